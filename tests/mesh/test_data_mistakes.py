@@ -11,7 +11,7 @@ import pytest
 
 from fairmesh.experiment import load_experiment
 from fairmesh.mesh.node.data_consent import unaccepted
-from fairmesh.mesh.node.weight_watch import WeightWatch
+from fairmesh.mesh.node.oversight import WeightWatch
 from fairmesh.mesh.preflight import checks
 from tests.mesh import fleet
 from tests.mesh.scenarios import Run, waits_at

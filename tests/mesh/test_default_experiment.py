@@ -11,6 +11,8 @@ import time
 import urllib.request
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -97,7 +99,9 @@ def _problem(membership: Membership, own):
 
 def _begun(membership: Membership, own) -> tuple[Rounds, _Watcher]:
     watcher, store = _Watcher(), Store(membership.site.state, 1, lambda *said, **fields: None)
-    return Rounds(membership, _problem(membership, own), None, store, watcher), watcher  # type: ignore[arg-type]
+    node: Any = SimpleNamespace(membership=membership, oversight=watcher, log=watcher.log)
+    mailroom: Any = None
+    return Rounds(node, _problem(membership, own), mailroom, store), watcher
 
 
 def test_checkpoint_that_a_vote_writes_has_the_identity_with_which_it_is_read(site):
@@ -147,7 +151,7 @@ def test_state_before_the_first_round_is_known_without_training(site, monkeypatc
         raise AssertionError("it trains a model")
 
     monkeypatch.setattr(reference_losses, "with_references", trains)
-    assert rounds.Rounds.idle(membership, _problem(membership, own)).done == 0
+    assert rounds.untrained(membership, _problem(membership, own)).average_model.isfinite().all()
 
 
 # Real nodes

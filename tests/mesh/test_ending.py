@@ -9,7 +9,14 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from fairmesh.mesh.node.ending import Announced, _read_back, _told, result_digest, undefined_metrics
+from fairmesh.mesh.node.ending import (
+    _read_back,
+    _told,
+    expected_results,
+    result_digest,
+    results_compared,
+    undefined_metrics,
+)
 from tests.mesh.scenarios import Run, played
 from tests.refusals import missing_from
 
@@ -33,7 +40,7 @@ class Board:
 
 def member(name, generation=1):
     mesh = SimpleNamespace(generation=generation, present=[SimpleNamespace(name=one) for one in NAMES])
-    return SimpleNamespace(name=name, mesh=mesh)
+    return SimpleNamespace(name=name, names=NAMES, mesh=mesh)
 
 
 def written(folder, accuracies=ACCURACIES, model=b"model", measured=None, best=None):
@@ -52,58 +59,58 @@ def written(folder, accuracies=ACCURACIES, model=b"model", measured=None, best=N
 @pytest.fixture
 def results(tmp_path):
     """The announced results of three sites that agree."""
-    return {name: Announced.read(written(tmp_path / name), member(name)) for name in NAMES}
+    return {name: expected_results(written(tmp_path / name), member(name)) for name in NAMES}
 
 
 def announced(results, **others):
     board = Board()
     for name, result in (results | others).items():
         board.who = name
-        result.announce(board, member(name))
+        board.announce("result", result[name], result[name]["generation"])
     return board
 
 
 def test_result_that_all_sites_announced_is_confirmed(results):
     board = announced(results)
-    assert [results[name].compared(board, member(name)) for name in NAMES] == 3 * [([], {})]
+    assert [results_compared(results[name], board) for name in NAMES] == 3 * [([], {})]
 
 
 def test_sites_that_have_announced_nothing_yet_are_named(results):
     board = announced(results)
     del board.said["b"]
     board.said["c"]["generation"] = 0  # of the mesh before a site left
-    assert results["a"].compared(board, member("a")) == (["b", "c"], {})
+    assert results_compared(results["a"], board) == (["b", "c"], {})
 
 
 def test_another_model_at_one_site_is_named_by_all(results, tmp_path):
-    other = Announced.read(written(tmp_path / "other", model=b"another"), member("c"))
+    other = expected_results(written(tmp_path / "other", model=b"another"), member("c"))
     board = announced(results, c=other)
-    silent, apart = results["a"].compared(board, member("a"))
+    silent, apart = results_compared(results["a"], board)
     assert (silent, list(apart)) == ([], ["c"])
-    assert missing_from(apart["c"], "digest", other.digest[:16], results["a"].digest[:16]) == []
-    assert list(other.compared(board, member("c"))[1]) == ["a", "b"]
+    assert missing_from(apart["c"], "digest", other["c"]["digest"][:16], results["a"]["a"]["digest"][:16]) == []
+    assert list(results_compared(other, board)[1]) == ["a", "b"]
 
 
 def test_forged_accuracy_of_a_third_site_is_named(results, tmp_path):
     """The root gives everybody but b a sum in which b is worse than it is."""
-    forged = {name: Announced.read(written(tmp_path / f"f-{name}", [0.9, 0.1, 0.7]), member(name)) for name in "ac"}
-    _, apart = forged["a"].compared(announced(results, **forged), member("a"))
+    forged = {name: expected_results(written(tmp_path / f"f-{name}", [0.9, 0.1, 0.7]), member(name)) for name in "ac"}
+    _, apart = results_compared(forged["a"], announced(results, **forged))
     assert list(apart) == ["b"]
     assert missing_from(apart["b"], "accuracy", "0.8", "0.1", "digest") == []
 
 
 def test_forged_accuracy_of_the_best_model_is_named(tmp_path):
-    mine = Announced.read(written(tmp_path / "a", best=[0.9, 0.8, 0.75]), member("a"))
-    theirs = Announced.read(written(tmp_path / "b", best=[0.9, 0.1, 0.75]), member("b"))
-    _, apart = mine.compared(announced({"a": mine, "b": theirs, "c": mine}), member("a"))
+    mine = expected_results(written(tmp_path / "a", best=[0.9, 0.8, 0.75]), member("a"))
+    theirs = expected_results(written(tmp_path / "b", best=[0.9, 0.1, 0.75]), member("b"))
+    _, apart = results_compared(mine, announced({"a": mine, "b": theirs, "c": mine}))
     assert list(apart) == ["b"]
     assert missing_from(apart["b"], "best accuracy", "0.1", "0.8") == []
 
 
 def test_site_that_told_others_different_metrics_during_the_run_is_named(results, tmp_path):
     heard = {"a": "0123", "b": "4567", "c": "0123"}
-    other = Announced.read(written(tmp_path / "other", measured=heard), member("c"))
-    _, apart = results["a"].compared(announced(results, c=other), member("a"))
+    other = expected_results(written(tmp_path / "other", measured=heard), member("c"))
+    _, apart = results_compared(results["a"], announced(results, c=other))
     assert list(apart) == ["c"]
     assert missing_from(apart["c"], "metrics of b", "b has told sites different numbers") == []
 

@@ -11,10 +11,9 @@ import pytest
 import fairmesh as fm
 from fairmesh.cli.node import _refusal_rows, _site_rows
 from fairmesh.mesh import certificates
-from fairmesh.mesh.node import claims, divergence, ledger, versus_local
+from fairmesh.mesh.node import claims, data_agreement, divergence, ledger, versus_local
 from fairmesh.mesh.node.aside import Aside
-from fairmesh.mesh.node.data_agreement import DataAgreement
-from fairmesh.mesh.node.ending import Announced
+from fairmesh.mesh.node.ending import results_compared
 from fairmesh.mesh.node.ledger import Ledger
 from fairmesh.mesh.node.measurements import Measurements, Schedule, columns_of
 from fairmesh.mesh.node.membership import Membership, common_problem, facts, misfit, own_data, too_heavy
@@ -56,7 +55,8 @@ class Reader:
         node.ledger.begin(0)
         node.ledger.vote()
         node.oversight.prior = dict.fromkeys(NAMES, 1 / 3)
-        self.data, self.facts = DataAgreement(node), facts(node.own)
+        data_agreement.announce(node)
+        self.facts = facts(node.own)
         self.problem = common_problem(membership, node.own, dict.fromkeys(NAMES, self.facts), node.outputs_for({}))
         table = write(folder / "t.csv", {"age": range(40, 100), "ward": ["north", "south"] * 30, "ill": [0, 1] * 30})
         (site,) = fm.data.Table(table, "ill", partition=fm.data.Even(1)).sites()
@@ -103,7 +103,7 @@ class Reader:
             too_heavy(node.membership, known)
             every = dict.fromkeys(NAMES, self.facts) | known
             common_problem(node.membership, node.own, every, node.outputs_for(every))
-        self.data._unusual()
+        data_agreement._unusual(node)
         if not self.tables.misfit(NAMES, known):
             self.tables.agreed(NAMES)
         oversight = node.oversight
@@ -117,8 +117,9 @@ class Reader:
         node.ledger.removed_by(), node.ledger.without_vote(), node.ledger.impossible(), node.ledger.has_forgotten()
         for one in divergence.told(bulletin, node.membership).values():
             divergence.in_words(one, [one], "", [])
-        metrics = [{"accuracy": 0.7, "loss": None}] * 3
-        Announced("0" * 64, metrics, tuple(NAMES), {"a": "12ab"}).compared(bulletin, node.membership)
+        metrics = {"accuracy": 0.7, "loss": None}
+        body = {"generation": 1, "digest": "0" * 64, "metrics": metrics, "measured": {"a": "12ab"}}
+        results_compared(dict.fromkeys(NAMES, body), bulletin)
         self.compare(bulletin.of_all("versus_local") | {"b": self.sound("b")["versus_local"]})
 
     def measure(self) -> None:

@@ -84,13 +84,13 @@ def a_lied_round(run: Run) -> None:
     flag = run.folder / "go"
 
     def liar() -> None:
-        claim = deciding.Deciding._claim
+        claim = deciding._claim
 
-        def lied(self, mailroom) -> Claim:
-            true = claim(self, mailroom)
+        def lied(node, mailroom) -> Claim:
+            true = claim(node, mailroom)
             return true._replace(begun=(true.begun[-1]._replace(done=0, oldest=0),))
 
-        deciding.Deciding._claim = lied  # type: ignore[method-assign]
+        deciding._claim = lied
 
     run.start("a", "b", "c")
     run.start("d", before=liar)
@@ -111,8 +111,8 @@ def lied_outputs(run: Run) -> None:
     flag = run.folder / "go"
 
     def liar() -> None:
-        claim = deciding.Deciding._claim
-        deciding.Deciding._claim = lambda *given: claim(*given)._replace(outputs=10_000)  # type: ignore[method-assign]
+        claim = deciding._claim
+        deciding._claim = lambda *given: claim(*given)._replace(outputs=10_000)
 
     run.start("a", "b", "c")
     run.start("d", before=liar)
@@ -127,11 +127,11 @@ def lied_outputs_after_one_has_left(run: Run) -> None:
     it. Later one says that it has."""
 
     def liar() -> None:
-        claim = deciding.Deciding._claim
-        deciding.Deciding._claim = lambda *given: claim(*given)._replace(outputs=5)  # type: ignore[method-assign]
+        claim = deciding._claim
+        deciding._claim = lambda *given: claim(*given)._replace(outputs=5)
 
     def silent() -> None:
-        data_agreement.DataAgreement._announce_ready = lambda *_: time.sleep(600)  # type: ignore[method-assign]
+        data_agreement._announce_ready = lambda *_: time.sleep(600)
 
     run.start("a", "b", "d")
     run.start("c", observe=waits_at(20, run.folder / "never"))
@@ -222,14 +222,14 @@ def other_facts(run: Run) -> None:
     (run.folder / "mended").touch()
 
     def tells_otherwise_later() -> None:
-        frozen = data_agreement.DataAgreement._agreed_facts
+        frozen = data_agreement._agreed_facts
 
-        def told(self):
-            found = frozen(self)
-            self._node.bulletin.announce("facts", found["e"] | {"samples": 1, "inputs": ["torch.float32", [1]]})
+        def told(node):
+            found = frozen(node)
+            node.bulletin.announce("facts", found["e"] | {"samples": 1, "inputs": ["torch.float32", [1]]})
             return found
 
-        data_agreement.DataAgreement._agreed_facts = told  # type: ignore[method-assign]
+        data_agreement._agreed_facts = told
 
     run.start("e", before=tells_otherwise_later, observe=waits_at(10, run.folder / "never"))
     time.sleep(3)  # some may have begun, and others may wait for facts that fit

@@ -14,9 +14,6 @@ from fairmesh.mesh.node.decisions import (
     Claim,
     Commit,
     Lie,
-    as_table,
-    ballot_table,
-    claim_table,
 )
 from fairmesh.mesh.node.ledger import Ledger, still_in, wish, wished
 from fairmesh.mesh.node.state_lock import locked
@@ -371,11 +368,11 @@ def test_one_who_follows_another_ballot_than_the_others_is_named_and_not_those_w
     for name in "ab":
         sites.act(name)
     claim = Claim((Begun(1, 0, 0, 10),), 10)
-    board.announce("commit", ballot_table(earlier) | claim_table(claim), board.next_number("commit"))
+    board.announce("commit", Commit(earlier, claim).table(), board.next_number("commit"))
     quoted["c"] = board.entry("c", "commit")
     certificate = Certificate(earlier, tuple((name, claim) for name in "abc"))
     signatures = {name: (one.number, one.signature.hex()) for name, one in quoted.items()}
-    board.announce("follow", {"certificates": [as_table(certificate, signatures)]}, 1)
+    board.announce("follow", {"certificates": [certificate.table(signatures)]}, 1)
     sites.tell(*"abc")
     assert sites.ledgers["a"].seen().follows == {}
     assert sites.ledgers["a"].unready() == ([], ["c"])

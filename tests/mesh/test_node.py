@@ -456,7 +456,7 @@ def test_data_of_another_form_is_refused_by_the_sites_name_and_the_field():
     from fairmesh.mesh.node.membership import common_problem, facts
 
     class Member:
-        name = "a"
+        name, names = "a", ["a", "b"]
         mesh = type("M", (), {"present": [type("P", (), {"name": n}) for n in "ab"]})
 
     sites = fm.Problem(torch.nn.Linear(3, 2), [fm.Site((torch.randn(5, 3), torch.arange(5) % 2))]).sites

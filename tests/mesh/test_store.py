@@ -3,7 +3,6 @@
 import errno
 import fcntl
 import os
-import subprocess
 import time
 from typing import NamedTuple
 
@@ -151,12 +150,15 @@ def test_end_of_a_run_leaves_results_log_and_decisions(tmp_path):
 
 def test_lock_that_the_processes_of_a_killed_node_hold_is_waited_for(tmp_path):
     lock = locked(tmp_path)
-    child = subprocess.Popen(["sleep", "0.3"], pass_fds=lock.handles)
+    child = os.fork()
+    if child == 0:
+        time.sleep(0.3)
+        os._exit(0)
     lock.close()
     with refused("another node is running"):
         locked(tmp_path)
     locked(tmp_path, patience_s=30).close()
-    assert child.wait() == 0
+    assert os.waitpid(child, 0)[1] == 0
 
 
 def test_lock_holds_though_somebody_deletes_its_file(tmp_path):

@@ -18,175 +18,153 @@ from fairmesh.mesh.node.membership import (
     too_heavy,
 )
 from fairmesh.mesh.node.node import Node
-from fairmesh.mesh.node.oversight import ACTIVITY, Notices
+from fairmesh.mesh.node.oversight import Notices
 from fairmesh.mesh.node.site_statistics import WITHHELD, columns_of, statistics_of, unusual
-from fairmesh.mesh.node.table_agreement import TableAgreement
+from fairmesh.mesh.node.start import Start
 from fairmesh.mesh.wire.mailroom import Mailroom
+from fairmesh.mesh.wire.transport import FIRST_ROUND
 from fairmesh.problems.problem import Problem
 
 _NOTICED_S = 2.0  # so that the others have heard what this site announced, before it stops because of it
 
 
-class DataAgreement:
-    """What a node says and hears about the sites' data. Announces this site's, unless the run has begun with it, and
-    refuses data that has changed since."""
+def announce(node: Node) -> None:
+    """Announces this site's data, which may still be corrected, unless the run has begun with it. Refuses data that has
+    changed since then."""
+    said, membership = facts(node.own), node.membership
+    refuse_many_outputs(said, membership.experiment)
+    node.facts = frozen_facts(node.folder, membership.name, said, node.digest)
+    if node.facts is not None:
+        node.own = node.tables.prepared(membership.names, membership.experiment)
+        return
+    tells = membership.site.announce_statistics
+    node.tables.announce(tells)
+    node.say("statistics", statistics_of(node.own) if tells else WITHHELD)
+    node.say("facts", said)
 
-    def __init__(self, node: Node):
-        self._node = node
-        said = facts(node.own)
-        refuse_many_outputs(said, node.membership.experiment)
-        contract = node.membership.experiment.contract
-        self._tables = TableAgreement(node.membership.name, node.own, node.bulletin, node.folder, contract)
-        node.facts = self._frozen_facts(said)
-        if node.facts is not None:
-            node.own = self._tables.prepared(self._present, node.membership.experiment)
 
-    @property
-    def _present(self) -> list[str]:
-        return [member.name for member in self._node.membership.mesh.present]
-
-    def settle(self, mailroom: Mailroom) -> None:
-        """Waits until all sites have agreed on their data, unless they have done so before a restart."""
-        node = self._node
-        if node.facts is None:
-            with node.linked(mailroom, only_news=True):
-                node.oversight.activity = "connecting"
-                node.facts = self._agreed_facts()
-        self._announce_ready(node.facts)  # for a site that has not begun yet
-
-    def show(self, problem: Problem) -> None:
-        """Logs and shows the weight of every site before training, and the sites whose data looks different."""
-        self._show_prior(problem)
-        self._compare_sites()
-
-    def _frozen_facts(self, mine: Mapping[str, Any]) -> dict[str, Any] | None:
-        """Returns what all sites said about their data when the run began. Before, returns None and announces this
-        site's data, which may still be corrected."""
-        node = self._node
-        frozen = frozen_facts(node.folder, node.membership.name, mine, node.digest)
-        if frozen is None:
-            tells = node.membership.site.announce_statistics
-            self._tables.announce(tells)
-            said = statistics_of(node.own) if tells else WITHHELD
-            for kind, body in (("statistics", said), ("facts", mine)):
-                if node.bulletin.of(node.membership.name, kind) != body:
-                    node.bulletin.announce(kind, body)
-        return frozen
-
-    def _agreed_facts(self) -> dict[str, Any]:
-        """Waits until all sites have announced data that fits together and have seen the same announcements. Then these
-        are recorded, and the run begins with them."""
-        node = self._node
-        bulletin, present = node.bulletin, self._present
-        shown: list[str] = []
-        noticed = Notices()
-
-        def told(what: str, sites: list[str], reason: str) -> list[str]:
-            if reason not in shown:
-                shown.append(reason)
-                node.log("error", what, site=", ".join(sites), reason=reason)
-            node.oversight.activity = f"{what}; waiting for {', '.join(sites)}"[:ACTIVITY]
-            return sites
-
-        def missing() -> list[str]:
-            announced = bulletin.of_all("facts")
-            known = {name: announced[name] for name in present if name in announced}
-            unlike = misfit(known) or self._tables.misfit(present, known)
-            self._stop_if_alone(unlike, len(known), noticed)
-            if unlike is not None:
-                return told("the data of the sites does not fit together", *unlike)
-            compared = (known.keys() & bulletin.of_all("statistics")) - set(self._tables.silent(present))
-            if len(compared) == len(present):
-                heavy = too_heavy(node.membership, known)
-                if heavy is not None:
-                    return told("a site would have most of the weight before training", *heavy)
-                if self._waits_for_consent(shown):
-                    return [node.membership.name]
+def settle(node: Node, mailroom: Mailroom) -> tuple[Problem, Start]:
+    """Waits until all sites have agreed on their data, unless they have done so before a restart. Bounds the
+    messages by the size of the model. Returns the problem of all sites and the start of the run."""
+    if node.facts is None:
+        with node.linked(mailroom, only_news=True):
             node.oversight.activity = "connecting"
-            if len(compared) < len(present):
-                return [name for name in present if name not in compared]
-            mine, ready = self._announce_ready(known), bulletin.of_all("ready")
-            late = [name for name in present if ready.get(name) != mine]
-            if not late:
-                found.update(known)
-            return late
+            node.facts = _agreed_facts(node)
+    _announce_ready(node, node.facts)  # for a site that has not begun yet
+    problem = node.problem(node.membership)
+    start = node.start_of(problem, node.membership)
+    several_parts = 8 * 6 * problem.flat_model.dim  # bytes, uncompressed
+    sums_at_the_end = 8 * 16 * problem.n
+    mailroom.largest = start.largest() + (1 << 16) + several_parts + sums_at_the_end
+    mailroom.rounds = range(FIRST_ROUND, FIRST_ROUND + node.membership.experiment.rounds)
+    return problem, start
 
-        found: dict[str, Any] = {}
-        node.wait(lambda: not missing(), missing)
-        self._tables.freeze(present)
-        node.own = self._tables.prepared(present, node.membership.experiment)
-        freeze_facts(node.folder, found, node.digest, node.outputs_for(found))
-        node.remember()
-        return found
 
-    def _waits_for_consent(self, shown: list[str]) -> bool:
-        """Returns whether some site's data looks different and this site begins only if a person here accepts that.
-        Says so once; `shown` has what was said already."""
-        node = self._node
-        site, oversight = node.membership.site, node.oversight
-        if site.on_unusual_data != "wait":
-            return False
-        oversight.unusual = self._unusual()
-        before, oversight.unaccepted = oversight.unaccepted, unaccepted(node.folder, oversight.unusual)
-        for name in oversight.unaccepted:
-            said = "; ".join(oversight.unusual[name])
-            if said not in shown:
-                shown.append(said)
-                how = f"if the data is right, accept it: fairmesh mesh accept {site.path.name} {name}"
-                what = "a site's data looks different, and this site waits until somebody here accepts it"
-                node.log("error", what, site=name, reason=f"{said}. Ask {name}; {how}")
-        for name in before:
-            if name not in oversight.unaccepted:
-                accepted = name in oversight.unusual
-                node.log("info", "accepted here" if accepted else "looks no longer different", site=name)
-        if oversight.unaccepted:
-            oversight.activity = f"waiting until somebody here accepts the data of {', '.join(oversight.unaccepted)}"[
-                :ACTIVITY
-            ]
-        return bool(oversight.unaccepted)
+def show(node: Node, problem: Problem) -> None:
+    """Logs and shows the weight of every site before training and what it declared about its data: sites that declare
+    many samples have much weight, so people should look at this. Names the sites whose data looks different."""
+    said, oversight = node.facts or {}, node.oversight
+    digest = hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
+    node.log("info", "the sites' data is agreed", facts=digest, data_and_model=problem.digest())
+    oversight.prior = dict(zip(node.membership.names, problem.prior_of_sites.tolist()))
+    shown = (f"{name} {share:.3g} ({said[name]['samples']} samples)" for name, share in oversight.prior.items())
+    node.log("info", "prior", sites=", ".join(shown))
+    oversight.unusual = _unusual(node)
+    for site, reasons in oversight.unusual.items():
+        node.log("warning", "a site's data looks different", site=site, reason="; ".join(reasons))
 
-    def _stop_if_alone(self, unlike: tuple[list[str], str] | None, known: int, noticed: Notices) -> None:
-        """Ends the node if the data of this site has another form than that of most sites. The others wait for it."""
-        node = self._node
-        sites, reason = unlike or ([], "")
-        if node.membership.name not in sites or known < len(node.membership.mesh.present) or 2 * len(sites) >= known:
-            noticed.since = time.monotonic()
-        elif noticed.seconds > _NOTICED_S:
-            raise BadInput(f"{reason}. Give this site's data that form, and start the node again; the others wait")
 
-    def _announce_ready(self, known: Mapping[str, Any]) -> dict[str, Any]:
-        """Announces with which facts about the present sites this node begins."""
-        node = self._node
-        here = {member.name: known[member.name] for member in node.membership.mesh.present}
-        made = self._tables.agreed(list(here))
-        agreed = json.dumps(here, sort_keys=True) + ("" if made is None else made.to_json())
-        body = {"facts": hashlib.sha256(agreed.encode()).hexdigest()}
-        if node.bulletin.of(node.membership.name, "ready") != body:
-            node.bulletin.announce("ready", body)
-        return body
+def _agreed_facts(node: Node) -> dict[str, Any]:
+    """Waits until all sites have announced data that fits together and have seen the same announcements. Then these
+    are recorded, and the run begins with them."""
+    present, agreed = node.membership.names, dict[str, Any]()
+    shown: list[str] = []
+    noticed = Notices()
 
-    def _show_prior(self, problem: Problem) -> None:
-        """Logs and shows the weight of every site before training, and what it declared about its data. Sites that
-        declare many samples have much weight, so people should look at this."""
-        node = self._node
-        said, names = node.facts or {}, [member.name for member in node.membership.mesh.present]
-        digest = hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
-        node.log("info", "the sites' data is agreed", facts=digest, data_and_model=problem.digest())
-        node.oversight.prior = dict(zip(names, problem.prior_of_sites.tolist()))
-        shown = (f"{name} {node.oversight.prior[name]:.3g} ({said[name]['samples']} samples)" for name in names)
-        node.log("info", "prior", sites=", ".join(shown))
+    def wait_for(sites: list[str], reason: str, what: str) -> list[str]:
+        if reason not in shown:
+            shown.append(reason)
+            node.log("error", what, site=", ".join(sites), reason=reason)
+        node.oversight.activity = f"{what}; waiting for {', '.join(sites)}"
+        return sites
 
-    def _compare_sites(self) -> None:
-        """Names the sites whose inputs look different from those of the others, in the log and the status."""
-        node = self._node
-        node.oversight.unusual = self._unusual()
-        for site, reasons in node.oversight.unusual.items():
-            node.log("warning", "a site's data looks different", site=site, reason="; ".join(reasons))
+    def missing() -> list[str]:
+        announced, statistics = node.bulletin.of_all("facts"), node.bulletin.of_all("statistics")
+        known = {name: announced[name] for name in present if name in announced}
+        unlike = misfit(known) or node.tables.misfit(present, known)
+        _stop_if_alone(node, unlike, len(known), noticed)
+        if unlike is not None:
+            return wait_for(*unlike, "the data of the sites does not fit together")
+        silent = {name for name in present if name not in known or name not in statistics}
+        silent.update(node.tables.silent(present))
+        if not silent:
+            heavy = too_heavy(node.membership, known)
+            if heavy is not None:
+                return wait_for(*heavy, "a site would have most of the weight before training")
+            if _waits_for_consent(node, shown):
+                return [node.membership.name]
+        node.oversight.activity = "connecting"
+        if silent:
+            return [name for name in present if name in silent]
+        mine, ready = _announce_ready(node, known), node.bulletin.of_all("ready")
+        agreed.update(known)
+        return [name for name in present if ready.get(name) != mine]
 
-    def _unusual(self) -> dict[str, list[str]]:
-        """Returns the present sites whose inputs look different, and how."""
-        node = self._node
-        contract, announced = node.membership.experiment.contract, node.bulletin.of_all("statistics")
-        said = {name: announced[name] for name in self._present if name in announced}
-        columns = columns_of(node.own, contract.columns if contract else ())
-        return node.aside.tried("the comparison of the sites' statistics", lambda: unusual(said, columns), {})
+    node.wait(missing)
+    node.tables.freeze(present)
+    node.own = node.tables.prepared(present, node.membership.experiment)
+    freeze_facts(node.folder, agreed, node.digest, node.outputs_for(agreed))
+    node.remember()
+    return agreed
+
+
+def _waits_for_consent(node: Node, shown: list[str]) -> bool:
+    """Returns whether some site's data looks different and this site begins only if a person here accepts that.
+    Says so once; `shown` has what was said already."""
+    site, oversight = node.membership.site, node.oversight
+    if site.on_unusual_data != "wait":
+        return False
+    oversight.unusual = _unusual(node)
+    before, oversight.unaccepted = oversight.unaccepted, unaccepted(node.folder, oversight.unusual)
+    for name in oversight.unaccepted:
+        said = "; ".join(oversight.unusual[name])
+        if said not in shown:
+            shown.append(said)
+            how = f"if the data is right, accept it: fairmesh mesh accept {site.path.name} {name}"
+            what = "a site's data looks different, and this site waits until somebody here accepts it"
+            node.log("error", what, site=name, reason=f"{said}. Ask {name}; {how}")
+    for name in before:
+        if name not in oversight.unaccepted:
+            accepted = name in oversight.unusual
+            node.log("info", "accepted here" if accepted else "looks no longer different", site=name)
+    if oversight.unaccepted:
+        names = ", ".join(oversight.unaccepted)
+        oversight.activity = f"waiting until somebody here accepts the data of {names}"
+    return bool(oversight.unaccepted)
+
+
+def _stop_if_alone(node: Node, unlike: tuple[list[str], str] | None, known: int, noticed: Notices) -> None:
+    """Ends the node if the data of this site has another form than that of most sites. The others wait for it."""
+    sites, reason = unlike or ([], "")
+    if node.membership.name not in sites or known < len(node.membership.mesh.present) or 2 * len(sites) >= known:
+        noticed.since = time.monotonic()
+    elif noticed.seconds > _NOTICED_S:
+        raise BadInput(f"{reason}. Give this site's data that form, and start the node again; the others wait")
+
+
+def _announce_ready(node: Node, known: Mapping[str, Any]) -> dict[str, Any]:
+    """Announces with which facts about the present sites this node begins."""
+    here = {name: known[name] for name in node.membership.names}
+    made = node.tables.agreed(list(here))
+    agreed = json.dumps(here, sort_keys=True) + ("" if made is None else made.to_json())
+    body = {"facts": hashlib.sha256(agreed.encode()).hexdigest()}
+    node.say("ready", body)
+    return body
+
+
+def _unusual(node: Node) -> dict[str, list[str]]:
+    """Returns the present sites whose inputs look different, and how."""
+    contract, announced = node.membership.experiment.contract, node.bulletin.of_all("statistics")
+    said = {name: announced[name] for name in node.membership.names if name in announced}
+    columns = columns_of(node.own, contract.columns if contract else ())
+    return node.aside.tried("the comparison of the sites' statistics", lambda: unusual(said, columns), {})

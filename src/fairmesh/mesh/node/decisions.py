@@ -16,9 +16,8 @@ does not take part in step 4 as well.
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-BEHIND = (
-    65  # rounds: a neighbour may be one behind, and a power cut may have lost 64 messages that it had not confirmed
-)
+# Rounds: a neighbour may be one behind, and a power cut may have lost 64 messages that it had not confirmed.
+BEHIND = 65
 
 
 class Proposal(NamedTuple):
@@ -32,6 +31,21 @@ class Proposal(NamedTuple):
     @property
     def empty(self) -> bool:
         return not self.sites and self.round is None and not self.restored
+
+    def table(self) -> dict[str, Any]:
+        """Returns it in the form in which it is announced, as all `table` here do."""
+        return self._asdict() | {"sites": list(self.sites), "restored": list(self.restored)}
+
+    @staticmethod
+    def of(table: Mapping[str, Any]) -> "Proposal":
+        return Proposal(table["generation"], tuple(table["sites"]), table["round"], tuple(table["restored"]))
+
+    def in_words(self) -> str:
+        if self.round is not None:
+            return f"go back to round {self.round}"
+        if self.restored:
+            return f"restore {', '.join(self.restored)}"
+        return f"continue without {', '.join(self.sites)}"
 
 
 class Vote(NamedTuple):
@@ -56,6 +70,13 @@ class Claim(NamedTuple):
     begun: tuple[Begun, ...]  # the generations whose state it keeps, the newest last; none if it has lost its state
     outputs: int  # of its model
 
+    def table(self) -> dict[str, Any]:
+        return {"begun": [list(generation) for generation in self.begun], "outputs": self.outputs}
+
+    @staticmethod
+    def of(table: Mapping[str, Any]) -> "Claim":
+        return Claim(tuple(Begun(*generation) for generation in table["begun"]), table["outputs"])
+
 
 class Ballot(NamedTuple):
     """A proposal and the votes for it, one of each site that remains."""
@@ -63,12 +84,26 @@ class Ballot(NamedTuple):
     proposal: Proposal
     votes: tuple[tuple[str, int], ...]  # site and number, by site
 
+    def table(self) -> dict[str, Any]:
+        return self.proposal.table() | {"votes": dict(self.votes)}
+
+    @staticmethod
+    def of(table: Mapping[str, Any]) -> "Ballot":
+        return Ballot(Proposal.of(table), tuple(sorted(table["votes"].items())))
+
 
 class Commit(NamedTuple):
     """A site's promise to follow the certificate of a ballot, unless it commits to a later ballot first."""
 
     ballot: Ballot
     claim: Claim
+
+    def table(self) -> dict[str, Any]:
+        return self.ballot.table() | self.claim.table()
+
+    @staticmethod
+    def of(table: Mapping[str, Any]) -> "Commit":
+        return Commit(Ballot.of(table), Claim.of(table))
 
 
 class Certificate(NamedTuple):
@@ -80,6 +115,18 @@ class Certificate(NamedTuple):
     @property
     def proposal(self) -> Proposal:
         return self.ballot.proposal
+
+    def table(self, signatures: Mapping[str, tuple[int, str]]) -> dict[str, Any]:
+        """`signatures` has the number and the signature of each site's commit."""
+        commits = {
+            site: claim.table() | dict(zip(("number", "signature"), signatures[site])) for site, claim in self.claims
+        }
+        return self.ballot.table() | {"commits": commits}
+
+    @staticmethod
+    def of(table: Mapping[str, Any]) -> "Certificate":
+        claims = sorted((site, Claim.of(commit)) for site, commit in table["commits"].items())
+        return Certificate(Ballot.of(table), tuple(claims))
 
 
 class Lie(Exception):
@@ -295,42 +342,3 @@ def without_state(claims: Mapping[str, Claim]) -> list[str]:
 
 def _shown(claims: Mapping[str, Claim]) -> str:
     return "; ".join(f"{site} {[one.generation for one in claim.begun]}" for site, claim in sorted(claims.items()))
-
-
-def as_table(certificate: Certificate, signatures: Mapping[str, tuple[int, str]]) -> dict[str, Any]:
-    """Returns a certificate in the form in which it is announced. `signatures` has the number and the signature of each
-    site's commit."""
-    commits = {
-        site: {**claim_table(claim), "number": signatures[site][0], "signature": signatures[site][1]}
-        for site, claim in certificate.claims
-    }
-    return ballot_table(certificate.ballot) | {"commits": commits}
-
-
-def ballot_table(ballot: Ballot) -> dict[str, Any]:
-    return proposal_table(ballot.proposal) | {"votes": dict(ballot.votes)}
-
-
-def proposal_table(proposal: Proposal) -> dict[str, Any]:
-    sites, restored = list(proposal.sites), list(proposal.restored)
-    return {"generation": proposal.generation, "sites": sites, "round": proposal.round, "restored": restored}
-
-
-def claim_table(claim: Claim) -> dict[str, Any]:
-    return {"begun": [list(one) for one in claim.begun], "outputs": claim.outputs}
-
-
-def certificate_of(table: Mapping[str, Any]) -> Certificate:
-    return Certificate(ballot_of(table), tuple(sorted((site, claim_of(one)) for site, one in table["commits"].items())))
-
-
-def ballot_of(table: Mapping[str, Any]) -> Ballot:
-    return Ballot(proposal_of(table), tuple(sorted(table["votes"].items())))
-
-
-def proposal_of(table: Mapping[str, Any]) -> Proposal:
-    return Proposal(table["generation"], tuple(table["sites"]), table["round"], tuple(table["restored"]))
-
-
-def claim_of(table: Mapping[str, Any]) -> Claim:
-    return Claim(tuple(Begun(*one) for one in table["begun"]), table["outputs"])

@@ -1,14 +1,11 @@
 """How much disk a node needs: the size of a checkpoint, and a bound for the whole run."""
 
-from collections.abc import Mapping
 from typing import NamedTuple
-
-from torch import Tensor
 
 from fairmesh.data.site import Site
 from fairmesh.mesh.node.membership import Membership, common_problem, facts
-from fairmesh.mesh.node.rounds import Rounds, journal_allowed
-from fairmesh.networks.roles import Role, roles_of
+from fairmesh.mesh.node.rounds import journal_allowed, untrained
+from fairmesh.networks.roles import roles_of
 from fairmesh.storage.state_tree import flatten_state
 from fairmesh.training.features import bytes_of_features
 from fairmesh.training.loop import TrainingState
@@ -35,7 +32,7 @@ def disk_of(membership: Membership, own: Site) -> Disk:
     """Returns what the node of a site with this data needs. Makes the state before the first round."""
     said = facts(own)
     problem = common_problem(membership, own, {member.name: said for member in membership.mesh.present})
-    state = Rounds.idle(membership, problem).state
+    state = untrained(membership, problem)
     model = (problem.flat_model.dim + problem.flat_model.own_dim) * state.average_model.element_size()
     checkpoint, work, kept = checkpoint_bytes(state), 0, _TO_CONTINUE
     if problem.trainer is not None:
@@ -53,10 +50,9 @@ def checkpoint_bytes(state: TrainingState) -> int:
     """Returns a bound on the size of a checkpoint: rows are packed, and how much that saves depends on the numbers. A
     node's own public copy, which is also the first of those per neighbour, is written once."""
     tensors, roles = flatten_state(state), roles_of(state)
-    return sum(tensor.nbytes - _written_already(path, tensors, roles) for path, tensor in tensors.items())
-
-
-def _written_already(path: str, tensors: Mapping[str, Tensor], roles: Mapping[str, Role]) -> int:
-    tensor = tensors[path]
-    own = tensors.get(path.rpartition(".")[0] + ".own")
-    return own.nbytes if roles[path].per_neighbour and own is not None and tensor.ndim > own.ndim else 0
+    size = sum(tensor.nbytes for tensor in tensors.values())
+    for path, tensor in tensors.items():
+        own = tensors.get(path.rpartition(".")[0] + ".own")
+        if roles[path].per_neighbour and own is not None and tensor.ndim > own.ndim:
+            size -= own.nbytes
+    return size

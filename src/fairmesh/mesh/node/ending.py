@@ -10,8 +10,7 @@ Last, a sum over all sites says that each has its confirmed result. Then checkpo
 import hashlib
 import json
 import math
-import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,14 +22,12 @@ from fairmesh.algorithms.own_parts import OwnState
 from fairmesh.compression import DecodeError
 from fairmesh.config.overrides import portable
 from fairmesh.config.tables import to_table
-from fairmesh.mesh.node.measurements import Measurements, judged_on, traffic
+from fairmesh.mesh.node.measurements import judged_on, traffic
 from fairmesh.mesh.node.membership import Membership
 from fairmesh.mesh.node.reduction import Sums
-from fairmesh.mesh.node.rounds import Rounds
-from fairmesh.mesh.node.store import put_in_place
+from fairmesh.mesh.node.rounds import Rounds, branch_of
+from fairmesh.mesh.node.store import PERSONAL, new_folder
 from fairmesh.mesh.wire.bulletin import Bulletin
-from fairmesh.mesh.wire.journal import storing
-from fairmesh.mesh.wire.mailroom import Mailroom
 from fairmesh.mesh.wire.transport import FIRST_ROUND
 from fairmesh.networks.base import Traffic
 from fairmesh.networks.bounds import FACTOR
@@ -38,19 +35,14 @@ from fairmesh.networks.roles import Duals, Models, StateView
 from fairmesh.personalization.personalize import personalized
 from fairmesh.problems.problem import Problem
 from fairmesh.storage.files import replace_quickly
-from fairmesh.storage.run_folder import EXPERIMENT, METRICS, SUMMARY, Record, RunFolder, toml_of
+from fairmesh.storage.run_folder import EXPERIMENT, METRICS, SUMMARY, Record, toml_of
 from fairmesh.storage.strict_json import as_json
 from fairmesh.training.loop import Best, TrainingState
 from fairmesh.training.meter import with_spread
 from fairmesh.training.replicas import Replica
 from fairmesh.training.result import Result, about_model, model_files, summary_of
 
-_BEST, _OF_BEST = (
-    "best_model",
-    "best ",
-)  # where a record has the metrics of the best round's model, and how it is summed
-
-
+_BEST, _OF_BEST = "best_model", "best "  # where a record has the best round's model's metrics; how they are summed
 _MOMENTS = "moments of "  # how BatchNorm statistics are summed
 
 
@@ -61,22 +53,16 @@ class _Averages(NamedTuple):
     duals: Duals | None  # (1, 1, n)
 
 
-def write_result(
-    membership: Membership, rounds: Rounds, mailroom: Mailroom, measurements: Measurements, folder: Path
-) -> None:
+def write_result(rounds: Rounds, folder: Path) -> None:
     """Computes and writes the result, which is the same at every site. It takes two sums over all sites: of the models,
     duals and traffic, then of each site's own evaluation of the average models. Only partial sums travel."""
     if folder.exists():
         return
     problem, training, state = rounds.problem, rounds.training, rounds.state
-    n, present = problem.n, membership.present
-    number = present.index(membership.position)
-    last = membership.experiment.rounds
-    step = last + FIRST_ROUND
-
-    adder = sums_of(membership, rounds, mailroom)
+    membership, measurements, view = rounds.membership, rounds.node.measurements, training.view
+    n, number, last = problem.n, membership.number, membership.experiment.rounds
+    step, adder = last + FIRST_ROUND, sums_of(rounds)
     own, sites, all_sites = torch.eye(n, dtype=torch.float64)[number], torch.arange(n), torch.tensor([-1])
-    view = training.view
     pieces = _pieces(state, view, own)
     flat, own_of = problem.flat_model, {} if state.own is None else {"model": state.own.rows[0, 0].cpu()}
     best = measurements.best()
@@ -134,82 +120,59 @@ def write_result(
         record |= {"consensus_duals": float(judged[-1] / n)}
     whole = _whole(state, means, training.dtype, weighed, best, commons)
     records = [*(one for one in measurements.records if one["round"] < last), record]
-    measured = [{} if problem.has(i, judged_on(problem)) else None for i in range(n)]  # counts stay at their sites
-    level = membership.experiment.options.cvar_level
-    result = Result(
-        problem, training.replicas, last, records, whole, [], rounds.judged_on, support=measured, cvar_level=level
-    )
-    chosen = {} if best is None else {"best_by": membership.experiment.options.best_by}
-    chosen |= {} if best is None else {"best_chosen_on": measurements.chosen_on}
-    with storing(folder.parent):
-        _write(result, membership, chosen | {"measured": measurements.digests()}, folder)
+    on, level = judged_on(problem), membership.experiment.options.cvar_level
+    measured = [{} if problem.has(i, on) else None for i in range(n)]  # counts stay at their sites
+    result = Result(problem, training.replicas, last, records, whole, [], on, support=measured, cvar_level=level)
+    chosen = {"best_by": membership.experiment.options.best_by, "best_chosen_on": measurements.chosen_on}
+    more = ({} if best is None else chosen) | {"measured": measurements.digests()}
+    _write(result, membership, more, folder)
 
 
-def sums_of(membership: Membership, rounds: Rounds, mailroom: Mailroom) -> Sums:
+def sums_of(rounds: Rounds) -> Sums:
     """Returns the sums of this node over all present sites."""
-    present = membership.present
-    names = [membership.mesh.names[position] for position in present]
-    return Sums(present.index(membership.position), rounds.branch, present, names, mailroom)
+    membership = rounds.membership
+    return Sums(membership.number, branch_of(membership), membership.present, membership.names, rounds.mailroom)
 
 
-class Announced(NamedTuple):
-    """A result as its site announces it, and as the other sites can compare it with theirs."""
-
-    digest: str
-    metrics: list[dict[str, float | None]]  # of each present site
-    names: tuple[str, ...]
-    measured: dict[str, str]  # the digest of what each site has measured during the run
-
-    @staticmethod
-    def read(folder: Path, membership: Membership) -> "Announced":
-        names = tuple(member.name for member in membership.mesh.present)
-        last = _last_record(folder)
-        by_metric = _by_site(last | {_OF_BEST + key: entry for key, entry in last.get(_BEST, {}).items()})
-        metrics = [{key: values[i] for key, values in by_metric.items()} for i in range(len(names))]
-        measured = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))["measured"]
-        return Announced(result_digest(folder), metrics, names, measured)
-
-    def announce(self, bulletin: Bulletin, membership: Membership) -> None:
-        mine = self.metrics[self.names.index(membership.name)]
-        body = {
-            "generation": membership.mesh.generation,
-            "digest": self.digest,
-            "metrics": mine,
-            "measured": self.measured,
-        }
-        bulletin.announce("result", body, membership.mesh.generation)
-
-    def compared(self, bulletin: Bulletin, membership: Membership) -> tuple[list[str], dict[str, str]]:
-        """Returns the sites that have not announced a result of this generation, and for each site with another result
-        how it differs."""
-        silent, apart = [], {}
-        bodies = bulletin.of_all("result")
-        for name, expected in zip(self.names, self.metrics):
-            body = bodies.get(name)
-            if body is None or body["generation"] != membership.mesh.generation:
-                silent.append(name)
-                continue
-            told = body["metrics"]
-            unlike = [key for key in expected.keys() | told.keys() if told.get(key) != expected.get(key)]
-            reasons = [
-                f"it announced the {key} {told.get(key)}, but the sum that came here has {expected.get(key)} for it"
-                for key in sorted(unlike)
-            ]
-            reasons += [
-                f"it has other metrics of {site} from the rounds before; {site} has told sites different numbers, or "
-                f"{name} has changed them"
-                for site, digest in sorted(self.measured.items())
-                if body["measured"].get(site) != digest
-            ]
-            if body["digest"] != self.digest:
-                reasons.append(f"its result has the digest {body['digest'][:16]}, that of this site {self.digest[:16]}")
-            if reasons:
-                apart[name] = "; ".join(reasons)
-        return silent, apart
+def expected_results(folder: Path, membership: Membership) -> dict[str, dict[str, Any]]:
+    """Returns what each present site announces if it has the result in a folder: its digest, the metrics at that site,
+    and the digests of what each site has measured during the run."""
+    last = _last_record(folder)
+    by_metric = _by_site(last | {_OF_BEST + key: entry for key, entry in last.get(_BEST, {}).items()})
+    measured = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))["measured"]
+    body = {"generation": membership.mesh.generation, "digest": result_digest(folder), "measured": measured}
+    return {
+        name: body | {"metrics": {key: values[i] for key, values in by_metric.items()}}
+        for i, name in enumerate(membership.names)
+    }
 
 
-def _table(entry: Any) -> dict[str, Any]:
-    return entry if isinstance(entry, dict) else {}
+def results_compared(expected: Mapping[str, dict[str, Any]], bulletin: Bulletin) -> tuple[list[str], dict[str, str]]:
+    """Returns the sites that have not announced a result of this generation, and for each site with another result
+    than expected how it differs."""
+    bodies = bulletin.of_all("result")
+    silent = [name for name, body in expected.items() if bodies.get(name, {}).get("generation") != body["generation"]]
+    apart = {name: _apart(name, bodies[name], body) for name, body in expected.items() if name not in silent}
+    return silent, {name: reasons for name, reasons in apart.items() if reasons}
+
+
+def _apart(name: str, theirs: Mapping[str, Any], expected: Mapping[str, Any]) -> str:
+    said, here = theirs["metrics"], expected["metrics"]
+    reasons = [
+        f"it announced the {key} {said.get(key)}, but the sum that came here has {here.get(key)} for it"
+        for key in sorted(here.keys() | said.keys())
+        if said.get(key) != here.get(key)
+    ]
+    reasons += [
+        f"it has other metrics of {site} from the rounds before; {site} has told sites different numbers, or "
+        f"{name} has changed them"
+        for site, digest in sorted(expected["measured"].items())
+        if theirs["measured"].get(site) != digest
+    ]
+    if theirs["digest"] != expected["digest"]:
+        digests = [body["digest"][:16] for body in (theirs, expected)]
+        reasons.append(f"its result has the digest {digests[0]}, that of this site {digests[1]}")
+    return "; ".join(reasons)
 
 
 def result_digest(folder: Path) -> str:
@@ -221,72 +184,59 @@ def result_digest(folder: Path) -> str:
     return digest.hexdigest()
 
 
-def compare_with_neighbours(membership: Membership, rounds: Rounds, mailroom: Mailroom, folder: Path) -> None:
+def compare_with_neighbours(rounds: Rounds, folder: Path) -> None:
     """Tells the neighbours in the tree of the sums the digest of this site's confirmed result, and waits for theirs.
     So every site has a neighbour that stays until it has heard all announcements."""
-    step = membership.experiment.rounds + FIRST_ROUND + 2
-    mine = result_digest(folder)
-    positions = sums_of(membership, rounds, mailroom).neighbours
+    step = rounds.membership.experiment.rounds + FIRST_ROUND + 2
+    mine, positions = result_digest(folder), sums_of(rounds).neighbours
 
     def same(position: int, theirs: bytes) -> None:
         if theirs != mine.encode():
             raise DecodeError(f"its result has the digest {theirs[:16]!r}, that of this site {mine[:16]}")
 
-    mailroom.post(step, dict.fromkeys(positions, mine.encode()))
-    mailroom.take(step, positions, same)
+    rounds.mailroom.post(step, dict.fromkeys(positions, mine.encode()))
+    rounds.mailroom.take(step, positions, same)
 
 
-def wait_for_all_to_end(membership: Membership, rounds: Rounds, mailroom: Mailroom) -> None:
+def wait_for_all_to_end(rounds: Rounds) -> None:
     """Waits until every site has its confirmed result. From then on nobody can need an earlier state again."""
-    n, number = rounds.problem.n, membership.present.index(membership.position)
-    step = membership.experiment.rounds + FIRST_ROUND + 3
-    sums_of(membership, rounds, mailroom).over_sites(torch.eye(n)[number], step, torch.arange(n))
+    n, step = rounds.problem.n, rounds.membership.experiment.rounds + FIRST_ROUND + 3
+    sums_of(rounds).over_sites(torch.eye(n)[rounds.membership.number], step, torch.arange(n))
 
 
-def write_site_model(membership: Membership, rounds: Rounds, result: Path, folder: Path) -> None:
+def write_site_model(rounds: Rounds, result: Path) -> None:
     """Writes the common model with what stays at this site, if the model has such parts. Nothing of it is sent."""
     flat, own = rounds.problem.flat_model, rounds.state.own
     if own is None or not flat.differs_by_site:
         return
     common = flat.row_of_state_dict(load_file(result / "model.safetensors"))
-    about = {"architecture": flat.architecture, "which": "final", "site": membership.name}
-    with storing(folder.parent):
-        partial = folder.with_name(folder.name + ".partial")
-        shutil.rmtree(partial, ignore_errors=True)
-        into = RunFolder(partial, resume=False)
+    about = {"architecture": flat.architecture, "which": "final", "site": rounds.membership.name}
+    with new_folder(rounds.node.folder / PERSONAL) as into:
         into.write_model("site", flat.state_dict(flat.at_site(common, own.rows[0, 0].cpu())), about)
-        shutil.rmtree(folder, ignore_errors=True)
-        put_in_place(partial, folder)
 
 
-def write_personal(
-    membership: Membership, rounds: Rounds, result: Path, folder: Path, go_on: Callable[[], None]
-) -> None:
+def write_personal(rounds: Rounds, result: Path) -> None:
     """Chooses and writes this site's own model, from the common one and this site's rows, if the experiment has a
     personalization. Nothing is sent. It has a folder of its own, since the result is the same at every site."""
-    method, training = membership.experiment.personalization, rounds.training
-    if method is None or folder.exists():
+    experiment, training, folder = rounds.membership.experiment, rounds.training, rounds.node.folder / PERSONAL
+    flat, go_on = rounds.problem.flat_model, rounds.node.oversight.raise_if_stopped
+    if experiment.personalization is None or folder.exists():
         return
-    row = rounds.problem.flat_model.row_of_state_dict(load_file(result / "model.safetensors"))
     found = personalized(
         rounds.problem,
-        row,
-        method,
-        seed=membership.experiment.seeds[0],
+        flat.row_of_state_dict(load_file(result / "model.safetensors")),
+        experiment.personalization,
+        seed=experiment.seeds[0],
         device=training.device,
         dtype=training.dtype,
         trace=training.options.trace == "auto",
         progress=lambda done, steps: go_on(),
     )
     (site,) = found.sites
-    with storing(folder.parent):
-        partial = folder.with_name(folder.name + ".partial")
-        shutil.rmtree(partial, ignore_errors=True)
-        into = RunFolder(partial, resume=False)
-        about = {"architecture": rounds.problem.flat_model.architecture, "which": "personal", "site": site.name}
+    with new_folder(folder) as into:
+        about = {"architecture": flat.architecture, "which": "personal", "site": site.name}
         into.write_model("personal", site.tensors(), about)
         into.write_summary({"method": found.method} | site.table())
-        put_in_place(partial, folder)
 
 
 _NOT_FINITE = {1: math.nan, 2: math.inf, 3: -math.inf}  # messages carry finite numbers only
@@ -324,7 +274,7 @@ def _last_record(folder: Path) -> Record:
 
 def _by_site(record: Record) -> dict[str, list[float | None]]:
     """Returns the values of the sites, by metric."""
-    return {key: entry["sites"] for key, entry in record.items() if "sites" in _table(entry)}
+    return {key: entry["sites"] for key, entry in record.items() if isinstance(entry, dict) and "sites" in entry}
 
 
 def _pieces(state: TrainingState, view: StateView, own: Tensor) -> dict[str, Tensor]:
@@ -383,8 +333,7 @@ def write_progress(membership: Membership, problem: Problem, records: Sequence[R
     last = records[-1]
     on, level = judged_on(problem), experiment.options.cvar_level
     result = Result(problem, [replica], last["round"], [last], state, judged_on=on, cvar_level=level)
-    names = [member.name for member in membership.mesh.present]
-    summary = summary_of(result) | {"sites": names, "planned_rounds": experiment.rounds}
+    summary = summary_of(result) | {"sites": membership.names, "planned_rounds": experiment.rounds}
     del summary["seconds"], summary["models"]  # there are none yet
     replace_quickly(folder / SUMMARY, as_json(summary, indent=2).encode())
     if not (folder / EXPERIMENT).exists():
@@ -399,16 +348,13 @@ def settings_of(membership: Membership) -> dict[str, Any]:
 
 def _write(result: Result, membership: Membership, more: dict[str, Any], folder: Path) -> None:
     """Writes the folder of a finished run as a simulation does, without what differs between sites."""
-    partial = folder.with_name(folder.name + ".partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    into = RunFolder(partial, resume=False)
-    into.write_settings(settings_of(membership))
-    into.replace_records(result.records)
-    into.write_preprocessing([result.problem.preprocessing])
-    for file in model_files(result):
-        about = about_model(result, 0, file.which)
-        into.write_model(file.name, result.state_dict(0, file.which), about)  # type: ignore[arg-type]
     summary = summary_of(result)
     del summary["seconds"]
-    into.write_summary(summary | {"sites": [member.name for member in membership.mesh.present]} | more)
-    put_in_place(partial, folder)
+    with new_folder(folder) as into:
+        into.write_settings(settings_of(membership))
+        into.replace_records(result.records)
+        into.write_preprocessing([result.problem.preprocessing])
+        for file in model_files(result):
+            about = about_model(result, 0, file.which)
+            into.write_model(file.name, result.state_dict(0, file.which), about)  # type: ignore[arg-type]
+        into.write_summary(summary | {"sites": membership.names} | more)

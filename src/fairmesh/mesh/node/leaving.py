@@ -16,19 +16,14 @@ from fairmesh.training.loop import TrainingState
 
 def cycle_of(topology: Topology, mesh: Mesh, liars: int = 0) -> list[Mixing]:
     """Returns the mixing matrices of the present sites: those of the experiment while nobody has left, then Metropolis
-    weights over the remaining edges. Then so few neighbours count as liars that each site has one more."""
+    weights over the remaining edges. Then the number of liars is capped so that every site keeps one honest
+    neighbour."""
     whole = topology.build(len(mesh.members))
     if not mesh.removed:
         return with_liars(whole, liars)
     kept = [mesh.position(member.name) for member in mesh.present]
-    cycle = []
-    for mixing in whole:
-        graph = networkx.from_scipy_sparse_array(mixing.matrix).subgraph(kept)
-        numbered = networkx.relabel_nodes(graph, {position: i for i, position in enumerate(kept)})
-        plain = networkx.Graph()
-        plain.add_nodes_from(range(len(kept)))
-        plain.add_edges_from((i, j) for i, j in numbered.edges if i != j)
-        cycle.append(mixing_matrix(plain, "metropolis"))
+    graphs = [networkx.from_scipy_sparse_array(mixing.matrix[kept][:, kept]) for mixing in whole]
+    cycle = [mixing_matrix(graph, "metropolis") for graph in graphs]
     union_of(cycle).check_mixes()
     fewest = min(int(mixing.degrees.min()) for mixing in cycle)
     return with_liars(cycle, min(liars, max(0, fewest - 1)))

@@ -1,6 +1,7 @@
 """What a node has voted, promised and followed: kept in decisions.json, and announced to all sites with signatures."""
 
 import json
+import math
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -20,16 +21,8 @@ from fairmesh.mesh.node.decisions import (
     Seen,
     Vote,
     Voter,
-    as_table,
-    ballot_of,
-    ballot_table,
     base_of,
-    certificate_of,
-    claim_of,
-    claim_table,
     not_following,
-    proposal_of,
-    proposal_table,
     without_state,
 )
 from fairmesh.mesh.node.state_lock import locked
@@ -83,7 +76,7 @@ def wish(
         if own in restored:
             with locked(state):
                 put_run_aside(state)
-        write_atomically(state / _WISH, json.dumps(proposal_table(proposal)).encode())
+        write_atomically(state / _WISH, json.dumps(proposal.table()).encode())
     return remaining
 
 
@@ -95,7 +88,7 @@ def wished(state: Path, mesh: Mesh) -> Proposal | None:
 
 def _recorded(state: Path) -> Proposal | None:
     try:
-        return proposal_of(json.loads((state / _WISH).read_text()))
+        return Proposal.of(json.loads((state / _WISH).read_text()))
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
@@ -106,7 +99,7 @@ def still_in(state: Path, mesh: Mesh) -> Mesh:
 
 
 def _after(mesh: Mesh, decisions: Sequence[Mapping[str, Any]], state: Path) -> Mesh:
-    for proposal in map(proposal_of, decisions):
+    for proposal in map(Proposal.of, decisions):
         if mesh.generation > proposal.generation:
             raise BadInput(
                 f"the mesh file says that {list(mesh.removed)} have left, but this node decides that by itself, in "
@@ -165,15 +158,12 @@ class Ledger:
         self._table = _read(state)
         self._committed_at = time.monotonic()
         self._verified: dict[tuple[str, int], tuple[object, Certificate | None]] = {}  # by site and generation
-        self._announce_again()
-
-    def _announce_again(self) -> None:
-        table = self._table
-        if table["vote"] is not None:
-            self._bulletin.announce("vote", table["vote"]["body"], table["vote"]["number"])
-        if table["commits"]:
-            self._bulletin.announce("commit", table["commits"][-1]["body"], table["commits"][-1]["number"])
-        if table["decisions"]:
+        vote, commits = self._table["vote"], self._table["commits"]
+        if vote is not None:
+            bulletin.announce("vote", vote["body"], vote["number"])
+        if commits:
+            bulletin.announce("commit", commits[-1]["body"], commits[-1]["number"])
+        if self._table["decisions"]:
             self._announce_follow()
 
     def _announce_follow(self) -> None:
@@ -197,11 +187,11 @@ class Ledger:
     @property
     def mesh(self) -> Mesh:
         """Returns the mesh after all decisions, also one that has not begun yet."""
-        return _after(self._founded, self._table["decisions"], self._state)
+        return self.mesh_in(math.inf)
 
-    def mesh_in(self, generation: int) -> Mesh:
+    def mesh_in(self, generation: float) -> Mesh:
         """Returns the mesh of an earlier generation."""
-        earlier = [one for one in self._table["decisions"] if one["generation"] < generation]
+        earlier = [table for table in self._table["decisions"] if table["generation"] < generation]
         return _after(self._founded, earlier, self._state)
 
     @property
@@ -232,9 +222,7 @@ class Ledger:
             certificate = self.voter().to_adopt(self.seen())
             if certificate is None:
                 return False
-            decisions = [*self._table["decisions"], self._table_of(certificate)]
-            self._save(decisions=decisions, adopted=len(decisions), votes={}, vote=None, commits=[])
-            self._announce_follow()
+            self._decided(certificate, adopted=len(self._table["decisions"]) + 1)
             return True
 
     def begin(self, start: int) -> None:
@@ -252,7 +240,7 @@ class Ledger:
     @property
     def pinned(self) -> int | None:
         """Returns the round from which on everything must be kept, because a certificate may still ask for it."""
-        claims = [claim_of(one["body"]) for one in self._table["commits"]]
+        claims = [Claim.of(one["body"]) for one in self._table["commits"]]
         return min((claim.begun[-1].oldest for claim in claims if claim.begun), default=None)
 
     def outputs(self) -> int:
@@ -273,7 +261,7 @@ class Ledger:
             before = table["vote"]
             if found is None or (before is None and found.empty):
                 return
-            body = proposal_table(found)
+            body = found.table()
             if before is not None and before["body"] == body:
                 return
             number = self._bulletin.next_number("vote", table["votes"].get(self._own, -1))
@@ -285,7 +273,7 @@ class Ledger:
         found: dict[str, list[str]] = {}
         for site, vote in self.seen().votes.items():
             if not vote.proposal.empty:
-                found.setdefault(in_words(vote.proposal), []).append(site)
+                found.setdefault(vote.proposal.in_words(), []).append(site)
         return found
 
     def somebody_goes_back(self) -> bool:
@@ -313,7 +301,7 @@ class Ledger:
 
     def voter(self) -> Voter:
         with self._lock:
-            commits = [Commit(ballot_of(one["body"]), claim_of(one["body"])) for one in self._table["commits"]]
+            commits = [Commit.of(one["body"]) for one in self._table["commits"]]
             landmarks = partial(landmarks_in, self._state, _last_generation(self._table))
             return _voter(self.mesh, self._own, self._table["votes"], commits, landmarks)
 
@@ -325,10 +313,10 @@ class Ledger:
         for site in present:
             vote = bulletin.entry(site, "vote")
             if vote is not None and vote.body["generation"] == mesh.generation:
-                votes[site] = Vote(vote.number, proposal_of(vote.body))
+                votes[site] = Vote(vote.number, Proposal.of(vote.body))
             commit = bulletin.entry(site, "commit")
             if commit is not None and commit.body["generation"] == mesh.generation:
-                commits[site] = Commit(ballot_of(commit.body), claim_of(commit.body))
+                commits[site] = Commit.of(commit.body)
         return Seen(votes, commits, self._follows(mesh))
 
     def _follows(self, mesh: Mesh) -> dict[str, Certificate]:
@@ -338,8 +326,8 @@ class Ledger:
             follow = self._bulletin.entry(member.name, "follow")
             if follow is None:
                 continue
-            tables = (one for one in follow.body["certificates"] if one["generation"] == mesh.generation)
-            table = next(tables, None)
+            tables = follow.body["certificates"]
+            table = next((table for table in tables if table["generation"] == mesh.generation), None)
             certificate = None if table is None else self._checked(member.name, follow.number, table, mesh)
             if certificate is not None:
                 found[member.name] = certificate
@@ -357,17 +345,17 @@ class Ledger:
         return found
 
     def _check(self, table: dict[str, Any], mesh: Mesh) -> Certificate | None:
-        proposal, commits = proposal_of(table), table["commits"]
+        proposal, commits = Proposal.of(table), table["commits"]
         voter = _voter(mesh, self._own)
         remain = voter.remaining(proposal)
         if sorted(commits) != remain or sorted(table["votes"]) != remain or not voter.is_majority(proposal):
             return None
-        ballot = ballot_of(table)
+        ballot = Ballot.of(table)
         for site, commit in commits.items():
-            body = ballot_table(ballot) | {"begun": commit["begun"], "outputs": commit["outputs"]}
+            body = ballot.table() | {"begun": commit["begun"], "outputs": commit["outputs"]}
             if not self._bulletin.signed_by(site, "commit", commit["number"], body, commit["signature"]):
                 return None
-        return certificate_of(table)
+        return Certificate.of(table)
 
     def has_forgotten(self) -> bool:
         """Returns whether the others follow a commit of this site that this site does not know of."""
@@ -416,41 +404,31 @@ class Ledger:
 
     def commit(self, commit: Commit) -> None:
         with self._lock:
-            number = self._bulletin.next_number(
-                "commit", max([one["number"] for one in self._table["commits"]], default=-1)
-            )
-            body = ballot_table(commit.ballot) | claim_table(commit.claim)
-            self._save(commits=[*self._table["commits"], {"number": number, "body": body}])
+            commits, body = self._table["commits"], commit.table()
+            number = self._bulletin.next_number("commit", commits[-1]["number"] if commits else -1)
+            self._save(commits=[*commits, {"number": number, "body": body}])
             self._committed_at = time.monotonic()
             self._bulletin.announce("commit", body, number)
 
     def follow(self, certificate: Certificate) -> None:
         """Ends this generation. After this, a restart continues with the next one."""
         with self._lock:
-            table = self._table_of(certificate)
-            mine: Claim = dict(certificate.claims)[self._own]
-            self._save(
-                decisions=[*self._table["decisions"], table],
-                begun=[list(one) for one in mine.begun],
-                votes={},
-                vote=None,
-                commits=[],
-            )
-            self._announce_follow()
+            self._decided(certificate, begun=dict(certificate.claims)[self._own].table()["begun"])
+
+    def _decided(self, certificate: Certificate, **fields: Any) -> None:
+        decisions = [*self._table["decisions"], self._table_of(certificate)]
+        self._save(decisions=decisions, votes={}, vote=None, commits=[], **fields)
+        self._announce_follow()
 
     def _table_of(self, certificate: Certificate) -> dict[str, Any]:
         for member in self.mesh.present:  # another site may have passed it on
             follow = self._bulletin.entry(member.name, "follow")
             for table in [] if follow is None else follow.body["certificates"]:
-                if self._check_is(table, certificate):
+                if Ballot.of(table) == certificate.ballot and self._check(table, self.mesh) == certificate:
                     return table
         entries = {site: self._bulletin.entry(site, "commit") for site, _ in certificate.claims}
         signatures = {site: (one.number, one.signature.hex()) for site, one in entries.items() if one is not None}
-        return as_table(certificate, signatures)
-
-    def _check_is(self, table: dict[str, Any], certificate: Certificate) -> bool:
-        same = table["generation"] == certificate.proposal.generation and ballot_of(table) == certificate.ballot
-        return same and self._check(table, self.mesh) == certificate
+        return certificate.table(signatures)
 
     # Beginning the next generation
 
@@ -467,13 +445,13 @@ class Ledger:
         """Returns from where the newest generation begins. Raises Lie if the sites' claims cannot be true."""
         mesh = self.mesh
         neighbours = {member.name: mesh.neighbours(member.name) for member in mesh.present}
-        decided = [proposal_of(one) for one in self._table["decisions"]]
+        decided = [Proposal.of(one) for one in self._table["decisions"]]
         return base_of(dict(self._newest().claims), neighbours, decided)
 
     def measured_since(self) -> int:
         """Returns the first round after the last time that a site was restored, which has lost what it had measured."""
         starts, since = {one.generation: one.start for one in self.begun}, 0
-        for certificate in map(certificate_of, self._table["decisions"]):
+        for certificate in map(Certificate.of, self._table["decisions"]):
             then = certificate.proposal.generation + max(1, len(certificate.proposal.sites))
             if without_state(dict(certificate.claims)) and then in starts:
                 since = starts[then] + 1
@@ -484,12 +462,4 @@ class Ledger:
         return without_state(dict(self._newest().claims)) if self._table["decisions"] else []
 
     def _newest(self) -> Certificate:
-        return certificate_of(self._table["decisions"][-1])
-
-
-def in_words(proposal: Proposal) -> str:
-    if proposal.round is not None:
-        return f"go back to round {proposal.round}"
-    if proposal.restored:
-        return f"restore {', '.join(proposal.restored)}"
-    return f"continue without {', '.join(proposal.sites)}"
+        return Certificate.of(self._table["decisions"][-1])

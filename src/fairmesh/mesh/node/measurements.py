@@ -23,6 +23,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -83,7 +84,7 @@ class Measurements:
         self._state, self._own, self._bulletin, self._report = state, own, bulletin, report
         self._aside = aside or Aside(report)
         self._lock = threading.RLock()
-        self._problem: Problem | None = None
+        self._problem: Any = None  # of the present sites, once a generation is entered
         self._rows: dict[str, dict[int, Row]] = {}
         self._models: dict[int, Tensor] = {}  # of measured rounds, not on disk yet
         self._final: list[int] | None = None  # of which rounds this node has its model, once that is settled
@@ -113,6 +114,7 @@ class Measurements:
         """
         with self._lock, storing(self._state):
             self._generation, self._schedule, self._problem, self._names = generation, schedule, problem, list(names)
+            self._others = [site for site in names if site != self._own]
             self._due, self._told, self._models = schedule.due, None, {}
             self._columns, self._landmarks = columns_of(problem), landmarks
             before = self._read_table()
@@ -121,11 +123,9 @@ class Measurements:
             self._on_disk = self._intact_models()
             self.records = []
             self._scores: list[Tensor] = []  # how good each of them is by the rule
-            self._rule = (
-                None
-                if schedule.best_by == "last"
-                else RoundScores(problem, schedule.best_by, schedule.smoothing, schedule.level)
-            )
+            self._rule = None
+            if schedule.best_by != "last":
+                self._rule = RoundScores(problem, schedule.best_by, schedule.smoothing, schedule.level)
             self._refresh(all_again=True)
 
     def _read_table(self) -> int:
@@ -157,11 +157,12 @@ class Measurements:
         """Drops what the sites went back from, the rows of sites that have left, and those that a restored site has
         lost. What was shown of them is put aside."""
         self._final = None
-        for rows in self._rows.values():
-            for other in [one for one in rows if not self._schedule.since <= one <= start]:
-                del rows[other]
+        stay = range(self._schedule.since, start + 1)
+        self._rows = {
+            site: {done: row for done, row in rows.items() if done in stay} for site, rows in self._rows.items()
+        }
         for path in (self._state / BEST).glob("round-*.safetensors"):
-            if not self._schedule.since <= _round_in(path) <= start:
+            if int(path.stem.removeprefix("round-")) not in stay:
                 path.unlink()
         shown = self._state / PROGRESS / METRICS
         if before and shown.exists():
@@ -176,7 +177,8 @@ class Measurements:
         """Adds what this site has measured after a round, with its weight and its traffic in bits and bytes. A round
         that was measured before a restart stays as it was. One that is not due is left out: a generation that restores
         a site may begin after a round that is otherwise measured."""
-        row = [done, *(_finite(value) for value in (*metrics, weight, *sent))]
+        numbers = (*metrics, weight, *sent)
+        row = [done, *(number if number is not None and math.isfinite(number) else None for number in numbers)]
         with self._lock:
             if done in self._due and done not in self._rows[self._own]:
                 self._put([(self._own, row)])
@@ -204,19 +206,12 @@ class Measurements:
             news = (self._generation, rows[-1][0] if rows else -1, len(self.records), self._final)
             if news == self._told:
                 return
-            body = {
-                "generation": self._generation,
-                "columns": self._columns,
-                "rows": rows,
-                "complete": len(self.records),
-                "kept": self._final,
-            }
-            self._bulletin.announce("measured", body)
-            self._told = news
+            self._told, body = news, {"generation": self._generation, "columns": self._columns, "rows": rows}
+            self._bulletin.announce("measured", body | {"complete": len(self.records), "kept": self._final})
 
     def _announced(self) -> dict[str, dict[str, Any]]:
         """Returns the newest announcements of other present sites in this generation."""
-        bodies = {site: self._bulletin.of(site, "measured") for site in self._names if site != self._own}
+        bodies = {site: self._bulletin.of(site, "measured") for site in self._others}
         return {s: b for s, b in bodies.items() if b is not None and b["generation"] == self._generation}
 
     def _new_rows(self, site: str, body: Mapping[str, Any]) -> list[Row]:
@@ -238,9 +233,8 @@ class Measurements:
 
     def _to_tell(self) -> list[Row]:
         """Returns the oldest of this site's rows that not every site has acknowledged, as many as fit."""
-        others = [site for site in self._names if site != self._own]
         announced = self._announced()
-        had = min((announced[site]["complete"] if site in announced else 0 for site in others), default=0)
+        had = min((announced[site]["complete"] if site in announced else 0 for site in self._others), default=0)
         mine, told, size = self._rows[self._own], list[Row](), 0
         for due in self._due[min(had, len(self.records)) :]:
             row = mine.get(due)
@@ -281,8 +275,8 @@ class Measurements:
         model."""
         if not due:
             return []
-        rows = [[[_number(v) for v in self._rows[name][one][1:]] for name in self._names] for one in due]
-        numbers = torch.tensor(rows, dtype=torch.float64)  # (rounds, sites, columns)
+        rows = np.array([[self._rows[name][done][1:] for name in self._names] for done in due], dtype=float)
+        numbers = torch.from_numpy(rows)  # (rounds, sites, columns); NaN where a row has None
         by_name = dict(zip(self._columns, numbers.unbind(-1)))
         weights, bits, sent = (by_name.pop(name) for name in FURTHER)
         made: list[Record] = [{"round": one, "replica": 0, "seed": self._schedule.seed, "models": "own"} for one in due]
@@ -292,19 +286,13 @@ class Measurements:
                 for name, values in by_name.items()
                 if name.startswith(_VALIDATION) == (under is not None)
             }
-            with_spread(made, of_split, self._known_problem, under)
+            with_spread(made, of_split, self._problem, under)
         for k, record in enumerate(made):
             record |= traffic(bits[k], sent[k])
             shares = normalized(weights[k])
             if bool(shares.isfinite().all()):
                 record["lambda"] = shares.tolist()
         return made
-
-    @property
-    def _known_problem(self) -> Problem:
-        if self._problem is None:
-            raise RuntimeError("measurements are used before a generation was entered")
-        return self._problem
 
     def weights(self) -> dict[str, Any] | None:
         """Returns each site's share of the weights in the last round that all have measured, and that round. None if
@@ -326,9 +314,8 @@ class Measurements:
     @property
     def chosen_on(self) -> str:
         """Returns the split on which the best round is chosen: validation if there is one."""
-        return (
-            "validation" if self._columns[-len(FURTHER) - 1].startswith(_VALIDATION) else judged_on(self._known_problem)
-        )
+        validated = self._columns[-len(FURTHER) - 1].startswith(_VALIDATION)
+        return "validation" if validated else judged_on(self._problem)
 
     def _best(self, among: Callable[[int], bool]) -> int | None:
         """Returns the best of the rounds that all have measured, the last one of equal ones. None if there is none."""
@@ -399,8 +386,7 @@ class Measurements:
             if done < len(self._due):  # then those whose rows are missing, or for whom the others repeat old rows
                 behind = [site for site, body in announced.items() if body["complete"] < done]
                 return [site for site in self._names if self._due[done] not in self._rows[site] or site in behind]
-            others = [site for site in self._names if site != self._own]
-            return [site for site in others if site not in announced or announced[site]["kept"] is None]
+            return [site for site in self._others if site not in announced or announced[site]["kept"] is None]
 
     def best(self) -> int | None:
         """Returns the best round of those whose models all sites have, the last one included; None if the experiment
@@ -439,17 +425,5 @@ def traffic(bits: Tensor, sent: Tensor) -> dict[str, Any]:
     }
 
 
-def _round_in(path: Path) -> int:
-    return int(path.stem.removeprefix("round-"))
-
-
 def _lines(entries: Sequence[Mapping[str, Any]]) -> bytes:
     return "".join(json.dumps(entry) + "\n" for entry in entries).encode()
-
-
-def _finite(value: float | None) -> float | None:
-    return value if value is not None and math.isfinite(value) else None
-
-
-def _number(value: float | None) -> float:
-    return math.nan if value is None else value

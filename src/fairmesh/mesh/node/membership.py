@@ -14,8 +14,7 @@ from fairmesh.data.samples import Samples
 from fairmesh.data.site import Site
 from fairmesh.errors import BadInput
 from fairmesh.experiment import Experiment, shape_of
-from fairmesh.mesh import agreement
-from fairmesh.mesh.agreement import own_problem, own_site, refuse_undeployable
+from fairmesh.mesh.agreement import greeting, own_problem, own_site, refuse_undeployable
 from fairmesh.mesh.approval import approved_experiment
 from fairmesh.mesh.certificates import check_certificate, make_secret, secret_of
 from fairmesh.mesh.founding import neighbours_of
@@ -28,6 +27,7 @@ from fairmesh.mesh.wire.links import Credentials, Neighbour
 from fairmesh.numerics import trees
 from fairmesh.problems.problem import Problem
 from fairmesh.storage.files import read_bytes, write_atomically
+from fairmesh.training.options import Options
 
 _FACTS = "facts.json"  # about all sites' data, as the run began with them
 _DIGEST = "data.sha256"  # of this site's training data, likewise; it is not sent
@@ -82,6 +82,11 @@ class Membership:
         return [name for name in _OF_ALL_SITES if getattr(self.experiment.options, name)]
 
     @property
+    def options(self) -> Options:
+        """Returns the options of the experiment without those."""
+        return replace(self.experiment.options, keep_best=False, **dict.fromkeys(self.not_measured, False))
+
+    @property
     def name(self) -> str:
         return self.site.name
 
@@ -95,9 +100,24 @@ class Membership:
         """Returns the positions of the present sites. A node's number in the run is its index in this list."""
         return [self.mesh.position(member.name) for member in self.mesh.present]
 
+    @property
+    def number(self) -> int:
+        """Returns this node's number in the run."""
+        return self.present.index(self.position)
+
+    @property
+    def names(self) -> list[str]:
+        """Returns the names of the present sites."""
+        return [member.name for member in self.mesh.present]
+
     @cached_property
     def neighbours(self) -> list[Neighbour]:
         return [self._neighbour(other) for other in self.mesh.neighbours(self.name)]
+
+    @property
+    def around(self) -> list[int]:
+        """Returns the positions of the neighbours."""
+        return [neighbour.position for neighbour in self.neighbours]
 
     @property
     def left(self) -> list[Neighbour]:
@@ -111,18 +131,11 @@ class Membership:
 
     @property
     def agreed(self) -> dict[str, Any]:
-        return self._greeting["agreed"]
+        return self.greeting["agreed"]
 
     @cached_property
-    def _greeting(self) -> dict[str, Any]:
-        return agreement.greeting(self.name, self.experiment, self.mesh, self.manifest.files)
-
     def greeting(self) -> dict[str, Any]:
-        return self._greeting
-
-    def refuse_unlike(self, name: str, theirs: Mapping[str, Any]) -> None:
-        """Refuses a neighbour with another experiment, and names the field that differs."""
-        agreement.refuse_unlike(self._greeting, name, theirs)
+        return greeting(self.name, self.experiment, self.mesh, self.manifest.files)
 
 
 def refuse_lost_secret(site: SiteFile) -> None:
@@ -265,7 +278,7 @@ def common_problem(
 ) -> Problem:
     """Returns the problem of all present sites, from this site's data and what the others announced about theirs. The
     model has as many outputs as any site's labels need, and at least `outputs`."""
-    names = [member.name for member in membership.mesh.present]
+    names = membership.names
     unlike = misfit({name: known[name] for name in names})
     if unlike is not None:
         raise BadInput(unlike[1])

@@ -3,14 +3,14 @@ to its neighbours, to wait for announcements, and the problem that it trains."""
 
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import fairmesh
 from fairmesh.mesh import clocks
-from fairmesh.mesh.agreement import version_in
+from fairmesh.mesh.agreement import refuse_unlike, version_in
 from fairmesh.mesh.known_keys import KnownKeys
 from fairmesh.mesh.node import machine
 from fairmesh.mesh.node.aside import Aside
@@ -24,9 +24,9 @@ from fairmesh.mesh.node.membership import (
     outputs_of_run,
 )
 from fairmesh.mesh.node.oversight import Notices, Oversight
-from fairmesh.mesh.node.rounds import Rounds
 from fairmesh.mesh.node.start import Start
 from fairmesh.mesh.node.store import folder_of
+from fairmesh.mesh.node.table_agreement import TableAgreement
 from fairmesh.mesh.node.watching import Log, Monitor
 from fairmesh.mesh.roster import Mesh
 from fairmesh.mesh.wire.bulletin import Bulletin
@@ -37,6 +37,9 @@ from fairmesh.mesh.wire.mailroom import Mailroom, Observe
 from fairmesh.mesh.wire.transport import FIRST_ROUND
 from fairmesh.problems.problem import Problem
 from fairmesh.storage.files import write_atomically
+
+if TYPE_CHECKING:
+    from fairmesh.mesh.node.rounds import Rounds
 
 
 class Node:
@@ -71,19 +74,9 @@ class Node:
         self._process = os.urandom(8).hex()  # tells this start of the node from others
         self.ledger = Ledger(self.folder, Mesh.read(membership.site.mesh), membership.name, self.bulletin)
         self.measurements = Measurements(self.folder, membership.name, self.bulletin, log, self.aside)
-        self.oversight = Oversight(
-            membership,
-            self.bulletin,
-            self.ledger,
-            self.keys,
-            self.measurements,
-            self.aside,
-            log,
-            patience_s,
-            monitor,
-            observe,
-        )
-        self.oversight.expect(alone)
+        contract = membership.experiment.contract
+        self.tables = TableAgreement(membership.name, self.own, self.bulletin, self.folder, contract)
+        self.oversight = Oversight(self, alone, patience_s, monitor)
 
     def in_generation(self, generation: int) -> Membership:
         """Returns the membership in an earlier or the current generation."""
@@ -94,12 +87,12 @@ class Node:
         """Opens the mailroom over the journal of this generation, at step `first`. If that is 0, and the disk has lost
         a message of it that this node has used, the mailroom begins at the first round."""
         journal = Journal(folder_of(self.folder, self.membership.mesh.generation), self.log)
-        neighbours = [one.position for one in self.membership.neighbours]
-        if not first and Start.lost_messages(self.folder, journal, neighbours):
+        around = self.membership.around
+        if not first and Start.lost_messages(self.folder, journal, around):
             first = FIRST_ROUND
-        mailroom = Mailroom(neighbours, journal, first, self.observe)
+        mailroom = Mailroom(around, journal, first, self.observe)
         mailroom.other_machine = self.machines.difference(self.membership.mesh.generation, first)
-        self.oversight.oversee(self.membership, mailroom)
+        self.oversight.oversee(mailroom)
         try:
             yield mailroom
         finally:
@@ -116,7 +109,7 @@ class Node:
             membership.site.listen,
             mailroom,
             self.bulletin,
-            lambda: membership.greeting() | {"only_news": only_news, "process": self._process},
+            lambda: membership.greeting | {"only_news": only_news, "process": self._process},
             lambda name, theirs: self._check_greeting(name, theirs) and not only_news,
             self.log,
             mailroom.largest,
@@ -131,7 +124,7 @@ class Node:
             links.stop()
 
     def _check_greeting(self, name: str, theirs: Mapping[str, Any]) -> bool:
-        self.membership.refuse_unlike(name, theirs)
+        refuse_unlike(self.membership.greeting, name, theirs)
         ahead = clocks.seconds_ahead(theirs, time.time())
         self.oversight.clocks.pop(name, None)
         if abs(ahead) > clocks.APART_S:
@@ -172,26 +165,21 @@ class Node:
 
         return Start(self.folder, own, machine.in_words(self.machine), other)
 
-    def expect_messages(self, mailroom: Mailroom, problem: Problem, start: Start) -> None:
-        """Bounds the messages by the size of the model, and says which steps are rounds."""
-        mailroom.largest = start.largest() + _largest(problem.flat_model.dim, problem.n)
-        mailroom.rounds = range(FIRST_ROUND, FIRST_ROUND + self.membership.experiment.rounds)
+    def say(self, kind: str, body: Mapping[str, Any]) -> None:
+        """Announces something, unless it is what this site has announced before."""
+        if self.bulletin.of(self.membership.name, kind) != body:
+            self.bulletin.announce(kind, body)
 
     def remember(self) -> None:
         """Writes all announcements to disk, so that a restart knows them."""
         write_atomically(self.folder / "bulletin.json", self.bulletin.saved())
 
-    def wait(self, until: Callable[[], bool], whom: Callable[[], list[str]]) -> None:
-        """Waits for announcements of other sites, and logs which sites are missing."""
+    def wait(self, missing: Callable[[], Sequence[str]]) -> None:
+        """Waits for announcements of other sites until none is missing, and logs which are."""
         notices = Notices()
-        while not until():
+        while sites := ", ".join(missing()):
             self.oversight.raise_if_stopped()
             if notices.due():
-                self.log("warning", "waiting", sites=", ".join(whom()), seconds=round(notices.seconds))
-            self.oversight.stop_if_waited_too_long(notices.seconds, ", ".join(whom()))
+                self.log("warning", "waiting", sites=sites, seconds=round(notices.seconds))
+            self.oversight.stop_if_waited_too_long(notices.seconds, sites)
             notices.pause()
-
-
-def _largest(dim: int, n: int) -> int:
-    """Returns a bound on the bytes of a message: several uncompressed parts, and the sums at the end."""
-    return (1 << 16) + 8 * (6 * dim + 16 * n)

@@ -3,38 +3,39 @@
 import math
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import fairmesh
 from fairmesh.errors import BadInput, FairmeshError, Interrupted
 from fairmesh.mesh.certificates import SOON_DAYS, valid_until
-from fairmesh.mesh.known_keys import KnownKeys
 from fairmesh.mesh.node import claims, divergence
-from fairmesh.mesh.node.aside import Aside
-from fairmesh.mesh.node.ledger import Ledger
-from fairmesh.mesh.node.measurements import Measurements
 from fairmesh.mesh.node.membership import Membership
-from fairmesh.mesh.node.rounds import Watcher
 from fairmesh.mesh.node.store import landmarks_in
-from fairmesh.mesh.node.watching import Log, Monitor, Pace, waiting_chain, write_status
-from fairmesh.mesh.node.weight_watch import WeightWatch
-from fairmesh.mesh.wire.bulletin import Bulletin
+from fairmesh.mesh.node.watching import Monitor, Pace, waiting_chain, write_status
 from fairmesh.mesh.wire.kinds import shortened
-from fairmesh.mesh.wire.mailroom import Mailroom, Observe
+from fairmesh.mesh.wire.mailroom import Mailroom
 from fairmesh.problems.local_work import LOCAL_TRAINING, Activity
 from fairmesh.problems.problem import Problem
 from fairmesh.training.loop import TrainingState
+from fairmesh.training.observers import Observer
 
-ACTIVITY = 200  # characters at most of what a node says that it does
+if TYPE_CHECKING:
+    from fairmesh.mesh.node.node import Node
+
+_ACTIVITY = 200  # characters at most of what a node says that it does
 _REFERENCES = "finding reference losses"
 COMPARING = "comparing with this site alone"
 _TICK_S = 1.0
 _ANNOUNCE_S_PER_SITE = 0.05  # each site's status goes to all others: the more sites, the less often
 _FIRST_NOTICE_S, _LONGEST_NOTICE_S = 5.0, 600.0
 _REFUSING_S = 60.0  # between two announcements of refusals of the same sites
+_MOST = 0.5  # of lambda: a site is heavy with more than this, and more than
+_TIMES_PRIOR = 2.0  # times its share before training, for
+_SHARE_OF_ROUNDS = 0.05  # of the run without a measurement in between that says otherwise
+_Seen = TypeVar("_Seen")
 _ANNOUNCED = ("time", "round", "activity", "metric", "metric_round", "weight", "waiting_for", "bytes_out")
 
 
@@ -45,9 +46,6 @@ def _by_clock(since: float) -> float:
 
 class Decide(FairmeshError):
     """A decision of the sites is due: training stops until it is made."""
-
-    def __init__(self):
-        super().__init__("the sites decide")
 
 
 class Notices:
@@ -76,26 +74,40 @@ class Notices:
         return True
 
 
-class Oversight(Watcher):
+class WeightWatch:
+    """Says which sites have had more than half of lambda, and more than twice their share before training, for at
+    least 5 % of the rounds."""
+
+    def __init__(self, rounds: int):
+        self._rounds = rounds
+        self._since: dict[str, int] = {}  # the round in which it was first measured so
+
+    def heavy(self, sites: Mapping[str, Mapping[str, Any]], prior: Mapping[str, float]) -> dict[str, dict[str, Any]]:
+        """Takes what sites have announced, and returns for each heavy site its weight, its share before training, and
+        the rounds since when and up to which this was measured."""
+        found = {}
+        # Weights by a shadow price sum to one only once the price has settled; until then all of them may be large.
+        total = max(1.0, sum(told.get("weight") or 0.0 for told in sites.values()))
+        for site, told in sites.items():
+            weight, measured, share = told.get("weight"), told.get("metric_round"), prior.get(site)
+            weight = None if weight is None else weight / total
+            if weight is None or measured is None or share is None or weight <= max(_MOST, _TIMES_PRIOR * share):
+                self._since.pop(site, None)
+                continue
+            since = min(self._since.setdefault(site, int(measured)), int(measured))  # after going back to a round
+            self._since[site] = since
+            if measured - since >= _SHARE_OF_ROUNDS * self._rounds:
+                found[site] = {"weight": weight, "prior": share, "since": since, "round": int(measured)}
+        return found
+
+
+class Oversight(Observer):
     """Collects the status of this node while it trains, and stops it on request, after a timeout, or after a vote."""
 
-    def __init__(
-        self,
-        membership: Membership,
-        bulletin: Bulletin,
-        ledger: Ledger,
-        keys: KnownKeys,
-        measurements: Measurements,
-        aside: Aside,
-        log: Log,
-        patience_s: float | None,
-        monitor: Monitor | None,
-        observe: Observe,
-    ):
-        self._membership, self._bulletin, self._ledger, self._log = membership, bulletin, ledger, log
-        self._keys, self._measurements, self._aside = keys, measurements, aside
-        self._patience_s, self._monitor, self._observe = patience_s, monitor, observe
-        self._folder, self._ends = membership.site.state, valid_until(membership.credentials.certificate)
+    def __init__(self, node: "Node", alone: Problem, patience_s: float | None, monitor: Monitor | None):
+        self._node, self._patience_s, self._monitor = node, patience_s, monitor
+        self._bulletin, self._ledger, self._log, self._folder = node.bulletin, node.ledger, node.log, node.folder
+        self._ends = valid_until(node.membership.credentials.certificate)
         self._mailroom: Mailroom | None = None
         self._stop: FairmeshError | None = None
         self._asked_to_stop = False  # by a person or the system
@@ -105,13 +117,14 @@ class Oversight(Watcher):
         self.prior: dict[str, float] = {}  # of each site, once all have announced their samples
         self.unusual: dict[str, list[str]] = {}  # sites whose inputs look different, and how
         self.unaccepted: list[str] = []  # those of them for which this node waits until a person accepts them
-        self._weights, self._heavy = WeightWatch(membership.experiment.rounds), dict[str, dict[str, Any]]()
+        self._weights, self._heavy = WeightWatch(node.membership.experiment.rounds), dict[str, dict[str, Any]]()
         self._metric: dict[str, Any] = {}
         self._voted, self._voted_in = dict[str, str](), 1  # what each site has voted for in a generation
         self._impossible: str | None = None  # why this site's own vote cannot be fulfilled
-        self._measured_by, self._higher_is_better, self._weight = "loss", False, None
+        self._measured_by, self._weight = alone.primary, None
+        self._higher_is_better = alone.higher_is_better(alone.primary)
         self._failed_metrics: set[str] = set()
-        self._notices: dict[int, Notices] = {}  # by position
+        self._notices: dict[str, Notices] = {}  # by site
         self.versions: dict[str, str] = {}  # of fairmesh, by neighbour
         self.clocks: dict[str, float] = {}  # seconds ahead of this one, of neighbours whose clocks differ
         self._disk_notices: Notices | None = None  # while the journal is synced
@@ -120,11 +133,19 @@ class Oversight(Watcher):
         self._claimed: set[tuple[str, ...]] = set()  # what other sites have said, as far as it is logged
         self._announced_at = self._next_warning = self._refusing_at = -1e9
 
-    def oversee(self, membership: Membership, mailroom: Mailroom) -> None:
+    @property
+    def _membership(self) -> Membership:
+        return self._node.membership
+
+    def _by_site(self, look: Callable[[Mailroom], Mapping[int, _Seen]]) -> dict[str, _Seen]:
+        """Returns what the mailroom knows of neighbours, by name instead of position; nothing before it is open."""
+        known = dict(look(self._mailroom)) if self._mailroom else {}
+        return {self._membership.mesh.names[position]: known[position] for position in sorted(known)}
+
+    def oversee(self, mailroom: Mailroom) -> None:
         """Watches the messages of this generation from now on."""
         with self._votes_lock:
-            self._membership, self._mailroom, self._deciding = membership, mailroom, False
-            self._interruption = None
+            self._mailroom, self._deciding, self._interruption = mailroom, False, None
         if self._stop:
             mailroom.stop(self._stop)
 
@@ -147,8 +168,8 @@ class Oversight(Watcher):
 
     def stop_if_waited_too_long(self, seconds: float, whom: str) -> None:
         if self._patience_s is not None and seconds > self._patience_s:
-            reason = f"waited {seconds:.0f} s for {whom}, longer than --patience; start the node again to continue"
-            self._end(Interrupted(reason))
+            waited = f"waited {seconds:.0f} s for {whom}, longer than --patience"
+            self._end(Interrupted(f"{waited}; start the node again to continue"))
 
     def _end(self, reason: FairmeshError) -> None:
         self._stop = self._stop or reason
@@ -166,11 +187,6 @@ class Oversight(Watcher):
 
     # Watching the rounds
 
-    def expect(self, problem: Problem) -> None:
-        """Takes over what sites are measured by, before the first measurement after a start."""
-        self._measured_by = problem.primary
-        self._higher_is_better = problem.higher_is_better(problem.primary)
-
     def after_round(self, round: int, state: TrainingState) -> None:
         self._round, self.activity = round, "training"
 
@@ -184,10 +200,6 @@ class Oversight(Watcher):
         if name not in self._failed_metrics:
             self._failed_metrics.add(name)
             self._log("error", "a metric failed; it has no value at this site", metric=name, reason=str(error))
-
-    def ignored_stop(self, reason: str, done: int) -> None:
-        what = "an observer asked to end the run; one site cannot, so the run continues"
-        self._log("warning", what, round=done, reason=reason)
 
     @property
     def _at_work(self) -> bool:
@@ -213,22 +225,16 @@ class Oversight(Watcher):
         rounds = self._membership.experiment.rounds
         if done == 0:
             self._alone = Notices()
-            self.log("info", what, rounds=rounds)
+            self._log("info", what, rounds=rounds)
         self._phase = {"what": what, "done": done, "of": rounds}
         self.activity = "training" if done == rounds else f"{what}: round {done:,} of {rounds:,} of its model alone"
         if done == rounds or self._alone.due():
-            self.log("info", what, done=done, of=rounds, seconds=round(self._alone.seconds, 1))
+            self._log("info", what, done=done, of=rounds, seconds=round(self._alone.seconds, 1))
         try:
             self.raise_if_stopped()
         except FairmeshError:
-            self.log("info", "interrupted; it starts over when it is needed again", work=what, done=done, of=rounds)
+            self._log("info", "interrupted; it starts over when it is needed again", work=what, done=done, of=rounds)
             raise
-
-    def log(self, level: str, what: str, **fields: Any) -> None:
-        self._log(level, what, **fields)
-
-    def reached(self, point: str, done: int) -> None:
-        self._observe(point, done)
 
     # Once per second
 
@@ -249,7 +255,7 @@ class Oversight(Watcher):
                     self._notice_claims,
                     self._notice_divergence,
                 ):
-                    self._aside.tried(f"the watch ({part.__name__})", part, None)
+                    self._node.aside.tried(f"the watch ({part.__name__})", part, None)
 
         thread = threading.Thread(target=watch, name="watch", daemon=True)
         thread.start()
@@ -263,7 +269,7 @@ class Oversight(Watcher):
         finally:
             over.set()
             thread.join()
-            self._aside.tried("the status", lambda: write_status(self._folder, self.status()), None)
+            self._node.aside.tried("the status", lambda: write_status(self._folder, self.status()), None)
 
     def _show(self) -> None:
         status = self.status()
@@ -271,16 +277,15 @@ class Oversight(Watcher):
         if time.monotonic() - self._announced_at >= _ANNOUNCE_S_PER_SITE * len(self._membership.mesh.present):
             self._announced_at = time.monotonic()
             self._bulletin.announce("status", {key: status[key] for key in _ANNOUNCED})
-            self._measurements.exchange()
+            self._node.measurements.exchange()
         write_status(self._folder, status)
         if self._monitor:
             self._monitor.show(status)
 
     def _announce_refusals(self) -> None:
         """Tells all sites whose messages this node refuses, and why."""
-        names = self._membership.mesh.names
-        refusals = self._mailroom.refusals() if self._mailroom else {}
-        now = {names[p]: {"reason": shortened(one.reason), "since": one.since} for p, one in refusals.items()}
+        refusals = self._by_site(Mailroom.refusals)
+        now = {site: {"reason": shortened(one.reason), "since": one.since} for site, one in refusals.items()}
         before = (self._bulletin.of(self._membership.name, "refusing") or {"sites": {}})["sites"]
         if now == before or (now.keys() == before.keys() and time.monotonic() - self._refusing_at < _REFUSING_S):
             return
@@ -291,20 +296,17 @@ class Oversight(Watcher):
 
     def _refusing(self) -> list[dict[str, Any]]:
         """Returns which sites refuse messages of which, as they announced it; with counts where it is this one."""
-        mesh, mine = self._membership.mesh, self._mailroom.refusals() if self._mailroom else {}
-        present = {member.name for member in mesh.present}
-        found = [{"by": self._membership.name, "site": mesh.names[p], **vars(one)} for p, one in sorted(mine.items())]
+        own, present = self._membership.name, self._membership.names
+        found = [{"by": own, "site": site, **vars(one)} for site, one in self._by_site(Mailroom.refusals).items()]
         for by, body in sorted(self._bulletin.of_all("refusing").items()):
-            if by != self._membership.name and by in present:
+            if by != own and by in present:
                 found += [{"by": by, "site": site, **why} for site, why in body["sites"].items() if site in present]
         return found
 
     def _state_lost(self) -> list[dict[str, Any]]:
         """Returns which neighbours say that this site has lost its state, and why."""
-        names, said = self._membership.mesh.names, self._mailroom.state_lost() if self._mailroom else {}
-        return [
-            {"by": names[p], "reason": shortened(one.reason), "since": one.since} for p, one in sorted(said.items())
-        ]
+        said = self._by_site(Mailroom.state_lost)
+        return [{"by": by, "reason": shortened(one.reason), "since": one.since} for by, one in said.items()]
 
     def _diverged(self) -> list[dict[str, Any]]:
         """Returns which other sites say that they have diverged, and the rounds kept here from before. Leaves out those
@@ -328,7 +330,7 @@ class Oversight(Watcher):
     def _notice_weights(self) -> None:
         """Warns if one site takes most of the weight and keeps it."""
         announced = self._bulletin.of_all("status")
-        present = {one.name: announced[one.name] for one in self._membership.mesh.present if one.name in announced}
+        present = {name: announced[name] for name in self._membership.names if name in announced}
         before, self._heavy = self._heavy, self._weights.heavy(present, self.prior)
         for site in self._heavy.keys() - before.keys():
             what = "one site has most of the weight; ask it to check its data, or vote it out if the data is broken"
@@ -345,14 +347,13 @@ class Oversight(Watcher):
         if self._deciding:
             return
         if ledger.has_forgotten():
-            self._end(
-                BadInput(f"this site has forgotten what it had agreed to with the others. {claims.HOW_TO_RESTORE}")
-            )
+            forgotten = "this site has forgotten what it had agreed to with the others"
+            self._end(BadInput(f"{forgotten}. {claims.HOW_TO_RESTORE}"))
         due = ledger.due() or ledger.removed_by()
         committed = ledger.waits_for() is not None  # before a restart
         with self._votes_lock:
             if (due or committed) and self._mailroom and not self._deciding:
-                self._interruption = Decide()
+                self._interruption = Decide("the sites decide")
                 self._mailroom.stop(self._interruption)
 
     def _notice_claims(self) -> None:
@@ -387,10 +388,9 @@ class Oversight(Watcher):
         self._voted, self._voted_in, self._impossible = now, generation, impossible
 
     def _notice_waiting(self) -> None:
-        waiting = dict(self._mailroom.waiting_for) if self._mailroom else {}
-        self._notices = {p: self._notices.get(p) or Notices(since) for p, since in waiting.items()}
-        for position, notices in self._notices.items():
-            name = self._membership.mesh.names[position]
+        waiting = self._by_site(lambda mailroom: mailroom.waiting_for)
+        self._notices = {site: self._notices.get(site) or Notices(since) for site, since in waiting.items()}
+        for name, notices in self._notices.items():
             if notices.due():
                 since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(_by_clock(notices.since)))
                 seconds = round(notices.seconds)
@@ -416,11 +416,12 @@ class Oversight(Watcher):
 
     def status(self) -> dict[str, Any]:
         """Returns this node's view of the mesh, the content of status.json."""
-        membership, mailroom, names = self._membership, self._mailroom, self._membership.mesh.names
-        edges = {names[position]: edge for position, edge in mailroom.view().items()} if mailroom else {}
-        waiting = {names[p]: _by_clock(since) for p, since in dict(mailroom.waiting_for).items()} if mailroom else {}
-        announced, disk = self._bulletin.of_all("status"), self._disk_notices
-        known = {member.name: announced.get(member.name, {}) for member in membership.mesh.present}
+        membership, edges = self._membership, self._by_site(Mailroom.view)
+        waits = self._by_site(lambda mailroom: mailroom.waiting_for)
+        waiting = {site: _by_clock(since) for site, since in waits.items()}
+        announced = self._bulletin.of_all("status")
+        slow_disk = self._disk_notices is not None and self._disk_notices.seconds > _FIRST_NOTICE_S
+        known = {name: announced.get(name, {}) for name in membership.names}
         for site, age in self._bulletin.ages("status").items():
             if known.get(site):
                 known[site] = known[site] | {"heard_s_ago": age}
@@ -440,13 +441,13 @@ class Oversight(Watcher):
             "clocks": dict(self.clocks),
             "round": self._round,
             "rounds": membership.experiment.rounds,
-            "activity": "waiting for its disk" if disk and disk.seconds > _FIRST_NOTICE_S else self.activity,
+            "activity": "waiting for its disk" if slow_disk else self.activity[:_ACTIVITY],
             "phase": self._phase if self.activity.startswith(f"{self._phase['what']}: ") else None,
             "metric_name": self._measured_by,
             "metric": self._metric.get(self._measured_by),
             "metric_round": self._metric.get("round"),
             "weight": self._weight,
-            "lambda": self._measurements.weights(),
+            "lambda": self._node.measurements.weights(),
             "prior": self.prior,
             "unusual": self.unusual,
             "unaccepted": self.unaccepted,
@@ -457,14 +458,14 @@ class Oversight(Watcher):
             "rounds_per_s": rate,
             "seconds_left": left / rate if rate and not long else None,
             "bytes_out": sum(edge["bytes_out"] for edge in edges.values()),
-            "network_ms": mailroom.median_ms() if mailroom else None,
+            "network_ms": self._mailroom.median_ms() if self._mailroom else None,
             "edges": edges,
             "refusing": self._refusing(),
-            "ignored": self._aside.view(),
+            "ignored": self._node.aside.view(),
             "state_lost": self._state_lost(),
             "diverged": self._diverged(),
             "votes": self._ledger.votes(),
-            "keys": self._keys.view(),
+            "keys": self._node.keys.view(),
             "certificate_days": self.certificate_days(),
             "worst": worst,  # over the sites that have announced a value, each of a recent round
             "mean": sum(value / len(values) for value in values) if values else None,  # does not overflow

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
+from scipy.sparse.csgraph import breadth_first_order
 from torch import Tensor
 
 from fairmesh.compression import DecodeError, decode, encode
@@ -29,22 +30,15 @@ class Branch(NamedTuple):
 
 def spanning_tree(mixing: Mixing) -> list[Branch]:
     """Returns the breadth-first tree from node 0 over a graph's edges. It is the same at every node."""
-    n = mixing.n
-    links = mixing.matrix.tolil().rows
-    parents: dict[int, int | None] = {0: None}
-    reached = [0]
-    for node in reached:
-        for other in sorted(links[node]):
-            if other not in parents:
-                parents[other] = node
-                reached.append(other)
+    order, parents = breadth_first_order(mixing.matrix.sorted_indices(), 0)
     below: dict[int, tuple[int, ...]] = {}  # the nodes in each node's branch, itself included
     branches: dict[int, Branch] = {}
-    for node in reversed(reached):
-        children = tuple(j for j in range(n) if parents[j] == node)
+    for node in reversed(order.tolist()):
+        children = tuple((parents == node).nonzero()[0].tolist())
         below[node] = (node, *(inner for child in children for inner in below[child]))
-        branches[node] = Branch(parents[node], children, tuple(below[child] for child in children))
-    return [branches[i] for i in range(n)]
+        parent = int(parents[node]) if node else None
+        branches[node] = Branch(parent, children, tuple(below[child] for child in children))
+    return [branches[node] for node in range(mixing.n)]
 
 
 class Sums:

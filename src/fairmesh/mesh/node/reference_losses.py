@@ -18,7 +18,6 @@ from fairmesh.numerics.random_streams import SecretIdentities
 from fairmesh.problems.identity import fingerprint
 from fairmesh.problems.problem import Problem
 from fairmesh.storage.files import read_bytes, write_atomically
-from fairmesh.training.options import Options
 from fairmesh.training.references import with_references
 
 _TABLES = ("local_losses", "untrained_losses", "constant_losses")  # fields of the objective
@@ -27,7 +26,6 @@ _TABLES = ("local_losses", "untrained_losses", "constant_losses")  # fields of t
 def with_kept_references(
     problem: Problem,
     membership: Membership,
-    options: Options,
     network: Network,
     go_on: Callable[[int], None],
     report: Report,
@@ -36,7 +34,7 @@ def with_kept_references(
     site's data and start; sites that leave or come back do not change them. `go_on` is called after every round in
     which this site trains alone, and may raise."""
     experiment = membership.experiment
-    settings = experiment.topology, experiment.rounds, experiment.seeds[0], options, network
+    settings = experiment.topology, experiment.rounds, experiment.seeds[0], membership.options, network
     wanted = [name for name in _TABLES if getattr(problem.objective, name) is None]
     if not (problem.objective.needs_local_models or problem.objective.needs_constants):
         return with_references(problem, *settings, alone=True)
@@ -74,15 +72,14 @@ def _read(path: Path, key: str, site: str, report: Report) -> dict[str, Any] | N
     """Returns the tables on disk, or None if there are none, or others."""
     if not path.exists():
         return None
-    why = "they are of another run, of other data, of another secret of this site, or of another start"
     try:
-        found = json.loads(read_bytes(path))
-        if found.pop("key") == key:
-            if found and all(one.keys() == {site} and math.isfinite(one[site]) for one in found.values()):
-                report("info", "reference losses are known", file=path.name)
-                return found
-            why = "they are damaged"
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        why = f"they are damaged ({type(error).__name__})"
+        tables = json.loads(read_bytes(path))
+        own = tables.pop("key") == key and all(one.keys() == {site} for one in tables.values())
+        if own and tables and all(math.isfinite(one[site]) for one in tables.values()):
+            report("info", "reference losses are known", file=path.name)
+            return tables
+    except (ValueError, TypeError, KeyError, AttributeError):
+        pass  # damaged
+    why = "they are damaged, or of another run, of other data, of another secret of this site, or of another start"
     report("warning", "the reference losses on disk cannot be used; they are found again", file=path.name, reason=why)
     return None

@@ -6,7 +6,7 @@ site takes the mean loss of all sites for its own: once the weights only remembe
 a site without a loss. Everything else starts at zero: its momentum, and at all sites what sums to zero over the sites.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -83,7 +83,8 @@ def restored(initial: TrainingState, told: Mapping[str, dict[str, Tensor]]) -> T
         tensors[path] = kept
         tensors[path.removesuffix(_OF_NEIGHBOURS) + "own"] = own.clone()
     for path in _common_in(initial):
-        tensors[path] = _mean([part[f"{_COMMON}:{path}"] for part in parts])
+        by_neighbour = torch.stack([part[f"{_COMMON}:{path}"] for part in parts])
+        tensors[path] = by_neighbour.mean(dim=0) if by_neighbour.is_floating_point() else by_neighbour[0]
     for path, role in roles_of(initial.algorithm, "state.algorithm").items():
         instead = f"{path.rpartition('.')[0]}.{role.if_lost}" if role.if_lost else ""
         if instead in tensors:
@@ -108,12 +109,12 @@ def _common_in(state: TrainingState) -> list[str]:
     travel as they are."""
     roles = roles_of(state.algorithm, "state.algorithm")
     whole = _of_models(state.algorithm) is None
-    return [path for path, role in roles.items() if _is_common(role) or (whole and role.shows == "models")]
 
+    def is_common(role: Role) -> bool:
+        public = role.common or role.held_by == "all" or role.shows == "duals"
+        return (public and not role.per_neighbour and not role.sums_to_zero) or (whole and role.shows == "models")
 
-def _is_common(role: Role) -> bool:
-    public = role.common or role.held_by == "all" or role.shows == "duals"
-    return public and not role.per_neighbour and not role.sums_to_zero
+    return [path for path, role in roles.items() if is_common(role)]
 
 
 def _of_models(algorithm_state: Any) -> PublicCopies | None:
@@ -121,12 +122,6 @@ def _of_models(algorithm_state: Any) -> PublicCopies | None:
     models = StateView(algorithm_state).models(algorithm_state)
     found = (one for one in algorithm_state if isinstance(one, PublicCopies) and one.own.shape == models.shape)
     return next(found, None)
-
-
-def _mean(values: Sequence[Tensor]) -> Tensor:
-    if not values[0].is_floating_point():
-        return values[0]
-    return torch.stack(list(values)).mean(dim=0)
 
 
 def _averages_from_now(state: TrainingState) -> TrainingState:

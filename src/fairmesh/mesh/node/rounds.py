@@ -1,18 +1,17 @@
 """The rounds of one generation of a mesh at one node: trained, measured, checkpointed, and repeated after a crash."""
 
 import time
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from torch import Tensor
 
 from fairmesh.algorithms.schedules import with_run_length
-from fairmesh.errors import BadInput, Diverged, FairmeshError, Interrupted, TrainerFailed
+from fairmesh.errors import BadInput, Diverged, Interrupted, TrainerFailed
 from fairmesh.mesh.node.divergence import SiteDiverged
 from fairmesh.mesh.node.leaving import cycle_of
-from fairmesh.mesh.node.measurements import Measurements, judged_on
+from fairmesh.mesh.node.measurements import judged_on
 from fairmesh.mesh.node.membership import Membership
 from fairmesh.mesh.node.reduction import Branch, spanning_tree
 from fairmesh.mesh.node.reference_losses import with_any_references, with_kept_references
@@ -25,7 +24,6 @@ from fairmesh.networks.bounds import Bounds
 from fairmesh.networks.remote import RemoteNetwork
 from fairmesh.numerics.random_streams import SecretIdentities
 from fairmesh.problems.evaluator import Evaluator
-from fairmesh.problems.local_work import Activity
 from fairmesh.problems.problem import Problem
 from fairmesh.storage.run_folder import Record
 from fairmesh.topology.mixing import union_of
@@ -35,57 +33,13 @@ from fairmesh.training.observers import ObservedRun, Observer, observe
 from fairmesh.training.options import DTYPES, device_of
 from fairmesh.training.replicas import Replica
 
+if TYPE_CHECKING:
+    from fairmesh.mesh.node.node import Node
+
 _CHECKPOINT_S = 60.0  # at most this much work is repeated after a crash, unless a checkpoint takes long:
 _CHECKPOINT_SHARE = 0.05  # of the time at most is spent on writing them
 _JOURNAL_OVER_STATE = 8  # the journal may grow to this many times the size of a model, or to:
 _SMALL_JOURNAL = 16 << 20  # bytes
-
-
-class Watcher(Observer, ABC):
-    """Observes the rounds, and may ask them to stop."""
-
-    @property
-    @abstractmethod
-    def stopping(self) -> FairmeshError | None:
-        """Returns why the rounds must stop, or None."""
-
-    @abstractmethod
-    def measured(self, values: dict[str, Any], weight: float | None) -> None:
-        """Takes this site's own metrics, and its own entry of lambda."""
-
-    @abstractmethod
-    def metric_failed(self, name: str, error: BadInput) -> None:
-        """Is called if a metric raises at this site. The others need not stop for that: it counts as NaN here."""
-
-    @abstractmethod
-    def ignored_stop(self, reason: str, done: int) -> None:
-        """Is called once if an observer asks to end the run, which a site alone cannot do."""
-
-    @abstractmethod
-    def works_locally(self, activity: Activity | None) -> None:
-        """Is called when a training function of the site's own begins, and with None when its work is finished and
-        stored."""
-
-    @abstractmethod
-    def trains_alone(self, done: int) -> None:
-        """Is called after every round in which the site trains a model alone, before the run. Raises if it must
-        stop."""
-
-    @abstractmethod
-    def raise_if_stopped(self) -> None:
-        """Raises if the node must stop, or a decision of the sites is due."""
-
-    @abstractmethod
-    def log(self, level: str, what: str, **fields: Any) -> None:
-        """Logs an event."""
-
-    @abstractmethod
-    def computes_features(self, text: str | None) -> None:
-        """Is called with words about the outputs of a frozen prefix that are computed, and with None at the end."""
-
-    @abstractmethod
-    def reached(self, point: str, done: int) -> None:
-        """Is called at each point where tests let a node crash."""
 
 
 def journal_allowed(model: int) -> int:
@@ -111,84 +65,97 @@ def identity_of(membership: Membership, problem: Problem) -> dict[str, Any]:
 def branch_of(membership: Membership) -> Branch:
     """Returns this node's place in the tree over which the start model and the sums at the end travel."""
     cycle = cycle_of(membership.experiment.topology, membership.mesh)
-    return spanning_tree(union_of(cycle))[membership.present.index(membership.position)]
+    return spanning_tree(union_of(cycle))[membership.number]
+
+
+def network_of(membership: Membership, problem: Problem, mailroom: Mailroom) -> RemoteNetwork:
+    """Returns the present sites as this node reaches them."""
+    experiment, present, number = membership.experiment, membership.present, membership.number
+    around, prior = membership.around, problem.prior_of_sites
+    return RemoteNetwork(
+        cycle_of(experiment.topology, membership.mesh, experiment.options.lying_neighbours),
+        [number],
+        PeerTransport(number, [present.index(position) for position in around], around, mailroom),
+        device=device_of(experiment.options.device),
+        dtype=DTYPES[experiment.options.dtype],
+        identities=present,
+        secrets=None if membership.secret is None else [membership.secret],
+        each_copy=True,  # one copy per neighbour, so that a site can leave
+        bounds=Bounds(float(prior.max() / prior[number])),
+    )
+
+
+def training_of(membership: Membership, problem: Problem, network: RemoteNetwork) -> Training:
+    """Returns the training of this node, by the run's only seed."""
+    experiment = membership.experiment
+    algorithm = with_run_length(experiment.algorithm, experiment.rounds)
+    replica = Replica(experiment.seeds[0], tuple(range(problem.n)), algorithm)
+    return Training(problem, experiment.topology, [replica], membership.options, network=network)
+
+
+def untrained(membership: Membership, problem: Problem) -> TrainingState:
+    """Returns the state before the first round. Nothing is trained or sent for it, so it needs no mailroom."""
+    problem = with_any_references(problem, membership)
+    nothing: Any = None
+    return training_of(membership, problem, network_of(membership, problem, nothing)).initial()
+
+
+def restore(membership: Membership, problem: Problem, mailroom: Mailroom, done: int, into: Store, start: Start) -> None:
+    """Waits for what the neighbours know of this site after round `done`, and writes it as a checkpoint."""
+    like, names = untrained(membership, problem), membership.mesh.names
+    starts: dict[str, bytes] = {}
+
+    def read(position: int, data: bytes) -> dict[str, Tensor]:
+        length = int.from_bytes(data[:8], "little")
+        content = data[8 : 8 + length]
+        start.refuse_other(content, names[position])
+        starts[names[position]] = content
+        return read_shared(data[8 + length :], like)
+
+    parts = mailroom.take(restoring_step(done), membership.around, read)
+    if len(set(starts.values())) > 1:
+        raise BadInput(
+            f"{', '.join(starts)} say that the run started from different models, so one of them does not tell the "
+            "truth; let the others vote it out, or vote for an earlier round"
+        )
+    state = restored(like, {names[position]: parts[position] for position in membership.around})
+    start.keep(next(iter(starts.values())))
+    identity = identity_of(membership, replace(problem, model=start.model()))
+    into.save(state, done, identity, len(membership.present))
 
 
 class Rounds:
-    """This node's part of the training."""
+    """This node's part of the training in the generation of its membership."""
 
-    def __init__(
-        self,
-        membership: Membership,
-        problem: Problem,
-        mailroom: Mailroom,
-        store: Store,
-        watcher: Watcher,
-        pinned: Callable[[], int | None] = lambda: None,  # the round from which on everything must be kept
-        measurements: Measurements | None = None,  # where to record what is measured, in order to train
-        keep_all: Callable[[], bool] = lambda: False,  # whether no checkpoint to go back to may be dropped now
-    ):
-        self.problem, self._membership, self._mailroom, self._store = problem, membership, mailroom, store
-        self._pinned, self._measurements, self._keep_all = pinned, measurements, keep_all
-        self._watcher, self._experiment = watcher, membership.experiment
-        experiment, present = membership.experiment, membership.present
-        cycle = cycle_of(experiment.topology, membership.mesh, experiment.options.lying_neighbours)
-        self._number = present.index(membership.position)
-        self._neighbours = [one.position for one in membership.neighbours]
-        prior = problem.prior_of_sites
-        network = RemoteNetwork(
-            cycle,
-            [self._number],
-            PeerTransport(self._number, [present.index(p) for p in self._neighbours], self._neighbours, mailroom),
-            device=device_of(experiment.options.device),
-            dtype=DTYPES[experiment.options.dtype],
-            identities=present,
-            secrets=None if membership.secret is None else [membership.secret],
-            each_copy=True,  # one copy per neighbour, so that a site can leave
-            bounds=Bounds(float(prior.max() / prior[self._number])),
-        )
-        replica = Replica(
-            experiment.seeds[0], tuple(range(problem.n)), with_run_length(experiment.algorithm, experiment.rounds)
-        )
-        options = replace(experiment.options, keep_best=False, **dict.fromkeys(membership.not_measured, False))
-        if store is None:
-            problem = with_any_references(problem, membership)
-        else:
-            if Start.known(membership.site.state):  # the prefix is that of the common start
-                problem = self._on_features(problem)
-            problem = with_kept_references(problem, membership, options, network, watcher.trains_alone, watcher.log)
-        self.problem = problem
-        self.training = Training(problem, experiment.topology, [replica], options, network=network)
+    def __init__(self, node: "Node", problem: Problem, mailroom: Mailroom, store: Store):
+        self.node, self.mailroom, self.store, self.membership = node, mailroom, store, node.membership
+        membership, oversight = node.membership, node.oversight
+        if Start.known(membership.site.state):  # the prefix is that of the common start
+            problem = self._on_features(problem)
+        network = network_of(membership, problem, mailroom)
+        problem = with_kept_references(problem, membership, network, oversight.trains_alone, node.log)
+        self.problem, self.training = problem, training_of(membership, problem, network)
         worker = self.training.oracle.worker
-        if worker is not None and store is not None:
-            worker.done, worker.watch = store.work, watcher.works_locally
-        self.branch = branch_of(membership)
-        self._identity = identity_of(membership, problem)
-        self.judged_on = judged_on(problem)
-        self.judge = Evaluator(
-            problem,
-            self.judged_on,
-            self.training.device,
-            self.training.dtype,
-            failed=watcher.metric_failed if watcher else None,
-        )
-        self._run = ObservedRun(self.training, experiment.rounds, self.training.initial())
+        if worker is not None:
+            worker.done, worker.watch = store.work, oversight.works_locally
+        self.identity, self.judge = identity_of(membership, problem), self.evaluator(judged_on(problem))
+        self._run = ObservedRun(self.training, membership.experiment.rounds, self.training.initial())
+
+    def evaluator(self, split: Literal["test", "validation", "train"]) -> Evaluator:
+        """Returns what measures models on a split of this site's data."""
+        failed = self.node.oversight.metric_failed
+        return Evaluator(self.problem, split, self.training.device, self.training.dtype, failed=failed)
 
     def _on_features(self, problem: Problem) -> Problem:
         """Returns the problem with the outputs of its frozen prefix, which are computed here and never leave the site.
         They are kept in the state folder, so that a node that was interrupted goes on where it was."""
         if problem.prefix is None:
             return problem
-        watcher = self._watcher
-        device, folder = device_of(self._experiment.options.device), self._membership.site.state / FEATURES
-        made = with_features(problem, device, folder, watcher.computes_features, watcher.raise_if_stopped)
-        watcher.computes_features(None)
+        oversight, site = self.node.oversight, self.membership.site
+        device, folder = device_of(self.membership.experiment.options.device), site.state / FEATURES
+        made = with_features(problem, device, folder, oversight.computes_features, oversight.raise_if_stopped)
+        oversight.computes_features(None)
         return made
-
-    @staticmethod
-    def idle(membership: Membership, problem: Problem, mailroom: Mailroom | None = None) -> "Rounds":
-        """Returns rounds that are never trained, to look at the state before the first one, or to restore another."""
-        return Rounds(membership, problem, mailroom, None, None)  # type: ignore[arg-type]
 
     @property
     def done(self) -> int:
@@ -204,76 +171,37 @@ class Rounds:
         """Sends neighbours that have lost their state the model that all started from, and what this node knows of
         them, as of the checkpoint after round `done`."""
         self._go_to(done)
-        content = start.content()
+        content, around = start.content(), self.membership.around
         head = len(content).to_bytes(8, "little") + content
-        parts = {position: head + shared(self.state, 1 + self._neighbours.index(position)) for position in whom}
-        self._mailroom.post(restoring_step(done), parts)
-
-    def restore(self, done: int, into: Store, start: Start) -> None:
-        """Waits for what the neighbours know of this site after round `done`, and writes it as a checkpoint."""
-        like, names = self.state, self._membership.mesh.names
-        starts: dict[str, bytes] = {}
-
-        def read(position: int, data: bytes) -> dict[str, Tensor]:
-            length = int.from_bytes(data[:8], "little")
-            content = data[8 : 8 + length]
-            start.refuse_other(content, names[position])
-            starts[names[position]] = content
-            return read_shared(data[8 + length :], like)
-
-        found = self._mailroom.take(restoring_step(done), self._neighbours, read)
-        if len(set(starts.values())) > 1:
-            raise BadInput(
-                f"{', '.join(starts)} say that the run started from different models, so one of them does not tell the "
-                "truth; let the others vote it out, or vote for an earlier round"
-            )
-        state = restored(like, {names[position]: found[position] for position in self._neighbours})
-        start.keep(next(iter(starts.values())))
-        identity = identity_of(self._membership, replace(self.problem, model=start.model()))
-        into.save(state, done, identity, len(self._membership.present))
+        parts = {position: head + shared(self.state, 1 + around.index(position)) for position in whom}
+        self.mailroom.post(restoring_step(done), parts)
 
     def train(self, done: int) -> None:
         """Trains from the checkpoint after round `done` to the last round."""
         self._go_to(done)
-        last = self._experiment.rounds
-        if self._measurements is None:
-            raise TypeError("these rounds were made without measurements, so they can only be repeated")
-        checkpoints = _Checkpointing(
-            self._store,
-            self._mailroom,
-            self._watcher,
-            self._identity,
-            self._membership,
-            self._pinned,
-            self._measurements,
-            self._keep_all,
-        )
-        failed = self._watcher.metric_failed
-        validation = Evaluator(self.problem, "validation", self.training.device, self.training.dtype, failed=failed)
+        experiment = self.membership.experiment
         observers = [
-            self._watcher,
-            _SiteDivergence(self._membership.name),
-            _SiteMeasuring(self.judge, validation, self._watcher, self._number, self._measurements),
-            checkpoints,
-            *self._experiment.observers,
-            _SiteEnding(self._watcher),
+            self.node.oversight,
+            _SiteMeasuring(self),
+            _Checkpointing(self),
+            *experiment.observers,
+            _SiteEnding(self),
         ]
         try:
-            observe(self._run, self.training.states(self.state, done, last), observers)
+            observe(self._run, self.training.states(self.state, done, experiment.rounds), observers)
         except SiteDiverged:
             raise
         except Diverged as error:  # what the site would have sent in the round after
-            raise SiteDiverged(self._membership.name, self.done, self.done + 1, str(error)) from error
+            raise SiteDiverged(self.membership.name, self.done, self.done + 1, str(error)) from error
 
     def _go_to(self, done: int) -> None:
-        run = self._run
-        if self._store.at_or_before(done) == done or done in self._store.landmarks:
-            run.state = self._store.load(done, run.state, self._identity)
-        run.round = done
+        if self.store.at_or_before(done) == done or done in self.store.landmarks:
+            self._run.state = self.store.load(done, self.state, self.identity)
+        self._run.round = done
 
     def state_at(self, agreed: int) -> TrainingState:
         """Returns the state after `agreed` rounds, computed again from the last checkpoint before and the journal."""
-        self._go_to(agreed if agreed in self._store.landmarks else self._store.at_or_before(agreed) or 0)
+        self._go_to(agreed if agreed in self.store.landmarks else self.store.at_or_before(agreed) or 0)
         for t in range(self.done, agreed):
             self._run.state = self.training.advance(self.state, t)
         return self.state
@@ -285,88 +213,63 @@ def restoring_step(done: int) -> int:
     return done + FIRST_ROUND - 1
 
 
-class _SiteDivergence(Observer):
-    """Raises SiteDiverged once this node's model or dual is not finite or has exploded, before it is measured or
-    stored. It looks after every round, so that people see whose numbers exploded first."""
+class _SiteMeasuring(Observer):
+    """Evaluates this node's own model on this site's own data. Raises SiteDiverged once its model or dual is not finite
+    or has exploded, before it is measured or stored. It looks after every round, so that people see whose numbers
+    exploded first."""
 
-    def __init__(self, site: str):
-        self._site = site
+    def __init__(self, rounds: Rounds):
+        self._site, self._number, self._node = rounds.membership.name, rounds.membership.number, rounds.node
+        self._judge, self._validation = rounds.judge, rounds.evaluator("validation")
 
     def start(self, run: ObservedRun) -> None:
         self.run, self._sound = run, run.round
 
     def after_round(self, round: int, state: TrainingState) -> None:
-        if bool(self.run.training.unsound(state).any()):
-            raise SiteDiverged(self._site, self._sound, round, self.run.training.unsound_quantity(state, 0, 0))
+        training, number = self.run.training, self._number
+        if bool(training.unsound(state).any()):
+            raise SiteDiverged(self._site, self._sound, round, training.unsound_quantity(state, 0, 0))
         self._sound = round
-
-
-class _SiteMeasuring(Observer):
-    """Evaluates this node's own model on this site's own data."""
-
-    def __init__(
-        self, judge: Evaluator, validation: Evaluator, watcher: Watcher, number: int, measurements: Measurements
-    ):
-        self._judge, self._validation, self._watcher, self._number = judge, validation, watcher, number
-        self._measurements = measurements
-
-    def after_round(self, round: int, state: TrainingState) -> None:
         if not self.run.measure_due:
             return
-        training, node = self.run.training, self._number
         models = training.whole_models(state)[:, 0]
-        found = self._judge.of_sites(models)
-        values = {name: float(value[0, node]) for name, value in found.items()}
+        values = {name: float(value[0, number]) for name, value in self._judge.of_sites(models).items()}
         duals, own = training.view.duals(state.algorithm), training.view.own_weights(state.algorithm)
         weight = None if own is None else float(own[0, 0, 0]) / training.problem.n
-        weight = weight if duals is None else float(duals[0, 0, node])
+        weight = weight if duals is None else float(duals[0, 0, number])
         validated = self._validation.of_sites(models) if self._validation else {}
-        every = list(values.values()) + [float(value[0, node]) for value in validated.values()]
+        every = [*values.values(), *(float(value[0, number]) for value in validated.values())]
         sent = float(state.sent.node_bits[0, 0]), int(state.sent.node_bytes[0, 0])
-        self._measurements.add(round, every, weight, sent)
-        self._measurements.offer(round, models[0])
-        self._watcher.measured(values | {"round": round}, weight)
-        self.run.new_records = [self._record(round, state, found)]
+        self._node.measurements.add(round, every, weight, sent)
+        self._node.measurements.offer(round, models[0])
+        self._node.oversight.measured(values | {"round": round}, weight)
+        # For observers, a record of a simulation with this site alone.
+        record: Record = {"round": round, "replica": 0, "seed": training.replicas[0].seed}
+        for name, value in values.items():
+            record[name] = {"worst": value, "mean": value, "best": value, "gap": 0.0, "sites": [value]}
+        self.run.new_records = [record | {"bytes_total": sent[1]}]
         self.run.records += self.run.new_records
-
-    def _record(self, round: int, state: TrainingState, found: Mapping[str, Tensor]) -> Record:
-        """Returns this site's numbers as a record of a simulation with one site, for observers."""
-        record: Record = {"round": round, "replica": 0, "seed": self.run.training.replicas[0].seed}
-        for name, value in found.items():
-            number = float(value[0, self._number])
-            record[name] = {"worst": number, "mean": number, "best": number, "gap": 0.0, "sites": [number]}
-        return record | {"bytes_total": int(state.sent.node_bytes.sum())}
 
 
 class _Checkpointing(Observer):
     """Writes a checkpoint from time to time, by rounds, time or the journal's size, and when the rounds stop. Then
     drops what the journal no longer needs."""
 
-    def __init__(
-        self,
-        store: Store,
-        mailroom: Mailroom,
-        watcher: Watcher,
-        identity: Mapping[str, Any],
-        membership: Membership,
-        pinned: Callable[[], int | None],
-        measurements: Measurements,
-        keep_all: Callable[[], bool],
-    ):
-        self._store, self._mailroom, self._watcher = store, mailroom, watcher
-        self._identity, self._sites, self._pinned = identity, len(membership.present), pinned
-        self._measurements, self._keep_all = measurements, keep_all
-        self._landmark_every = landmark_every(membership.experiment.rounds)
+    def __init__(self, rounds: Rounds):
+        self._rounds, self._node, self._store = rounds, rounds.node, rounds.store
+        self._landmark_every = landmark_every(rounds.membership.experiment.rounds)
 
     def start(self, run: ObservedRun) -> None:
         self.run, self._saved, self._saved_at, self._took_s = run, run.round, time.monotonic(), 0.0
 
     def after_round(self, round: int, state: TrainingState) -> None:
+        ledger = self._node.ledger
         if round % self._landmark_every == 0 and round not in self._store.landmarks:
-            thin = self._pinned() is None and not self._keep_all()  # else a certificate may still ask for any of them
-            self._measurements.store_models()
-            self._store.keep(self.run.state, round, self._identity, thin)
-        if self._due(round, state) or (self._watcher.stopping and self._saved != round):
+            # Else a certificate may still ask for any of them.
+            thin = ledger.pinned is None and not ledger.somebody_goes_back()
+            self._node.measurements.store_models()
+            self._store.keep(self.run.state, round, self._rounds.identity, thin)
+        if self._due(round, state) or (self._node.oversight.stopping and self._saved != round):
             self._save(round)
 
     def finish(self, error: BaseException | None) -> None:
@@ -379,35 +282,36 @@ class _Checkpointing(Observer):
             return False
         if every is not None and done - self._saved >= every:
             return True
-        models = self.run.training.view.models(state.algorithm)
-        allowed = journal_allowed(models.nbytes)
+        allowed = journal_allowed(self.run.training.view.models(state.algorithm).nbytes)
         pause = max(_CHECKPOINT_S, self._took_s / _CHECKPOINT_SHARE)
         late = every is None and time.monotonic() - self._saved_at > pause
-        return late or self._mailroom.journal_bytes() + self._store.work.nbytes(self._saved) > allowed
+        return late or self._rounds.mailroom.journal_bytes() + self._store.work.nbytes(self._saved) > allowed
 
     def _save(self, done: int) -> None:
-        began = time.monotonic()
-        self._watcher.reached("before checkpoint", done)
-        self._measurements.store_models()
-        oldest = self._store.save(self.run.state, done, self._identity, self._sites, self._pinned())
-        self._watcher.reached("after checkpoint", done)
-        self._measurements.drop_models()
-        self._mailroom.rotate(oldest + FIRST_ROUND if oldest else 0)
-        self._watcher.reached("after rotation", done)
+        node, rounds, began = self._node, self._rounds, time.monotonic()
+        node.observe("before checkpoint", done)
+        node.measurements.store_models()
+        reach = len(rounds.membership.present)
+        oldest = self._store.save(self.run.state, done, rounds.identity, reach, node.ledger.pinned)
+        node.observe("after checkpoint", done)
+        node.measurements.drop_models()
+        rounds.mailroom.rotate(oldest + FIRST_ROUND if oldest else 0)
+        node.observe("after rotation", done)
         self._saved, self._saved_at = done, time.monotonic()
         self._took_s = self._saved_at - began
 
 
 class _SiteEnding(Observer):
-    """Stops when the watcher asks for it. An observer at one site cannot end the run of all sites."""
+    """Stops when the watch asks for it. An observer at one site cannot end the run of all sites."""
 
-    def __init__(self, watcher: Watcher):
-        self._watcher, self._ignored = watcher, False
+    def __init__(self, rounds: Rounds):
+        self._log, self._oversight, self._ignored = rounds.node.log, rounds.node.oversight, False
 
     def after_round(self, round: int, state: TrainingState) -> None:
         if self.run.stop_reason is not None and not self._ignored:
             self._ignored = True
-            self._watcher.ignored_stop(self.run.stop_reason, round)
+            what = "an observer asked to end the run; one site cannot, so the run continues"
+            self._log("warning", what, round=round, reason=self.run.stop_reason)
         self.run.stop_reason = None
-        if self._watcher.stopping and not self.run.is_last:
-            raise self._watcher.stopping
+        if self._oversight.stopping and not self.run.is_last:
+            raise self._oversight.stopping

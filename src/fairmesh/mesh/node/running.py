@@ -1,12 +1,11 @@
 """The life of a node: it connects to the others, does its rounds, computes the average of all sites, and ends."""
 
-import functools
 import platform
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +15,11 @@ import fairmesh
 from fairmesh.mesh.agreement import COMPATIBILITY
 from fairmesh.mesh.approval import approved_at
 from fairmesh.mesh.certificates import fingerprint
-from fairmesh.mesh.node import divergence, versus_local
-from fairmesh.mesh.node.data_agreement import DataAgreement
-from fairmesh.mesh.node.deciding import Deciding
+from fairmesh.mesh.node import data_agreement, deciding, divergence, versus_local
 from fairmesh.mesh.node.ending import (
-    Announced,
     compare_with_neighbours,
+    expected_results,
+    results_compared,
     settings_of,
     sums_of,
     undefined_metrics,
@@ -34,23 +32,12 @@ from fairmesh.mesh.node.ending import (
 from fairmesh.mesh.node.finished import is_finished, mark_finished
 from fairmesh.mesh.node.machine import pinned
 from fairmesh.mesh.node.measurements import Schedule
-from fairmesh.mesh.node.membership import (
-    Membership,
-    own_data,
-)
+from fairmesh.mesh.node.membership import Membership, own_data
 from fairmesh.mesh.node.node import Node
-from fairmesh.mesh.node.oversight import COMPARING, Decide, Notices
+from fairmesh.mesh.node.oversight import COMPARING, Decide, Notices, Oversight
 from fairmesh.mesh.node.rounds import Rounds, branch_of, restoring_step
-from fairmesh.mesh.node.state_lock import LEFT_S, StateLock, locked
-from fairmesh.mesh.node.store import (
-    LOCAL,
-    PERSONAL,
-    PROGRESS,
-    RESULT,
-    Store,
-    forget_run,
-    put_in_place,
-)
+from fairmesh.mesh.node.state_lock import LEFT_S, locked
+from fairmesh.mesh.node.store import LOCAL, PROGRESS, RESULT, Store, forget_run, put_in_place
 from fairmesh.mesh.node.watching import Log, Monitor
 from fairmesh.mesh.roster import host_and_port
 from fairmesh.mesh.wire.links import Links
@@ -73,7 +60,7 @@ def run_node(
     stream: Any = None,
     public_draws: bool = False,
     trackers: Sequence[Tracker] = (),
-    lock: StateLock | None = None,
+    lock: ExitStack | None = None,
 ) -> Path:
     """Runs the node of a site file to the end of its run.
 
@@ -116,9 +103,9 @@ def run_node(
         monitor = None if monitor_port is None else Monitor(monitor_port)
         with closing(log), pinned(membership.experiment.options):
             node = Node(membership, own_data(membership), log, patience_s, monitor, observe)
-            life, stop = _Life(node, trackers), node.oversight.request_stop
-            with _tracked(trackers, result, log), _stop_requests(stop), node.oversight.watching():
-                life.run()
+            data_agreement.announce(node)
+            with _tracked(trackers, result, log), _stop_requests(node.oversight), node.oversight.watching():
+                _live(node, trackers)
         mark_finished(state, membership.manifest)
         forget_run(state)
         return result
@@ -167,240 +154,201 @@ def _tracked(trackers: Sequence[Tracker], result: Path, log: Log) -> Iterator[No
         tracker.end_with(read_summary(result))
 
 
-class _Life:
-    """The life of a node over all generations of the mesh: it decides with the others, trains, and ends."""
-
-    def __init__(self, node: Node, trackers: Sequence[Tracker]):
-        self._node, self._data, self._trackers = node, DataAgreement(node), trackers
-        self._decisions = Deciding(node, self._data)
-
-    def run(self) -> None:
-        """Continues the run to its end."""
-        node = self._node
-        ledger = node.ledger
-        if not ledger.begun and not ledger.awaits_restoring:
-            ledger.begin(0)
-        deciding = ledger.pending
-        if deciding and ledger.begun:
-            node.membership = node.in_generation(ledger.begun[-1].generation)
-        deciding = deciding or self._decisions.votes_are_in()
-        while True:
-            try:
-                if not ledger.begun and not deciding:
-                    self._decisions.await_restoring()
-                if deciding:
-                    self._decisions.decide()
-                    deciding = False
-                if ledger.begun:
-                    self._generation()
-                    return
-            except Decide:
-                deciding = True
-            except divergence.SiteDiverged as error:
-                self._decisions.after_divergence(error)
-                deciding = True
-            except Exception as error:
-                self._decisions.after_failure(error)
-                deciding = True
-
-    def _generation(self) -> None:
-        """Continues the run to its end, within one generation of the mesh."""
-        node = self._node
-        membership, oversight = node.membership, node.oversight
-        diverged = divergence.told(node.bulletin, membership).get(membership.name)
-        node.ledger.vote()
-        if diverged and node.ledger.without_vote() is None:  # else it must compute again how far it had come
-            raise diverged
-        store = Store(node.folder, membership.mesh.generation, node.log)
-        done, node.rounds = store.newest or 0, None
-        first = done + FIRST_ROUND if done else 0
-        owed = self._decisions.to_restore() if done and done == node.ledger.begun[-1].start else []
-        with node.opened(first) as mailroom:
-            for position in owed:
-                mailroom.owe(position, restoring_step(done))
-            node.machines.begin(membership.mesh.generation, first)
-            if mailroom.other_machine is not None:
-                said = "this machine differs from before; messages that were sent stay as they are"
-                node.log("warning", said, difference=mailroom.other_machine)
-            self._data.settle(mailroom)
-            problem = node.problem(membership)
-            self._data.show(problem)
-            start = node.start_of(problem, membership)
-            node.expect_messages(mailroom, problem, start)
-            with node.linked(mailroom) as links:
-                if not done:
-                    oversight.activity = "agreeing on the model to start from"
-                    neighbours = [one.position for one in membership.neighbours]
-                    start.agree(mailroom, branch_of(membership), neighbours, membership.present)
-                    problem = node.problem(membership)
-                self._enter(problem, store)
-                node.rounds = Rounds(
-                    membership,
-                    problem,
-                    mailroom,
-                    store,
-                    oversight,
-                    lambda: node.ledger.pinned,
-                    node.measurements,
-                    node.ledger.somebody_goes_back,
-                )
-                if owed:
-                    node.rounds.share(done, owed, start)
-                node.rounds.train(done)
-                self._end(node.rounds, links, mailroom)
-
-    def _end(self, rounds: Rounds, links: Links, mailroom: Mailroom) -> None:
-        """Sums up, confirms the result with all sites, and stays until nobody needs this node."""
-        node, membership, oversight = self._node, self._node.membership, self._node.oversight
-        result = node.folder / RESULT
-        if not result.exists():
-            oversight.activity = "waiting for the metrics of all"
-            table = node.measurements
-            node.wait(lambda: not table.open_questions(), table.open_questions)
-            oversight.activity = "summing up"
-            unconfirmed = node.folder / f"unconfirmed-{membership.mesh.generation}"
-            write_result(membership, rounds, mailroom, table, unconfirmed)
-            self._confirm(unconfirmed, sums_of(membership, rounds, mailroom).source)
-            self._compare_with_local(rounds, unconfirmed)
-            oversight.reached("result confirmed", membership.experiment.rounds)
-            write_site_model(membership, rounds, unconfirmed, node.folder / PERSONAL)
-            put_in_place(unconfirmed, result)
-            node.aside.tried("the look at undefined metrics", lambda: self._log_undefined(result), None)
-        compare_with_neighbours(membership, rounds, mailroom, result)
-        if membership.experiment.personalization is not None:
-            oversight.activity = "choosing the site's own model"
-        write_personal(membership, rounds, result, node.folder / PERSONAL, oversight.raise_if_stopped)
-        oversight.reached("result written", membership.experiment.rounds)
-        oversight.activity = "waiting until all have the result"
-        wait_for_all_to_end(membership, rounds, mailroom)
-        oversight.activity = "finished"
-        node.log("info", "finished", rounds=membership.experiment.rounds, folder=RESULT)
-        self._part(links, mailroom)
-        node.ledger.forget_earlier()
-
-    def _enter(self, problem: Problem, store: Store) -> None:
-        """Begins or continues what all sites measure in this generation."""
-        node = self._node
-        membership, experiment = node.membership, node.membership.experiment
-        options = experiment.options
-        since = node.ledger.measured_since()
-        schedule = Schedule(
-            experiment.rounds,
-            options.measure_every,
-            options.best_by,
-            options.best_smoothing,
-            experiment.seeds[0],
-            options.cvar_level,
-            since,
-        )
-        names = [member.name for member in membership.mesh.present]
-        start = node.ledger.begun[-1].start
-        progress = node.folder / PROGRESS
-        for tracker in self._trackers:
-            settings, run = settings_of(membership) | {"site": membership.name}, membership.mesh.name
-            tracker.begin(names, node.folder)
-            tracker.add_replica(0, TrackedReplica(f"{run}, seen from {membership.name}", run, settings, "0"))
-
-        def after_record(records: Sequence[Record]) -> None:
-            write_progress(membership, problem, records, progress)
-            for tracker in self._trackers:
-                tracker.add_records(records)
-
-        node.measurements.after_record = after_record
-        node.measurements.enter(
-            membership.mesh.generation, start, schedule, problem, names, lambda: tuple(store.landmarks)
-        )
-
-    def _confirm(self, unconfirmed: Path, source: str | None) -> None:
-        """Waits until all sites have announced the result that this site has. A difference is named; it ends when the
-        other site announces another result, or is voted out."""
-        node = self._node
-        mine, told = Announced.read(unconfirmed, node.membership), set[str]()
-        mine.announce(node.bulletin, node.membership)
-        node.oversight.activity = "waiting for the results of all"
-
-        def open_questions() -> list[str]:
-            silent, apart = mine.compared(node.bulletin, node.membership)
-            for site, reason in apart.items():
-                if site not in told:
-                    told.add(site)
-                    node.oversight.activity = "results differ; the log says which"
-                    sums = "computed by this site" if source is None else f"from {source}"
-                    node.log("error", "results differ", site=site, reason=reason, sums=sums, kept=unconfirmed.name)
-            return [*silent, *apart]
-
-        node.wait(lambda: not open_questions(), open_questions)
-
-    def _compare_with_local(self, rounds: Rounds, unconfirmed: Path) -> None:
-        """Tells all sites how the common model compares with the one that this site trains alone, waits until all have
-        told theirs, and adds the verdicts to the result."""
-        node, mesh = self._node, self._node.membership.mesh
-        oversight, bulletin = node.oversight, node.bulletin
-        oversight.activity = COMPARING
-        common = unconfirmed / "model.safetensors"
-        folder, go_on = node.folder / LOCAL, functools.partial(oversight.trains_alone, what=COMPARING)
-        body = versus_local.compared(node.membership, rounds, common, folder, go_on, node.log)
-        if body["why_not"]:
-            node.log("warning", "not compared with this site's model alone", reason=body["why_not"])
-        bulletin.announce(versus_local.KIND, body, mesh.generation)
-        oversight.activity = "waiting for the comparisons of all"
-        names = [member.name for member in mesh.present]
-
-        def silent() -> list[str]:
-            told = bulletin.of_all(versus_local.KIND)
-            return [name for name in names if told.get(name, {}).get("generation") != mesh.generation]
-
-        node.wait(lambda: not silent(), silent)
-        told, same = bulletin.of_all(versus_local.KIND), rounds.state.own is None
-        same = same and "accuracy" not in rounds.problem.metrics_by_name  # which may be another one
-
-        def evidence() -> dict[str, Any] | None:
-            return versus_local.evidence(unconfirmed, told, names, same, node.aside)
-
-        versus_local.with_evidence(unconfirmed, node.aside.tried("the comparison of all sites", evidence, None))
-
-    def _log_undefined(self, result: Path) -> None:
-        node = self._node
-        names = [member.name for member in node.membership.mesh.present]
-        for metric, sites in undefined_metrics(result, names).items():
-            node.log("warning", "a metric has no value at some sites", metric=metric, sites=", ".join(sites))
-
-    def _part(self, links: Links, mailroom: Mailroom) -> None:
-        """Stays until no neighbour needs anything. Then waits for their last messages, but not forever, since these may
-        be lost."""
-        node = self._node
-        notices, free_since = Notices(), None
-        while not links.all_finished.wait(0.05):
-            node.oversight.raise_if_deciding()
-            waiting = mailroom.unacknowledged_by()
-            if node.oversight.stopping and waiting:
-                raise node.oversight.stopping
-            if node.oversight.stopping:
+def _live(node: Node, trackers: Sequence[Tracker]) -> None:
+    """Continues the run to its end, over all generations of the mesh: decides with the others, trains, and ends."""
+    ledger = node.ledger
+    if not ledger.begun and not ledger.awaits_restoring:
+        ledger.begin(0)
+    due = ledger.pending
+    if due and ledger.begun:
+        node.membership = node.in_generation(ledger.begun[-1].generation)
+    due = due or deciding.votes_are_in(node)
+    while True:
+        try:
+            if not ledger.begun and not due:
+                deciding.await_restoring(node)
+            if due:
+                deciding.decide(node)
+                due = False
+            if ledger.begun:
+                _generation(node, trackers)
                 return
-            links.finish(waiting)
-            free_since = None if waiting else (free_since or time.monotonic())
-            if free_since is not None and time.monotonic() - free_since > _FAREWELL_S:
-                return
-            if waiting:
-                node.oversight.stop_if_waited_too_long(
-                    notices.seconds, ", ".join(node.membership.mesh.names[p] for p in waiting)
-                )
-            if waiting and notices.due():
-                names = ", ".join(node.membership.mesh.names[position] for position in waiting)
+        except Decide:
+            due = True
+        except divergence.SiteDiverged as error:
+            deciding.after_divergence(node, error)
+            due = True
+        except Exception as error:
+            deciding.after_failure(node, error)
+            due = True
+
+
+def _generation(node: Node, trackers: Sequence[Tracker]) -> None:
+    """Continues the run to its end, within one generation of the mesh."""
+    membership, oversight = node.membership, node.oversight
+    diverged = divergence.told(node.bulletin, membership).get(membership.name)
+    node.ledger.vote()
+    if diverged and node.ledger.without_vote() is None:  # else it must compute again how far it had come
+        raise diverged
+    store = Store(node.folder, membership.mesh.generation, node.log)
+    done, node.rounds = store.newest or 0, None
+    first = done + FIRST_ROUND if done else 0
+    # Neighbours that have lost their state get one from this generation's start.
+    lost = node.ledger.restored() if done and done == node.ledger.begun[-1].start else []
+    owed = [neighbour.position for neighbour in membership.neighbours if neighbour.name in lost]
+    with node.opened(first) as mailroom:
+        for position in owed:
+            mailroom.owe(position, restoring_step(done))
+        node.machines.begin(membership.mesh.generation, first)
+        if mailroom.other_machine is not None:
+            said = "this machine differs from before; messages that were sent stay as they are"
+            node.log("warning", said, difference=mailroom.other_machine)
+        problem, start = data_agreement.settle(node, mailroom)
+        data_agreement.show(node, problem)
+        with node.linked(mailroom) as links:
+            if not done:
+                oversight.activity = "agreeing on the model to start from"
+                start.agree(mailroom, branch_of(membership), membership.around, membership.present)
+                problem = node.problem(membership)
+            _enter(node, problem, store, trackers)
+            node.rounds = Rounds(node, problem, mailroom, store)
+            if owed:
+                node.rounds.share(done, owed, start)
+            node.rounds.train(done)
+            _end(node, node.rounds, links)
+
+
+def _enter(node: Node, problem: Problem, store: Store, trackers: Sequence[Tracker]) -> None:
+    """Begins or continues what all sites measure in this generation."""
+    membership, experiment = node.membership, node.membership.experiment
+    options = experiment.options
+    schedule = Schedule(
+        experiment.rounds,
+        options.measure_every,
+        options.best_by,
+        options.best_smoothing,
+        experiment.seeds[0],
+        options.cvar_level,
+        node.ledger.measured_since(),
+    )
+    for tracker in trackers:
+        settings, run = settings_of(membership) | {"site": membership.name}, membership.mesh.name
+        tracker.begin(membership.names, node.folder)
+        tracker.add_replica(0, TrackedReplica(f"{run}, seen from {membership.name}", run, settings, "0"))
+
+    def after_record(records: Sequence[Record]) -> None:
+        write_progress(membership, problem, records, node.folder / PROGRESS)
+        for tracker in trackers:
+            tracker.add_records(records)
+
+    start, landmarks = node.ledger.begun[-1].start, lambda: tuple(store.landmarks)
+    node.measurements.after_record = after_record
+    node.measurements.enter(membership.mesh.generation, start, schedule, problem, membership.names, landmarks)
+
+
+def _end(node: Node, rounds: Rounds, links: Links) -> None:
+    """Sums up, confirms the result with all sites, and stays until nobody needs this node."""
+    membership, oversight, last = node.membership, node.oversight, node.membership.experiment.rounds
+    result = node.folder / RESULT
+    if not result.exists():
+        oversight.activity = "waiting for the metrics of all"
+        node.wait(node.measurements.open_questions)
+        oversight.activity = "summing up"
+        unconfirmed = node.folder / f"unconfirmed-{membership.mesh.generation}"
+        write_result(rounds, unconfirmed)
+        _confirm(node, unconfirmed, sums_of(rounds).source)
+        _compare_with_local(rounds, unconfirmed)
+        node.observe("result confirmed", last)
+        write_site_model(rounds, unconfirmed)
+        put_in_place(unconfirmed, result)
+        node.aside.tried("the look at undefined metrics", lambda: _log_undefined(node, result), None)
+    compare_with_neighbours(rounds, result)
+    if membership.experiment.personalization is not None:
+        oversight.activity = "choosing the site's own model"
+    write_personal(rounds, result)
+    node.observe("result written", last)
+    oversight.activity = "waiting until all have the result"
+    wait_for_all_to_end(rounds)
+    oversight.activity = "finished"
+    node.log("info", "finished", rounds=last, folder=RESULT)
+    _part(node, links, rounds.mailroom)
+    node.ledger.forget_earlier()
+
+
+def _confirm(node: Node, unconfirmed: Path, source: str | None) -> None:
+    """Waits until all sites have announced the result that this site has. A difference is named; it ends when the
+    other site announces another result, or is voted out."""
+    expected, named = expected_results(unconfirmed, node.membership), set[str]()
+    node.bulletin.announce("result", expected[node.membership.name], node.membership.mesh.generation)
+    node.oversight.activity = "waiting for the results of all"
+
+    def open_questions() -> list[str]:
+        silent, apart = results_compared(expected, node.bulletin)
+        for site in apart.keys() - named:
+            named.add(site)
+            node.oversight.activity = "results differ; the log says which"
+            sums = "computed by this site" if source is None else f"from {source}"
+            node.log("error", "results differ", site=site, reason=apart[site], sums=sums, kept=unconfirmed.name)
+        return [*silent, *apart]
+
+    node.wait(open_questions)
+
+
+def _compare_with_local(rounds: Rounds, unconfirmed: Path) -> None:
+    """Tells all sites how the common model compares with the one that this site trains alone, waits until all have
+    told theirs, and adds the verdicts to the result."""
+    node, generation = rounds.node, rounds.membership.mesh.generation
+    node.oversight.activity = COMPARING
+    body = versus_local.compared(rounds, unconfirmed / "model.safetensors", node.folder / LOCAL)
+    if body["why_not"]:
+        node.log("warning", "not compared with this site's model alone", reason=body["why_not"])
+    node.bulletin.announce(versus_local.KIND, body, generation)
+    node.oversight.activity = "waiting for the comparisons of all"
+
+    def silent() -> list[str]:
+        bodies = node.bulletin.of_all(versus_local.KIND)
+        return [name for name in rounds.membership.names if bodies.get(name, {}).get("generation") != generation]
+
+    node.wait(silent)
+    node.aside.tried("the comparison of all sites", lambda: versus_local.add_evidence(rounds, unconfirmed), None)
+
+
+def _log_undefined(node: Node, result: Path) -> None:
+    for metric, sites in undefined_metrics(result, node.membership.names).items():
+        node.log("warning", "a metric has no value at some sites", metric=metric, sites=", ".join(sites))
+
+
+def _part(node: Node, links: Links, mailroom: Mailroom) -> None:
+    """Stays until no neighbour needs anything. Then waits for their last messages, but not forever, since these may
+    be lost."""
+    notices, free_since = Notices(), None
+    while not links.all_finished.wait(0.05):
+        node.oversight.raise_if_deciding()
+        waiting = mailroom.unacknowledged_by()
+        if node.oversight.stopping and waiting:
+            raise node.oversight.stopping
+        if node.oversight.stopping:
+            return
+        links.finish(waiting)
+        free_since = None if waiting else (free_since or time.monotonic())
+        if free_since is not None and time.monotonic() - free_since > _FAREWELL_S:
+            return
+        if waiting:
+            names = ", ".join(node.membership.mesh.names[position] for position in waiting)
+            node.oversight.stop_if_waited_too_long(notices.seconds, names)
+            if notices.due():
                 node.log("warning", "finished; others still need messages of this node", sites=names)
-        time.sleep(0.3)  # for last messages on their way
+    time.sleep(0.3)  # for last messages on their way
 
 
 @contextmanager
-def _stop_requests(request: Callable[[], None]) -> Iterator[None]:
+def _stop_requests(oversight: Oversight) -> Iterator[None]:
+    """Stops the node on Ctrl-C and on SIGTERM."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-
-    def asked(number: int, frame: Any) -> None:
-        request()
-
-    before = {number: signal.signal(number, asked) for number in (signal.SIGINT, signal.SIGTERM)}
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = {number: signal.signal(number, lambda *_: oversight.request_stop()) for number in numbers}
     try:
         yield
     finally:

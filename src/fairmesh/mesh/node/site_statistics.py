@@ -198,17 +198,12 @@ class _Input(NamedTuple):
             return usual.constant <= 1 / 3 and not self.of_rare_events
         if abs(self.mean - usual.mean) > _FAR * max(usual.spread, usual.between, self.spread):
             return True
-        if self.is_share and _is_share(usual.mean, usual.spread):
+        if _is_share(self.mean, self.spread) and _is_share(usual.mean, usual.spread):
             return False  # values are 0 and 1, which have no unit
         if self.log_size is not None:
             return abs(self.log_size) > _least(_FACTOR, usual.of_sizes)
         factor = _FURTHER if usual.mean_tells_size or usual.never_negative else _FACTOR
         return abs(self.log_times) > _least(factor, usual.of_spreads)
-
-    @property
-    def is_share(self) -> bool:
-        """Returns whether mean and spread are those of values 0 and 1."""
-        return _is_share(self.mean, self.spread)
 
     @property
     def of_rare_events(self) -> bool:

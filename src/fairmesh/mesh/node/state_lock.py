@@ -8,8 +8,8 @@ import errno
 import fcntl
 import os
 import time
+from contextlib import ExitStack
 from pathlib import Path
-from types import TracebackType
 
 from fairmesh.errors import BadInput
 from fairmesh.storage.files import private_folder
@@ -19,25 +19,8 @@ _FILE = "lock"
 _TAKEN = (errno.EWOULDBLOCK, errno.EACCES)
 
 
-class StateLock:
-    """A lock that is held until it is closed, or the process and those that it has forked have ended."""
-
-    def __init__(self, handles: list[int]):
-        self.handles = handles
-
-    def close(self) -> None:
-        while self.handles:
-            os.close(self.handles.pop())
-
-    def __enter__(self) -> "StateLock":
-        return self
-
-    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.close()
-
-
-def locked(folder: Path, patience_s: float = 0.0) -> StateLock:
-    """Locks a state folder until the returned lock is closed.
+def locked(folder: Path, patience_s: float = 0.0) -> ExitStack:
+    """Locks a state folder until the returned lock is closed, or the process and those that it has forked have ended.
 
     Args:
         folder: The state folder.
@@ -45,36 +28,41 @@ def locked(folder: Path, patience_s: float = 0.0) -> StateLock:
             data, which share its lock and its port until they notice. Default: 0.0.
     """
     private_folder(folder)
-    until, lock = time.monotonic() + patience_s, StateLock([])
-    try:
-        lock.handles.append(os.open(folder, os.O_RDONLY))
-        lock.handles.append(os.open(folder / _FILE, os.O_RDWR | os.O_CREAT, 0o600))
-        while not all(_taken(handle, fcntl.LOCK_EX) for handle in lock.handles):
-            if time.monotonic() >= until:
-                lock.close()
-                raise BadInput(f"another node is running with the state in {folder}; stop it first")
-            time.sleep(0.05)
-        os.utime(lock.handles[-1])  # since when it runs
-    except OSError as error:
-        lock.close()
-        raise BadInput(f"cannot use the state folder {folder}: {error.strerror or error}") from error
-    return lock
+    until = time.monotonic() + patience_s
+    with ExitStack() as lock:
+        try:
+            handles = [_opened(lock, folder), _opened(lock, folder / _FILE, os.O_RDWR | os.O_CREAT)]
+            while not all(_taken(handle, fcntl.LOCK_EX) for handle in handles):
+                if time.monotonic() >= until:
+                    raise BadInput(f"another node is running with the state in {folder}; stop it first")
+                time.sleep(0.05)
+            os.utime(handles[-1])  # since when it runs
+        except OSError as error:
+            raise BadInput(f"cannot use the state folder {folder}: {error.strerror or error}") from error
+        return lock.pop_all()
 
 
 def running_since(folder: Path) -> float | None:
     """Returns when the node was started that runs with the state in a folder, in seconds since the epoch, or None if
     none runs. A start whose time is not known, since somebody has deleted the file, counts as 0."""
     try:
-        with StateLock([os.open(folder, os.O_RDONLY)]) as lock:
+        with ExitStack() as lock:
+            handles = [_opened(lock, folder)]
             if (folder / _FILE).exists():
-                lock.handles.append(os.open(folder / _FILE, os.O_RDWR))
-            if all(_taken(handle, fcntl.LOCK_SH) for handle in lock.handles):
+                handles.append(_opened(lock, folder / _FILE, os.O_RDWR))
+            if all(_taken(handle, fcntl.LOCK_SH) for handle in handles):
                 return None
-            return os.fstat(lock.handles[-1]).st_mtime if len(lock.handles) > 1 else 0.0
+            return os.fstat(handles[-1]).st_mtime if len(handles) > 1 else 0.0
     except FileNotFoundError:
         return None
     except OSError as error:
         raise BadInput(f"cannot look at the state folder {folder}: {error.strerror or error}") from error
+
+
+def _opened(lock: ExitStack, path: Path, how: int = os.O_RDONLY) -> int:
+    handle = os.open(path, how, 0o600)
+    lock.callback(os.close, handle)
+    return handle
 
 
 def _taken(handle: int, how: int) -> bool:

@@ -1,9 +1,11 @@
 """The checkpoints in a node's state folder, for each generation of the mesh."""
 
 import functools
+import itertools
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from fairmesh.storage.checkpoint import (
     save_checkpoint,
 )
 from fairmesh.storage.finished_work import FinishedWork
+from fairmesh.storage.run_folder import RunFolder
 
 _KEEP_STATE = "Keep the state folder as it is: the other sites refuse a node with an empty one"
 _AT_LEAST_KEPT = 2  # checkpoints: one may be found damaged
@@ -59,9 +62,7 @@ def put_run_aside(state: Path) -> None:
     found = [path for name in names for path in sorted(state.glob(name))]
     if not found:
         return
-    number = 1
-    while (aside := state / f"before-restoring-{number}").exists():
-        number += 1
+    aside = _unused(state / "before-restoring-1")
     aside.mkdir()
     for path in found:
         os.replace(path, aside / path.name)
@@ -181,14 +182,26 @@ def _name(done: int) -> str:
 
 def put_aside(folder: Path, generation: int) -> None:
     """Renames a result, because its generation has ended and the next one will write its own. Nothing is deleted."""
-    if not folder.exists():
-        return
-    aside = folder.with_name(f"{folder.name}-generation-{generation}")
-    number = 1
-    while aside.exists():
-        number += 1
-        aside = folder.with_name(f"{folder.name}-generation-{generation}-{number}")
-    os.replace(folder, aside)
+    if folder.exists():
+        aside = folder.with_name(f"{folder.name}-generation-{generation}")
+        os.replace(folder, _unused(folder.with_name(f"{aside.name}-2")) if aside.exists() else aside)
+
+
+def _unused(path: Path) -> Path:
+    """Returns a path that ends with a number, or with the next higher one that nothing has."""
+    stem, _, first = path.name.rpartition("-")
+    numbered = (path.with_name(f"{stem}-{number}") for number in itertools.count(int(first)))
+    return next(candidate for candidate in numbered if not candidate.exists())
+
+
+@contextmanager
+def new_folder(folder: Path) -> Iterator[RunFolder]:
+    """Gives a folder to write into, which replaces the one of this name once it is complete."""
+    partial = folder.with_name(folder.name + ".partial")
+    with storing(folder.parent):
+        shutil.rmtree(partial, ignore_errors=True)
+        yield RunFolder(partial, resume=False)
+        put_in_place(partial, folder)
 
 
 def put_in_place(partial: Path, final: Path) -> None:

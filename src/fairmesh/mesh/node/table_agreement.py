@@ -23,9 +23,8 @@ from fairmesh.storage.files import read_bytes, write_atomically
 from fairmesh.storage.run_folder import PREPROCESSING
 
 _KIND = "table"
-_TIMES = (
-    1e6  # a site that makes the spread of a column this many times larger makes it constant for the others in float32
-)
+# A site that makes the spread of a column this many times larger makes it constant for the others in float32.
+_TIMES = 1e6
 
 
 class TableAgreement:
@@ -59,8 +58,8 @@ class TableAgreement:
 
     def silent(self, present: Sequence[str]) -> list[str]:
         """Returns the sites whose sums are not known yet."""
-        announced = self._bulletin.of_all(_KIND)
-        return [name for name in self._sites(present) if name not in announced] if self.needed else []
+        sites = self._sites(present) if self.needed else ()
+        return [name for name in sites if name not in self._bulletin.of_all(_KIND)]
 
     def misfit(self, present: Sequence[str], facts: Mapping[str, Mapping[str, Any]]) -> tuple[list[str], str] | None:
         """Returns the sites whose tables do not fit those of most, or whose sums cannot be true, and what is wrong; or
@@ -74,7 +73,8 @@ class TableAgreement:
             if reason:
                 return [name], f"{name} has announced sums of its table that cannot be true; {reason}"
         try:
-            self._fitted(list(told))
+            if told:
+                Preprocessing.fitted(told)
         except Misfit as error:
             return error.sites, error.reason
         return _outweighing(told)
@@ -85,7 +85,8 @@ class TableAgreement:
             return None
         if self._path.exists():
             return Preprocessing.from_json(read_bytes(self._path).decode())
-        return self._fitted(self._sites(present))
+        told = self._told(self._sites(present))
+        return Preprocessing.fitted(told) if told else None
 
     def freeze(self, present: Sequence[str]) -> None:
         """Records the preprocessing, as the run begins with it, and announces whose sums it was fitted by."""
@@ -110,10 +111,6 @@ class TableAgreement:
         sites, votes = said.most_common(1)[0] if said else ((), 0)
         return sites if 2 * votes >= len(present) else present
 
-    def _fitted(self, sites: Sequence[str]) -> Preprocessing | None:
-        told = self._told(sites)
-        return Preprocessing.fitted(told) if told else None
-
     def _told(self, sites: Sequence[str]) -> dict[str, TableSums]:
         bodies: dict[str, Any] = {name: self._bulletin.of(name, _KIND) for name in sites}
         return {name: TableSums.from_table(body["sums"]) for name, body in bodies.items() if body}
@@ -122,10 +119,10 @@ class TableAgreement:
 def _ranges(contract: Contract) -> dict[str, tuple[float, float]]:
     """Returns the smallest and the largest value that a contract allows, by column."""
     columns = [column for column in (*contract.columns, contract.target) if column is not None]
-    ends = {column.name: (column.min, column.max) for column in columns if column.type not in ("yes-no", "date")}
     return {
-        name: (-math.inf if low is None else low, math.inf if high is None else high)
-        for name, (low, high) in ends.items()
+        column.name: (-math.inf if column.min is None else column.min, math.inf if column.max is None else column.max)
+        for column in columns
+        if column.type not in ("yes-no", "date")
     }
 
 

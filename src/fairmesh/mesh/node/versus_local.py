@@ -7,11 +7,11 @@ site can show the verdicts of all sites.
 """
 
 import dataclasses
+import functools
 import itertools
 import json
 import math
-import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,15 +28,15 @@ from fairmesh.evidence.outcomes import judged
 from fairmesh.mesh.node.aside import Aside
 from fairmesh.mesh.node.ending import metrics_by_site
 from fairmesh.mesh.node.membership import Membership
+from fairmesh.mesh.node.oversight import COMPARING
 from fairmesh.mesh.node.rounds import Rounds
-from fairmesh.mesh.node.store import put_in_place
+from fairmesh.mesh.node.store import new_folder
 from fairmesh.mesh.wire.journal import storing
 from fairmesh.mesh.wire.kinds import CELLS, FEW, FEWEST, KINDS, ROWS_AT_LEAST, most_rows
-from fairmesh.mesh.wire.links import Report
 from fairmesh.problems.objective import Objective
 from fairmesh.problems.problem import Problem
 from fairmesh.storage.files import read_bytes, write_atomically
-from fairmesh.storage.run_folder import SUMMARY, RunFolder
+from fairmesh.storage.run_folder import SUMMARY
 from fairmesh.storage.strict_json import as_json
 from fairmesh.training.references import LOOKS, early_stopped_models, judged_apart
 
@@ -52,16 +52,14 @@ _SILENT = (
 )
 
 
-def compared(
-    membership: Membership, rounds: Rounds, common: Path, folder: Path, go_on: Callable[[int], None], report: Report
-) -> dict[str, Any]:
+def compared(rounds: Rounds, common: Path, folder: Path) -> dict[str, Any]:
     """Trains this site's own model, and compares the model in the file `common` with it. What is in `folder` already is
     not computed again, since it may have been announced.
 
     Returns:
         What this site announces.
     """
-    generation = membership.mesh.generation
+    membership, generation = rounds.membership, rounds.membership.mesh.generation
     file = folder / f"compared-{generation}.json"
     if file.exists():
         kept = json.loads(read_bytes(file))
@@ -72,7 +70,7 @@ def compared(
     verdict, at_home = "", {}
     try:
         if not why_not:
-            own = _own_model(membership, rounds, mine, folder, go_on)
+            own = _own_model(rounds, mine, folder)
             flat, part = rounds.problem.flat_model, rounds.state.own
             theirs = flat.row_of_state_dict(load_file(common)).to(own)
             theirs = theirs if part is None else flat.at_site(theirs, part.rows[0, 0])
@@ -84,7 +82,7 @@ def compared(
                 verdict, at_home = found.verdict, {"metric": here.primary} | found.table()
     except (BadInput, Diverged, RuntimeError) as error:  # the result is complete without it
         why_not = _FAILED  # the error may name files or values of this site
-        report("error", "the comparison with this site's model alone failed", reason=in_a_line(error))
+        rounds.node.log("error", "the comparison with this site's model alone failed", reason=in_a_line(error))
     body = {"generation": generation, "cells": cells, "verdict": verdict, "why_not": why_not}
     if not why_not:
         with storing(folder.parent):
@@ -102,11 +100,9 @@ def _not_compared(membership: Membership, problem: Problem, mine: Site) -> str:
     return f"fewer than {ROWS_AT_LEAST} test rows" if len(mine.test) < ROWS_AT_LEAST else ""
 
 
-def _own_model(
-    membership: Membership, rounds: Rounds, mine: Site, folder: Path, go_on: Callable[[int], None]
-) -> Tensor:
+def _own_model(rounds: Rounds, mine: Site, folder: Path) -> Tensor:
     """Returns the model of this site alone, as a row. It is kept in the folder."""
-    problem, training, experiment = rounds.problem, rounds.training, membership.experiment
+    problem, training, experiment = rounds.problem, rounds.training, rounds.membership.experiment
     file = folder / "model.safetensors"
     if not file.exists():
         objective = Objective(judged_on="held-out" if mine.validation is None else "validation")
@@ -119,15 +115,11 @@ def _own_model(
             training.options,
             training.network,
             _looks(experiment.rounds),
-            go_on,
+            functools.partial(rounds.node.oversight.trains_alone, what=COMPARING),
         )
-        with storing(folder.parent):
-            partial = folder.with_name(folder.name + ".partial")
-            shutil.rmtree(partial, ignore_errors=True)
-            into = RunFolder(partial, resume=False)
-            about = {"architecture": problem.flat_model.architecture, "which": "local", "site": membership.name}
+        about = {"architecture": problem.flat_model.architecture, "which": "local", "site": rounds.membership.name}
+        with new_folder(folder) as into:
             into.write_model("model", problem.flat_model.state_dict(models[0, 0]), about)
-            put_in_place(partial, folder)
     return problem.flat_model.row_of_state_dict(load_file(file)).to(training.device, training.dtype)
 
 
@@ -260,8 +252,10 @@ def evidence(
     return evidence_of(told, names, values, metric)
 
 
-def with_evidence(folder: Path, found: dict[str, Any] | None) -> None:
+def add_evidence(rounds: Rounds, folder: Path) -> None:
     """Adds the evidence to the summary of a result, if there is any."""
+    same = rounds.state.own is None and "accuracy" not in rounds.problem.metrics_by_name  # which may be another one
+    found = evidence(folder, rounds.node.bulletin.of_all(KIND), rounds.membership.names, same, rounds.node.aside)
     if found is not None:
         summary = json.loads(read_bytes(folder / SUMMARY))
         write_atomically(folder / SUMMARY, (as_json(summary | {"evidence": found}, indent=2) + "\n").encode())

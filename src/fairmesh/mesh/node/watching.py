@@ -7,6 +7,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,6 @@ from fairmesh.storage.strict_json import as_json
 STATUS = "status.json"
 STARTING = "starting: it imports, and reads its files and data"  # from its start until its first status
 ENDED = "not running: it was killed, or has failed"  # without saying so in its status
-_LEVELS = {"info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 _LOG_BYTES, _LOG_FILES = 4 << 20, 3
 _PACE_S = 300.0  # over which the rate of rounds is measured
 
@@ -41,22 +41,13 @@ _LASTING = frozenset(  # events that every file of the log repeats: what ran her
 _LASTING_AT_MOST = 200
 
 
-class _Lines(logging.Formatter):
-    """Formats one JSON object per line."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        return as_json(record.__dict__["fields"])
-
-
-class _ForPeople(logging.Formatter):
-    def format(self, record: logging.LogRecord) -> str:
-        fields = dict(record.__dict__["fields"])
-        moment, what = fields.pop("time"), fields.pop("what")
-        level = fields.pop("level")
-        rest = ", ".join(f"{key} {value}" for key, value in fields.items() if value is not None)
-        rest = "".join(c if c.isprintable() else "?" for c in rest)  # no control characters from peers
-        mark = "" if level == "info" else f"{level}: "
-        return f"{moment[11:19]}  {mark}{what}{': ' + rest if rest else ''}"
+def _for_people(event: Mapping[str, Any]) -> str:
+    rest = ", ".join(
+        f"{key} {value}" for key, value in event.items() if value is not None and key not in ("time", "level", "what")
+    )
+    rest = "".join(c if c.isprintable() else "?" for c in rest)  # no control characters from peers
+    mark = "" if event["level"] == "info" else f"{event['level']}: "
+    return f"{event['time'][11:19]}  {mark}{event['what']}{': ' + rest if rest else ''}"
 
 
 class _File(logging.handlers.RotatingFileHandler):
@@ -65,33 +56,26 @@ class _File(logging.handlers.RotatingFileHandler):
 
     def __init__(self, path: Path):
         super().__init__(path, maxBytes=_LOG_BYTES, backupCount=_LOG_FILES, encoding="utf-8")
-        self._lasting: list[dict[str, Any]] = []
+        self.lasting: list[dict[str, Any]] = []
         self._path = path
 
     def handleError(self, record: logging.LogRecord) -> None:
         """Ignores errors: a full disk is reported by what must be written."""
 
-    def emit(self, record: logging.LogRecord) -> None:
-        super().emit(record)
-        fields = record.__dict__["fields"]
-        if fields["what"] in _LASTING:
-            self._lasting = [*self._lasting, fields][-_LASTING_AT_MOST:]
-
     def doRollover(self) -> None:
         super().doRollover()
-        older = sorted(self._path.parent.glob(f"{self._path.name}.*"))
-        oldest = older[-1] if older else self._path
+        if self.stream is None:
+            return
+        older = sorted(self._path.parent.glob(f"{self._path.name}.*")) or [self._path]
         head = {
             "time": _now(),
             "level": "info",
             "what": "the log continues",
-            "file": older[0].name if older else None,
-            "reason": f"the file before this one was full; the log is complete since {_first_time(oldest)}. Lines "
+            "file": older[0].name,
+            "reason": f"the file before this one was full; the log is complete since {_first_time(older[-1])}. Lines "
             "before that were removed, except for those repeated below",
         }
-        if self.stream is None:
-            return
-        for event in (head, *({**one, "repeated": True} for one in self._lasting)):
+        for event in (head, *(event | {"repeated": True} for event in list(self.lasting))):
             self.stream.write(as_json(event) + "\n")
         self.stream.flush()
 
@@ -113,23 +97,20 @@ class Log:
     log's size is bounded. No field ever contains training data."""
 
     def __init__(self, folder: Path, stream: Any = None):
-        stream = stream or sys.stderr
-        self._logger = logging.Logger("fairmesh.mesh.node")
-        shown = logging.StreamHandler(stream)
-        shown.setFormatter(_ForPeople() if stream.isatty() else _Lines())
-        kept = _File(folder / "log.jsonl")
-        kept.setFormatter(_Lines())
-        for handler in (shown, kept):
-            self._logger.addHandler(handler)
+        self._shown, self._kept = logging.StreamHandler(stream or sys.stderr), _File(folder / "log.jsonl")
+        self._to_text = _for_people if self._shown.stream.isatty() else as_json
 
     def __call__(self, level: str, what: str, **fields: Any) -> None:
         event = {"time": _now(), "level": level, "what": what} | fields
-        self._logger.log(_LEVELS[level], what, extra={"fields": event})
+        self._shown.handle(logging.makeLogRecord({"msg": self._to_text(event)}))
+        self._kept.handle(logging.makeLogRecord({"msg": as_json(event)}))
+        if what in _LASTING:
+            self._kept.lasting.append(event)
+            del self._kept.lasting[:-_LASTING_AT_MOST]
 
     def close(self) -> None:
-        for handler in list(self._logger.handlers):
-            self._logger.removeHandler(handler)
-            handler.close()
+        self._shown.close()
+        self._kept.close()
 
 
 class Pace:
@@ -158,10 +139,8 @@ class Pace:
 
 def write_status(folder: Path, status: Mapping[str, Any]) -> None:
     """Writes status.json for `fairmesh status`. A full disk is no reason to stop, so errors are ignored."""
-    try:
+    with suppress(BadInput):
         replace_quickly(folder / STATUS, as_json(status, indent=1).encode())
-    except BadInput:
-        return
 
 
 def waiting_chain(site: str, waits: Mapping[str, Mapping[str, float]]) -> list[str]:
@@ -195,12 +174,11 @@ def live_status(folder: Path) -> dict[str, Any]:
     if since is not None and not (folder / STATUS).exists():
         return {"time": since, "running": True, "activity": STARTING}
     status = read_status(folder)
-    if since is None:
-        status["running"] = False
-        if status["activity"] not in ("finished", "stopped"):
-            status["activity"] = ENDED
-    else:
-        status |= {"running": True, "activity": STARTING if status["time"] < since else status["activity"]}
+    status["running"] = since is not None
+    if since is None and status["activity"] not in ("finished", "stopped"):
+        status["activity"] = ENDED
+    if since is not None and status["time"] < since:
+        status["activity"] = STARTING
     if status["sites"].get(status["site"]):
         status["sites"][status["site"]]["activity"] = status["activity"]
     return status
@@ -231,28 +209,27 @@ class Monitor:
         status = self._status
         if not status:
             return
-        yield GaugeMetricFamily("fairmesh_round", "Rounds that this node has completed.", value=status["round"])
-        yield GaugeMetricFamily("fairmesh_rounds", "Rounds of the whole run.", value=status["rounds"])
+        primary = status["metric_name"]
+        for name, text, value in (
+            ("round", "Rounds that this node has completed.", status["round"]),
+            ("rounds", "Rounds of the whole run.", status["rounds"]),
+            ("certificate_days", "Days until this site's certificate ends.", status["certificate_days"]),
+            ("worst", f"The worst site's {primary} in recent rounds.", status["worst"]),
+            ("mean", f"The mean {primary} in recent rounds.", status["mean"]),
+        ):
+            if value is not None:
+                yield GaugeMetricFamily(f"fairmesh_{name}", text, value=value)
         phase = GaugeMetricFamily("fairmesh_phase", "Share done of a long work outside the rounds.", labels=["phase"])
-        if status["phase"] is not None:
-            phase.add_metric([status["phase"]["what"]], status["phase"]["done"] / status["phase"]["of"])
-        yield phase
-        days = status["certificate_days"]
-        yield GaugeMetricFamily("fairmesh_certificate_days", "Days until this site's certificate ends.", value=days)
         waiting = GaugeMetricFamily("fairmesh_waiting_seconds", "How long this node waits for a site.", labels=["site"])
-        for site, since in status["waiting_for"].items():
-            waiting.add_metric([site], max(0.0, status["time"] - since))
-        yield waiting
-        if status["worst"] is not None:
-            primary, worst, mean = status["metric_name"], status["worst"], status["mean"]
-            yield GaugeMetricFamily("fairmesh_worst", f"The worst site's {primary} in recent rounds.", value=worst)
-            yield GaugeMetricFamily("fairmesh_mean", f"The mean {primary} in recent rounds.", value=mean)
         connected = GaugeMetricFamily("fairmesh_connected", "1 while a neighbour is connected.", labels=["site"])
         sent = CounterMetricFamily("fairmesh_edge_bytes", "Bytes over an edge.", labels=["site", "direction", "of"])
+        if status["phase"] is not None:
+            phase.add_metric([status["phase"]["what"]], status["phase"]["done"] / status["phase"]["of"])
+        for site, since in status["waiting_for"].items():
+            waiting.add_metric([site], max(0.0, status["time"] - since))
         for site, edge in status["edges"].items():
             connected.add_metric([site], float(edge["connected"]))
             for direction in ("out", "in"):
                 sent.add_metric([site, direction, "messages"], edge[f"bytes_{direction}"])
                 sent.add_metric([site, direction, "overhead"], edge[f"overhead_{direction}"])
-        yield connected
-        yield sent
+        yield from (phase, waiting, connected, sent)
