@@ -117,6 +117,9 @@ def run(
         refuse_unusable(folder, resume=resume, overwrite=overwrite)
     use_data(data)
 
+    from fairmesh.comparisons.leave_one_out import check_enough_sites, left_out_table
+    from fairmesh.comparisons.reference_models import FOLDER as REFERENCES_FOLDER
+    from fairmesh.comparisons.reference_models import check_one_algorithm, constant_sentence, reference_table
     from fairmesh.experiment import LEFT_OUT, add_references, leave_one_out_of, load_experiment
     from fairmesh.experiment import run as run_experiment
     from fairmesh.numerics import malloc
@@ -137,10 +140,7 @@ def run(
         worst_in_words,
     )
     from fairmesh.trackers import trackers_of
-    from fairmesh.training.leave_one_out import check_enough_sites, left_out_table
     from fairmesh.training.observers import Watch
-    from fairmesh.training.reference_models import FOLDER as REFERENCES_FOLDER
-    from fairmesh.training.reference_models import check_one_algorithm, constant_sentence, reference_table
 
     trackers = trackers_of(track)
     assignments = [*set_, *([f"options.device={device}"] if device else [])]

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fairmesh.algorithms.base import Algorithm
+from fairmesh.comparisons.weights import WeightsVerdict, verdict_of
 from fairmesh.config.overrides import flat_table
 from fairmesh.config.registry import registered_name
 from fairmesh.config.tables import to_table
@@ -34,7 +35,6 @@ from fairmesh.training.loop import TrainingState
 from fairmesh.training.meter import with_own_parts
 from fairmesh.training.replicas import Replica
 from fairmesh.training.subgroups import SubgroupOutcome, has_subgroups, outcomes
-from fairmesh.training.verdict import WeightsVerdict, verdict_of
 
 _SITES_SHOWN = 20
 

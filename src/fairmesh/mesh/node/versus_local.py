@@ -19,6 +19,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from fairmesh.comparisons.reference_losses import LOOKS, early_stopped_models, judged_apart
 from fairmesh.data.site import Site
 from fairmesh.errors import BadInput, Diverged, in_a_line
 from fairmesh.evidence import LEVEL, Difference, Number, Share, Worst, versus, versus_counts
@@ -38,7 +39,6 @@ from fairmesh.problems.problem import Problem
 from fairmesh.storage.files import read_bytes, write_atomically
 from fairmesh.storage.run_folder import SUMMARY, RunFolder
 from fairmesh.storage.strict_json import as_json
-from fairmesh.training.references import LOOKS, early_stopped_models, judged_apart
 
 KIND = "versus_local"  # of announcement
 _ACCURACY, _LOSS = "accuracy", "loss"

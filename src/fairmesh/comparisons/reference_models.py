@@ -16,6 +16,7 @@ from fairmesh.algorithms.base import Algorithm
 from fairmesh.algorithms.fed_avg import FedAvg
 from fairmesh.algorithms.local import Local, LocalState
 from fairmesh.algorithms.pooled import Pooled
+from fairmesh.comparisons.reference_losses import best_constant, constant_values
 from fairmesh.config.tables import to_table
 from fairmesh.data.reserve import FEWEST_ROWS
 from fairmesh.data.site import Site
@@ -39,7 +40,6 @@ from fairmesh.training.loop import TrainingState
 from fairmesh.training.meter import with_spread
 from fairmesh.training.options import DTYPES, Options, device_of
 from fairmesh.training.provenance import provenance_of
-from fairmesh.training.references import best_constant, constant_values
 from fairmesh.training.replicas import Placements, Replica
 from fairmesh.training.result import Result, aligned, summary_of
 from fairmesh.training.train import train, write_outcome
