@@ -16,7 +16,7 @@ from torch import Tensor, nn
 import fairmesh.trackers  # noqa: F401  registers them, so that files can name them
 from fairmesh.algorithms import Algorithm
 from fairmesh.comparisons import reference_models
-from fairmesh.comparisons.leave_one_out import leave_one_site_out
+from fairmesh.comparisons.leave_one_out import LEFT_OUT, leave_one_site_out
 from fairmesh.comparisons.reference_models import ReferenceComparison
 from fairmesh.config.overrides import assignment, flat_table, put, read_toml, resolved_files
 from fairmesh.config.registry import registered_name
@@ -425,9 +425,6 @@ def add_references(
     return reference_models.add_references(
         result, experiment.topology, options, out=out, resume=resume, announce=announce
     )
-
-
-LEFT_OUT = "leave_one_out.json"  # in a run's folder
 
 
 def leave_one_out_of(

@@ -23,6 +23,7 @@ from fairmesh.data.site import Site
 from fairmesh.errors import BadInput, FairmeshError, Interrupted, nearest
 from fairmesh.evidence import Comparison, versus
 from fairmesh.evidence.outcomes import packed
+from fairmesh.metrics.units import Unit
 from fairmesh.networks.base import Traffic
 from fairmesh.networks.memory import SingleProcess
 from fairmesh.personalization.builtin import FineTuned
@@ -158,9 +159,27 @@ class ReferenceComparison:
                 found[name]["better_off"] = compared.count("better") / len(compared.sites)
         return found | {name: {"title": TITLES[name], "failed": reason} for name, reason in self.failed.items()}
 
+    def table(self) -> list[list[str]]:
+        """Returns a header and one row per site: its metric by the run, and by every reference."""
+        problem = self.result.problem
+        unit = Unit(problem.primary, problem.is_share(problem.primary))
+        measured = [bool(getattr(site, self.result.judged_on)) for site in problem.sites]
+
+        def column(name: str | None = None) -> list[str]:
+            return [unit.shown(v) if known else "not measured" for v, known in zip(self.values(name), measured)]
+
+        columns = {"this run": column()}
+        for name, title in TITLES.items():
+            if name in self.failed:
+                columns[title] = ["failed"] * problem.n
+            elif name in self.references:
+                lost = len(self.references[name].diverged) == len(self.references[name].replicas)
+                columns[title] = ["diverged"] * problem.n if lost else column(name)
+        rows = zip((str(site.name) for site in problem.sites), *columns.values())
+        return [[f"site ({unit.metric})", *columns], *map(list, rows)]
+
     def __str__(self) -> str:
-        sites = [str(site.name) for site in self.result.problem.sites]
-        return aligned(reference_table(self.as_json(), sites, self.values(), self.result.problem.primary))
+        return aligned(self.table())
 
 
 def _mean(values: Sequence[float]) -> float:
@@ -179,13 +198,6 @@ def site_means(result: Result, metric: str | None = None) -> list[float]:
     return [_mean(column) for column in zip(*rows)] if rows else [math.nan] * result.problem.n
 
 
-def shown_value(value: float, metric: str, missing: str = "not defined") -> str:
-    """Returns a metric as text."""
-    if math.isnan(value):
-        return missing
-    return f"{100 * value:.1f} %" if metric == "accuracy" else f"{value:.4g}"
-
-
 def constant_sentence(result: Result, constants: Sequence[float] | None = None) -> str | None:
     """Returns what a constant answer would reach, which any model should exceed, and at which sites it does as well.
 
@@ -199,44 +211,25 @@ def constant_sentence(result: Result, constants: Sequence[float] | None = None) 
     problem = result.problem.of_split(0)
     if problem.task not in ("classes", "binary", "numbers") or isinstance(problem.loss, BoundModelLoss):
         return None
-    metric, higher = problem.primary, problem.higher_is_better(problem.primary)
+    unit, higher = Unit(problem.primary, problem.is_share(problem.primary)), problem.higher_is_better(problem.primary)
     constants = constant_values(problem, result.judged_on) if constants is None else constants
-    pairs = zip((str(site.name) for site in problem.sites), constants, site_means(result))
-    known = [one for one in pairs if all(map(math.isfinite, one[1:]))]
+    known = [
+        (site, constant, reached)
+        for site, constant, reached in zip(problem.sites, constants, site_means(result))
+        if math.isfinite(constant) and math.isfinite(reached)
+    ]
     if not known:
         return None
-    values, held = [constant for _, constant, _ in known], (getattr(site, result.judged_on) for site in problem.sites)
-    rows = {str(site.name): 0 if samples is None else len(samples) for site, samples in zip(problem.sites, held)}
-    counted = [constant for name, constant, _ in known if rows[name] >= result.worst_needs_rows]
-    worst, mean = (min if higher else max)(counted or values), sum(values) / len(values)
-    as_good = [name for name, constant, mine in known if (constant >= mine if higher else constant <= mine)]
+    values = [constant for _, constant, _ in known]
+    counted = [c for site, c, _ in known if len(getattr(site, result.judged_on)) >= result.worst_needs_rows]
+    worst, mean = (min if higher else max)(counted or values), _mean(values)
+    as_good = [str(site.name) for site, c, reached in known if (c >= reached if higher else c <= reached)]
     more = f" and {len(as_good) - 5} more" if len(as_good) > 5 else ""
     where = f"; it does as well as the run at {', '.join(as_good[:5])}{more}" if as_good else ""
     return (
         "a constant answer, the best for each site's training rows, reaches "
-        f"{shown_value(worst, metric)} at the worst site and {shown_value(mean, metric)} on average{where}"
+        f"{unit.shown(worst)} at the worst site and {unit.shown(mean)} on average{where}"
     )
-
-
-def reference_table(
-    references: dict[str, Any], sites: Sequence[str], values: Sequence[float], metric: str
-) -> list[list[str]]:
-    """Returns a header and one row per site: its metric by the run, and by every reference."""
-
-    def cell(reference: dict[str, Any], i: int) -> str:
-        if "failed" in reference or reference["diverged"]:
-            return "diverged" if reference.get("diverged") else "failed"
-        return shown_value(reference["sites"][i], metric, missing[i])
-
-    known = [values, *(one["sites"] for one in references.values() if "sites" in one)]
-    idle = [all(math.isnan(column[i]) for column in known) for i in range(len(sites))]
-    missing = ["not measured" if one else "not defined" for one in idle]
-    header = [f"site ({metric})", "this run", *(one["title"] for one in references.values())]
-    rows = [
-        [name, shown_value(values[i], metric, missing[i]), *(cell(one, i) for one in references.values())]
-        for i, name in enumerate(sites)
-    ]
-    return [header, *rows]
 
 
 def compare_with_references(

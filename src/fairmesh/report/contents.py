@@ -8,14 +8,15 @@ from typing import Any
 
 import fairmesh
 from fairmesh.algorithms.base import Algorithm
+from fairmesh.comparisons.leave_one_out import LEFT_OUT
 from fairmesh.config.registry import FAMILIES
 from fairmesh.config.tables import from_table
 from fairmesh.config.trusted import import_paths
 from fairmesh.errors import BadInput
+from fairmesh.metrics.units import defined
 from fairmesh.report.answers import calibration, compared
 from fairmesh.report.runs import Run, choices_in_words, mean_of, ranked
 from fairmesh.report.sentences import REFERENCES, hints, network_sentence, site_sentence
-from fairmesh.report.units import defined
 from fairmesh.storage.run_folder import PREPROCESSING
 from fairmesh.storage.strict_json import with_nan
 from fairmesh.topology.graphs import Topology
@@ -272,6 +273,3 @@ def _files(run: Run) -> list[Json]:
         }
         for path, held in found
     ]
-
-
-LEFT_OUT = "leave_one_out.json"

@@ -5,6 +5,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from fairmesh.metrics.units import Unit, defined
 from fairmesh.report.contents import Json, contents
 from fairmesh.report.plots import curve, dots, network, reliability
 from fairmesh.report.runs import (
@@ -22,7 +23,6 @@ from fairmesh.report.runs import (
 )
 from fairmesh.report.sentences import REFERENCES, unit_of, verdicts
 from fairmesh.report.style import svg
-from fairmesh.report.units import Unit, defined
 
 _SENTENCES = 12  # sites; the sentences of more are folded
 _ROWS = 24  # rows of a table; more are folded
@@ -103,7 +103,7 @@ def page(
     if several:
         chosen = [chosen_of(run) for run in runs]
         parts += [_items((card["label"], card["sentence"]) for card in cards)]
-        parts += [_table(rows or _rows(runs)), _note(note if rows else caption_of(chosen))]
+        parts += [_table(rows or rows_of(chosen)), _note(note if rows else caption_of(chosen))]
         parts += [_note(text) for text in unequal_choices(runs)]
         parts += ["<h2>Curves</h2>", _curves(chosen), "<h2>Site by site</h2>", *_side_by_side(runs, cards)]
     elif rows:
@@ -554,11 +554,6 @@ def _table(
     fold = min(fold, 12)
     more = f"<details><summary>{len(body) - fold} more rows</summary>{table(body[fold:])}</details>"
     return table(body[:fold]) + more
-
-
-def _rows(runs: Sequence[Run]) -> list[list[str]]:
-    shown_rows = rows_of([chosen_of(run) for run in runs])
-    return [list(shown_rows[0]), *(list(row.values()) for row in shown_rows)]
 
 
 def _figure(figure: Any, description: str, caption: str) -> str:

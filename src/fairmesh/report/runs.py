@@ -10,7 +10,7 @@ from typing import Any
 
 from fairmesh.errors import BadInput
 from fairmesh.metrics.over_sites import LEVEL
-from fairmesh.report.units import Unit, defined
+from fairmesh.metrics.units import Unit, defined
 from fairmesh.storage.run_folder import EXPERIMENT, read_records, read_summary
 from fairmesh.training.result import Result, by_own_models, summary_of
 
@@ -218,8 +218,8 @@ def mean_of(values: Sequence[float]) -> float:
     return sum(found) / len(found) if found else math.nan
 
 
-def rows_of(runs: Sequence[Run]) -> list[dict[str, str]]:
-    """Returns one row per run, ready to be shown. Numbers leave out replicas that diverged, and `caption_of` says what
+def rows_of(runs: Sequence[Run]) -> list[list[str]]:
+    """Returns a header and one row per run. Numbers leave out replicas that diverged, and `caption_of` says what
     the intervals cover."""
     rows = []
     for run in runs:
@@ -240,7 +240,7 @@ def rows_of(runs: Sequence[Run]) -> list[dict[str, str]]:
                 "nominal": f"{run.megabytes('nominal_bits_busiest'):.3g} MB",
             }
         )
-    return rows
+    return [list(rows[0]), *(list(row.values()) for row in rows)]
 
 
 def _numbers(run: Run) -> dict[str, str]:
@@ -490,10 +490,10 @@ def subgroup_table(run: Run) -> list[list[str]]:
     return [["site", "subgroup", "samples", metric, "weight"], *rows]
 
 
-def models_in_words(summary: Mapping[str, Any]) -> str | None:
-    """Returns which of a sweep's algorithms the model files hold; None if there is one algorithm only."""
+def models_in_words(summary: Mapping[str, Any]) -> str:
+    """Returns which of a sweep's algorithms the model files hold; nothing if there is one algorithm only."""
     if len(summary["variants"]) < 2:
-        return None
+        return ""
     final = [entry for entry in summary["models"] if entry["which"] == "final"]
     chosen = next((entry for entry in final if entry["file"] == "model.safetensors"), None)
     if chosen is None:

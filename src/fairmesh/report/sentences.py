@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fairmesh.report.units import Unit, defined
+from fairmesh.metrics.units import Unit, defined
 
 ALONE = "local"
 REFERENCES = {
