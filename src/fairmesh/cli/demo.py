@@ -34,7 +34,7 @@ from fairmesh.problems.evaluator import SplitEvaluator
 from fairmesh.problems.objective import Objective
 from fairmesh.problems.problem import Sampling
 from fairmesh.regularizers.builtin import ChiSquare
-from fairmesh.report.plots import whiskers
+from fairmesh.report.plots import dots, scaled_series
 from fairmesh.report.runs import Run
 from fairmesh.report.style import loaded_matplotlib, save_figure
 from fairmesh.report.writing import write_report
@@ -372,11 +372,11 @@ def _load_matplotlib() -> None:
 
 def _write_report(outcome: Outcome, out: Path) -> Path:
     runs = list(outcome.runs.values())
-    ends = {
-        "worst site": [outcome.evidence[name]["worst"] for name in outcome.runs],
-        "mean over sites": [outcome.evidence[name]["mean"] for name in outcome.runs],
+    series = {
+        said: scaled_series([outcome.evidence[name][what] for name in outcome.runs], 100)
+        for what, said in (("worst", "worst site"), ("mean", "mean over sites"))
     }
-    save_figure(whiskers([run.label for run in runs], ends, "accuracy, %", scale=100), out / "methods.png")
+    save_figure(dots([run.label for run in runs], series, "accuracy, %"), out / "methods.png")
     return write_report(runs, out, TITLE, outcome.sentence, outcome.table(), NOTE).page
 
 

@@ -98,7 +98,7 @@ def show_table(
 ) -> None:
     """Prints a rich table on a terminal, and tab-separated lines elsewhere. Cells are text, whatever they contain:
     words of other sites cannot format or control a terminal. With `texts`, all columns begin at the left."""
-    rows = [["".join(one if one.isprintable() else "?" for one in cell) for cell in row] for row in rows]
+    rows = [[", ".join(map(_printable, cell.split("\n"))) for cell in row] for row in rows]
     if not sys.stdout.isatty():
         for row in rows:
             print("\t".join(row))
@@ -112,6 +112,10 @@ def show_table(
     for i, row in enumerate(rows[1:]):
         table.add_row(*map(Text, row), style="bold red" if i in marked else None)
     console().print(table)
+
+
+def _printable(text: str) -> str:
+    return "".join(character if character.isprintable() else "?" for character in text)
 
 
 def draw(picture: Callable[[Path], None], asked: Path | None, default: Path, overwrite: bool = False) -> Path | None:

@@ -15,7 +15,7 @@ from fairmesh.config.trusted import import_paths
 from fairmesh.errors import BadInput
 from fairmesh.metrics.units import defined
 from fairmesh.report.answers import calibration, compared
-from fairmesh.report.runs import Run, choices_in_words, mean_of, ranked
+from fairmesh.report.runs import Run, choices_in_words, links_of, mean_of, ranked
 from fairmesh.report.sentences import REFERENCES, hints, network_sentence, site_sentence
 from fairmesh.storage.run_folder import PREPROCESSING
 from fairmesh.storage.strict_json import with_nan
@@ -48,7 +48,7 @@ def card(run: Run) -> Json:
         "metric": chosen.metric,
         "metrics": {name: _metric(chosen, name) for name in chosen.metrics},
         "tail": chosen.tail_in_words(),
-        "classes": summary.get("model", {}).get("classes", []),
+        "classes": summary["model"].get("classes", []),
         "higher_is_better": chosen.higher_is_better,
         "judged_on": summary["judged_on"],
         "judged_by": summary.get("judged_by", "average model"),
@@ -80,10 +80,10 @@ def card(run: Run) -> Json:
 def _metric(run: Run, name: str) -> Json:
     """Returns how a metric is read, and what is said of all sites by it."""
     numbers = {what: run.over_sites(what, metric=name) for what in ("worst", "mean", "best", "gap")}
-    more = run.summary.get("metrics", {}).get(name, {})  # measured without regard to replicas that diverged
-    keys = ("worst_share", "cvar", "std", "jain")
-    numbers |= {key: more[key] for key in keys if key in more and not run.summary["diverged"]}
-    return {"share": run.unit(name).share, "higher_is_better": run.higher_of(name)} | numbers
+    table = run.summary["metrics"][name]
+    if not run.summary["diverged"]:  # these are measured without regard to replicas that diverged
+        numbers |= {key: table[key] for key in ("worst_share", "cvar", "std", "jain")}
+    return {"share": table["share"], "higher_is_better": table["higher_is_better"]} | numbers
 
 
 def _sweep(run: Run, variants: Sequence[Run], ranked_on: str) -> Json:
@@ -113,7 +113,7 @@ def _sites(run: Run) -> list[Json]:
     names = [str(name) for name in summary["sites"]]
     evidence = {one["name"]: one for one in run.evidence.get("sites", [])}
     data = _counted(run)
-    weights, prior, compared = run.weights(), summary.get("prior"), references(run)
+    weights, compared = run.weights(), references(run)
     values = {metric: run.by_site(metric) for metric in run.metrics}
     versus = _versus(run, evidence)
     found = []
@@ -132,7 +132,7 @@ def _sites(run: Run) -> list[Json]:
                 "metrics": {metric: column[i] for metric, column in values.items()},
                 "interval": _known(known.get("interval")),
                 "weight": weights[i] if weights else None,
-                "prior": prior[i] if prior else None,
+                "prior": summary["prior"][i],
                 "references": {kind: column[i] for kind, column in compared.items()},
                 "why_not_compared": known.get("why_not"),
                 "versus": {kind: by_site[name] for kind, by_site in versus.items() if name in by_site},
@@ -211,11 +211,9 @@ def _graph(run: Run) -> Json | None:
         mixing = union_of(from_table(Topology, table, "topology").build(n))
     except BadInput:  # sites have left, or it was written by another version
         return None
-    rows, columns = mixing.matrix.nonzero()
-    edges = sorted({(int(min(i, j)), int(max(i, j))) for i, j in zip(rows, columns) if i != j})
     return {
         "name": table["name"],
-        "edges": [list(edge) for edge in edges],
+        "edges": links_of(mixing),
         "spectral_gap": mixing.gap,
         "placed": settings.get("placements") is not None,  # then node i does not have the data of site i
     }

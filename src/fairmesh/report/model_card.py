@@ -3,12 +3,11 @@
 Parts that only people can write are blanks between comments. A card that is written again keeps them."""
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from fairmesh.report.sentences import REFERENCES, unit_of
-
-Json = Mapping[str, Any]
+from fairmesh.report import tables
+from fairmesh.report.contents import Json
 
 _BLANKS = {
     "intended-use": "What is the model for, and who may use it?",
@@ -66,33 +65,13 @@ def _table(rows: Sequence[Sequence[object]]) -> str:
 
 
 def _results(card: Json) -> Iterable[str]:
-    """Yields a table of the sites by the primary metric, and one of all metrics over the sites."""
-    unit, sites = unit_of(card), card["sites"]
-    kinds = [kind for kind in REFERENCES if any(kind in site["references"] for site in sites)]
-    level = f"{100 * card['intervals']['level']:.0f} % interval"
-    header = ["site", "samples", unit.metric, level, "λ", *(REFERENCES[kind] for kind in kinds)]
-    rows = [
-        [
-            site["name"],
-            "-" if site["n"] is None else site["n"],
-            unit.shown(site["metrics"][unit.metric]) if site["measured"] else "not measured",
-            unit.interval(site["interval"]) or "-",
-            "-" if site["weight"] is None else f"{site['weight']:.3f}",
-            *(unit.shown(site["references"].get(kind)) for kind in kinds),
-        ]
-        for site in sites
-    ]
+    """Yields a table of the sites by the primary metric, and one of all metrics."""
+    order = range(len(card["sites"]))
     yield f"Measured on the {card['judged_on']} samples of each site." + (
         f" Means over {card['spread_by']}." if card["spread_by"] else ""
     )
-    yield _table([header, *rows])
-    units = [unit_of(card, name) for name in card["metrics"]]
-    over = [
-        [one.metric, *(one.shown(card["metrics"][one.metric][what]) for what in ("worst", "mean", "best")),
-         "higher" if card["metrics"][one.metric]["higher_is_better"] else "lower"]
-        for one in units
-    ]  # fmt: skip
-    yield _table([["over the sites", "worst", "mean", "best", "better is"], *over])
+    yield _table(tables.of_sites(card, order))
+    yield _table(tables.of_metrics(card, order))
 
 
 def _shape(shape: Any) -> str:
@@ -141,23 +120,8 @@ def _limits(card: Json) -> Iterable[str]:
 
 
 def _training(card: Json) -> Iterable[str]:
-    """Yields algorithm, graph, traffic and versions."""
-    traffic, graph = card["traffic"], card["graph"]
-    rows: list[list[object]] = [
-        ["algorithm", card["algorithm"]],
-        *([f"setting {key}", value] for key, value in card["changes"].items()),
-        ["rounds", card["rounds"]],
-        ["parameters", card["parameters"]],
-        ["sites", len(card["sites"])],
-    ]
-    if graph:
-        rows.append(["graph", f"{graph['name']}, {len(graph['edges'])} links"])
-    rows.append(["bytes sent by the busiest node", traffic["bytes_busiest_node"]])
-    rows.append(["bytes sent in all", traffic["bytes_total"]])
-    if card["provenance"]:
-        rows += [[f"version of {name}", number] for name, number in card["provenance"]["versions"].items()]
-        rows.append(["digest of data and model", card["provenance"]["data"]["digest"]])
-    yield _table([["", ""], *rows])
+    """Yields algorithm, graph, traffic, versions and settings."""
+    yield _table([["", ""], *tables.facts(card)])
     if card["settings"]:
         yield f"All settings (experiment.toml):\n\n```toml\n{card['settings'].strip().replace('```', '')}\n```"
 

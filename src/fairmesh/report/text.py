@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fairmesh.comparisons.reference_models import ReferenceComparison, constant_sentence
+from fairmesh.report.contents import card
 from fairmesh.report.runs import (
     SITES_SHOWN,
     Run,
@@ -12,8 +13,6 @@ from fairmesh.report.runs import (
     caption_of,
     choices_in_words,
     mean_of,
-    metric_table,
-    metrics_by_site,
     models_in_words,
     of_worst_sites,
     personal_table,
@@ -22,6 +21,7 @@ from fairmesh.report.runs import (
     subgroup_table,
     worst_in_words,
 )
+from fairmesh.report.tables import of_metrics
 from fairmesh.training.result import Result
 
 
@@ -55,8 +55,10 @@ def run_in_words(
     yield from (caption_of(shown), *choices_in_words([run]), others, *map(worst_in_words, shown))
     for variant in shown:
         of_variant = "" if variant is run else f": {variant.label}"
-        yield Table(metric_table(variant), f"All metrics over the sites{of_variant}")
-        yield Table(of_worst_sites(metrics_by_site(variant), variant), f"All metrics by site{of_variant}")
+        if set(variant.metrics) - {"loss", "accuracy"}:
+            n, worst_first = result.problem.n, variant.worst_first()
+            order = worst_first[:SITES_SHOWN] if n > SITES_SHOWN + 2 else range(n)
+            yield Table(of_metrics(card(variant), order), f"All metrics{of_variant}")
         yield Table(of_worst_sites(personal_table(variant), variant), f"The sites' own models{of_variant}")
     yield Table(of_worst_sites(subgroup_table(run), shown[0]), "Subgroups inside the sites")
     yield from (note for note in run.notes() if note not in result.notes)  # those were said when they were found
