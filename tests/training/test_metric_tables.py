@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import fairmesh as fm
-from fairmesh.report.html import page
 from fairmesh.report.contents import card
+from fairmesh.report.html import page
 from fairmesh.report.runs import Run, site_table, worst_sites
 from fairmesh.report.tables import of_metrics
 from tests.refusals import missing_from

@@ -591,7 +591,7 @@ def paired(a: Scores, b: Scores, overlap: float = 0.0, shares: bool = True, trai
         >>> found.value, [round(end, 2) for end in found.interval()]
         (0.1, [0.04, 0.17])
     """
-    differences = [_difference(x, y) for x, y in zip(_arrays(a), _arrays(b), strict=True)]
+    differences = [row_differences(x, y) for x, y in zip(_arrays(a), _arrays(b), strict=True)]
     if not shares:
         return mean(differences, overlap, training)
     if not differences:
@@ -623,8 +623,13 @@ def paired_counts(rows: int, only_a: int, only_b: int) -> PairedShare:
     return PairedShare(only_a / rows, only_b / rows, rows)
 
 
-def _difference(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Returns a - b by seed; the mean over seeds first, where they have different numbers of them."""
+def row_differences(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Returns the scores a - b by seed; the mean over seeds first, where they have different numbers of them.
+
+    Args:
+        a: The scores of the one (seeds, rows).
+        b: The scores of the other at the same rows.
+    """
     if a.shape[1] != b.shape[1]:
         raise ValueError(f"{a.shape[1]} and {b.shape[1]} rows are not the same rows")
     return a - b if len(a) == len(b) else a.mean(axis=0, keepdims=True) - b.mean(axis=0, keepdims=True)

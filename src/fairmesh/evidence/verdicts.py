@@ -17,6 +17,7 @@ from fairmesh.evidence.intervals import (
     paired,
     paired_counts,
     resampled,
+    row_differences,
 )
 from fairmesh.evidence.means import mean_number, mean_of, mean_paired_share
 from fairmesh.evidence.outcomes import Answers, Outcomes, resamples_of
@@ -248,8 +249,8 @@ def _paired(a: Outcomes, b: Outcomes, site: int, metric: str) -> Estimate:
     def resample(split: int, seed: int, counts: np.ndarray) -> np.ndarray:
         return _mean_of(function, here[split], counts) - _mean_of(function, there[split], counts)
 
-    sizes = [len(one) for one in here]
-    return resampled(resample, sizes, [1] * len(here), a.overlaps[site], a.is_share(metric), difference=True)
+    sizes, share = [len(one) for one in here], getattr(function, "is_share", False)
+    return resampled(resample, sizes, [1] * len(here), a.overlaps[site], share, difference=True)
 
 
 def _training_overlap(
@@ -284,12 +285,8 @@ def mean_difference(a: Outcomes, b: Outcomes, metric: str | None = None) -> Esti
     scores = {i: (a.scores(i, metric), b.scores(i, metric)) for i in known}
     if any(x is None or y is None for x, y in scores.values()):
         return mean_of([_paired(a, b, i, metric) for i in known])
-    strata = a.strata({i: [_by_seed(p, q) for p, q in zip(x or [], y or [])] for i, (x, y) in scores.items()})
+    strata = a.strata({i: [row_differences(p, q) for p, q in zip(x or [], y or [])] for i, (x, y) in scores.items()})
     return mean_paired_share(strata) if a.counts_right(metric) else mean_number(strata)
-
-
-def _by_seed(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    return a - b if len(a) == len(b) else a.mean(axis=0, keepdims=True) - b.mean(axis=0, keepdims=True)
 
 
 def _of_worst(a: Outcomes, b: Outcomes, metric: str) -> Estimate:
