@@ -635,14 +635,13 @@ def row_differences(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return a - b if len(a) == len(b) else a.mean(axis=0, keepdims=True) - b.mean(axis=0, keepdims=True)
 
 
-def resampled(
+def bootstrapped(
     metric: Callable[[int, int, np.ndarray], np.ndarray],
     rows: Sequence[int],
     seeds: Sequence[int],
     overlap: float = 0.0,
     bounded: bool = False,
     difference: bool = False,
-    resamples: int = _RESAMPLES,
     training: float | None = None,
     limits: tuple[float, float] | None = None,
 ) -> Estimate:
@@ -657,7 +656,6 @@ def resampled(
         bounded: Whether the metric lies in [0, 1]; its interval is then that of a share with the same variance.
             Default: False.
         difference: Whether it is the difference of two such metrics. Default: False.
-        resamples: How often rows are drawn again. Default: 400.
         training: The share of its training rows that a split has in common with another, where that is less; None for
             `overlap`. Default: None.
         limits: The lowest and the highest possible value of a metric that is not `bounded`; None for any. If it cannot
@@ -665,22 +663,22 @@ def resampled(
 
     Example:
         >>> import numpy as np
-        >>> from fairmesh.evidence import resampled
+        >>> from fairmesh.evidence import bootstrapped
         >>> values = np.random.default_rng(0).normal(size=50)
         >>> def root_mean_square(split, seed, counts):
         ...     return np.sqrt(counts @ values**2 / counts.sum(axis=1))
-        >>> found = resampled(root_mean_square, [50], [1])
+        >>> found = bootstrapped(root_mean_square, [50], [1])
         >>> low, high = found.interval()
         >>> low < found.value < high
         True
     """
     points, variances = [], []
     for k, (count, repeats) in enumerate(zip(rows, seeds)):
-        once, counts = np.ones((1, count)), _table(_width(count))[:resamples, :count].astype(np.float64)
+        once, counts = np.ones((1, count)), _table(_width(count))[:, :count].astype(np.float64)
         points.append(np.array([float(metric(k, s, once)[0]) for s in range(repeats)]))
         drawn = np.mean([metric(k, s, counts) for s in range(repeats)], axis=0)
         drawn = drawn[np.isfinite(drawn)]  # a resample may hold one class only
-        enough = count > 1 and len(drawn) >= max(2, resamples // 10)
+        enough = count > 1 and len(drawn) >= _RESAMPLES // 10
         variance = float(drawn.var(ddof=1)) if enough else math.nan
         variances.append(max(variance, (count + 1.0) ** -2) if bounded and difference and enough else variance)
     value, variance, freedom = spread(points, variances, [0.0] * len(points), overlap, training)

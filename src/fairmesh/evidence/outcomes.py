@@ -23,10 +23,9 @@ from fairmesh.config.tables import from_table, to_table
 from fairmesh.data.rows import SampleRows
 from fairmesh.data.samples import Samples
 from fairmesh.errors import BadInput
-from fairmesh.evidence.intervals import Estimate, Scores, Share, Worst, mean, resampled, share
+from fairmesh.evidence.intervals import Estimate, Scores, Share, Worst, bootstrapped, mean, share
 from fairmesh.evidence.means import Stratum, mean_number, mean_of, mean_share, strata_of
-from fairmesh.metrics.base import MeanMetric, NamedMetric, chosen_metrics
-from fairmesh.metrics.base import resampled as metric_resampled
+from fairmesh.metrics.base import MeanMetric, NamedMetric, chosen_metrics, resampled
 from fairmesh.metrics.builtin import Accuracy
 from fairmesh.metrics.over_sites import WORST_NEEDS_ROWS
 from fairmesh.numerics import trees
@@ -248,7 +247,7 @@ class Outcomes:
 
             limits = _limits(function)
             bounded, training = limits == (0.0, 1.0), self.training_overlap(site)
-            return resampled(resample, sizes, seeds, self.overlaps[site], bounded, training=training, limits=limits)
+            return bootstrapped(resample, sizes, seeds, self.overlaps[site], bounded, training=training, limits=limits)
         if self.counts_right(metric):
             return share(scores, self.overlaps[site], self.training_overlap(site))
         limits = _limits(self.function(metric))
@@ -439,11 +438,11 @@ def resamples_of(
         return np.full(len(counts), math.nan)
     outputs, targets, draws = answers.outputs[seed], answers.targets, torch.from_numpy(counts)
     if isinstance(function, NamedMetric):
-        return metric_resampled(function, outputs, targets, draws).numpy()
+        return resampled(function, outputs, targets, draws).numpy()
     found = np.full(len(counts), math.nan)
     for k in range(len(counts)):
         with suppress(Exception):  # a user's function may raise anything where it is not defined, such as for one class
-            found[k] = float(metric_resampled(function, outputs, targets, draws[k : k + 1])[0])
+            found[k] = float(resampled(function, outputs, targets, draws[k : k + 1])[0])
     return found
 
 
@@ -556,7 +555,7 @@ def _answers(problem: Problem, samples: Samples, models: Tensor, known: dict[int
     rows = SampleRows([samples], torch.device("cpu"))
     chunk = max(1, _FLOATS_AT_ONCE // (len(models) * trees.numbers_per_sample(samples.inputs)))
     losses, rights, kept, truths, equal = [], [], [], [], []
-    single = isinstance(samples.targets, Tensor)  # metrics of several targets are not resampled
+    single = isinstance(samples.targets, Tensor)  # metrics of several targets are not bootstrapped
     for _, (given, true) in rows.chunks(0, len(samples), chunk):
         inputs, truth = (
             as_floats(trees.mapped(lambda part: part.to(models.device), tree), models.dtype) for tree in (given, true)

@@ -13,6 +13,7 @@ from fairmesh.config.registry import FAMILIES
 from fairmesh.config.tables import from_table
 from fairmesh.config.trusted import import_paths
 from fairmesh.errors import BadInput
+from fairmesh.evidence.intervals import LEVEL
 from fairmesh.metrics.units import defined
 from fairmesh.report.answers import calibration, compared
 from fairmesh.report.runs import Run, choices_in_words, links_of, mean_of, ranked
@@ -102,9 +103,8 @@ def _sweep(run: Run, variants: Sequence[Run], ranked_on: str) -> Json:
 
 def _intervals(run: Run) -> Json:
     """Returns the intervals of the worst site and of the mean over sites, where they are known."""
-    evidence = run.evidence
-    found = {"level": evidence.get("level", 0.95)} | {key: evidence[key] for key in ("covers",) if key in evidence}
-    return found | {what: evidence[what] for what in ("worst", "mean") if evidence.get(what)}
+    known = run.evidence
+    return {"level": LEVEL} | {key: known[key] for key in ("level", "covers", "worst", "mean") if known.get(key)}
 
 
 def _sites(run: Run) -> list[Json]:
@@ -147,13 +147,7 @@ def _counted(run: Run) -> list[Json]:
     summary = run.summary
     if "support" in summary:
         return [{"n": None} | one if isinstance(one, dict) else {"n": 0} for one in summary["support"]]
-    if "provenance" not in summary:
-        return [{"n": None}] * len(summary["sites"])
-    judged_on = summary["judged_on"]
-    return [
-        {"n": site[judged_on], "classes": site.get("classes", {}).get(judged_on)}
-        for site in summary["provenance"]["data"]["sites"]
-    ]
+    return [{"n": None}] * len(summary["sites"])
 
 
 def _known(interval: Any) -> list[float] | None:
