@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from fairmesh.cli.demo import Outcome, contenders, demo
+from fairmesh.report.runs import rows_of
 
 README = Path(__file__).parents[2] / "README.md"
 pytestmark = pytest.mark.recorded  # as users run it
@@ -79,8 +80,8 @@ def test_demo_shows_every_site_and_writes_its_page_and_plots(written):
     page = (folder / "report.html").read_text()
     for name in outcome.as_json()["contenders"]["default"]["sites"]:
         assert name in page
-    for row in outcome.table():
-        assert row[1] in page
+    for row in rows_of(list(outcome.runs.values())):
+        assert row[2] in page
     assert outcome.sentence.split(";")[0] in page
     assert page.count("<svg") >= 3
     assert set(json.loads((folder / "report.json").read_text())) >= {"runs"}

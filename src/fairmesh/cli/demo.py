@@ -9,7 +9,7 @@ import statistics
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -150,16 +150,6 @@ class Outcome:
             runs, outcomes, evidence, versus(fixed, alone), versus(default, fixed), joining=versus(default, alone)
         )
 
-    def table(self) -> list[list[str]]:
-        """Returns a header and one row per contender."""
-        shown = [["accuracy, %", "worst site", "mean over sites", "best site", "busiest node sent"]]
-        for name, run in self.runs.items():
-            numbers = [_shown(self.evidence[name][what]) for what in ("worst", "mean")]
-            best = max(site["value"] for site in self.evidence[name]["sites"])
-            sent = f"{run.megabytes('bytes_busiest_node'):.2f} MB"
-            shown.append([run.label, *numbers, f"{100 * best:.1f}", sent])
-        return shown
-
     @property
     def sentence(self) -> str:
         """Returns what joining and the weights brought."""
@@ -205,11 +195,6 @@ class Outcome:
             "sentence": self.sentence,
             "sentences": self.sentences(),
         }
-
-
-def _shown(estimate: Mapping[str, Any]) -> str:
-    low, high = (100 * end for end in estimate["interval"])
-    return f"{100 * estimate['value']:.1f} ({low:.1f} to {high:.1f})"
 
 
 def demo(seed: int, out: Path | None, watch: Callable[[str, int], Watching | None] | None = None) -> Outcome:
@@ -330,7 +315,7 @@ def _write_report(outcome: Outcome, out: Path) -> Path:
         for what, said in (("worst", "worst site"), ("mean", "mean over sites"))
     }
     save_figure(dots([run.label for run in runs], series, "accuracy, %"), out / "methods.png")
-    return write_report(runs, out, TITLE, outcome.sentence, outcome.table(), NOTE).page
+    return write_report(runs, out, TITLE, outcome.sentence, NOTE).page
 
 
 TITLE = "Ten sites, six of them small and with another scanner"

@@ -41,7 +41,7 @@ def demo(
     with without_garbage_collection():
         from fairmesh.cli.demo import NOTE
         from fairmesh.cli.demo import demo as run_demo
-        from fairmesh.report.runs import site_table, worst_sites
+        from fairmesh.report.runs import rows_of, site_table, worst_sites
 
     folder = _fresh(out)
     if not json_:
@@ -57,7 +57,7 @@ def demo(
         return
     runs = list(outcome.runs.values())
     show_table(site_table(runs), "Accuracy site by site", worst_sites(runs))
-    show_table(outcome.table(), "Overall")
+    show_table(rows_of(runs), "Overall")
     written = (
         f"Plots and the full page: {outcome.report}"
         if outcome.report

@@ -258,22 +258,19 @@ class Combined(Estimate):
     def bound(self, tail: float, upper: bool) -> float:
         centre, moves = 0.0, []
         for part, factor in zip(self.parts, self.factors):
-            low, high = part.interval(1.0 - 2 * tail)
-            middle = part.value
-            if self.debiased:
-                low, middle, high = part.centred(1.0 - 2 * tail)
+            centred = type(part).centred if self.debiased else Estimate.centred
+            low, middle, high = centred(part, 1.0 - 2 * tail)
             ends = factor * (low - middle), factor * (high - middle)
             centre += factor * middle
             moves.append(max(ends) if upper else min(ends))
         if any(map(math.isnan, moves)):
             return math.nan
-        length = self._length(moves)
+        squares = sum(move * move for move in moves)
+        if self.correlation:
+            signs = math.copysign(1.0, self.factors[0]) * math.copysign(1.0, self.factors[-1])
+            squares += signs * (2 * self.correlation * moves[0] * moves[1])
+        length = math.sqrt(max(0.0, squares))
         return max(self.value, centre + length) if upper else min(self.value, centre - length)
-
-    def _length(self, moves: list[float]) -> float:
-        together = 2 * self.correlation * moves[0] * moves[1] if self.correlation else 0.0
-        signs = math.copysign(1.0, self.factors[0]) * math.copysign(1.0, self.factors[-1])
-        return math.sqrt(max(0.0, sum(move * move for move in moves) + signs * together))
 
 
 @dataclass(frozen=True)

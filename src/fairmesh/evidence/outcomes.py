@@ -81,15 +81,9 @@ class Answers:
         """Returns the answers of each of `count` models, if the rows are those of seeds, and of these models for each
         seed."""
 
-        return [
-            replace(
-                self,
-                losses=self.losses[k::count].contiguous(),
-                right=None if self.right is None else self.right[k::count].contiguous(),
-                outputs=None if self.outputs is None else self.outputs[k::count].contiguous(),
-            )
-            for k in range(count)
-        ]
+        by_model = {name: getattr(self, name) for name in ("losses", "right", "outputs")}
+        known = {name: tensor for name, tensor in by_model.items() if tensor is not None}
+        return [replace(self, **{name: t[k::count].contiguous() for name, t in known.items()}) for k in range(count)]
 
 
 @dataclass(frozen=True, eq=False)

@@ -75,7 +75,6 @@ def page(
     runs: Sequence[Run],
     title: str,
     sentence: str = "",
-    rows: Sequence[Sequence[str]] | None = None,
     note: str = "",
     told: Json | None = None,
 ) -> str:
@@ -85,22 +84,19 @@ def page(
         runs: The runs, which must be comparable. A sweep is one run.
         title: The title.
         sentence: What the page shows, in words. Default: "".
-        rows: A table to show instead of that of the runs, with its header. Default: None.
-        note: What the reader of that table must know. Default: "".
+        note: What the reader of its numbers must know. Default: "".
         told: The contents, if they are known. Default: None.
     """
     check_comparable(runs)
     told = told or contents(runs, title)
     cards, several = told["runs"], len(runs) > 1
-    parts = [f"<h1>{_text(title)}</h1>", _lead(sentence) if sentence else ""]
+    parts = [f"<h1>{_text(title)}</h1>", _lead(sentence) if sentence else "", _note(note)]
     if several:
         chosen = [chosen_of(run) for run in runs]
         parts += [_items((card["label"], card["sentence"]) for card in cards)]
-        parts += [_table(rows or rows_of(chosen)), _note(note if rows else caption_of(chosen))]
+        parts += [_table(rows_of(chosen)), _note(caption_of(chosen))]
         parts += [_note(text) for text in unequal_choices(runs)]
         parts += ["<h2>Curves</h2>", _curves(chosen), "<h2>Site by site</h2>", *_side_by_side(chosen, cards)]
-    elif rows:
-        parts += [_table(rows), _note(note)]
     for run, card in zip(runs, cards):
         body = "".join(_of_run(run, card, lead=not several))
         if several:

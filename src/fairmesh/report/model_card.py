@@ -4,7 +4,6 @@ Parts that only people can write are blanks between comments. A card that is wri
 
 import re
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 from fairmesh.report import tables
 from fairmesh.report.contents import Json
@@ -74,24 +73,14 @@ def _results(card: Json) -> Iterable[str]:
     yield _table(tables.of_metrics(card, order))
 
 
-def _shape(shape: Any) -> str:
-    """Returns the shape of one input in words, or those of several."""
-    if isinstance(shape, dict):
-        return ", ".join(f"{name} {_shape(one)}" for name, one in shape.items())
-    if shape and isinstance(shape[0], list | dict):
-        return ", ".join(map(_shape, shape))
-    return " x ".join(map(str, shape)) or "1"
-
-
 def _data(card: Json) -> Iterable[str]:
     """Yields what each site holds, without any row of it."""
     if not card["provenance"]:
         yield "The data stays at the sites; no description of it was shared beyond the numbers above."
         return
     data = card["provenance"]["data"]
-    inputs = _shape(data["inputs"])
     predicted = f"one of {data['classes']} classes" if data["classes"] else "numbers"
-    yield f"Each sample has inputs of shape {inputs}; the model predicts {predicted}."
+    yield f"Each sample has inputs of shape {data['inputs']}; the model predicts {predicted}."
     sets = ("train", "validation", "test")
     rows = [
         [site["name"], site["group"], *(site[name] for name in sets), site["digest"][:16]] for site in data["sites"]
