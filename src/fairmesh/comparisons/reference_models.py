@@ -288,7 +288,9 @@ def compare_with_references(
         >>> max(compared.values("constant")) < 0.5
         True
     """
-    _check_names(references)
+    for name in references:
+        if name not in TITLES:
+            raise BadInput(f"there is no reference {name!r}{nearest(name, TITLES)}")
     for one in [problem] if isinstance(problem, Problem) else problem:
         one.refuse_trainer("a comparison with reference models")
     result = train(
@@ -308,8 +310,6 @@ def add_references(
     announce: Callable[[str], None] | None = None,
 ) -> ReferenceComparison:
     """Trains the references of a finished run, as `compare_with_references` says, and writes them into its folder."""
-    _check_names(references)
-    result.problem.refuse_trainer("a comparison with reference models")
     check_one_algorithm([replica.algorithm for replica in result.replicas])
     work = _Work(result, topology, options, None if out is None else Path(out) / FOLDER, resume)
     found: dict[str, Result] = {}
@@ -330,12 +330,6 @@ def add_references(
     if out is not None:
         extend_summary(out, {"references": compared.as_json(), "evidence": compared.evidence()})
     return compared
-
-
-def _check_names(references: Sequence[str]) -> None:
-    for name in references:
-        if name not in TITLES:
-            raise BadInput(f"there is no reference {name!r}{nearest(name, TITLES)}")
 
 
 def check_one_algorithm(algorithms: Sequence[Algorithm]) -> None:

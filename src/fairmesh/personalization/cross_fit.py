@@ -142,10 +142,20 @@ class CrossFit:
         A model that took k steps counts in proportion to the evidence that the rows give to k steps. Where they clearly
         support one number of steps, that is the choice; where they do not, the average is steadier than a choice.
         Steps of which the loss is not finite do not count."""
-        found = _Average(start, self.site_of_row, torch.ones_like(self.judged), self.problem.classes is not None)
-        for k, models in self._path(start, steps, step, 3.0):
-            found.add(k, models, per_sample(self.problem.output_loss, self.outputs(models), self.targets).double())
-        return found.mean()
+        (found,) = self._averages(self._path(start, steps, step, 3.0), start, [torch.ones_like(self.judged)])
+        return found
+
+    def _averages(
+        self, path: Iterator[tuple[int, Tensor]], start: Tensor, judges: Sequence[Tensor], prior: float = 0.0
+    ) -> list[Fitted]:
+        """Returns the averages along a path by the evidence of each of some masks of rows. `prior` is the logarithm of
+        how much more probable the start is than each model after it."""
+        averages = [_Average(start, self.site_of_row, rows, self.problem.classes is not None) for rows in judges]
+        for k, models in path:
+            losses = per_sample(self.problem.output_loss, self.outputs(models), self.targets).double()
+            for average in averages:
+                average.add(k, models, losses, prior if k == 0 else 0.0)
+        return [average.mean() for average in averages]
 
     def stopped(self, start: Tensor, steps: int, step: float) -> Fitted:
         """Trains every site's models from a start that knows no data, and stops each site early where its held-out rows
@@ -191,13 +201,8 @@ class CrossFit:
 
         The rows that judge are the unseen ones. The common model looks too good on the others, so these speak against
         any step. If they support more steps all the same, they are right to, and all rows judge."""
-        labels, every = self.problem.classes is not None, torch.ones_like(self.judged)
-        averages = [_Average(start, self.site_of_row, judges, labels) for judges in (self.judged, every)]
-        for k, models in self._path(start, steps, step, 1.0):
-            losses = per_sample(self.problem.output_loss, self.outputs(models), self.targets).double()
-            for average in averages:
-                average.add(k, models, losses, math.log(_LOOKS) if k == 0 else 0.0)
-        one, other = (average.mean() for average in averages)
+        path, judges = self._path(start, steps, step, 1.0), [self.judged, torch.ones_like(self.judged)]
+        one, other = self._averages(path, start, judges, math.log(_LOOKS))
         more = other.steps > one.steps
         models = torch.where(more.to(one.models.device)[:, None, None], other.models, one.models)
         return Fitted(models, torch.where(more, other.steps, one.steps))
