@@ -137,15 +137,12 @@ class Run:
         for record in self.records:
             if math.isfinite(record[self.metric][what]):
                 points.setdefault(record["round"], []).append(record)
-        xs, means, lows, highs = [], [], [], []
-        for round_index in sorted(points):
-            here = points[round_index]
-            values = [record[self.metric][what] for record in here]
-            xs.append(float(round_index) if against == "rounds" else max(r[against] for r in here) / PER_MB[against])
-            means.append(sum(values) / len(values))
-            lows.append(min(values))
-            highs.append(max(values))
-        return xs, means, lows, highs
+        rounds = sorted(points)
+        xs = list(map(float, rounds))
+        if against != "rounds":
+            xs = [max(record[against] for record in points[k]) / PER_MB[against] for k in rounds]
+        values = [[record[self.metric][what] for record in points[k]] for k in rounds]
+        return xs, [sum(row) / len(row) for row in values], list(map(min, values)), list(map(max, values))
 
     def by_site(self, metric: str | None = None) -> list[float]:
         """Returns the final metric of every site, averaged over replicas that did not diverge and in which it is
