@@ -383,7 +383,7 @@ class _Work:
             models = {"local": self._local, "fine-tuned": self._fine_tuned, "constant": self._constants}[name]()
         result = self._result_of(problem, models, time.perf_counter() - started)
         if fresh and self._folder is not None:
-            self._write(name, result, models)
+            self._write(self._folder / name, result, models)
         return result
 
     # References that are runs -----------------------------------------------------------------------------------------
@@ -490,14 +490,14 @@ class _Work:
         splits = [replica.split for replica in replicas]
         judge = SplitEvaluator(problem, splits, on, self._device, models.dtype)  # type: ignore[arg-type]
         placements = torch.tensor([replica.placement for replica in replicas])
+        sent = dict.fromkeys(("nominal_bits_busiest", "nominal_bits_total", "bytes_busiest_node", "bytes_total"), 0)
         records: list[dict[str, Any]] = [
-            {"round": self._result.rounds, "replica": r, "seed": replica.seed} for r, replica in enumerate(replicas)
+            {"round": self._result.rounds, "replica": r, "seed": replica.seed}
+            | ({"split": replica.split} if problem.splits else {})
+            | sent
+            for r, replica in enumerate(replicas)
         ]
-        if problem.splits:
-            records = [record | {"split": replica.split} for record, replica in zip(records, replicas)]
         with_spread(records, judge.of_own_models(models.to(self._device), placements), problem, None)
-        sends_nothing = ("nominal_bits_busiest", "nominal_bits_total", "bytes_busiest_node", "bytes_total")
-        records = [record | dict.fromkeys(sends_nothing, 0) for record in records]
         nothing = torch.zeros(len(replicas), dtype=torch.float64)
         of_nodes = torch.zeros(len(replicas), problem.n, dtype=torch.float64)
         state = TrainingState(
@@ -534,10 +534,8 @@ class _Work:
             "run": [float(value) for value in row.norm(dim=-1)],
         }
 
-    def _write(self, name: str, result: Result, models: Tensor) -> None:
-        if self._folder is None:
-            return
-        folder = RunFolder(_emptied(self._folder / name), resume=False)
+    def _write(self, path: Path, result: Result, models: Tensor) -> None:
+        folder, name = RunFolder(_emptied(path), resume=False), path.name
         labels = result.problem.classes is not None
         for r in range(len(self._replicas)):
             for i, site in enumerate(result.problem.sites):

@@ -142,7 +142,7 @@ class Outcomes:
     def overlaps(self) -> list[float]:
         """For each site, the share of its test rows that a split has in common with another."""
         found: dict[tuple[int, ...], float] = {}
-        keys = [tuple(of_split[i] for of_split in self.of_sites) for i in range(len(self.sites))]
+        keys = list(zip(*self.of_sites))
         for key in set(keys):
             sets = [self.answers[k].rows for k in key if k >= 0]
             found[key] = _in_common([rows for rows in sets if rows is not None])
@@ -215,7 +215,7 @@ class Outcomes:
             metric: The metric; None for the primary one. Default: None.
         """
         metric = metric or self.metric
-        keys = [tuple(of_split[i] for of_split in self.of_sites) for i in range(len(self.sites))]
+        keys = list(zip(*self.of_sites))
         first = {key: i for i, key in reversed(list(enumerate(keys)))}
         scores = {key: self.scores(i, metric) if self._is_answered(i) else None for key, i in first.items()}
         skewness = None if self.counts_right(metric) else _skewness([one for one in scores.values() if one])
