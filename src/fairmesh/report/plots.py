@@ -148,10 +148,11 @@ def network(
             axis.scatter(*at[i], size, facecolors="none", edgecolors="#808080", zorder=2)
     if values is not None and known:
         scale = {"vmin": min(values[i] for i in known), "vmax": max(values[i] for i in known), "cmap": "cividis"}
+        drawn = []
         for i in known:
             marker, area = ("s", 1.6 * size) if i == worst else ("o", size)
-            drawn = axis.scatter(*at[i], area, values[i], marker=marker, edgecolors="#808080", zorder=2, **scale)
-        figure.colorbar(drawn, ax=axis, shrink=0.7, label=plain(label))
+            drawn.append(axis.scatter(*at[i], area, values[i], marker=marker, edgecolors="#808080", zorder=2, **scale))
+        figure.colorbar(drawn[0], ax=axis, shrink=0.7, label=plain(label))
     for i, (x, y) in enumerate(at if small else []):
         side = "center" if flat and abs(x) < 0.2 else "left" if x > -1e-9 else "right"
         away = 1.14 + 0.06 * abs(y) if flat else 1.12
