@@ -4,8 +4,8 @@ import time
 from dataclasses import dataclass
 
 from fairmesh.cli.demo import contenders, experiment
+from fairmesh.comparisons.reference_models import add_references
 from fairmesh.experiment import run
-from fairmesh.training.reference_models import add_references
 
 
 @dataclass(frozen=True)

@@ -55,6 +55,8 @@ if TYPE_CHECKING:  # what type checkers and editors see; at run time a name is i
     from fairmesh.algorithms import optimizers as optimizers
     from fairmesh.algorithms import schedules as schedules
     from fairmesh.algorithms import weighting as weighting
+    from fairmesh.comparisons.leave_one_out import leave_one_site_out
+    from fairmesh.comparisons.reference_models import compare_with_references
     from fairmesh.compression import compressors as compressors
     from fairmesh.compression.compressors import Quantize, Sign, TopK
     from fairmesh.data.site import Site
@@ -75,9 +77,7 @@ if TYPE_CHECKING:  # what type checkers and editors see; at run time a name is i
     from fairmesh.topology.graphs import Ring
     from fairmesh.trainers.local_trainer import LocalTrainer
     from fairmesh.training import observers as observers
-    from fairmesh.training.leave_one_out import leave_one_site_out
     from fairmesh.training.options import Options
-    from fairmesh.training.reference_models import compare_with_references
     from fairmesh.training.result import Result
     from fairmesh.training.train import train
 
@@ -205,8 +205,8 @@ _HOMES = {  # name -> module that defines it
     "Ring": "topology.graphs",
     "Options": "training.options",
     "Result": "training.result",
-    "compare_with_references": "training.reference_models",
-    "leave_one_site_out": "training.leave_one_out",
+    "compare_with_references": "comparisons.reference_models",
+    "leave_one_site_out": "comparisons.leave_one_out",
     "train": "training.train",
 }
 

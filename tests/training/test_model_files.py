@@ -64,7 +64,7 @@ def test_run_with_several_seeds_keeps_its_file_names(tmp_path):
         ("model.safetensors", 4),
         ("model-1.safetensors", 5),
     ]
-    assert models_in_words(read_summary(tmp_path)) is None
+    assert models_in_words(read_summary(tmp_path)) == ""
 
 
 def test_model_file_has_a_fingerprint_of_the_architecture(tmp_path):

@@ -11,7 +11,6 @@ import typer
 
 from fairmesh.cli.launching import (
     OUTCOME,
-    already_ended,
     launched,
     record_outcome,
 )
@@ -99,9 +98,3 @@ def leave(error: FairmeshError) -> None:
     if not error.reported_elsewhere and record_outcome(code):
         say(text)
     sys.exit(0)  # so that torchrun does not restart it
-
-
-def stop_where_ended() -> None:
-    """Exits if torchrun restarted this rank although the run has ended on purpose."""
-    if already_ended():
-        sys.exit(0)

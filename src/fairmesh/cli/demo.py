@@ -9,9 +9,8 @@ import statistics
 import sys
 import threading
 import warnings
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from multiprocessing.context import BaseContext
@@ -34,7 +33,7 @@ from fairmesh.problems.evaluator import SplitEvaluator
 from fairmesh.problems.objective import Objective
 from fairmesh.problems.problem import Sampling
 from fairmesh.regularizers.builtin import ChiSquare
-from fairmesh.report.plots import whiskers
+from fairmesh.report.plots import dots, scaled_series
 from fairmesh.report.runs import Run
 from fairmesh.report.style import loaded_matplotlib, save_figure
 from fairmesh.report.writing import write_report
@@ -135,21 +134,21 @@ class Outcome:
     def of(runs: dict[str, Run], outcomes: dict[str, Outcomes]) -> "Outcome":
         """Returns the outcome of trained contenders, with its intervals."""
         alone, fixed, default = (outcomes[name] for name in ("alone", "fixed-weights", "default"))
-        evidence = {name: evidence_table(one, against={"local": alone}) for name, one in outcomes.items()}
-        runs = {name: _with_evidence(run, name, evidence[name], runs["alone"]) for name, run in runs.items()}
+        evidence = {
+            name: evidence_table(one, against={} if name == "alone" else {"local": alone})
+            for name, one in outcomes.items()
+        }
+        references = {"local": {"diverged": False, "sites": runs["alone"].by_site()}}
+        runs = {
+            name: replace(
+                run,
+                summary=run.summary | {"evidence": evidence[name], "references": {} if name == "alone" else references},
+            )
+            for name, run in runs.items()
+        }
         return Outcome(
             runs, outcomes, evidence, versus(fixed, alone), versus(default, fixed), joining=versus(default, alone)
         )
-
-    def table(self) -> list[list[str]]:
-        """Returns a header and one row per contender."""
-        shown = [["accuracy, %", "worst site", "mean over sites", "best site", "busiest node sent"]]
-        for name, run in self.runs.items():
-            numbers = [_shown(self.evidence[name][what]) for what in ("worst", "mean")]
-            best = max(site["value"] for site in self.evidence[name]["sites"])
-            sent = f"{run.megabytes('bytes_busiest_node'):.2f} MB"
-            shown.append([run.label, *numbers, f"{100 * best:.1f}", sent])
-        return shown
 
     @property
     def sentence(self) -> str:
@@ -176,17 +175,11 @@ class Outcome:
                     "mean_interval": self.evidence[name]["mean"]["interval"],
                     "best": max(site["value"] for site in self.evidence[name]["sites"]),
                     "sites": {
-                        site["name"]: {
-                            "value": site["value"],
-                            "n": site["n"],
-                            "interval": site["interval"],
-                            "versus_local": site["versus"]["local"],
-                        }
+                        site["name"]: {key: site[key] for key in ("value", "n", "interval")}
+                        | {"versus_local": site["versus"].get("local")}
                         for site in self.evidence[name]["sites"]
                     },
-                    "bytes_busiest_node": run.summary["bytes_busiest_node"],
-                    "nominal_bits_busiest": run.summary["nominal_bits_busiest"],
-                    "steps": run.summary["steps"],
+                    **{key: run.summary[key] for key in ("bytes_busiest_node", "nominal_bits_busiest", "steps")},
                 }
                 for name, run in self.runs.items()
             },
@@ -204,11 +197,6 @@ class Outcome:
         }
 
 
-def _shown(estimate: Mapping[str, Any]) -> str:
-    low, high = (100 * end for end in estimate["interval"])
-    return f"{100 * estimate['value']:.1f} ({low:.1f} to {high:.1f})"
-
-
 def demo(seed: int, out: Path | None, watch: Callable[[str, int], Watching | None] | None = None) -> Outcome:
     """Trains all contenders on all splits. Writes their folders and, if matplotlib is installed, plots and report.html
     to `out`.
@@ -220,7 +208,7 @@ def demo(seed: int, out: Path | None, watch: Callable[[str, int], Watching | Non
     """
     runs, answered = {}, {}
     tasks = [(name, seed, ROUNDS, SPLITS, out) for name in _ORDER]
-    for name, run, outcomes in _carried_out(tasks, meanwhile=_load_matplotlib if out is not None else None):
+    for name, run, outcomes in _carried_out(tasks):
         runs[name], answered[name] = run, outcomes
         if watched := watch and watch(run.label, ROUNDS):
             watched(ROUNDS, run.summary["final"])
@@ -234,58 +222,25 @@ def demo(seed: int, out: Path | None, watch: Callable[[str, int], Watching | Non
         return replace(outcome, without_plots=str(missing))
 
 
-_Task = tuple[
-    str, int, int, int, Path | None
-]  # the contender's name, the seed, the numbers of rounds and splits, the folder
-_ORDER = ("ad-gda", "choco-sgd", "alone", "fixed-weights", "default")  # this process begins with the last, the longest
+_Task = tuple[str, int, int, int, Path | None]  # contender, seed, rounds, splits, folder
+_ORDER = ("default", "fixed-weights", "alone", "choco-sgd", "ad-gda")  # the longest first
 
 
-def _carried_out(
-    tasks: Sequence[_Task], meanwhile: Callable[[], None] | None = None
-) -> Iterator[tuple[str, Run, Outcomes]]:
+def _carried_out(tasks: Sequence[_Task]) -> Iterator[tuple[str, Run, Outcomes]]:
     """Trains in as many processes as there are cores, since the operations are too small to be split among cores.
-
-    Args:
-        tasks: What to train.
-        meanwhile: What this process does while it waits for the others. Default: None.
-    """
+    Meanwhile this process loads matplotlib."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     workers = min(cores, len(tasks))
     if workers == 1 or sum(rounds * splits for _, _, rounds, splits, _ in tasks) < _WORTH_PROCESSES:
         yield from map(_trained, tasks)
         return
-    threads, left, choosing = torch.get_num_threads(), deque(tasks), threading.Lock()
-    started: list[Future[tuple[str, Run, Outcomes]]] = []
-    with ProcessPoolExecutor(workers - 1, _context(), initializer=torch.set_num_threads, initargs=(1,)) as pool:
-
-        def start_next(_: object = None) -> None:
-            """Hands over one task at a time, since the pool keeps those that it was given."""
-            with choosing:
-                future = pool.submit(_trained, left.popleft()) if left else None
-                started.extend([future] if future else [])
-            if future:
-                future.add_done_callback(start_next)
-
-        def take_last() -> _Task | None:
-            with choosing:
-                return left.pop() if left else None
-
+    with ProcessPoolExecutor(workers, _context(), initializer=torch.set_num_threads, initargs=(1,)) as pool:
         with warnings.catch_warnings():  # Python 3.12 warns of every fork next to threads, also those of libraries
             warnings.simplefilter("ignore", DeprecationWarning)
-            for _ in range(workers - 1):
-                start_next()
-        try:
-            torch.set_num_threads(1)
-            while mine := take_last():
-                yield _trained(mine)
-            if meanwhile is not None:
-                meanwhile()
-            for future in started:
-                yield future.result()
-        finally:
-            left.clear()
-            torch.set_num_threads(threads)
-            pool.shutdown(cancel_futures=True)
+            found = pool.map(_trained, tasks)
+        with suppress(MissingPackage):  # of which the report will tell
+            loaded_matplotlib()
+        yield from found
 
 
 def _context() -> BaseContext:
@@ -353,31 +308,14 @@ def _chosen_run(result: Result, contender: Contender, chosen: Sequence[int]) -> 
     return Run(contender.label, summary, records)
 
 
-def _with_evidence(run: Run, name: str, evidence: dict[str, Any], alone: Run) -> Run:
-    """Returns a run with the evidence of all splits, next to what sites reach alone."""
-    if name == "alone":  # which is compared with nothing
-        parts = [evidence["worst"], evidence["mean"], *evidence["sites"]]
-        worst, mean, *sites = (part | {"versus": {}} for part in parts)
-        return replace(
-            run, summary=run.summary | {"evidence": evidence | {"worst": worst, "mean": mean, "sites": sites}}
-        )
-    references = {"local": {"diverged": False, "sites": alone.by_site()}}
-    return replace(run, summary=run.summary | {"evidence": evidence, "references": references})
-
-
-def _load_matplotlib() -> None:
-    with suppress(MissingPackage):  # of which the report will tell
-        loaded_matplotlib()
-
-
 def _write_report(outcome: Outcome, out: Path) -> Path:
     runs = list(outcome.runs.values())
-    ends = {
-        "worst site": [outcome.evidence[name]["worst"] for name in outcome.runs],
-        "mean over sites": [outcome.evidence[name]["mean"] for name in outcome.runs],
+    series = {
+        said: scaled_series([outcome.evidence[name][what] for name in outcome.runs], 100)
+        for what, said in (("worst", "worst site"), ("mean", "mean over sites"))
     }
-    save_figure(whiskers([run.label for run in runs], ends, "accuracy, %", scale=100), out / "methods.png")
-    return write_report(runs, out, TITLE, outcome.sentence, outcome.table(), NOTE).page
+    save_figure(dots([run.label for run in runs], series, "accuracy, %"), out / "methods.png")
+    return write_report(runs, out, TITLE, outcome.sentence, NOTE).page
 
 
 TITLE = "Ten sites, six of them small and with another scanner"

@@ -73,9 +73,10 @@ def _forwarded(process: subprocess.Popen) -> Iterator[list[int]]:
             process.terminate()
 
 
-def already_ended() -> bool:
-    """Returns whether this rank was restarted after the run had ended on purpose."""
-    return OUTCOME in os.environ and Path(os.environ[OUTCOME]).exists()
+def stop_where_ended() -> None:
+    """Exits if torchrun restarted this rank although the run has ended on purpose."""
+    if OUTCOME in os.environ and Path(os.environ[OUTCOME]).exists():
+        sys.exit(0)
 
 
 def record_outcome(code: int) -> bool:

@@ -5,9 +5,10 @@ from typing import Annotated
 import typer
 
 from fairmesh.cli.advise import advise
-from fairmesh.cli.cluster import launch, leave, stop_where_ended
+from fairmesh.cli.cluster import launch, leave
 from fairmesh.cli.data import data
 from fairmesh.cli.keys import keys
+from fairmesh.cli.launching import stop_where_ended
 from fairmesh.cli.mesh import mesh
 from fairmesh.cli.migrate import migrate
 from fairmesh.cli.models import export, predict

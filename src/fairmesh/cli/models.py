@@ -49,7 +49,7 @@ def export(
     chosen = [name for name, asked in zip(ENDINGS, (onnx, torch_export, safetensors, peft, merged)) if asked]
     if len(chosen) != 1:
         raise BadInput("say one format: --onnx, --torch-export, --safetensors, --peft or --merged")
-    model = load_model(run, _which(which), site=site, replica=replica, allow=allow)
+    model = load_model(run, which, site=site, replica=replica, allow=allow)  # type: ignore[arg-type]
     stem = "-".join(["exported", *([] if which == "final" else [which]), *([] if site is None else [site])])
     stem += "" if replica is None else f"-{replica}"
     path = out or finished_run(run) / f"{stem.replace('/', '_')}{ENDINGS[chosen[0]]}"
@@ -83,7 +83,8 @@ def predict(
     from fairmesh.inference.predict import predict as predict_rows
     from fairmesh.inference.trained import load_model
 
-    found = predict_rows(load_model(run, _which(which), site=site, replica=replica, allow=allow), data)
+    model = load_model(run, which, site=site, replica=replica, allow=allow)  # type: ignore[arg-type]
+    found = predict_rows(model, data)
     table = found.table()
     if out is not None:
         try:
@@ -112,13 +113,6 @@ def predict(
         say(f"written: {out}, {len(table) - 1} rows")
     for name, value in found.metrics.items():
         say(f"{name}: {'not defined' if value != value else f'{value:.4g}'}")
-
-
-def _which(text: str) -> Any:
-    known = ("final", "best", "time-average", "iterate")
-    if text not in known:
-        raise BadInput(f"--which must be one of {', '.join(known)}, got {text!r}")
-    return text
 
 
 def _shown(cell: Any) -> str:

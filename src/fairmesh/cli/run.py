@@ -16,7 +16,7 @@ from fairmesh.cli.terminal import (
     print_json,
     readable_toml,
     say,
-    show_rows,
+    show,
     show_table,
     without_garbage_collection,
 )
@@ -41,7 +41,7 @@ def demo(
     with without_garbage_collection():
         from fairmesh.cli.demo import NOTE
         from fairmesh.cli.demo import demo as run_demo
-        from fairmesh.report.runs import site_table, worst_sites
+        from fairmesh.report.runs import rows_of, site_table, worst_sites
 
     folder = _fresh(out)
     if not json_:
@@ -57,7 +57,7 @@ def demo(
         return
     runs = list(outcome.runs.values())
     show_table(site_table(runs), "Accuracy site by site", worst_sites(runs))
-    show_table(outcome.table(), "Overall")
+    show_table(rows_of(runs), "Overall")
     written = (
         f"Plots and the full page: {outcome.report}"
         if outcome.report
@@ -117,30 +117,16 @@ def run(
         refuse_unusable(folder, resume=resume, overwrite=overwrite)
     use_data(data)
 
-    from fairmesh.experiment import LEFT_OUT, add_references, leave_one_out_of, load_experiment
+    from fairmesh.comparisons.leave_one_out import LEFT_OUT, check_enough_sites
+    from fairmesh.comparisons.reference_models import FOLDER as REFERENCES_FOLDER
+    from fairmesh.comparisons.reference_models import check_one_algorithm
+    from fairmesh.experiment import add_references, leave_one_out_of, load_experiment
     from fairmesh.experiment import run as run_experiment
     from fairmesh.numerics import malloc
-    from fairmesh.report.runs import (
-        SITES_SHOWN,
-        Run,
-        best_few,
-        caption_of,
-        choices_in_words,
-        metric_table,
-        metrics_by_site,
-        models_in_words,
-        of_worst_sites,
-        personal_table,
-        rows_of,
-        some_sentences,
-        subgroup_table,
-        worst_in_words,
-    )
+    from fairmesh.report.runs import Run
+    from fairmesh.report.text import run_in_words
     from fairmesh.trackers import trackers_of
-    from fairmesh.training.leave_one_out import check_enough_sites, left_out_table
     from fairmesh.training.observers import Watch
-    from fairmesh.training.reference_models import FOLDER as REFERENCES_FOLDER
-    from fairmesh.training.reference_models import check_one_algorithm, constant_sentence, reference_table
 
     trackers = trackers_of(track)
     assignments = [*set_, *([f"options.device={device}"] if device else [])]
@@ -187,52 +173,8 @@ def run(
         more |= {"leave_one_out": left_out} if left_out else {}
         print_json(summary.summary | more | {"folder": str(folder)})
         return
-    shown, others = best_few(summary)
-    show_rows(rows_of(shown))
-    for line in (caption_of(shown), *choices_in_words([summary]), others, *map(worst_in_words, shown)):
-        if line:
-            say(line)
-    for variant in shown:
-        of_variant = "" if variant is summary else f": {variant.label}"
-        if metrics := metric_table(variant):
-            show_table(metrics, f"All metrics over the sites{of_variant}")
-            show_table(of_worst_sites(metrics_by_site(variant), variant), f"All metrics by site{of_variant}")
-        if own := personal_table(variant):
-            show_table(of_worst_sites(own, variant), f"The sites' own models{of_variant}")
-    if subgroups := subgroup_table(summary):
-        show_table(of_worst_sites(subgroups, shown[0]), "Subgroups inside the sites")
-    for note in summary.notes():
-        if note not in result.notes:  # those were said when they were found
-            say(note)
-    if references:
-        sites, values = map(str, summary.summary["sites"]), references.values()
-        table = reference_table(references.as_json(), list(sites), values, summary.metric)
-        show_table(of_worst_sites(table, summary), "Next to references")
-        *of_sites, of_all = references.sentences() or [""]
-        for sentence in (*some_sentences(of_sites, "worse"), of_all):
-            if sentence:
-                say(sentence)
-        if constant := references.constant_sentence():
-            say(constant)
-        for name, reason in references.failed.items():
-            say(f"the reference {name} failed: {reason}")
-    elif process_group is None and (line := constant_sentence(result)):
-        say(line)
-    if left_out:
-        show_table(
-            of_worst_sites(left_out_table(left_out), summary), "Each site by a model that was trained without it"
-        )
-    if result.diverged:
-        say(f"diverged replicas: {result.diverged}")
-    if result.fixed is not None:
-        in_all, *of_sites = result.weights_verdict().sentences()
-        for sentence in (in_all, *some_sentences(of_sites, "hurt;")):
-            say(sentence)
-    if note := models_in_words(summary.summary):
-        say(note)
-    if result.problem.n > SITES_SHOWN + 2:
-        say(f"tables by site show the {SITES_SHOWN} worst of {result.problem.n}; the report and summary.json have all")
-    say(f"written to {folder}; for a page with plots: fairmesh report {folder}")
+    for part in run_in_words(summary, result, folder, references, left_out, data_is_here=process_group is None):
+        show(part)
 
 
 def use_data(folder: Path | None) -> None:

@@ -6,12 +6,15 @@ from collections.abc import Callable, Iterator
 from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from fairmesh.config.overrides import read_toml
 from fairmesh.errors import BadInput, MissingPackage
+
+if TYPE_CHECKING:
+    from fairmesh.report.text import Table
 
 Track = Annotated[
     list[str],
@@ -66,9 +69,19 @@ def console(stderr: bool = False) -> Any:
     return Console(stderr=stderr, soft_wrap=not sys.stdout.isatty(), highlight=False)
 
 
-def show_rows(rows: list[dict[str, str]]) -> None:
-    """Prints a table of rows that have the same columns. If the terminal is too narrow for it, columns become rows."""
-    table = [list(rows[0]), *(list(row.values()) for row in rows)]
+def show(part: "Table | str") -> None:
+    """Prints a part of a report: a table on stdout, a line on stderr. Nothing if it is empty."""
+    if isinstance(part, str):
+        if part:
+            say(part)
+    elif part.title is None:
+        show_rows(part.rows)
+    elif part.rows:
+        show_table(part.rows, part.title)
+
+
+def show_rows(table: list[list[str]]) -> None:
+    """Prints a table. If the terminal is too narrow for it, columns become rows."""
     turned = [list(column) for column in zip(*table)]
     if sys.stdout.isatty() and _width(table) > console().width >= _width(turned):
         table = turned
@@ -85,7 +98,7 @@ def show_table(
 ) -> None:
     """Prints a rich table on a terminal, and tab-separated lines elsewhere. Cells are text, whatever they contain:
     words of other sites cannot format or control a terminal. With `texts`, all columns begin at the left."""
-    rows = [["".join(one if one.isprintable() else "?" for one in cell) for cell in row] for row in rows]
+    rows = [[", ".join(map(_printable, cell.split("\n"))) for cell in row] for row in rows]
     if not sys.stdout.isatty():
         for row in rows:
             print("\t".join(row))
@@ -99,6 +112,10 @@ def show_table(
     for i, row in enumerate(rows[1:]):
         table.add_row(*map(Text, row), style="bold red" if i in marked else None)
     console().print(table)
+
+
+def _printable(text: str) -> str:
+    return "".join(character if character.isprintable() else "?" for character in text)
 
 
 def draw(picture: Callable[[Path], None], asked: Path | None, default: Path, overwrite: bool = False) -> Path | None:

@@ -258,22 +258,19 @@ class Combined(Estimate):
     def bound(self, tail: float, upper: bool) -> float:
         centre, moves = 0.0, []
         for part, factor in zip(self.parts, self.factors):
-            low, high = part.interval(1.0 - 2 * tail)
-            middle = part.value
-            if self.debiased:
-                low, middle, high = part.centred(1.0 - 2 * tail)
+            centred = type(part).centred if self.debiased else Estimate.centred
+            low, middle, high = centred(part, 1.0 - 2 * tail)
             ends = factor * (low - middle), factor * (high - middle)
             centre += factor * middle
             moves.append(max(ends) if upper else min(ends))
         if any(map(math.isnan, moves)):
             return math.nan
-        length = self._length(moves)
+        squares = sum(move * move for move in moves)
+        if self.correlation:
+            signs = math.copysign(1.0, self.factors[0]) * math.copysign(1.0, self.factors[-1])
+            squares += signs * (2 * self.correlation * moves[0] * moves[1])
+        length = math.sqrt(max(0.0, squares))
         return max(self.value, centre + length) if upper else min(self.value, centre - length)
-
-    def _length(self, moves: list[float]) -> float:
-        together = 2 * self.correlation * moves[0] * moves[1] if self.correlation else 0.0
-        signs = math.copysign(1.0, self.factors[0]) * math.copysign(1.0, self.factors[-1])
-        return math.sqrt(max(0.0, sum(move * move for move in moves) + signs * together))
 
 
 @dataclass(frozen=True)
@@ -591,7 +588,7 @@ def paired(a: Scores, b: Scores, overlap: float = 0.0, shares: bool = True, trai
         >>> found.value, [round(end, 2) for end in found.interval()]
         (0.1, [0.04, 0.17])
     """
-    differences = [_difference(x, y) for x, y in zip(_arrays(a), _arrays(b), strict=True)]
+    differences = [row_differences(x, y) for x, y in zip(_arrays(a), _arrays(b), strict=True)]
     if not shares:
         return mean(differences, overlap, training)
     if not differences:
@@ -623,21 +620,25 @@ def paired_counts(rows: int, only_a: int, only_b: int) -> PairedShare:
     return PairedShare(only_a / rows, only_b / rows, rows)
 
 
-def _difference(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Returns a - b by seed; the mean over seeds first, where they have different numbers of them."""
+def row_differences(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Returns the scores a - b by seed; the mean over seeds first, where they have different numbers of them.
+
+    Args:
+        a: The scores of the one (seeds, rows).
+        b: The scores of the other at the same rows.
+    """
     if a.shape[1] != b.shape[1]:
         raise ValueError(f"{a.shape[1]} and {b.shape[1]} rows are not the same rows")
     return a - b if len(a) == len(b) else a.mean(axis=0, keepdims=True) - b.mean(axis=0, keepdims=True)
 
 
-def resampled(
+def bootstrapped(
     metric: Callable[[int, int, np.ndarray], np.ndarray],
     rows: Sequence[int],
     seeds: Sequence[int],
     overlap: float = 0.0,
     bounded: bool = False,
     difference: bool = False,
-    resamples: int = _RESAMPLES,
     training: float | None = None,
     limits: tuple[float, float] | None = None,
 ) -> Estimate:
@@ -652,7 +653,6 @@ def resampled(
         bounded: Whether the metric lies in [0, 1]; its interval is then that of a share with the same variance.
             Default: False.
         difference: Whether it is the difference of two such metrics. Default: False.
-        resamples: How often rows are drawn again. Default: 400.
         training: The share of its training rows that a split has in common with another, where that is less; None for
             `overlap`. Default: None.
         limits: The lowest and the highest possible value of a metric that is not `bounded`; None for any. If it cannot
@@ -660,22 +660,22 @@ def resampled(
 
     Example:
         >>> import numpy as np
-        >>> from fairmesh.evidence import resampled
+        >>> from fairmesh.evidence import bootstrapped
         >>> values = np.random.default_rng(0).normal(size=50)
         >>> def root_mean_square(split, seed, counts):
         ...     return np.sqrt(counts @ values**2 / counts.sum(axis=1))
-        >>> found = resampled(root_mean_square, [50], [1])
+        >>> found = bootstrapped(root_mean_square, [50], [1])
         >>> low, high = found.interval()
         >>> low < found.value < high
         True
     """
     points, variances = [], []
     for k, (count, repeats) in enumerate(zip(rows, seeds)):
-        once, counts = np.ones((1, count)), _table(_width(count))[:resamples, :count].astype(np.float64)
+        once, counts = np.ones((1, count)), _table(_width(count))[:, :count].astype(np.float64)
         points.append(np.array([float(metric(k, s, once)[0]) for s in range(repeats)]))
         drawn = np.mean([metric(k, s, counts) for s in range(repeats)], axis=0)
         drawn = drawn[np.isfinite(drawn)]  # a resample may hold one class only
-        enough = count > 1 and len(drawn) >= max(2, resamples // 10)
+        enough = count > 1 and len(drawn) >= _RESAMPLES // 10
         variance = float(drawn.var(ddof=1)) if enough else math.nan
         variances.append(max(variance, (count + 1.0) ** -2) if bounded and difference and enough else variance)
     value, variance, freedom = spread(points, variances, [0.0] * len(points), overlap, training)

@@ -115,8 +115,17 @@ def mean_number(
     if not strata:
         return Number(math.nan, 0, math.nan)
     found = _Sum.of(strata, training)
-    error = math.sqrt(found.variance) if found.variance >= 0 else math.nan
-    return Number(found.value, found.count, error, found.number_freedom(), found.skew(), limits)
+    square = found.variance * found.variance
+    uncertain = sum(part * part / freedom for part, freedom in found.parts if freedom > 0)
+    uncertain += 0.0 if found.freedom is None else square / found.freedom
+    return Number(
+        found.value,
+        found.count,
+        error=math.sqrt(found.variance) if found.variance >= 0 else math.nan,
+        freedom=square / uncertain if uncertain > 0 else None,
+        skew=found.third / found.variance**1.5 if found.variance > 0 else 0.0,
+        limits=limits,
+    )
 
 
 def mean_of(parts: Sequence[Estimate]) -> Estimate:
@@ -273,15 +282,6 @@ class _Sum:
 
     def effective(self, of_one: float) -> tuple[float, float | None]:
         return _effective(of_one, max(self.variance, self.floor), self.freedom, self.rows)
-
-    def number_freedom(self) -> float | None:
-        """Returns the degrees of freedom of the variance, also of that of the rows."""
-        of_rows = sum(part * part / freedom for part, freedom in self.parts if freedom > 0)
-        others = 0.0 if self.freedom is None else self.variance * self.variance / self.freedom
-        return self.variance * self.variance / (of_rows + others) if of_rows + others > 0 else None
-
-    def skew(self) -> float:
-        return self.third / self.variance**1.5 if self.variance > 0 else 0.0
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -22,10 +23,9 @@ from fairmesh.config.tables import from_table, to_table
 from fairmesh.data.rows import SampleRows
 from fairmesh.data.samples import Samples
 from fairmesh.errors import BadInput
-from fairmesh.evidence.intervals import Estimate, Scores, Share, Worst, mean, resampled, share
+from fairmesh.evidence.intervals import Estimate, Scores, Share, Worst, bootstrapped, mean, share
 from fairmesh.evidence.means import Stratum, mean_number, mean_of, mean_share, strata_of
-from fairmesh.metrics.base import MeanMetric, NamedMetric, chosen_metrics
-from fairmesh.metrics.base import resampled as metric_resampled
+from fairmesh.metrics.base import MeanMetric, NamedMetric, chosen_metrics, resampled
 from fairmesh.metrics.builtin import Accuracy
 from fairmesh.metrics.over_sites import WORST_NEEDS_ROWS
 from fairmesh.numerics import trees
@@ -37,6 +37,10 @@ from fairmesh.problems.problem import Problem
 _NAMES_SHOWN = 5
 _FORMAT = 1
 _TENSORS = ("losses", "right", "outputs", "targets", "rows")  # of Answers
+_PLAIN = (  # fields of Outcomes that JSON can hold
+    "sites", "metric", "higher_is_better", "of_sites", "judged_on", "trained_in_common", "worst_needs_rows",
+    "guessed_overlaps", "lowest_loss",
+)  # fmt: skip
 _UNPREDICTED = 2  # in `right`, of a row for which the model predicts NaN
 _FLOATS_AT_ONCE = 1 << 22  # of inputs and outputs times models
 _OUTPUTS_UP_TO = 1 << 22  # floats of outputs that are kept with a run; losses and right or wrong always are
@@ -77,15 +81,9 @@ class Answers:
         """Returns the answers of each of `count` models, if the rows are those of seeds, and of these models for each
         seed."""
 
-        return [
-            replace(
-                self,
-                losses=self.losses[k::count].contiguous(),
-                right=None if self.right is None else self.right[k::count].contiguous(),
-                outputs=None if self.outputs is None else self.outputs[k::count].contiguous(),
-            )
-            for k in range(count)
-        ]
+        by_model = {name: getattr(self, name) for name in ("losses", "right", "outputs")}
+        known = {name: tensor for name, tensor in by_model.items() if tensor is not None}
+        return [replace(self, **{name: t[k::count].contiguous() for name, t in known.items()}) for k in range(count)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -144,7 +142,7 @@ class Outcomes:
     def overlaps(self) -> list[float]:
         """For each site, the share of its test rows that a split has in common with another."""
         found: dict[tuple[int, ...], float] = {}
-        keys = [tuple(of_split[i] for of_split in self.of_sites) for i in range(len(self.sites))]
+        keys = list(zip(*self.of_sites))
         for key in set(keys):
             sets = [self.answers[k].rows for k in key if k >= 0]
             found[key] = _in_common([rows for rows in sets if rows is not None])
@@ -188,30 +186,18 @@ class Outcomes:
         """
         metric = metric or self.metric
         here = self.at(site)
-        if self._is_built_in(metric):
-            if metric == "loss":
-                return [one.losses.double().numpy() for one in here]
-            if any(one.right is None for one in here):
-                raise BadInput("accuracy needs class labels, which these outcomes do not have")
+        if metric not in self.functions and metric == "loss":
+            return [one.losses.double().numpy() for one in here]
+        if metric not in self.functions and metric == "accuracy":
             found = [one.right.double() for one in here if one.right is not None]
+            if len(found) < len(here):
+                raise BadInput("accuracy needs class labels, which these outcomes do not have")
             return [one.masked_fill(one == _UNPREDICTED, math.nan).numpy() for one in found]
         function = self.function(metric)
         if not isinstance(function, MeanMetric):
             return None
         each = [values_of(function, one) for one in here]
         return None if any(np.isnan(one).any() for one in each) else each
-
-    def _is_built_in(self, metric: str) -> bool:
-        return metric in ("accuracy", "loss") and metric not in self.functions
-
-    def is_share(self, metric: str | None = None) -> bool:
-        """Returns whether the metric lies in [0, 1] and is shown in per cent.
-
-        Args:
-            metric: The metric; None for the primary one. Default: None.
-        """
-        metric = metric or self.metric
-        return metric == "accuracy" if self._is_built_in(metric) else getattr(self.function(metric), "is_share", False)
 
     def counts_right(self, metric: str | None = None) -> bool:
         """Returns whether the metric is a share of rows that are right.
@@ -220,19 +206,7 @@ class Outcomes:
             metric: The metric; None for the primary one. Default: None.
         """
         metric = metric or self.metric
-        return metric == "accuracy" and (self._is_built_in(metric) or isinstance(self.function(metric), Accuracy))
-
-    def limits(self, metric: str | None = None) -> tuple[float, float]:
-        """Returns the lowest and the highest possible value of a metric.
-
-        Args:
-            metric: The metric; None for the primary one. Default: None.
-        """
-        metric = metric or self.metric
-        if self._is_built_in(metric):
-            lowest = -math.inf if self.lowest_loss is None else self.lowest_loss
-            return (0.0, 1.0) if metric == "accuracy" else (lowest, math.inf)
-        return getattr(self.function(metric), "limits", (-math.inf, math.inf))
+        return metric == "accuracy" and isinstance(self.function(metric), Accuracy)
 
     def estimates(self, metric: str | None = None) -> list[Estimate]:
         """Returns the estimate of the metric at every site; its value is NaN where it is not measured or not defined.
@@ -241,7 +215,7 @@ class Outcomes:
             metric: The metric; None for the primary one. Default: None.
         """
         metric = metric or self.metric
-        keys = [tuple(of_split[i] for of_split in self.of_sites) for i in range(len(self.sites))]
+        keys = list(zip(*self.of_sites))
         first = {key: i for i, key in reversed(list(enumerate(keys)))}
         scores = {key: self.scores(i, metric) if self._is_answered(i) else None for key, i in first.items()}
         skewness = None if self.counts_right(metric) else _skewness([one for one in scores.values() if one])
@@ -265,15 +239,16 @@ class Outcomes:
             def resample(split: int, seed: int, counts: np.ndarray) -> np.ndarray:
                 return resamples_of(function, here[split], seed, counts)
 
-            training, limits = self.training_overlap(site), self.limits(metric)
-            overlap, bounded = self.overlaps[site], limits == (0.0, 1.0)
-            return resampled(resample, sizes, seeds, overlap, bounded, training=training, limits=limits)
+            limits = _limits(function)
+            bounded, training = limits == (0.0, 1.0), self.training_overlap(site)
+            return bootstrapped(resample, sizes, seeds, self.overlaps[site], bounded, training=training, limits=limits)
         if self.counts_right(metric):
             return share(scores, self.overlaps[site], self.training_overlap(site))
-        return mean(scores, self.overlaps[site], self.training_overlap(site), skewness, self.limits(metric))
+        limits = _limits(self.function(metric))
+        return mean(scores, self.overlaps[site], self.training_overlap(site), skewness, limits)
 
-    def function(self, metric: str) -> Callable[[Tensor, Tensor], Any]:
-        """Returns the function of a metric that is no mean over rows.
+    def function(self, metric: str) -> Any:
+        """Returns a metric.
 
         Args:
             metric: The metric.
@@ -283,6 +258,9 @@ class Outcomes:
         """
         if metric in self.functions:
             return self.functions[metric]
+        if metric == "loss":
+            lowest = -math.inf if self.lowest_loss is None else self.lowest_loss
+            return SimpleNamespace(higher_is_better=False, limits=(lowest, math.inf))  # each row's loss was kept
         try:
             return chosen_metrics([metric])[metric]  # one that the run did not measure
         except BadInput as error:
@@ -362,9 +340,7 @@ class Outcomes:
         """
         if metric is None or metric == self.metric:
             return self.higher_is_better
-        return (
-            metric != "loss" if self._is_built_in(metric) else getattr(self.function(metric), "higher_is_better", True)
-        )
+        return getattr(self.function(metric), "higher_is_better", True)
 
     def mean(self, metric: str | None = None) -> Estimate:
         """Returns the estimate of the mean over sites. The sites are taken as they are: the interval does not cover the
@@ -382,7 +358,7 @@ class Outcomes:
         training = self.mean_training_overlap
         if self.counts_right(metric):
             return mean_share(strata, training)
-        return mean_number(strata, training, self.limits(metric))
+        return mean_number(strata, training, _limits(self.function(metric)))
 
     def strata(self, scores: Mapping[int, Scores]) -> list[Stratum]:
         """Returns the strata of the sites that have a score at each of their rows. Sites with the same rows are one.
@@ -413,6 +389,11 @@ class Outcomes:
             site: The number of the site.
         """
         return tuple(one.digest for one in self.at(site))
+
+
+def _limits(metric: Any) -> tuple[float, float]:
+    """Returns the lowest and the highest possible value of a metric."""
+    return getattr(metric, "limits", (-math.inf, math.inf))
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -451,11 +432,11 @@ def resamples_of(
         return np.full(len(counts), math.nan)
     outputs, targets, draws = answers.outputs[seed], answers.targets, torch.from_numpy(counts)
     if isinstance(function, NamedMetric):
-        return metric_resampled(function, outputs, targets, draws).numpy()
+        return resampled(function, outputs, targets, draws).numpy()
     found = np.full(len(counts), math.nan)
     for k in range(len(counts)):
         with suppress(Exception):  # a user's function may raise anything where it is not defined, such as for one class
-            found[k] = float(metric_resampled(function, outputs, targets, draws[k : k + 1])[0])
+            found[k] = float(resampled(function, outputs, targets, draws[k : k + 1])[0])
     return found
 
 
@@ -568,7 +549,7 @@ def _answers(problem: Problem, samples: Samples, models: Tensor, known: dict[int
     rows = SampleRows([samples], torch.device("cpu"))
     chunk = max(1, _FLOATS_AT_ONCE // (len(models) * trees.numbers_per_sample(samples.inputs)))
     losses, rights, kept, truths, equal = [], [], [], [], []
-    single = isinstance(samples.targets, Tensor)  # metrics of several targets are not resampled
+    single = isinstance(samples.targets, Tensor)  # metrics of several targets are not bootstrapped
     for _, (given, true) in rows.chunks(0, len(samples), chunk):
         inputs, truth = (
             as_floats(trees.mapped(lambda part: part.to(models.device), tree), models.dtype) for tree in (given, true)
@@ -662,17 +643,8 @@ def packed(outcomes: Mapping[str, Outcomes]) -> bytes:
             for what in _TENSORS:
                 if (tensor := getattr(answers, what)) is not None:
                     tensors[f"{name}/{k}/{what}"] = tensor.contiguous().clone()
-        tables[name] = {
-            "sites": one.sites,
-            "metric": one.metric,
-            "higher_is_better": one.higher_is_better,
+        tables[name] = {key: value for key, value in vars(one).items() if key in _PLAIN} | {
             "digests": [answers.digest for answers in one.answers],
-            "of_sites": one.of_sites,
-            "judged_on": one.judged_on,
-            "trained_in_common": one.trained_in_common,
-            "worst_needs_rows": one.worst_needs_rows,
-            "guessed_overlaps": one.guessed_overlaps,
-            "lowest_loss": one.lowest_loss,
             "metrics": {key: to_table(f) for key, f in one.functions.items() if isinstance(f, NamedMetric)},
         }
     # one key, since safetensors writes several in no fixed order, and equal outcomes must be equal files
@@ -712,12 +684,11 @@ def unpacked(content: bytes) -> dict[str, Outcomes]:
         for k, digest in enumerate(table.pop("digests")):
             keys = {what: f"{name}/{k}/{what}" for what in _TENSORS}
             answers.append(Answers(digest, **{what: tensors[key] for what, key in keys.items() if key in tensors}))
-        table["of_sites"] = tuple(map(tuple, table["of_sites"]))
-        table["sites"] = tuple(table["sites"])
-        known = table.pop("trained_in_common", None)
-        table["trained_in_common"] = None if known is None else tuple(known)
-        guessed = table.pop("guessed_overlaps", None)
-        table["guessed_overlaps"] = None if guessed is None else tuple(guessed)
-        metrics = {key: from_table(NamedMetric, one, key) for key, one in table.pop("metrics", {}).items()}
-        found[name] = Outcomes(answers=tuple(answers), functions=metrics, **table)
+        metrics = {key: from_table(NamedMetric, one, key) for key, one in table.pop("metrics").items()}
+        found[name] = Outcomes(answers=tuple(answers), functions=metrics, **{k: _frozen(v) for k, v in table.items()})
     return found
+
+
+def _frozen(value: Any) -> Any:
+    """Returns lists as tuples."""
+    return tuple(map(_frozen, value)) if isinstance(value, list) else value

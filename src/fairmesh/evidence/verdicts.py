@@ -14,9 +14,10 @@ from fairmesh.evidence.intervals import (
     Combined,
     Estimate,
     Share,
+    bootstrapped,
     paired,
     paired_counts,
-    resampled,
+    row_differences,
 )
 from fairmesh.evidence.means import mean_number, mean_of, mean_paired_share
 from fairmesh.evidence.outcomes import Answers, Outcomes, resamples_of
@@ -91,37 +92,35 @@ def _signed(value: float, metric: str) -> str:
     return ("+" if value > 0 else "−" if value < 0 else "") + _plain(abs(value), metric)
 
 
-def difference_of(estimate: Estimate, higher_is_better: bool, level: float = LEVEL, paired: bool = True) -> Difference:
+def difference_of(estimate: Estimate, higher_is_better: bool, paired: bool = True) -> Difference:
     """Returns the verdict that follows from the estimate of a difference.
 
     Args:
         estimate: The estimate.
         higher_is_better: Whether a larger metric is better.
-        level: The level of the interval. Default: 0.95.
         paired: Whether both models answered the same rows. Default: True.
     """
-    low, high = estimate.interval(level)
+    low, high = estimate.interval()
     verdict: Verdict = "unclear"
     if low > 0 or high < 0:
         verdict = "better" if (low > 0) == higher_is_better else "worse"
     return Difference(estimate.value, (low, high), verdict, paired)
 
 
-def versus_counts(rows: int, only_a: int, only_b: int, level: float = LEVEL) -> Difference:
+def versus_counts(rows: int, only_a: int, only_b: int) -> Difference:
     """Returns how two models differ in their share of right answers, from counts alone.
 
     Args:
         rows: How many test rows there are.
         only_a: How many of them only the first model answers right.
         only_b: How many of them only the second model answers right.
-        level: The level of the interval. Default: 0.95.
 
     Example:
         >>> from fairmesh.evidence import versus_counts
         >>> versus_counts(20, only_a=0, only_b=0).verdict
         'unclear'
     """
-    return difference_of(paired_counts(rows, only_a, only_b), True, level)
+    return difference_of(paired_counts(rows, only_a, only_b), True)
 
 
 @dataclass(frozen=True)
@@ -134,7 +133,6 @@ class Comparison:
         at_sites: The difference at each site.
         worst: The difference of the two models' worst sites, which may be different sites.
         mean: The difference of the means over sites.
-        level: The level of the intervals. Default: 0.95.
 
     Example:
         >>> import fairmesh as fm
@@ -150,7 +148,6 @@ class Comparison:
     at_sites: tuple[Difference, ...]
     worst: Difference
     mean: Difference
-    level: float = LEVEL
 
     @property
     def paired(self) -> bool:
@@ -165,7 +162,7 @@ class Comparison:
         """Returns the comparison as it is written to JSON."""
         return {
             "metric": self.metric,
-            "level": self.level,
+            "level": LEVEL,
             "paired": self.paired,
             "worst": self.worst.table(),
             "mean": self.mean.table(),
@@ -196,7 +193,7 @@ class Comparison:
         )
 
 
-def versus(a: Outcomes, b: Outcomes, metric: str | None = None, level: float = LEVEL) -> Comparison:
+def versus(a: Outcomes, b: Outcomes, metric: str | None = None) -> Comparison:
     """Compares two models at the same sites.
 
     Where both answered the same test rows, they are compared row by row, and the interval is much narrower than those
@@ -206,7 +203,6 @@ def versus(a: Outcomes, b: Outcomes, metric: str | None = None, level: float = L
         a: What the one answered.
         b: What the other answered.
         metric: The metric; None for the primary one of `a`. Default: None.
-        level: The level of the intervals. Default: 0.95.
 
     Raises:
         BadInput: They have different sites.
@@ -225,14 +221,13 @@ def versus(a: Outcomes, b: Outcomes, metric: str | None = None, level: float = L
     at_sites = []
     for i, (one, other) in enumerate(zip(of_a, of_b)):
         found = _paired(a, b, i, metric) if same[i] else Combined((one, other), (1.0, -1.0))
-        at_sites.append(difference_of(found, higher, level, same[i]))
+        at_sites.append(difference_of(found, higher, same[i]))
     return Comparison(
         metric,
         a.sites,
         tuple(at_sites),
-        difference_of(_of_worst(a, b, metric), higher, level, all(same)),
-        difference_of(mean_difference(a, b, metric), higher, level, all(same)),
-        level,
+        difference_of(_of_worst(a, b, metric), higher, all(same)),
+        difference_of(mean_difference(a, b, metric), higher, all(same)),
     )
 
 
@@ -248,8 +243,8 @@ def _paired(a: Outcomes, b: Outcomes, site: int, metric: str) -> Estimate:
     def resample(split: int, seed: int, counts: np.ndarray) -> np.ndarray:
         return _mean_of(function, here[split], counts) - _mean_of(function, there[split], counts)
 
-    sizes = [len(one) for one in here]
-    return resampled(resample, sizes, [1] * len(here), a.overlaps[site], a.is_share(metric), difference=True)
+    sizes, share = [len(one) for one in here], getattr(function, "is_share", False)
+    return bootstrapped(resample, sizes, [1] * len(here), a.overlaps[site], share, difference=True)
 
 
 def _training_overlap(
@@ -284,12 +279,8 @@ def mean_difference(a: Outcomes, b: Outcomes, metric: str | None = None) -> Esti
     scores = {i: (a.scores(i, metric), b.scores(i, metric)) for i in known}
     if any(x is None or y is None for x, y in scores.values()):
         return mean_of([_paired(a, b, i, metric) for i in known])
-    strata = a.strata({i: [_by_seed(p, q) for p, q in zip(x or [], y or [])] for i, (x, y) in scores.items()})
+    strata = a.strata({i: [row_differences(p, q) for p, q in zip(x or [], y or [])] for i, (x, y) in scores.items()})
     return mean_paired_share(strata) if a.counts_right(metric) else mean_number(strata)
-
-
-def _by_seed(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    return a - b if len(a) == len(b) else a.mean(axis=0, keepdims=True) - b.mean(axis=0, keepdims=True)
 
 
 def _of_worst(a: Outcomes, b: Outcomes, metric: str) -> Estimate:
@@ -313,7 +304,6 @@ def _correlation(x: np.ndarray, y: np.ndarray) -> float:
 def evidence_table(
     outcomes: Outcomes,
     metric: str | None = None,
-    level: float = LEVEL,
     against: Mapping[str, Outcomes] | None = None,
 ) -> dict[str, Any]:
     """Returns the intervals of every site, of the worst and of the mean, as a run writes them to its summary.
@@ -321,7 +311,6 @@ def evidence_table(
     Args:
         outcomes: What the models answered.
         metric: The metric; None for the primary one. Default: None.
-        level: The level of the intervals. Default: 0.95.
         against: Other models by name, such as {"local": ...}; every site is compared with each. Default: None.
 
     Example:
@@ -335,19 +324,19 @@ def evidence_table(
         ['few_rows', 'interval', 'n', 'name', 'value', 'versus']
     """
     metric, others = metric or outcomes.metric, against or {}
-    compared = {name: versus(outcomes, other, metric, level) for name, other in others.items()}
+    compared = {name: versus(outcomes, other, metric) for name, other in others.items()}
     estimates, worst = outcomes.estimates(metric), outcomes.worst(metric)
     which, few = outcomes.worst_site(metric), set(outcomes.few_rows)
 
     def row(estimate: Estimate, differences: Mapping[str, Difference]) -> dict[str, Any]:
         return {
             "value": estimate.value,
-            "interval": list(estimate.interval(level)),
+            "interval": list(estimate.interval()),
             "versus": {name: one.table() for name, one in differences.items()},
         }
 
     return {
-        "level": level,
+        "level": LEVEL,
         "metric": metric,
         "covers": outcomes.covers,
         "notes": outcomes.notes(metric),

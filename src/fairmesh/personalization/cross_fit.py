@@ -80,7 +80,7 @@ class CrossFit:
         trace: bool = True,
         progress: Callable[[int], None] = lambda steps: None,  # called with steps done since the last call
     ):
-        self.problem, self._folds, self._seed = problem, folds, seed
+        self.problem, self.sites, self._folds, self._seed = problem, sites, folds, seed
         self._device, self._dtype, self._trace, self._progress = device, dtype, trace, progress
         self._outputs = over_models(problem.flat_model.to(device, dtype), problem.at_once(device))
         pools = [_pool(problem, i) for i in sites]
@@ -123,18 +123,13 @@ class CrossFit:
         was trained without the row's fold: (rows, ...), on the CPU."""
         rows = models[:, : self._folds].flatten(0, 1).to(self._device, self._dtype)
         width = max(1, _FLOATS_AT_ONCE // (len(rows) * trees.numbers_per_sample(self._inputs)))
-        found = None
+        places, made = [], []
         for table in self._held.split(width, dim=1):
             chosen = trees.at(self._inputs, table.clamp(min=0))
             inputs = as_floats(trees.mapped(lambda part: part.to(self._device), chosen), self._dtype)
-            outputs = self._outputs(rows, inputs)[(table >= 0).to(self._device)].cpu()
-            found = (
-                torch.empty(len(self.site_of_row), *outputs.shape[1:], dtype=outputs.dtype) if found is None else found
-            )
-            found[table[table >= 0]] = outputs
-        if found is None:
-            raise ValueError("there are no rows")
-        return found
+            made.append(self._outputs(rows, inputs)[(table >= 0).to(self._device)].cpu())
+            places.append(table[table >= 0])
+        return torch.cat(made)[torch.cat(places).argsort()]
 
     def same(self, rows: Tensor) -> Tensor:
         """Returns one model per site (sites, dim) for all folds: (sites, folds + 1, dim)."""
@@ -147,10 +142,20 @@ class CrossFit:
         A model that took k steps counts in proportion to the evidence that the rows give to k steps. Where they clearly
         support one number of steps, that is the choice; where they do not, the average is steadier than a choice.
         Steps of which the loss is not finite do not count."""
-        found = _Average(start, self.site_of_row, torch.ones_like(self.judged), self.problem.classes is not None)
-        for k, models in self._path(start, steps, step, 3.0):
-            found.add(k, models, per_sample(self.problem.output_loss, self.outputs(models), self.targets).double())
-        return found.mean()
+        (found,) = self._averages(self._path(start, steps, step, 3.0), start, [torch.ones_like(self.judged)])
+        return found
+
+    def _averages(
+        self, path: Iterator[tuple[int, Tensor]], start: Tensor, judges: Sequence[Tensor], prior: float = 0.0
+    ) -> list[Fitted]:
+        """Returns the averages along a path by the evidence of each of some masks of rows. `prior` is the logarithm of
+        how much more probable the start is than each model after it."""
+        averages = [_Average(start, self.site_of_row, rows, self.problem.classes is not None) for rows in judges]
+        for k, models in path:
+            losses = per_sample(self.problem.output_loss, self.outputs(models), self.targets).double()
+            for average in averages:
+                average.add(k, models, losses, prior if k == 0 else 0.0)
+        return [average.mean() for average in averages]
 
     def stopped(self, start: Tensor, steps: int, step: float) -> Fitted:
         """Trains every site's models from a start that knows no data, and stops each site early where its held-out rows
@@ -159,20 +164,17 @@ class CrossFit:
         Rows are judged as sites are: by right or wrong if targets are labels, else by the loss. A site takes the number
         of steps at which its held-out rows do best, if they do better than at the end by more than one standard error;
         else it takes all steps. So a site of few rows is not stopped by chance."""
-        best = best_scores = None
         taken = torch.zeros(len(start), dtype=torch.float64)
-        models, scores = start, torch.zeros(0)
-        for k, models in self._path(start, steps, step, 3.0):
+        path = self._path(start, steps, step, 3.0)
+        _, models = next(path)
+        scores = self._scores(self.outputs(models))
+        best, best_scores = models, scores
+        for k, models in path:
             scores = self._scores(self.outputs(models))
-            if best is None or best_scores is None:
-                best, best_scores = models, scores
-                continue
             more = self._of_sites(scores) >= self._of_sites(best_scores)
             best = torch.where(more.to(best.device)[:, None, None], models, best)
             best_scores = torch.where(more[self.site_of_row], scores, best_scores)
             taken = torch.where(more, float(k), taken)
-        if best is None or best_scores is None:
-            raise ValueError("there is no path")
         ahead = best_scores - scores
         mean = self._of_sites(ahead)
         squares = self._of_sites((ahead - mean[self.site_of_row]).square())
@@ -199,13 +201,8 @@ class CrossFit:
 
         The rows that judge are the unseen ones. The common model looks too good on the others, so these speak against
         any step. If they support more steps all the same, they are right to, and all rows judge."""
-        labels, every = self.problem.classes is not None, torch.ones_like(self.judged)
-        averages = [_Average(start, self.site_of_row, judges, labels) for judges in (self.judged, every)]
-        for k, models in self._path(start, steps, step, 1.0):
-            losses = per_sample(self.problem.output_loss, self.outputs(models), self.targets).double()
-            for average in averages:
-                average.add(k, models, losses, math.log(_LOOKS) if k == 0 else 0.0)
-        one, other = (average.mean() for average in averages)
+        path, judges = self._path(start, steps, step, 1.0), [self.judged, torch.ones_like(self.judged)]
+        one, other = self._averages(path, start, judges, math.log(_LOOKS))
         more = other.steps > one.steps
         models = torch.where(more.to(one.models.device)[:, None, None], other.models, one.models)
         return Fitted(models, torch.where(more, other.steps, one.steps))
@@ -276,11 +273,8 @@ def sites_at_once(problem: Problem, sites: Sequence[int], folds: int, dtype: tor
     portions: list[list[int]] = []
     used = 0.0
     for i in sites:
-        train = problem.sites[i].train
-        values = 12 * problem.flat_model.dim + 2 * rows_to_learn_from(problem, i) * trees.numbers_per_sample(
-            train.inputs
-        )
-        size = (folds + 1) * values * dtype.itemsize
+        numbers = rows_to_learn_from(problem, i) * trees.numbers_per_sample(problem.sites[i].train.inputs)
+        size = (folds + 1) * (12 * problem.flat_model.dim + 2 * numbers) * dtype.itemsize
         if not portions or used + size > 1 << 30:
             portions.append([])
             used = 0.0

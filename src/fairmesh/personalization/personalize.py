@@ -16,7 +16,7 @@ from fairmesh.numerics import trees
 from fairmesh.personalization.base import COMMON, FINE_TUNED, LOCAL, Personalization
 from fairmesh.personalization.builtin import Mixture
 from fairmesh.personalization.cross_fit import CrossFit, refuse_streams, rows_to_learn_from, sites_at_once
-from fairmesh.personalization.evidence import HeldOut, mixed
+from fairmesh.personalization.evidence import Predictions, mixed
 from fairmesh.personalization.outcome import Personalized, PersonalSite
 from fairmesh.problems.evaluator import measured, measured_names
 from fairmesh.problems.losses import as_floats
@@ -167,75 +167,67 @@ def _fitted(
         tuned = fit.tuned(fit.same(rows[COMMON]), method.steps, method.step)
         rows[FINE_TUNED], outputs[FINE_TUNED] = tuned.models[:, -1], fit.outputs(tuned.models)
         steps[FINE_TUNED] = tuned.steps
-    outcomes = []
-    for s, i in enumerate(sites):
-        mine = fit.site_of_row == s
-        chosen = _Site(problem, i, {name: value[s] for name, value in rows.items()}, method)
-        outcomes.append(
-            chosen.outcome(
-                {name: value[mine] for name, value in outputs.items()},
-                fit.targets[mine],
-                fit.judged[mine],
-                fit.fold_of_row[mine],
-                bool(fit.has_unseen[s]),
-                {name: float(value[s]) for name, value in steps.items()},
-            )
+    return [
+        _chosen(
+            problem,
+            fit,
+            s,
+            method,
+            {name: value[s] for name, value in rows.items()},
+            {name: value[fit.site_of_row == s] for name, value in outputs.items()},
+            {name: float(value[s]) for name, value in steps.items()},
         )
-    return outcomes
+        for s in range(len(sites))
+    ]
 
 
-class _Site:
-    """Chooses the model of one site."""
-
-    def __init__(self, problem: Problem, number: int, rows: dict[str, Tensor], method: Personalization):
-        self._problem, self._number, self._rows, self._method = problem, number, rows, method
-        self._labels = problem.task == "classes"
-
-    def outcome(
-        self,
-        outputs: dict[str, Tensor],
-        targets: Tensor,
-        judged: Tensor,
-        folds: Tensor,
-        unseen: bool,
-        steps: dict[str, float],
-    ) -> PersonalSite:
-        """Returns the outcome, given what models that were trained without a row predict for it."""
-        held_out = HeldOut(outputs, targets, self._problem.output_loss, self._labels)
-        weights, note = self._method.weights(held_out, judged), None
-        if unseen and LOCAL in weights:
-            # The common model has seen the other rows, so they speak too well of it. If they favour the local model all
-            # the same, and more than the few unseen rows do, they are right to.
-            everyone = self._method.weights(held_out, torch.ones_like(judged))
-            weights = max(weights, everyone, key=lambda w: w[LOCAL])
-        if not unseen:
-            note = (
-                "the common model was trained on the rows that judge it, so the choice leans towards it; keep rows out "
-                "of the common training with fm.data.reserve"
-            )
-        present = {name: weight for name, weight in weights.items() if weight > 0}
-        chosen = held_out.cross_validated(folds, judged, lambda rows: self._method.weights(held_out, rows))
-        shown = {COMMON: outputs[COMMON][judged], LOCAL: outputs[LOCAL][judged], PERSONAL: chosen}
-        site = self._problem.sites[self._number]
-        return PersonalSite(
-            self._number,
-            str(site.name),
-            weights,
-            {name: self._problem.flat_model.state_dict(self._rows[name]) for name in weights},
-            self._labels,
-            int(judged.sum()),
-            unseen,
-            steps,
-            {name: measured(self._problem, out, targets[judged]) for name, out in shown.items()},
-            {} if site.test is None else self._tested(site.test, present),
-            note,
+def _chosen(
+    problem: Problem,
+    fit: CrossFit,
+    s: int,
+    method: Personalization,
+    rows: dict[str, Tensor],
+    outputs: dict[str, Tensor],
+    steps: dict[str, float],
+) -> PersonalSite:
+    """Returns the outcome of the site s of a fit, given its models, what models that were trained without a row predict
+    for it, and the steps that they took."""
+    here, unseen, labels = fit.site_of_row == s, bool(fit.has_unseen[s]), problem.task == "classes"
+    targets, judged = fit.targets[here], fit.judged[here]
+    held_out = Predictions(outputs, targets, problem.output_loss, labels)
+    weights, note = method.weights(held_out, judged), None
+    if unseen and LOCAL in weights:
+        # The common model has seen the other rows, so they speak too well of it. If they favour the local model all
+        # the same, and more than the few unseen rows do, they are right to.
+        everyone = method.weights(held_out, torch.ones_like(judged))
+        weights = max(weights, everyone, key=lambda w: w[LOCAL])
+    if not unseen:
+        note = (
+            "the common model was trained on the rows that judge it, so the choice leans towards it; keep rows out "
+            "of the common training with fm.data.reserve"
         )
-
-    def _tested(self, test: Samples, weights: dict[str, float]) -> dict[str, dict[str, float]]:
-        outputs = {name: outputs_on(self._problem, row, test) for name, row in self._rows.items()}
-        outputs[PERSONAL] = mixed([outputs[name] for name in weights], list(weights.values()), self._labels)
-        targets = as_floats(test.targets, outputs[COMMON].dtype)
-        return {name: measured(self._problem, outputs[name], targets) for name in (COMMON, LOCAL, PERSONAL)}
+    mixture = held_out.cross_validated(fit.fold_of_row[here], judged, lambda rows: method.weights(held_out, rows))
+    shown = {COMMON: outputs[COMMON][judged], LOCAL: outputs[LOCAL][judged], PERSONAL: mixture}
+    number = fit.sites[s]
+    site, test = problem.sites[number], {}
+    if site.test is not None:
+        tested = {name: outputs_on(problem, row, site.test) for name, row in rows.items()}
+        tested[PERSONAL] = mixed([tested[name] for name in weights], list(weights.values()), labels)
+        true = as_floats(site.test.targets, tested[COMMON].dtype)
+        test = {name: measured(problem, tested[name], true) for name in (COMMON, LOCAL, PERSONAL)}
+    return PersonalSite(
+        number,
+        str(site.name),
+        weights,
+        {name: problem.flat_model.state_dict(rows[name]) for name in weights},
+        labels,
+        rows=int(judged.sum()),
+        unseen=unseen,
+        steps=steps,
+        held_out={name: measured(problem, out, targets[judged]) for name, out in shown.items()},
+        test=test,
+        note=note,
+    )
 
 
 _FLOATS_AT_ONCE = 1 << 23
@@ -268,10 +260,9 @@ def _kept(problem: Problem, i: int, row: Tensor) -> PersonalSite:
         {COMMON: 1.0},
         {COMMON: problem.flat_model.state_dict(row)},
         problem.task == "classes",
-        0,
-        False,
-        {},
-        dict.fromkeys((COMMON, LOCAL, PERSONAL), nothing),
-        test,
-        f"the common model was kept: {rows} rows are too few to hold any out; {FEWEST_ROWS} are needed",
+        rows=0,
+        unseen=False,
+        held_out=dict.fromkeys((COMMON, LOCAL, PERSONAL), nothing),
+        test=test,
+        note=f"the common model was kept: {rows} rows are too few to hold any out; {FEWEST_ROWS} are needed",
     )

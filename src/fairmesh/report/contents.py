@@ -8,14 +8,16 @@ from typing import Any
 
 import fairmesh
 from fairmesh.algorithms.base import Algorithm
+from fairmesh.comparisons.leave_one_out import LEFT_OUT
 from fairmesh.config.registry import FAMILIES
 from fairmesh.config.tables import from_table
 from fairmesh.config.trusted import import_paths
 from fairmesh.errors import BadInput
+from fairmesh.evidence.intervals import LEVEL
+from fairmesh.metrics.units import defined
 from fairmesh.report.answers import calibration, compared
-from fairmesh.report.runs import Run, choices_in_words, mean_of, ranked
+from fairmesh.report.runs import Run, choices_in_words, links_of, mean_of, ranked
 from fairmesh.report.sentences import REFERENCES, hints, network_sentence, site_sentence
-from fairmesh.report.units import defined
 from fairmesh.storage.run_folder import PREPROCESSING
 from fairmesh.storage.strict_json import with_nan
 from fairmesh.topology.graphs import Topology
@@ -47,7 +49,7 @@ def card(run: Run) -> Json:
         "metric": chosen.metric,
         "metrics": {name: _metric(chosen, name) for name in chosen.metrics},
         "tail": chosen.tail_in_words(),
-        "classes": summary.get("model", {}).get("classes", []),
+        "classes": summary["model"].get("classes", []),
         "higher_is_better": chosen.higher_is_better,
         "judged_on": summary["judged_on"],
         "judged_by": summary.get("judged_by", "average model"),
@@ -79,10 +81,10 @@ def card(run: Run) -> Json:
 def _metric(run: Run, name: str) -> Json:
     """Returns how a metric is read, and what is said of all sites by it."""
     numbers = {what: run.over_sites(what, metric=name) for what in ("worst", "mean", "best", "gap")}
-    more = run.summary.get("metrics", {}).get(name, {})  # measured without regard to replicas that diverged
-    keys = ("worst_share", "cvar", "std", "jain")
-    numbers |= {key: more[key] for key in keys if key in more and not run.summary["diverged"]}
-    return {"share": run.unit(name).share, "higher_is_better": run.higher_of(name)} | numbers
+    table = run.summary["metrics"][name]
+    if not run.summary["diverged"]:  # these are measured without regard to replicas that diverged
+        numbers |= {key: table[key] for key in ("worst_share", "cvar", "std", "jain")}
+    return {"share": table["share"], "higher_is_better": table["higher_is_better"]} | numbers
 
 
 def _sweep(run: Run, variants: Sequence[Run], ranked_on: str) -> Json:
@@ -101,9 +103,8 @@ def _sweep(run: Run, variants: Sequence[Run], ranked_on: str) -> Json:
 
 def _intervals(run: Run) -> Json:
     """Returns the intervals of the worst site and of the mean over sites, where they are known."""
-    evidence = run.evidence
-    found = {"level": evidence.get("level", 0.95)} | {key: evidence[key] for key in ("covers",) if key in evidence}
-    return found | {what: evidence[what] for what in ("worst", "mean") if evidence.get(what)}
+    known = run.evidence
+    return {"level": LEVEL} | {key: known[key] for key in ("level", "covers", "worst", "mean") if known.get(key)}
 
 
 def _sites(run: Run) -> list[Json]:
@@ -112,7 +113,7 @@ def _sites(run: Run) -> list[Json]:
     names = [str(name) for name in summary["sites"]]
     evidence = {one["name"]: one for one in run.evidence.get("sites", [])}
     data = _counted(run)
-    weights, prior, compared = run.weights(), summary.get("prior"), references(run)
+    weights, compared = run.weights(), references(run)
     values = {metric: run.by_site(metric) for metric in run.metrics}
     versus = _versus(run, evidence)
     found = []
@@ -131,7 +132,7 @@ def _sites(run: Run) -> list[Json]:
                 "metrics": {metric: column[i] for metric, column in values.items()},
                 "interval": _known(known.get("interval")),
                 "weight": weights[i] if weights else None,
-                "prior": prior[i] if prior else None,
+                "prior": summary["prior"][i],
                 "references": {kind: column[i] for kind, column in compared.items()},
                 "why_not_compared": known.get("why_not"),
                 "versus": {kind: by_site[name] for kind, by_site in versus.items() if name in by_site},
@@ -146,13 +147,7 @@ def _counted(run: Run) -> list[Json]:
     summary = run.summary
     if "support" in summary:
         return [{"n": None} | one if isinstance(one, dict) else {"n": 0} for one in summary["support"]]
-    if "provenance" not in summary:
-        return [{"n": None}] * len(summary["sites"])
-    judged_on = summary["judged_on"]
-    return [
-        {"n": site[judged_on], "classes": site.get("classes", {}).get(judged_on)}
-        for site in summary["provenance"]["data"]["sites"]
-    ]
+    return [{"n": None}] * len(summary["sites"])
 
 
 def _known(interval: Any) -> list[float] | None:
@@ -210,11 +205,9 @@ def _graph(run: Run) -> Json | None:
         mixing = union_of(from_table(Topology, table, "topology").build(n))
     except BadInput:  # sites have left, or it was written by another version
         return None
-    rows, columns = mixing.matrix.nonzero()
-    edges = sorted({(int(min(i, j)), int(max(i, j))) for i, j in zip(rows, columns) if i != j})
     return {
         "name": table["name"],
-        "edges": [list(edge) for edge in edges],
+        "edges": links_of(mixing),
         "spectral_gap": mixing.gap,
         "placed": settings.get("placements") is not None,  # then node i does not have the data of site i
     }
@@ -272,6 +265,3 @@ def _files(run: Run) -> list[Json]:
         }
         for path, held in found
     ]
-
-
-LEFT_OUT = "leave_one_out.json"

@@ -3,12 +3,10 @@
 Parts that only people can write are blanks between comments. A card that is written again keeps them."""
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
 
-from fairmesh.report.sentences import REFERENCES, unit_of
-
-Json = Mapping[str, Any]
+from fairmesh.report import tables
+from fairmesh.report.contents import Json
 
 _BLANKS = {
     "intended-use": "What is the model for, and who may use it?",
@@ -66,42 +64,13 @@ def _table(rows: Sequence[Sequence[object]]) -> str:
 
 
 def _results(card: Json) -> Iterable[str]:
-    """Yields a table of the sites by the primary metric, and one of all metrics over the sites."""
-    unit, sites = unit_of(card), card["sites"]
-    kinds = [kind for kind in REFERENCES if any(kind in site["references"] for site in sites)]
-    level = f"{100 * card['intervals']['level']:.0f} % interval"
-    header = ["site", "samples", unit.metric, level, "λ", *(REFERENCES[kind] for kind in kinds)]
-    rows = [
-        [
-            site["name"],
-            "-" if site["n"] is None else site["n"],
-            unit.shown(site["metrics"][unit.metric]) if site["measured"] else "not measured",
-            unit.interval(site["interval"]) or "-",
-            "-" if site["weight"] is None else f"{site['weight']:.3f}",
-            *(unit.shown(site["references"].get(kind)) for kind in kinds),
-        ]
-        for site in sites
-    ]
+    """Yields a table of the sites by the primary metric, and one of all metrics."""
+    order = range(len(card["sites"]))
     yield f"Measured on the {card['judged_on']} samples of each site." + (
         f" Means over {card['spread_by']}." if card["spread_by"] else ""
     )
-    yield _table([header, *rows])
-    units = [unit_of(card, name) for name in card["metrics"]]
-    over = [
-        [one.metric, *(one.shown(card["metrics"][one.metric][what]) for what in ("worst", "mean", "best")),
-         "higher" if card["metrics"][one.metric]["higher_is_better"] else "lower"]
-        for one in units
-    ]  # fmt: skip
-    yield _table([["over the sites", "worst", "mean", "best", "better is"], *over])
-
-
-def _shape(shape: Any) -> str:
-    """Returns the shape of one input in words, or those of several."""
-    if isinstance(shape, dict):
-        return ", ".join(f"{name} {_shape(one)}" for name, one in shape.items())
-    if shape and isinstance(shape[0], list | dict):
-        return ", ".join(map(_shape, shape))
-    return " x ".join(map(str, shape)) or "1"
+    yield _table(tables.of_sites(card, order))
+    yield _table(tables.of_metrics(card, order))
 
 
 def _data(card: Json) -> Iterable[str]:
@@ -110,9 +79,8 @@ def _data(card: Json) -> Iterable[str]:
         yield "The data stays at the sites; no description of it was shared beyond the numbers above."
         return
     data = card["provenance"]["data"]
-    inputs = _shape(data["inputs"])
     predicted = f"one of {data['classes']} classes" if data["classes"] else "numbers"
-    yield f"Each sample has inputs of shape {inputs}; the model predicts {predicted}."
+    yield f"Each sample has inputs of shape {data['inputs']}; the model predicts {predicted}."
     sets = ("train", "validation", "test")
     rows = [
         [site["name"], site["group"], *(site[name] for name in sets), site["digest"][:16]] for site in data["sites"]
@@ -141,23 +109,8 @@ def _limits(card: Json) -> Iterable[str]:
 
 
 def _training(card: Json) -> Iterable[str]:
-    """Yields algorithm, graph, traffic and versions."""
-    traffic, graph = card["traffic"], card["graph"]
-    rows: list[list[object]] = [
-        ["algorithm", card["algorithm"]],
-        *([f"setting {key}", value] for key, value in card["changes"].items()),
-        ["rounds", card["rounds"]],
-        ["parameters", card["parameters"]],
-        ["sites", len(card["sites"])],
-    ]
-    if graph:
-        rows.append(["graph", f"{graph['name']}, {len(graph['edges'])} links"])
-    rows.append(["bytes sent by the busiest node", traffic["bytes_busiest_node"]])
-    rows.append(["bytes sent in all", traffic["bytes_total"]])
-    if card["provenance"]:
-        rows += [[f"version of {name}", number] for name, number in card["provenance"]["versions"].items()]
-        rows.append(["digest of data and model", card["provenance"]["data"]["digest"]])
-    yield _table([["", ""], *rows])
+    """Yields algorithm, graph, traffic, versions and settings."""
+    yield _table([["", ""], *tables.facts(card)])
     if card["settings"]:
         yield f"All settings (experiment.toml):\n\n```toml\n{card['settings'].strip().replace('```', '')}\n```"
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fairmesh.errors import BadInput
-from fairmesh.report.runs import Run, choices_in_words, chosen_of, unequal_choices
+from fairmesh.report.runs import Run, choices_in_words, chosen_of, links_of, unequal_choices
 from fairmesh.report.style import COLOURS, MARKERS, new_figure, plain, save_figure, saved_or_shown
 from fairmesh.topology.mixing import Mixing
 from fairmesh.training.result import Result
@@ -81,8 +81,9 @@ def dots(names: Sequence[str], series: Mapping[str, Mapping[str, Any]], axis_lab
 
     Args:
         names: The sites, from top to bottom.
-        series: By their label, {"values": one number per site, "intervals": [low, high] or None per site, "style": the
-            number of its colour and marker}. With "origins", one number per site, an arrow leads from it to the point.
+        series: By their label, {"values": one number per site}. With "intervals" of [low, high] or None per site, a
+            line spans each. With "origins", one number per site, an arrow leads from it to the point. "style" is the
+            number of its colour and marker.
         axis_label: What is measured.
     """
     figure, (axis,) = new_figure(
@@ -94,13 +95,10 @@ def dots(names: Sequence[str], series: Mapping[str, Mapping[str, Any]], axis_lab
         shift = 0.5 * (k / max(1, len(series) - 1) - 0.5) if len(series) > 1 else 0.0
         style = one.get("style", k)
         colour, marker = COLOURS[style % len(COLOURS)], MARKERS[style % len(MARKERS)]
-        rows = [
-            (value, i + shift, interval) for i, (value, interval) in enumerate(zip(one["values"], one["intervals"]))
-        ]
-        for value, at, interval in rows:
+        x, y = one["values"], [i + shift for i in range(len(names))]
+        for value, at, interval in zip(x, y, one.get("intervals", ())):
             if interval and math.isfinite(value):
                 axis.plot(interval, [at, at], color=colour, lw=1.6, alpha=0.7, solid_capstyle="butt")
-        x, y = [value for value, _, _ in rows], [at for _, at, _ in rows]
         if origins := one.get("origins"):
             axis.scatter(origins, y, 40, marker="|", color="#808080", zorder=2)
             reach = max([*origins, *x]) - min([*origins, *x])
@@ -123,40 +121,41 @@ def dots(names: Sequence[str], series: Mapping[str, Mapping[str, Any]], axis_lab
 
 
 def network(
-    names: Sequence[str], edges: Sequence[Sequence[int]], values: Sequence[float] | None, label: str, worst: int | None
+    names: Sequence[str],
+    edges: Sequence[Sequence[int]],
+    values: Sequence[float] | None = None,
+    label: str = "",
+    worst: int | None = None,
 ) -> Any:
     """Draws who talks to whom, with the sites on a circle, darker for lower values, and a square for the worst site.
 
     Args:
         names: The sites.
         edges: Pairs of their numbers.
-        values: What colours the sites; None for no colour.
-        label: What the values are.
+        values: What colours the sites; None for no colour. Default: None.
+        label: What the values are. Default: "".
         worst: The number of the worst site. Default: None.
     """
-    n, small = len(names), len(names) <= 60
-    figure, (axis,) = new_figure(4.8, 3.4 if n <= 24 else 4.6, font=10)
+    n, small, flat = len(names), len(names) <= 60, len(names) <= 24
+    figure, (axis,) = new_figure(4.8, 3.4 if flat else 4.6, font=10)
     at = [(math.sin(2 * math.pi * i / n), math.cos(2 * math.pi * i / n)) for i in range(n)]
     for i, j in edges:
         axis.plot(*zip(at[i], at[j]), color="#808080", lw=0.9 if len(edges) < 300 else 0.2, zorder=1)
     size = 170 if n <= 30 else 60 if small else 12
     known = [i for i in range(n) if values is not None and math.isfinite(values[i])]
-    for marker, chosen in (("o", [i for i in known if i != worst]), ("s", [i for i in known if i == worst])):
-        if chosen and values is not None:
-            drawn = axis.scatter(
-                *zip(*(at[i] for i in chosen)), size * (1.6 if marker == "s" else 1), [values[i] for i in chosen],
-                marker=marker, cmap="cividis", vmin=min(values[i] for i in known), vmax=max(values[i] for i in known),
-                edgecolors="#808080", zorder=2,
-            )  # fmt: skip
-            if marker == "o":
-                figure.colorbar(drawn, ax=axis, shrink=0.7, label=plain(label))
-    rest = [at[i] for i in range(n) if i not in known]
-    if rest:
-        axis.scatter(*zip(*rest), size, facecolors="none", edgecolors="#808080", hatch=None, zorder=2)
+    for i in range(n):
+        if values is None or i not in known:
+            axis.scatter(*at[i], size, facecolors="none", edgecolors="#808080", zorder=2)
+    if values is not None and known:
+        scale = {"vmin": min(values[i] for i in known), "vmax": max(values[i] for i in known), "cmap": "cividis"}
+        drawn = []
+        for i in known:
+            marker, area = ("s", 1.6 * size) if i == worst else ("o", size)
+            drawn.append(axis.scatter(*at[i], area, values[i], marker=marker, edgecolors="#808080", zorder=2, **scale))
+        figure.colorbar(drawn[0], ax=axis, shrink=0.7, label=plain(label))
     for i, (x, y) in enumerate(at if small else []):
-        flat = n <= 24
         side = "center" if flat and abs(x) < 0.2 else "left" if x > -1e-9 else "right"
-        away = 1.12 if not flat else 1.14 + 0.06 * abs(y)
+        away = 1.14 + 0.06 * abs(y) if flat else 1.12
         text = names[i] if len(names[i]) < 18 else names[i][:16] + "…"
         axis.annotate(
             plain(text), (away * x, away * y), ha=side, va="center", fontsize=9 if flat else 6, rotation_mode="anchor",
@@ -164,9 +163,8 @@ def network(
         )  # fmt: skip
     axis.set_aspect("equal")
     axis.axis("off")
-    reach = 1.25 if n <= 24 else 1.6 if small else 1.05
-    axis.set_ylim(-reach, reach)
-    axis.set_xlim(-max(reach, 1.7 if small else 0), max(reach, 1.7 if small else 0))
+    reach = 1.25 if flat else 1.6 if small else 1.05
+    axis.set(xlim=(-max(reach, 1.7 * small), max(reach, 1.7 * small)), ylim=(-reach, reach))
     return figure
 
 
@@ -190,52 +188,10 @@ def reliability(bins: Sequence[Mapping[str, float]]) -> Any:
     return figure
 
 
-def whiskers(
-    labels: Sequence[str], kinds: Mapping[str, Sequence[Mapping[str, Any]]], axis_label: str, scale: float = 1
-) -> Any:
-    """Draws one row per label with a point and its interval for each kind.
-
-    Args:
-        labels: The names of the rows, from top to bottom.
-        kinds: By the name of each kind, one {"value", "interval": [low, high]} per row.
-        axis_label: What is measured.
-        scale: What numbers are multiplied by.
-    """
-    figure, (axis,) = new_figure(6.4, 0.6 * len(labels) + 1.0, font=10)
-    rows = range(len(labels))
-    for k, (name, numbers) in enumerate(kinds.items()):
-        colour, shift = COLOURS[k % len(COLOURS)], 0.22 * (k - (len(kinds) - 1) / 2)
-        means = [scale * number["value"] for number in numbers]
-        ends = [[scale * end for end in number["interval"]] for number in numbers]
-        intervals = [[x - low for x, (low, _) in zip(means, ends)], [high - x for x, (_, high) in zip(means, ends)]]
-        at = [row + shift for row in rows]
-        style: dict[str, Any] = {"ms": 5, "capsize": 3, "lw": 1.4, "color": colour, "label": name}
-        axis.errorbar(means, at, xerr=intervals, fmt=MARKERS[k % len(MARKERS)], **style)
-        for x, y in zip(means, at):  # the first kind has its numbers above, the others below
-            above = {"xytext": (0, 5), "va": "bottom"} if k == 0 else {"xytext": (0, -5), "va": "top"}
-            axis.annotate(f"{x:.1f}", (x, y), textcoords="offset points", ha="center", fontsize=9, **above)
-    axis.set_yticks(rows, [plain(label) for label in labels])
-    axis.set_ylim(len(labels) - 0.4, -0.6)
-    axis.set_xlabel(axis_label)
-    axis.grid(axis="x", alpha=0.25)
-    axis.legend(frameon=False, fontsize=9, loc="lower left", bbox_to_anchor=(0, 1), ncols=4, borderaxespad=0)
-    return figure
-
-
 def draw_graph(mixing: Mixing, title: str, path: str | os.PathLike) -> None:
     """Draws who talks to whom, with the nodes on a circle."""
-    import networkx
-
-    figure, (axis,) = new_figure(5, 5)
-    graph = networkx.from_scipy_sparse_array(mixing.matrix)
-    graph.remove_edges_from(list(networkx.selfloop_edges(graph)))
-    small = mixing.n <= 60
-    networkx.draw_networkx(
-        graph, networkx.circular_layout(graph), ax=axis, with_labels=small, node_size=260 if small else 8,
-        node_color="#e3ecf8", edge_color=COLOURS[0], width=1.0 if small else 0.3, font_size=8,
-    )  # fmt: skip
-    axis.set_title(title, fontsize=10)
-    axis.axis("off")
+    figure = network([str(i) for i in range(mixing.n)], links_of(mixing))
+    figure.suptitle(title, fontsize=10)
     save_figure(figure, path)
 
 
@@ -316,13 +272,14 @@ def plot_sites(results: Mapping[str, Result], path: str | os.PathLike | None = N
     first = next(iter(results))
     unit = Run.from_result(results[first]).unit()
 
-    def row(site: Mapping[str, Any]) -> tuple[float, list[float] | None]:
-        known = all(map(math.isfinite, site["interval"]))
-        return unit.scale * site["value"], [unit.scale * end for end in site["interval"]] if known else None
-
-    rows = {name: [row(site) for site in table["sites"]] for name, table in tables.items()}
-    series = {
-        name: {"values": [value for value, _ in sites], "intervals": [ends for _, ends in sites]}
-        for name, sites in rows.items()
-    }
+    series = {name: scaled_series(table["sites"], unit.scale) for name, table in tables.items()}
     return saved_or_shown(dots(names[first], series, unit.label), path)
+
+
+def scaled_series(rows: Sequence[Mapping[str, Any]], scale: float) -> dict[str, Any]:
+    """Returns a series for `dots` from rows of evidence, {"value", "interval"}."""
+    ends = [[scale * end for end in row["interval"]] for row in rows]
+    return {
+        "values": [scale * row["value"] for row in rows],
+        "intervals": [interval if all(map(math.isfinite, interval)) else None for interval in ends],
+    }

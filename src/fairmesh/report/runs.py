@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from fairmesh.errors import BadInput
-from fairmesh.metrics.over_sites import LEVEL
-from fairmesh.report.units import Unit, defined
+from fairmesh.metrics.units import Unit, defined
 from fairmesh.storage.run_folder import EXPERIMENT, read_records, read_summary
+from fairmesh.topology.mixing import Mixing
 from fairmesh.training.result import Result, by_own_models, summary_of
 
 SITES_SHOWN = 10  # on a terminal, if there are more than twelve
@@ -94,14 +94,6 @@ class Run:
         tables = self.alive if split == "test" else [record.get(split, {}) for record in self.alive]
         return mean_of([table[metric][what] for table in tables if metric in table])
 
-    def higher_of(self, metric: str) -> bool:
-        """Returns whether a larger value of a measured metric is better."""
-        if metric == self.metric:
-            return self.higher_is_better
-        if metric in self.summary.get("metrics", {}):
-            return self.summary["metrics"][metric]["higher_is_better"]
-        return not any(record[metric]["worst"] > record[metric]["best"] for record in self.alive)
-
     def spread_by(self) -> str:
         """Returns what the replicas differ in, such as "5 splits"; nothing if there is only one."""
         final = self.summary["final"]
@@ -116,7 +108,7 @@ class Run:
 
     def tail_in_words(self) -> str:
         """Returns which share of the sites CVaR is a mean over, such as "20 %"."""
-        return f"{100 * self.summary.get('cvar_level', LEVEL):.3g} %"
+        return f"{100 * self.summary['cvar_level']:.3g} %"
 
     @property
     def evidence(self) -> dict[str, Any]:
@@ -126,8 +118,8 @@ class Run:
 
     @property
     def higher_is_better(self) -> bool:
-        """Returns whether a larger value of the metric is better; summaries of earlier versions do not say."""
-        return self.summary.get("higher_is_better", self.metric != "loss")
+        """Returns whether a larger value of the metric is better."""
+        return self.summary["higher_is_better"]
 
     @property
     def metric(self) -> str:
@@ -136,7 +128,7 @@ class Run:
     def unit(self, metric: str | None = None) -> Unit:
         """Returns how values of a metric are shown; None for the primary one."""
         metric = metric or self.metric
-        return Unit(metric, self.summary.get("metrics", {}).get(metric, {}).get("share", metric == "accuracy"))
+        return Unit(metric, self.summary["metrics"][metric]["share"])
 
     def curve(self, what: str, against: str) -> tuple[list[float], list[float], list[float], list[float]]:
         """Returns x, and the mean, lowest and highest over replicas of worst, mean, ... at each measured round. A value
@@ -145,15 +137,12 @@ class Run:
         for record in self.records:
             if math.isfinite(record[self.metric][what]):
                 points.setdefault(record["round"], []).append(record)
-        xs, means, lows, highs = [], [], [], []
-        for round_index in sorted(points):
-            here = points[round_index]
-            values = [record[self.metric][what] for record in here]
-            xs.append(float(round_index) if against == "rounds" else max(r[against] for r in here) / PER_MB[against])
-            means.append(sum(values) / len(values))
-            lows.append(min(values))
-            highs.append(max(values))
-        return xs, means, lows, highs
+        rounds = sorted(points)
+        xs = list(map(float, rounds))
+        if against != "rounds":
+            xs = [max(record[against] for record in points[k]) / PER_MB[against] for k in rounds]
+        values = [[record[self.metric][what] for record in points[k]] for k in rounds]
+        return xs, [sum(row) / len(row) for row in values], list(map(min, values)), list(map(max, values))
 
     def by_site(self, metric: str | None = None) -> list[float]:
         """Returns the final metric of every site, averaged over replicas that did not diverge and in which it is
@@ -171,7 +160,7 @@ class Run:
         return sorted(rank, key=rank.__getitem__)
 
     def is_measured(self, i: int) -> bool:
-        """Returns whether site i has data to be judged by; summaries of earlier versions do not say."""
+        """Returns whether site i has data to be judged by; it is taken to, while a run is in progress."""
         support = self.summary.get("support")
         return not isinstance(support, list) or isinstance(support[i], dict)
 
@@ -218,8 +207,8 @@ def mean_of(values: Sequence[float]) -> float:
     return sum(found) / len(found) if found else math.nan
 
 
-def rows_of(runs: Sequence[Run]) -> list[dict[str, str]]:
-    """Returns one row per run, ready to be shown. Numbers leave out replicas that diverged, and `caption_of` says what
+def rows_of(runs: Sequence[Run]) -> list[list[str]]:
+    """Returns a header and one row per run. Numbers leave out replicas that diverged, and `caption_of` says what
     the intervals cover."""
     rows = []
     for run in runs:
@@ -240,7 +229,7 @@ def rows_of(runs: Sequence[Run]) -> list[dict[str, str]]:
                 "nominal": f"{run.megabytes('nominal_bits_busiest'):.3g} MB",
             }
         )
-    return rows
+    return [list(rows[0]), *(list(row.values()) for row in rows)]
 
 
 def _numbers(run: Run) -> dict[str, str]:
@@ -399,59 +388,17 @@ def worst_in_words(run: Run, most: int = 3) -> str:
 
 def site_table(runs: Sequence[Run]) -> list[list[str]]:
     """Returns a header and one row per site: its name and each run's final metric."""
-    unit, header = runs[0].unit(), ["site", *(run.label for run in runs)]
-    columns = [run.by_site() for run in runs]
-    rows = []
-    for i, name in enumerate(runs[0].summary["sites"]):
-        cells = [_cell(run, i, values[i], unit) for run, values in zip(runs, columns)]
-        rows.append([str(name), *cells])
-    return [header, *rows]
-
-
-def _cell(run: Run, i: int, value: float, unit: Unit) -> str:
-    return unit.shown(value) if run.is_measured(i) else "not measured"
+    names = [str(name) for name in runs[0].summary["sites"]]
+    columns = [
+        [run.unit().shown(value) if run.is_measured(i) else "not measured" for i, value in enumerate(run.by_site())]
+        for run in runs
+    ]
+    return [["site", *(run.label for run in runs)], *map(list, zip(names, *columns))]
 
 
 def _as_judged(records: list[dict[str, Any]], summary: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Returns the records with the metrics of the models that the sites are judged by."""
     return [by_own_models(one) for one in records] if summary.get("judged_by") == "own models" else records
-
-
-def _columns_over_sites(run: Run) -> dict[str, str]:
-    """Returns the columns of what is said over sites, and their keys in the summary."""
-    share = run.tail_in_words()
-    tail = {f"worst {share}": "worst_share", f"CVaR at {share}": "cvar"}
-    return {"worst": "worst"} | tail | {"mean": "mean", "best": "best", "gap": "gap", "std": "std"}
-
-
-def metric_table(run: Run) -> list[list[str]]:
-    """Returns a header and one row per metric: its direction, and what its values say about all sites. Nothing if only
-    loss and accuracy were measured."""
-    found = run.summary.get("metrics", {})
-    if not found.keys() - {"loss", "accuracy"}:
-        return []
-    rows, columns = [], _columns_over_sites(run)
-    for name, table in found.items():
-        numbers = [run.unit(name).shown(table[key]) for key in columns.values()]
-        missing = str(table["undefined"]) if table["undefined"] else "-"
-        better = "more" if table["higher_is_better"] else "less"
-        rows.append([name, better, *numbers, Unit("jain", share=False).shown(table["jain"]), missing])
-    return [["metric", "better", *columns, "Jain", "sites without a value"], *rows]
-
-
-def metrics_by_site(run: Run) -> list[list[str]]:
-    """Returns a header and one row per site: the samples that judge it, and every metric. Nothing if only loss and
-    accuracy were measured."""
-    found, support = run.summary.get("metrics", {}), run.summary.get("support")
-    if not found.keys() - {"loss", "accuracy"}:
-        return []
-    columns = {name: run.by_site(name) for name in found}
-    rows = []
-    for i, site in enumerate(run.summary["sites"]):
-        samples = str(support[i].get("n", "-")) if support and run.is_measured(i) else "-"
-        cells = [_cell(run, i, values[i], run.unit(name)) for name, values in columns.items()]
-        rows.append([str(site), samples, *cells])
-    return [["site", "samples", *columns], *rows]
 
 
 def personal_table(run: Run) -> list[list[str]]:
@@ -490,10 +437,10 @@ def subgroup_table(run: Run) -> list[list[str]]:
     return [["site", "subgroup", "samples", metric, "weight"], *rows]
 
 
-def models_in_words(summary: Mapping[str, Any]) -> str | None:
-    """Returns which of a sweep's algorithms the model files hold; None if there is one algorithm only."""
+def models_in_words(summary: Mapping[str, Any]) -> str:
+    """Returns which of a sweep's algorithms the model files hold; nothing if there is one algorithm only."""
     if len(summary["variants"]) < 2:
-        return None
+        return ""
     final = [entry for entry in summary["models"] if entry["which"] == "final"]
     chosen = next((entry for entry in final if entry["file"] == "model.safetensors"), None)
     if chosen is None:
@@ -504,6 +451,11 @@ def models_in_words(summary: Mapping[str, Any]) -> str | None:
         )
     settings = ", ".join(f"{key} = {value}" for key, value in chosen["variant"].items())
     return f"model.safetensors has {settings} (replica {chosen['replica']}), the best on the sites' validation data"
+
+
+def links_of(mixing: Mixing) -> list[list[int]]:
+    """Returns the pairs of nodes that talk to each other."""
+    return sorted([int(i), int(j)] for i, j in zip(*mixing.matrix.nonzero()) if i < j)
 
 
 PER_MB = {"nominal_bits_busiest": 8e6, "bytes_busiest_node": 1e6}

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fairmesh.report.units import Unit, defined
+from fairmesh.metrics.units import Unit, defined
 
 ALONE = "local"
 REFERENCES = {
@@ -30,17 +30,17 @@ def versus(compared: Mapping[str, Any], unit: Unit, other: str = "") -> str:
         unit: How the metric is shown.
         other: What the other model is called; empty if the reader knows. Default: "".
     """
-    if "interval" not in compared:  # between organisations, models that predict numbers: only the verdict is told
-        verdict = compared["verdict"]
-        word = "no clear difference" if verdict == "unclear" else verdict
-        return f"{word} {'from' if verdict == 'unclear' else 'than'} {other}" if other else word
-    interval = compared.get("interval")
-    if not interval or not all(map(defined, interval)):
+    verdict, interval = compared["verdict"], compared.get("interval")
+    if "interval" in compared and not (interval and all(map(defined, interval))):
         return f"not compared with {other}" if other else "not compared"
-    if compared["verdict"] == "unclear":
-        return f"no clear difference{f' from {other}' if other else ''} ({unit.difference(interval)})"
-    than = f" than {other}" if other else ""
-    return f"{compared['verdict']}{than} by {unit.difference(sorted(map(abs, interval)), signed=False)}"
+    unclear = verdict == "unclear"
+    said = "no clear difference" if unclear else verdict
+    said += f" {'from' if unclear else 'than'} {other}" if other else ""
+    if not interval:  # between organisations, of models that predict numbers only the verdict is told
+        return said
+    if unclear:
+        return f"{said} ({unit.difference(interval)})"
+    return f"{said} by {unit.difference(sorted(map(abs, interval)), signed=False)}"
 
 
 def site_sentence(site: Mapping[str, Any], card: Mapping[str, Any]) -> str:

@@ -34,24 +34,16 @@ def new_figure(width: float, height: float, rows: int = 1, columns: int = 1, fon
     The figure is not one of pyplot's, so the backend of a user's own plots stays as it is."""
     matplotlib = loaded_matplotlib()
     with matplotlib.rc_context({"axes.spines.top": False, "axes.spines.right": False, "font.size": font}):
-        figure = _figure_class()(figsize=(width, height), layout="constrained")
+        figure = matplotlib.figure.Figure(figsize=(width, height), layout="constrained")
+        figure._repr_png_ = functools.partial(_png, figure)  # a notebook shows a figure that is the value of a cell
         axes = figure.subplots(rows, columns, squeeze=False, **grid)
     return figure, axes.ravel()
 
 
-@functools.cache
-def _figure_class() -> Any:
-    from matplotlib.figure import Figure
-
-    class Picture(Figure):
-        """A figure that a notebook shows if it is the value of a cell."""
-
-        def _repr_png_(self) -> bytes:
-            buffer = io.BytesIO()
-            self.savefig(buffer, format="png", dpi=110, metadata={"Software": None})
-            return buffer.getvalue()
-
-    return Picture
+def _png(figure: Any) -> bytes:
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=110, metadata={"Software": None})
+    return buffer.getvalue()
 
 
 def plain(text: object) -> str:

@@ -29,7 +29,6 @@ def write_report(
     folder: Path,
     title: str,
     sentence: str = "",
-    rows: Sequence[Sequence[str]] | None = None,
     note: str = "",
 ) -> Written:
     """Writes report.html and report.json and, of one run, model-card.md, as private as their folder.
@@ -38,10 +37,10 @@ def write_report(
         runs: The runs. Several are shown side by side.
         folder: Where to write.
         title: The title of the page.
-        sentence, rows, note: As in `page`.
+        sentence, note: As in `page`.
     """
     told = contents(runs, title)
-    text = page(runs, title, sentence, rows, note, told)
+    text = page(runs, title, sentence, note, told)
     card = folder / CARD if len(runs) == 1 else None
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from fairmesh.algorithms.base import Algorithm
+from fairmesh.comparisons.weights import WeightsVerdict, verdict_of
 from fairmesh.config.overrides import flat_table
 from fairmesh.config.registry import registered_name
 from fairmesh.config.tables import to_table
 from fairmesh.errors import BadInput, nearest
-from fairmesh.evidence.intervals import LEVEL
 from fairmesh.evidence.outcomes import Outcomes, judged
 from fairmesh.evidence.verdicts import evidence_table
 from fairmesh.metrics.over_sites import LEVEL as SITES_IN_TAIL
@@ -34,7 +34,6 @@ from fairmesh.training.loop import TrainingState
 from fairmesh.training.meter import with_own_parts
 from fairmesh.training.replicas import Replica
 from fairmesh.training.subgroups import SubgroupOutcome, has_subgroups, outcomes
-from fairmesh.training.verdict import WeightsVerdict, verdict_of
 
 _SITES_SHOWN = 20
 
@@ -249,7 +248,6 @@ class Result:
     def evidence(
         self,
         metric: str | None = None,
-        level: float = LEVEL,
         against: "Mapping[str, Result | Outcomes] | None" = None,
         variant: int | None = None,
     ) -> dict[str, Any]:
@@ -257,12 +255,11 @@ class Result:
 
         Args:
             metric: The metric; None for the primary one. Default: None.
-            level: The level of the intervals. Default: 0.95.
             against: Other runs by name, such as {"local": ...}; every site is compared with each. Default: None.
             variant: Which algorithm of a sweep, from 0; None for the chosen one. Default: None.
         """
         others = {name: one.outcomes() if isinstance(one, Result) else one for name, one in (against or {}).items()}
-        return evidence_table(self.outcomes(variant), metric, level, others)
+        return evidence_table(self.outcomes(variant), metric, others)
 
     def weights_verdict(self) -> WeightsVerdict:
         """Returns whether the weights helped, site by site.

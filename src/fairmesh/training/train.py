@@ -14,6 +14,7 @@ import torch
 
 from fairmesh.algorithms.base import Algorithm
 from fairmesh.algorithms.schedules import with_run_length
+from fairmesh.comparisons.reference_losses import with_references, worse_than_constant
 from fairmesh.config.tables import from_table, to_table
 from fairmesh.data.reserve import reserve
 from fairmesh.errors import BadInput, Diverged, FairmeshError, Interrupted, LostProcess, nearest
@@ -59,7 +60,6 @@ from fairmesh.training.portions import (
     that_fit,
 )
 from fairmesh.training.provenance import provenance_of
-from fairmesh.training.references import with_references, worse_than_constant
 from fairmesh.training.replicas import (
     Placements,
     Replica,

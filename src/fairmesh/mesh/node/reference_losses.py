@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from fairmesh.comparisons.reference_losses import with_references
 from fairmesh.mesh.node.membership import Membership
 from fairmesh.mesh.node.store import REFERENCES
 from fairmesh.mesh.wire.journal import storing
@@ -18,7 +19,6 @@ from fairmesh.numerics.random_streams import SecretIdentities
 from fairmesh.problems.identity import fingerprint
 from fairmesh.problems.problem import Problem
 from fairmesh.storage.files import read_bytes, write_atomically
-from fairmesh.training.references import with_references
 
 _TABLES = ("local_losses", "untrained_losses", "constant_losses")  # fields of the objective
 

@@ -19,6 +19,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from fairmesh.comparisons.reference_losses import LOOKS, early_stopped_models, judged_apart
 from fairmesh.data.site import Site
 from fairmesh.errors import BadInput, Diverged, in_a_line
 from fairmesh.evidence import LEVEL, Difference, Number, Share, Worst, versus, versus_counts
@@ -38,7 +39,6 @@ from fairmesh.problems.problem import Problem
 from fairmesh.storage.files import read_bytes, write_atomically
 from fairmesh.storage.run_folder import SUMMARY
 from fairmesh.storage.strict_json import as_json
-from fairmesh.training.references import LOOKS, early_stopped_models, judged_apart
 
 KIND = "versus_local"  # of announcement
 _ACCURACY, _LOSS = "accuracy", "loss"
@@ -149,13 +149,12 @@ def _counted(here: Problem, common: Tensor, own: Tensor) -> dict[str, int | str]
     return {name: count if count >= FEWEST else FEW for name, count in found.items()}
 
 
-def difference(cells: Mapping[str, int | str], level: float = LEVEL) -> Difference | None:
+def difference(cells: Mapping[str, int | str]) -> Difference | None:
     """Returns how the common model differs from a site's own, from the counts that the site told; None if it told
     none. For counts that were not told, every possible value is tried: the verdict holds for all of them.
 
     Args:
         cells: The counts.
-        level: The level of the interval. Default: 0.95.
     """
     if not cells:
         return None
@@ -164,7 +163,7 @@ def difference(cells: Mapping[str, int | str], level: float = LEVEL) -> Differen
     for both, only_common, only_local, neither in itertools.product(*choices):
         rows = both + only_common + only_local + neither
         if rows:
-            found.append(versus_counts(rows, only_common, only_local, level))
+            found.append(versus_counts(rows, only_common, only_local))
     values = [one.difference for one in found]
     verdicts = {one.verdict for one in found}
     ends = min(one.interval[0] for one in found), max(one.interval[1] for one in found)

@@ -13,9 +13,10 @@ from fairmesh.problems.problem import Problem
 from fairmesh.problems.splits import with_splits
 from fairmesh.topology.graphs import Topology
 from fairmesh.training.defaults import ROUNDS
-from fairmesh.training.reference_models import shown_value
 from fairmesh.training.result import Result
 from fairmesh.training.train import train
+
+LEFT_OUT = "leave_one_out.json"  # in a run's folder
 
 
 @dataclass(frozen=True, eq=False)
@@ -132,11 +133,3 @@ def _without(problem: Problem, k: int) -> Problem:
     """Returns the problem without site k."""
     prior = None if problem.prior is None else [p for i, p in enumerate(problem.prior) if i != k]
     return replace(problem, sites=[site for i, site in enumerate(problem.sites) if i != k], prior=prior)
-
-
-def left_out_table(table: dict[str, Any]) -> list[list[str]]:
-    """Returns a header and one row per site, from what `LeftOut.as_json` returned."""
-    metric = table["metric"]
-    means = [sum(column) / len(column) for column in zip(*table["values"][metric])]
-    rows = [[str(site), shown_value(mean, metric)] for site, mean in zip(table["sites"], means)]
-    return [["site", f"{metric}, {table['judged_on']} data"], *rows]

@@ -54,47 +54,45 @@ def with_references(
         if objective is problem.objective:
             return problem
         return problem.each(lambda split: split.with_other(objective=objective))
+    sites = network.hosted.tolist()
     with network.process_group.fail_together():
-        found = _references(problem.each(judged_apart), objective, topology, rounds, seed, options, network, go_on)
+        judged = problem.each(judged_apart)
+        found = [_fixed_losses(split, objective, sites, seed) for split in judged.every_split]
+        if objective.needs_local_models:
+            every = max(1, rounds // LOOKS)
+            looks = {*range(every, rounds + 1, every), rounds}
+            best, _ = early_stopped_models(judged, topology, rounds, seed, options, network, looks, go_on)
+            for losses, row in zip(found, best.tolist()):
+                losses["local_losses"] = dict(zip(sites, row))
+        for split, fields in zip(judged.every_split, found):
+            for field, losses in fields.items():
+                _check_finite(field, losses, split)
     gathered = [found] if alone else network.process_group.all_gather_json(found)
     fitted = []
     for k, split in enumerate(problem.every_split):
         tables = {
-            field: {split.sites[int(i)].name or "": value for part in gathered for i, value in part[k][field].items()}
+            field: {split.sites[int(i)].name or "": loss for part in gathered for i, loss in part[k][field].items()}
             for field in found[k]
         }
         fitted.append(split.with_other(objective=dataclasses.replace(objective, **tables)))
     return with_splits(fitted, same_sites=False)
 
 
-def _references(
-    judged: Problem,
-    objective: Objective,
-    topology: Topology,
-    rounds: int,
-    seed: int,
-    options: Options,
-    network: Network,
-    go_on: Callable[[int], None],
-) -> list[dict[str, dict[str, float]]]:
-    """Returns for every split the fields of the objective: losses by the number of the site, of the hosted sites."""
-    sites, found = network.hosted.tolist(), []
-    local: list[dict[int, float]] = []
-    if objective.needs_local_models:
-        local = _local_losses(judged, topology, rounds, seed, options, network, go_on)
-    for k, split in enumerate(judged.every_split):
-        of_split: dict[str, dict[int, float]] = {"local_losses": local[k]} if local else {}
-        if objective.needs_constants:
-            untrained = {i: _untrained_loss(split, i, seed) for i in sites}
-            if objective.against == "constant" or not isinstance(split.loss, BoundModelLoss):
-                constants = {i: _constant_loss(split, i) for i in sites}
-                of_split["constant_losses"] = constants
-                untrained = {i: max(constants[i], loss) for i, loss in untrained.items()}
-            of_split["untrained_losses"] = untrained
-        for field, losses in of_split.items():
-            _check_finite(field, losses, split)
-        found.append({field: {str(i): v for i, v in losses.items()} for field, losses in of_split.items()})
-    return found
+def _fixed_losses(problem: Problem, objective: Objective, sites: list[int], seed: int) -> dict[str, dict[int, float]]:
+    """Returns the fields of the objective that need no training: losses by the number of the site."""
+    if not objective.needs_constants:
+        return {}
+    untrained = {i: _untrained_loss(problem, i, seed) for i in sites}
+    if objective.against != "constant" and isinstance(problem.loss, BoundModelLoss):
+        return {"untrained_losses": untrained}
+    constants = {}
+    for i in sites:
+        outputs, targets = _answered(best_constant(problem, i), problem.sites[i].validation)
+        constants[i] = float(problem.output_loss(outputs, targets))
+    return {
+        "constant_losses": constants,
+        "untrained_losses": {i: max(constants[i], loss) for i, loss in untrained.items()},
+    }
 
 
 def judged_apart(problem: Problem) -> Problem:
@@ -116,24 +114,6 @@ def _split(site: Site, i: int, objective: Objective) -> Site:
         order = held_out_last(samples, i, count)
         train, judging = (samples.take(rows) for rows in order.split(parts))
     return dataclasses.replace(site, train=train, validation=judging)
-
-
-def _local_losses(
-    problem: Problem,
-    topology: Topology,
-    rounds: int,
-    seed: int,
-    options: Options,
-    network: Network,
-    go_on: Callable[[int], None],
-) -> list[dict[int, float]]:
-    """Returns, for every split, the least loss over the run of each hosted site's own model on the rows that judge the
-    site."""
-    every = max(1, rounds // LOOKS)
-    looks = {*range(every, rounds + 1, every), rounds}
-    best, _ = early_stopped_models(problem, topology, rounds, seed, options, network, looks, go_on)
-    nodes = network.hosted.tolist()
-    return [dict(zip(nodes, row)) for row in best.tolist()]
 
 
 def early_stopped_models(
@@ -171,12 +151,10 @@ def early_stopped_models(
     return best, found
 
 
-def _constant_loss(problem: Problem, i: int) -> float:
-    """Returns the loss of the output that is best for all training rows of a site, on the rows that judge the site."""
-    targets, constant = problem.sites[i].validation.known_targets(), best_constant(problem, i)
-    with torch.no_grad():
-        outputs = constant.expand(trees.length(targets), *constant.shape[1:])
-        return float(problem.output_loss(outputs, as_floats(targets, torch.float32)))
+def _answered(constant: Tensor, samples: Samples) -> tuple[Tensor, Tensor]:
+    """Returns a constant output for each of some samples, and their targets."""
+    targets = as_floats(samples.known_targets(), torch.float32)
+    return constant.expand(trees.length(targets), *constant.shape[1:]), targets
 
 
 def best_constant(problem: Problem, i: int) -> Tensor:
@@ -228,11 +206,8 @@ def constant_values(problem: Problem, judged_on: str) -> list[float]:
         if samples is None or not samples.here or not len(samples):
             found.append(math.nan)
             continue
-        constant = best_constant(problem, i)
         with torch.no_grad():
-            targets = as_floats(samples.known_targets(), torch.float32)
-            outputs = constant.expand(trees.length(targets), *constant.shape[1:])
-            found.append(measured(problem, outputs, targets)[problem.primary])
+            found.append(measured(problem, *_answered(best_constant(problem, i), samples))[problem.primary])
     return found
 
 
@@ -299,10 +274,8 @@ def _vary(targets: Any) -> bool:
 
 def _losses_of(constant: Tensor, problem: Problem, samples: Samples) -> np.ndarray:
     """Returns the loss of a constant output at every sample: (1, rows)."""
-    targets = as_floats(samples.known_targets(), torch.float32)
-    outputs = constant.expand(trees.length(targets), *constant.shape[1:])
     with torch.no_grad():
-        return per_sample(problem.output_loss, outputs, targets).double().unsqueeze(0).numpy()
+        return per_sample(problem.output_loss, *_answered(constant, samples)).double().unsqueeze(0).numpy()
 
 
 def _untrained_loss(problem: Problem, i: int, seed: int) -> float:

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 import fairmesh as fm
+from fairmesh.comparisons.weights import verdict_of
 from fairmesh.evidence.outcomes import Answers, Outcomes
 from fairmesh.training.defaults import DEFAULT_ALGORITHM, default_objective
-from fairmesh.training.verdict import verdict_of
 from tests import toys
 from tests.refusals import missing_from, refused
 
@@ -62,8 +62,8 @@ def test_verdict_does_not_warn_without_reason(accuracies, weights, samples):
 
 @pytest.mark.slow
 def test_train_warns_of_weights_that_went_to_another_site_than_the_worst(monkeypatch):
-    monkeypatch.setattr("fairmesh.training.verdict._RAISED", 0.0)
-    monkeypatch.setattr("fairmesh.training.verdict.difference_of", lambda *parts: SimpleNamespace(verdict="better"))
+    monkeypatch.setattr("fairmesh.comparisons.weights._RAISED", 0.0)
+    monkeypatch.setattr("fairmesh.comparisons.weights.difference_of", lambda *parts: SimpleNamespace(verdict="better"))
     with pytest.warns(UserWarning, match="node"):
         fm.train(toys.problem(), rounds=3)
     fm.train(toys.problem(), rounds=3, announce=lambda text: None)

@@ -16,12 +16,14 @@ from fairmesh.algorithms.base import Algorithm
 from fairmesh.algorithms.fed_avg import FedAvg
 from fairmesh.algorithms.local import Local, LocalState
 from fairmesh.algorithms.pooled import Pooled
+from fairmesh.comparisons.reference_losses import best_constant, constant_values
 from fairmesh.config.tables import to_table
 from fairmesh.data.reserve import FEWEST_ROWS
 from fairmesh.data.site import Site
 from fairmesh.errors import BadInput, FairmeshError, Interrupted, nearest
 from fairmesh.evidence import Comparison, versus
 from fairmesh.evidence.outcomes import packed
+from fairmesh.metrics.units import Unit
 from fairmesh.networks.base import Traffic
 from fairmesh.networks.memory import SingleProcess
 from fairmesh.personalization.builtin import FineTuned
@@ -39,7 +41,6 @@ from fairmesh.training.loop import TrainingState
 from fairmesh.training.meter import with_spread
 from fairmesh.training.options import DTYPES, Options, device_of
 from fairmesh.training.provenance import provenance_of
-from fairmesh.training.references import best_constant, constant_values
 from fairmesh.training.replicas import Placements, Replica
 from fairmesh.training.result import Result, aligned, summary_of
 from fairmesh.training.train import train, write_outcome
@@ -158,9 +159,27 @@ class ReferenceComparison:
                 found[name]["better_off"] = compared.count("better") / len(compared.sites)
         return found | {name: {"title": TITLES[name], "failed": reason} for name, reason in self.failed.items()}
 
+    def table(self) -> list[list[str]]:
+        """Returns a header and one row per site: its metric by the run, and by every reference."""
+        problem = self.result.problem
+        unit = Unit(problem.primary, problem.is_share(problem.primary))
+        measured = [bool(getattr(site, self.result.judged_on)) for site in problem.sites]
+
+        def column(name: str | None = None) -> list[str]:
+            return [unit.shown(v) if known else "not measured" for v, known in zip(self.values(name), measured)]
+
+        columns = {"this run": column()}
+        for name, title in TITLES.items():
+            if name in self.failed:
+                columns[title] = ["failed"] * problem.n
+            elif name in self.references:
+                lost = len(self.references[name].diverged) == len(self.references[name].replicas)
+                columns[title] = ["diverged"] * problem.n if lost else column(name)
+        rows = zip((str(site.name) for site in problem.sites), *columns.values())
+        return [[f"site ({unit.metric})", *columns], *map(list, rows)]
+
     def __str__(self) -> str:
-        sites = [str(site.name) for site in self.result.problem.sites]
-        return aligned(reference_table(self.as_json(), sites, self.values(), self.result.problem.primary))
+        return aligned(self.table())
 
 
 def _mean(values: Sequence[float]) -> float:
@@ -179,13 +198,6 @@ def site_means(result: Result, metric: str | None = None) -> list[float]:
     return [_mean(column) for column in zip(*rows)] if rows else [math.nan] * result.problem.n
 
 
-def shown_value(value: float, metric: str, missing: str = "not defined") -> str:
-    """Returns a metric as text."""
-    if math.isnan(value):
-        return missing
-    return f"{100 * value:.1f} %" if metric == "accuracy" else f"{value:.4g}"
-
-
 def constant_sentence(result: Result, constants: Sequence[float] | None = None) -> str | None:
     """Returns what a constant answer would reach, which any model should exceed, and at which sites it does as well.
 
@@ -199,44 +211,25 @@ def constant_sentence(result: Result, constants: Sequence[float] | None = None) 
     problem = result.problem.of_split(0)
     if problem.task not in ("classes", "binary", "numbers") or isinstance(problem.loss, BoundModelLoss):
         return None
-    metric, higher = problem.primary, problem.higher_is_better(problem.primary)
+    unit, higher = Unit(problem.primary, problem.is_share(problem.primary)), problem.higher_is_better(problem.primary)
     constants = constant_values(problem, result.judged_on) if constants is None else constants
-    pairs = zip((str(site.name) for site in problem.sites), constants, site_means(result))
-    known = [one for one in pairs if all(map(math.isfinite, one[1:]))]
+    known = [
+        (site, constant, reached)
+        for site, constant, reached in zip(problem.sites, constants, site_means(result))
+        if math.isfinite(constant) and math.isfinite(reached)
+    ]
     if not known:
         return None
-    values, held = [constant for _, constant, _ in known], (getattr(site, result.judged_on) for site in problem.sites)
-    rows = {str(site.name): 0 if samples is None else len(samples) for site, samples in zip(problem.sites, held)}
-    counted = [constant for name, constant, _ in known if rows[name] >= result.worst_needs_rows]
-    worst, mean = (min if higher else max)(counted or values), sum(values) / len(values)
-    as_good = [name for name, constant, mine in known if (constant >= mine if higher else constant <= mine)]
+    values = [constant for _, constant, _ in known]
+    counted = [c for site, c, _ in known if len(getattr(site, result.judged_on)) >= result.worst_needs_rows]
+    worst, mean = (min if higher else max)(counted or values), _mean(values)
+    as_good = [str(site.name) for site, c, reached in known if (c >= reached if higher else c <= reached)]
     more = f" and {len(as_good) - 5} more" if len(as_good) > 5 else ""
     where = f"; it does as well as the run at {', '.join(as_good[:5])}{more}" if as_good else ""
     return (
         "a constant answer, the best for each site's training rows, reaches "
-        f"{shown_value(worst, metric)} at the worst site and {shown_value(mean, metric)} on average{where}"
+        f"{unit.shown(worst)} at the worst site and {unit.shown(mean)} on average{where}"
     )
-
-
-def reference_table(
-    references: dict[str, Any], sites: Sequence[str], values: Sequence[float], metric: str
-) -> list[list[str]]:
-    """Returns a header and one row per site: its metric by the run, and by every reference."""
-
-    def cell(reference: dict[str, Any], i: int) -> str:
-        if "failed" in reference or reference["diverged"]:
-            return "diverged" if reference.get("diverged") else "failed"
-        return shown_value(reference["sites"][i], metric, missing[i])
-
-    known = [values, *(one["sites"] for one in references.values() if "sites" in one)]
-    idle = [all(math.isnan(column[i]) for column in known) for i in range(len(sites))]
-    missing = ["not measured" if one else "not defined" for one in idle]
-    header = [f"site ({metric})", "this run", *(one["title"] for one in references.values())]
-    rows = [
-        [name, shown_value(values[i], metric, missing[i]), *(cell(one, i) for one in references.values())]
-        for i, name in enumerate(sites)
-    ]
-    return [header, *rows]
 
 
 def compare_with_references(
@@ -295,7 +288,9 @@ def compare_with_references(
         >>> max(compared.values("constant")) < 0.5
         True
     """
-    _check_names(references)
+    for name in references:
+        if name not in TITLES:
+            raise BadInput(f"there is no reference {name!r}{nearest(name, TITLES)}")
     for one in [problem] if isinstance(problem, Problem) else problem:
         one.refuse_trainer("a comparison with reference models")
     result = train(
@@ -315,8 +310,6 @@ def add_references(
     announce: Callable[[str], None] | None = None,
 ) -> ReferenceComparison:
     """Trains the references of a finished run, as `compare_with_references` says, and writes them into its folder."""
-    _check_names(references)
-    result.problem.refuse_trainer("a comparison with reference models")
     check_one_algorithm([replica.algorithm for replica in result.replicas])
     work = _Work(result, topology, options, None if out is None else Path(out) / FOLDER, resume)
     found: dict[str, Result] = {}
@@ -337,12 +330,6 @@ def add_references(
     if out is not None:
         extend_summary(out, {"references": compared.as_json(), "evidence": compared.evidence()})
     return compared
-
-
-def _check_names(references: Sequence[str]) -> None:
-    for name in references:
-        if name not in TITLES:
-            raise BadInput(f"there is no reference {name!r}{nearest(name, TITLES)}")
 
 
 def check_one_algorithm(algorithms: Sequence[Algorithm]) -> None:
@@ -396,7 +383,7 @@ class _Work:
             models = {"local": self._local, "fine-tuned": self._fine_tuned, "constant": self._constants}[name]()
         result = self._result_of(problem, models, time.perf_counter() - started)
         if fresh and self._folder is not None:
-            self._write(name, result, models)
+            self._write(self._folder / name, result, models)
         return result
 
     # References that are runs -----------------------------------------------------------------------------------------
@@ -503,14 +490,14 @@ class _Work:
         splits = [replica.split for replica in replicas]
         judge = SplitEvaluator(problem, splits, on, self._device, models.dtype)  # type: ignore[arg-type]
         placements = torch.tensor([replica.placement for replica in replicas])
+        sent = dict.fromkeys(("nominal_bits_busiest", "nominal_bits_total", "bytes_busiest_node", "bytes_total"), 0)
         records: list[dict[str, Any]] = [
-            {"round": self._result.rounds, "replica": r, "seed": replica.seed} for r, replica in enumerate(replicas)
+            {"round": self._result.rounds, "replica": r, "seed": replica.seed}
+            | ({"split": replica.split} if problem.splits else {})
+            | sent
+            for r, replica in enumerate(replicas)
         ]
-        if problem.splits:
-            records = [record | {"split": replica.split} for record, replica in zip(records, replicas)]
         with_spread(records, judge.of_own_models(models.to(self._device), placements), problem, None)
-        sends_nothing = ("nominal_bits_busiest", "nominal_bits_total", "bytes_busiest_node", "bytes_total")
-        records = [record | dict.fromkeys(sends_nothing, 0) for record in records]
         nothing = torch.zeros(len(replicas), dtype=torch.float64)
         of_nodes = torch.zeros(len(replicas), problem.n, dtype=torch.float64)
         state = TrainingState(
@@ -547,10 +534,8 @@ class _Work:
             "run": [float(value) for value in row.norm(dim=-1)],
         }
 
-    def _write(self, name: str, result: Result, models: Tensor) -> None:
-        if self._folder is None:
-            return
-        folder = RunFolder(_emptied(self._folder / name), resume=False)
+    def _write(self, path: Path, result: Result, models: Tensor) -> None:
+        folder, name = RunFolder(_emptied(path), resume=False), path.name
         labels = result.problem.classes is not None
         for r in range(len(self._replicas)):
             for i, site in enumerate(result.problem.sites):

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 import fairmesh as fm
+from fairmesh.comparisons import reference_models
+from fairmesh.comparisons.reference_losses import best_constant, constant_values
 from fairmesh.personalization.cross_fit import CrossFit
 from fairmesh.personalization.outcome import PersonalModel
-from fairmesh.training import reference_models
-from fairmesh.training.references import best_constant, constant_values
 from tests.refusals import missing_from, refused
 
 NAMES = ["local", "average", "pooled", "fine-tuned", "constant"]

@@ -1,0 +1,177 @@
+"""The tables of a report as rows of text, for the page, the model card and a terminal.
+
+The first row is the header. In a cell, text after a line break is a remark on the value above it."""
+
+from collections.abc import Sequence
+
+from fairmesh.metrics.units import Unit, defined
+from fairmesh.report.contents import Json
+from fairmesh.report.sentences import REFERENCES, unit_of
+
+Rows = list[list[str]]
+
+_CLASSES = 6  # as many have room in one cell
+_OVER_SITES = {
+    "worst": "worst site",
+    "worst_share": "mean of the worst {tail}",
+    "cvar": "CVaR at {tail}",
+    "mean": "mean of sites",
+    "best": "best site",
+    "gap": "best minus worst",
+    "std": "standard deviation",
+    "jain": "Jain's index",
+}
+_MARKS = {"better": "▲ better", "worse": "▼ worse"}
+
+
+def kinds_of(card: Json) -> list[str]:
+    """Returns the models that sites are compared with."""
+    found = dict.fromkeys(kind for site in card["sites"] for kind in (*site["references"], *site["versus"]))
+    return sorted(found, key=lambda kind: list(REFERENCES).index(kind) if kind in REFERENCES else len(REFERENCES))
+
+
+def of_sites(card: Json, order: Sequence[int]) -> Rows:
+    """Returns the table of the sites: samples, metric and interval, weight, and the models they are compared with.
+    Columns without any number are left out.
+
+    Args:
+        card: What the report says of the run.
+        order: The numbers of the sites, from top to bottom.
+    """
+    unit, sites = unit_of(card), [card["sites"][i] for i in order]
+
+    def known(key: str) -> bool:
+        return any(site[key] is not None for site in sites)
+
+    columns = [("site", [_name(site) for site in sites])]
+    if known("n"):
+        counts = ["-" if site["n"] is None else f"{'≥ ' if site['n_at_least'] else ''}{site['n']}" for site in sites]
+        columns.append(("n", counts))
+    if known("support") and max(len(site["support"] or ()) for site in sites) <= _CLASSES:
+        per_class = "\n".join(["per class", *([" / ".join(card["classes"])] if card["classes"] else [])])
+        columns.append((per_class, [" / ".join(map(str, site["support"] or ["-"])) for site in sites]))
+    columns.append((_headed(unit.metric, card), [value_at(site, unit) for site in sites]))
+    if known("interval"):
+        level = f"{100 * card['intervals']['level']:.0f} % interval"
+        columns.append((level, [unit.interval(site["interval"]) or "-" for site in sites]))
+    if known("weight"):
+        columns.append(("λ", ["-" if site["weight"] is None else f"{site['weight']:.3f}" for site in sites]))
+    columns += [(REFERENCES.get(kind, kind), [_compared(s, kind, unit) for s in sites]) for kind in kinds_of(card)]
+    return [[title for title, _ in columns], *map(list, zip(*(cells for _, cells in columns)))]
+
+
+def of_metrics(card: Json, order: Sequence[int]) -> Rows:
+    """Returns the table of every metric: what it says over all sites, and its value at every site.
+
+    Args:
+        card: What the report says of the run.
+        order: The numbers of the sites, from top to bottom.
+    """
+    metrics = card["metrics"]
+    units = [unit_of(card, name) for name in metrics]
+    over = [
+        [said.format(tail=card["tail"]), *(over_sites(unit, what, metrics[unit.metric].get(what)) for unit in units)]
+        for what, said in _OVER_SITES.items()
+        if any(what in metrics[name] for name in metrics)
+    ]
+    sites = [[_name(site), *(value_at(site, unit) for unit in units)] for site in (card["sites"][i] for i in order)]
+    return [["site", *(_headed(name, card) for name in metrics)], *over, *sites]
+
+
+def of_classes(card: Json, order: Sequence[int]) -> Rows:
+    """Returns the samples of each class that judge each site, if they are too many for one column; else nothing.
+
+    Args:
+        card: What the report says of the run.
+        order: The numbers of the sites, from top to bottom.
+    """
+    sites = [card["sites"][i] for i in order]
+    most = max(len(site["support"] or ()) for site in sites)
+    if most <= _CLASSES:
+        return []
+    classes = card["classes"] if len(card["classes"]) == most else [f"class {k}" for k in range(most)]
+    return [["site", *classes], *([_name(site), *map(str, site["support"] or ["-"] * most)] for site in sites)]
+
+
+def of_variants(card: Json) -> Rows:
+    """Returns the ranking of a sweep's variants."""
+    sweep, unit = card["sweep"], unit_of(card)
+    varied = list(dict.fromkeys(key for row in sweep["variants"] for key in row["changes"]))
+    numbers = {"worst": f"worst {unit.metric}, {card['judged_on']}", "mean": "mean", "gap": "gap"}
+    if sweep["ranked_on"] == "validation":
+        numbers = {"validation_worst": f"worst {unit.metric}, validation"} | numbers
+    rows = []
+    for k, row in enumerate(sweep["variants"]):
+        cells = {name: over_sites(unit, name, row[name]) for name in numbers}
+        if row["diverged"] == row["replicas"]:
+            cells = dict.fromkeys(numbers, "diverged")
+        elif row["diverged"]:
+            cells["worst"] += f" ({row['diverged']} of {row['replicas']} diverged)"
+        rows.append([str(k + 1), *(f"{row['changes'].get(key)}" for key in varied), *cells.values()])
+    return [["rank", *varied, *numbers.values()], *rows]
+
+
+def of_left_out(card: Json) -> Rows:
+    """Returns how the model does at each site when it is trained without that site; nothing if that is not known."""
+    unit = unit_of(card)
+    if not card["left_out"]:
+        return []
+    with_it = {site["name"]: site["metrics"][unit.metric] for site in card["sites"]}
+    rows = [
+        [_name(site), unit.shown(site["metrics"].get(unit.metric)), unit.shown(with_it.get(site["name"]))]
+        for site in card["left_out"]["sites"]
+    ]
+    return [["site", f"{unit.metric}, trained without it", f"{unit.metric}, trained with it"], *rows]
+
+
+def facts(card: Json) -> Rows:
+    """Returns where the model comes from, as names and texts: algorithm, graph, traffic, versions."""
+    traffic, graph, provenance = card["traffic"], card["graph"], card["provenance"]
+    busiest, total = (traffic[name] / 1e6 for name in ("bytes_busiest_node", "bytes_total"))
+    nominal = traffic["nominal_bits_busiest"] / 8e6
+    found = [
+        ["algorithm", card["algorithm"]],
+        *([f"setting {key}", f"{value}"] for key, value in card["changes"].items()),
+        ["rounds", f"{card['rounds']}" + (f" of {card['planned_rounds']}" if card["planned_rounds"] else "")],
+        ["parameters", f"{card['parameters']:,}"],
+        ["sites", f"{len(card['sites'])}"],
+        *([["graph", f"{graph['name']}, {len(graph['edges'])} links"]] if graph else []),
+        ["sent by the busiest node", f"{busiest:.3g} MB as encoded, {nominal:.3g} MB by the paper's nominal count"],
+        ["sent in all", f"{total:.3g} MB as encoded"],
+    ]
+    if provenance:
+        versions = ", ".join(f"{name} {number}" for name, number in provenance["versions"].items())
+        found += [["versions", versions], ["digest of data and model", provenance["data"]["digest"]]]
+    return found
+
+
+def value_at(site: Json, unit: Unit) -> str:
+    """Returns the value of a metric at a site."""
+    return unit.shown(site["metrics"][unit.metric]) if site["measured"] else "not measured"
+
+
+def over_sites(unit: Unit, what: str, value: float | None) -> str:
+    """Returns what a metric says over all sites, such as its "gap"."""
+    if what == "jain":
+        return Unit("jain", share=False).shown(value)
+    return unit.gap(value) if what in ("gap", "std") else unit.shown(value)
+
+
+def _name(site: Json) -> str:
+    return " ".join(str(site["name"]).split())  # a name has no remark
+
+
+def _headed(metric: str, card: Json) -> str:
+    return metric + ("" if card["metrics"][metric]["higher_is_better"] else "\nlower is better")
+
+
+def _compared(site: Json, kind: str, unit: Unit) -> str:
+    """Returns the value of another model at the site, and the difference to it as a remark."""
+    value, versus = site["references"].get(kind), site["versus"].get(kind)
+    missing = "not defined" if site["measured"] else "not measured"
+    cell = unit.shown(value) if defined(value) else "" if versus else missing if kind in site["references"] else "-"
+    if not versus:
+        return cell
+    interval = versus.get("interval")
+    difference = [unit.difference(interval).removesuffix(" points")] if interval else []
+    return "\n".join([cell, _MARKS.get(versus["verdict"], "unclear"), *difference])

@@ -1,0 +1,85 @@
+"""What `fairmesh run` prints of a finished run: tables and lines, in their order."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fairmesh.comparisons.reference_models import ReferenceComparison, constant_sentence
+from fairmesh.report.contents import card
+from fairmesh.report.runs import (
+    SITES_SHOWN,
+    Run,
+    best_few,
+    caption_of,
+    choices_in_words,
+    mean_of,
+    models_in_words,
+    of_worst_sites,
+    personal_table,
+    rows_of,
+    some_sentences,
+    subgroup_table,
+    worst_in_words,
+)
+from fairmesh.report.tables import of_metrics
+from fairmesh.training.result import Result
+
+
+class Table(NamedTuple):
+    """A table with its header, and its title on a terminal; without a title, one that may be turned to fit."""
+
+    rows: list[list[str]]
+    title: str | None = None
+
+
+def run_in_words(
+    run: Run,
+    result: Result,
+    folder: Path,
+    references: ReferenceComparison | None = None,
+    left_out: dict[str, Any] | None = None,
+    data_is_here: bool = True,
+) -> Iterator[Table | str]:
+    """Yields what a run brought its sites, each part a table or a line.
+
+    Args:
+        run: The run, which may be a sweep.
+        result: Its result.
+        folder: Where it was written.
+        references: The run next to its reference models. Default: None.
+        left_out: How models do at sites that they were not trained on, as `LeftOut.as_json` returns it. Default: None.
+        data_is_here: Whether this process has the data of all sites. Default: True.
+    """
+    shown, others = best_few(run)
+    yield Table(rows_of(shown))
+    yield from (caption_of(shown), *choices_in_words([run]), others, *map(worst_in_words, shown))
+    for variant in shown:
+        of_variant = "" if variant is run else f": {variant.label}"
+        if set(variant.metrics) - {"loss", "accuracy"}:
+            n, worst_first = result.problem.n, variant.worst_first()
+            order = worst_first[:SITES_SHOWN] if n > SITES_SHOWN + 2 else range(n)
+            yield Table(of_metrics(card(variant), order), f"All metrics{of_variant}")
+        yield Table(of_worst_sites(personal_table(variant), variant), f"The sites' own models{of_variant}")
+    yield Table(of_worst_sites(subgroup_table(run), shown[0]), "Subgroups inside the sites")
+    yield from (note for note in run.notes() if note not in result.notes)  # those were said when they were found
+    if references:
+        yield Table(of_worst_sites(references.table(), run), "Next to references")
+        *of_sites, of_all = references.sentences() or [""]
+        yield from (*some_sentences(of_sites, "worse"), of_all, references.constant_sentence() or "")
+        yield from (f"the reference {name} failed: {reason}" for name, reason in references.failed.items())
+    elif data_is_here:
+        yield constant_sentence(result) or ""
+    if left_out:
+        means = map(mean_of, zip(*left_out["values"][run.metric]))
+        rows = [[str(site), run.unit().shown(mean)] for site, mean in zip(left_out["sites"], means)]
+        table = [["site", f"{run.metric}, {left_out['judged_on']} data"], *rows]
+        yield Table(of_worst_sites(table, run), "Each site by a model that was trained without it")
+    if result.diverged:
+        yield f"diverged replicas: {result.diverged}"
+    if result.fixed is not None:
+        in_all, *of_sites = result.weights_verdict().sentences()
+        yield from (in_all, *some_sentences(of_sites, "hurt;"))
+    yield models_in_words(run.summary)
+    if result.problem.n > SITES_SHOWN + 2:
+        yield f"tables by site show the {SITES_SHOWN} worst of {result.problem.n}; the report and summary.json have all"
+    yield f"written to {folder}; for a page with plots: fairmesh report {folder}"
