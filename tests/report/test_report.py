@@ -65,6 +65,7 @@ def _run(*rows, names=NAMES, metric="accuracy", diverged=(), variants=None, fold
         "bytes_total": 4000,
         "sites": list(names),
         "groups": list(names),
+        "cvar_level": 0.2,
         "final": final,
     }
     return Run("run", summary | more, records, folder)

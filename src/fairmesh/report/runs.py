@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from fairmesh.errors import BadInput
-from fairmesh.metrics.over_sites import LEVEL
 from fairmesh.report.units import Unit, defined
 from fairmesh.storage.run_folder import EXPERIMENT, read_records, read_summary
 from fairmesh.training.result import Result, by_own_models, summary_of
@@ -116,7 +115,7 @@ class Run:
 
     def tail_in_words(self) -> str:
         """Returns which share of the sites CVaR is a mean over, such as "20 %"."""
-        return f"{100 * self.summary.get('cvar_level', LEVEL):.3g} %"
+        return f"{100 * self.summary['cvar_level']:.3g} %"
 
     @property
     def evidence(self) -> dict[str, Any]:
@@ -126,8 +125,8 @@ class Run:
 
     @property
     def higher_is_better(self) -> bool:
-        """Returns whether a larger value of the metric is better; summaries of earlier versions do not say."""
-        return self.summary.get("higher_is_better", self.metric != "loss")
+        """Returns whether a larger value of the metric is better."""
+        return self.summary["higher_is_better"]
 
     @property
     def metric(self) -> str:
@@ -171,7 +170,7 @@ class Run:
         return sorted(rank, key=rank.__getitem__)
 
     def is_measured(self, i: int) -> bool:
-        """Returns whether site i has data to be judged by; summaries of earlier versions do not say."""
+        """Returns whether site i has data to be judged by; True if the summary does not say."""
         support = self.summary.get("support")
         return not isinstance(support, list) or isinstance(support[i], dict)
 

@@ -17,7 +17,7 @@ from fairmesh.storage.packing import packed, unpacked
 from fairmesh.storage.state_tree import checked_like, flatten_state, unflatten_state
 
 _SHORT_ROW = 4096  # bytes; shorter rows are not compared
-FORMAT = 3  # settings and tensors have the names that followed 0.1.0, which wrote format 2
+FORMAT = 4
 
 
 class OtherExperiment(CheckpointError):

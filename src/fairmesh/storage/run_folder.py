@@ -165,7 +165,7 @@ def model_file(state_dict: Mapping[str, Tensor], about: Mapping[str, Any]) -> by
 
 
 def read_model(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Returns the tensors of a model's file, and what it says about itself; nothing, if an earlier version wrote it."""
+    """Returns the tensors of a model's file, and what it says about itself."""
     try:
         with safe_open(path, "pt") as file:
             about = json.loads((file.metadata() or {}).get(ABOUT, "{}"))

@@ -130,7 +130,7 @@ class Measurements:
 
     def _read_table(self) -> int:
         """Reads the table. Returns its generation, 0 if there is none. Passes over and names what this node would not
-        have written: the disk has damaged it, or an older version has taken it over from a site."""
+        have written, since the disk has damaged it."""
         path, generation = self._state / TABLE, 0
         self._rows, self._final = {name: {} for name in self._names}, None
         content = path.read_bytes() if path.exists() else b""

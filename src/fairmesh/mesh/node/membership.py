@@ -162,10 +162,9 @@ def freeze_facts(folder: Path, known: Mapping[str, Any], digest: str, outputs: i
     write_atomically(folder / _FACTS, json.dumps(known).encode())
 
 
-def frozen_outputs(folder: Path) -> int | None:
-    """Returns how many outputs the model has, or None if an earlier version began the run."""
-    path = folder / _OUTPUTS
-    return int(json.loads(read_bytes(path))) if path.exists() else None
+def frozen_outputs(folder: Path) -> int:
+    """Returns how many outputs the model has, as the run began with them."""
+    return int(json.loads(read_bytes(folder / _OUTPUTS)))
 
 
 def frozen_facts(folder: Path, name: str, mine: Mapping[str, Any], digest: str) -> dict[str, Any] | None:
@@ -174,7 +173,7 @@ def frozen_facts(folder: Path, name: str, mine: Mapping[str, Any], digest: str) 
     frozen = json.loads(read_bytes(folder / _FACTS)) if (folder / _FACTS).exists() else None
     before = frozen[name] if frozen else mine
     changed = [f"{what}: {before.get(what)} then, {now} now" for what, now in mine.items() if before.get(what) != now]
-    begun_with = folder / _DIGEST  # missing if an earlier version began the run; kept when the site is restored
+    begun_with = folder / _DIGEST  # missing before the run begins; kept when the site is restored
     if not changed and begun_with.exists() and read_bytes(begun_with).decode() != digest:
         changed = ["other values or another order of the training samples"]
     if changed:
