@@ -125,7 +125,7 @@ def first(folder: Path, process_group: ProcessGroup, cases: list[str]) -> dict[s
     run_cases(folder, process_group.rank, process_group.world_size, FEW_ROUNDS, ONE_OF_EACH_KIND)
     nodes = process_group.nodes(8)
     need = footprint(problem().keeping(set(nodes)), CASES["drfa"][1], torch.float64, True, len(nodes))
-    room = need.fixed + 1.2 * need.per_replica + 4 * need.kept
+    room = need.fixed + 1.2 * need.per_replica
     found["refusals"] = {
         "diverged": refusal("ad-gda", folder / "diverged", process_group, algorithm=fm.ADGDA(primal_step=1e9)),
         "metric": refusal("drfa", None, process_group, problem=problem(metrics={"mine": fails})),

@@ -14,7 +14,6 @@ from fairmesh.storage.state_tree import flatten_state
 from fairmesh.training.cuda_graph import CapturedRounds
 from fairmesh.training.defaults import default_objective
 from fairmesh.training.loop import Training
-from fairmesh.training.memory_estimate import footprint
 from fairmesh.training.options import Options
 from fairmesh.training.replicas import replicas_of
 from tests import toys
@@ -128,15 +127,6 @@ def test_run_resumed_on_a_gpu_is_the_uninterrupted_one(tmp_path):
     for rounds in (12, 20):
         resumed = fm.train(problem, fm.Ring(), algorithm, rounds, out=tmp_path, resume=rounds > 12, device="cuda")
     assert torch.equal(resumed.row(), fm.train(problem, fm.Ring(), algorithm, 20, device="cuda").row())
-
-
-def test_replicas_in_portions_on_a_gpu_give_what_they_give_at_once():
-    problem, algorithm = toys.problem(), toys.ALGORITHMS["ad-gda"]
-    room = footprint(problem, algorithm, torch.float64, data_counts=True).of(2) / 2**30 + 1e-9
-    settings = {"seeds": range(5), "device": "cuda", "dtype": "float64"}
-    split = fm.train(problem, fm.Ring(), algorithm, 10, memory_gib=room, **settings)
-    whole = fm.train(problem, fm.Ring(), algorithm, 10, **settings)
-    torch.testing.assert_close(split.row(), whole.row().cpu(), rtol=1e-10, atol=1e-12)
 
 
 @pytest.mark.parametrize("name", toys.ALGORITHMS)

@@ -246,5 +246,5 @@ def test_csv_writer_keeps_the_rows_of_a_node_that_is_restarted_without_records(t
     path.write_text("round,bytes_total\n0,0\n40,7\n80,9\n")
     group = SimpleNamespace(is_leader=True)
     training = SimpleNamespace(network=SimpleNamespace(process_group=group))
-    fm.observers.CsvWriter(str(path)).start(SimpleNamespace(training=training, first_replica=0, records=[], round=80))
+    fm.observers.CsvWriter(str(path)).start(SimpleNamespace(training=training, records=[], round=80))
     assert path.read_text().split() == ["round,bytes_total", "0,0", "40,7"]

@@ -112,7 +112,7 @@ class Tracker(Observer):
     report: Callable[[str], None] = staticmethod(logging.getLogger("fairmesh").warning)
 
     _writer: "_Writer | None" = None
-    _replicas: dict[int, TrackedReplica]  # by their number in the whole run
+    _replicas: dict[int, TrackedReplica]  # by their number
     _sites: Sequence[str]
     _given: dict[int, int]  # the last round of each that was given to the thread
     _folder: Path | None  # for what a resumed run must know
@@ -155,18 +155,17 @@ class Tracker(Observer):
         self.run = run
         if not run.training.network.process_group.is_leader:
             return
-        every = run.every_replica
-        names = replica_names(every, run.name)
-        if run.first_replica == 0:
-            self.begin([str(site.name) for site in run.training.problem.sites], run.folder)
-        for r, replica in enumerate(run.training.replicas, run.first_replica):
+        replicas = run.training.replicas
+        names = replica_names(replicas, run.name)
+        self.begin([str(site.name) for site in run.training.problem.sites], run.folder)
+        for r, replica in enumerate(replicas):
             settings = run.settings | {"algorithm": to_table(replica.algorithm), "seed": replica.seed}
-            self.add_replica(r, TrackedReplica(names[r], run.name, _shown(settings), str(r)), len(every) == 1)
-        self.add_records(run.records, run.first_replica)
+            self.add_replica(r, TrackedReplica(names[r], run.name, _shown(settings), str(r)), len(replicas) == 1)
+        self.add_records(run.records)
 
     def after_round(self, round: int, state: TrainingState) -> None:
         if self.run.new_records:
-            self.add_records(self.run.new_records, self.run.first_replica)
+            self.add_records(self.run.new_records)
 
     def finish(self, error: BaseException | None) -> None:
         if error is not None:
@@ -195,22 +194,21 @@ class Tracker(Observer):
         """Adds a replica of the run, and continues the library's run of it if there is one.
 
         Args:
-            number: Its number in the whole run, from 0.
+            number: Its number, from 0.
             replica: The replica.
             alone: Whether it is the only one. Default: True.
         """
         self._replicas[number] = replica
         self._call(self._open, replica, alone)
 
-    def add_records(self, records: Sequence[Record], first_replica: int = 0) -> None:
+    def add_records(self, records: Sequence[Record]) -> None:
         """Writes records, except those that were written before.
 
         Args:
             records: As a run has them.
-            first_replica: The number of the replica that they count as 0. Default: 0.
         """
         for record in records if self._writer is not None else ():
-            number, round = first_replica + record["replica"], record["round"]
+            number, round = record["replica"], record["round"]
             if round > self._given.get(number, -1):
                 self._given[number] = round
                 self._call(self._write, self._replicas[number], round, dict(numbers_of(record, self._sites)))

@@ -137,11 +137,9 @@ class Training:
         topology: Topology,
         replicas: Sequence[Replica],
         options: Options,
-        first: int = 0,
         network: Network | None = None,  # of the nodes hosted here, if not all are
     ):
         self.problem, self.topology, self.replicas, self.options = problem, topology, list(replicas), options
-        self._first = first  # the number of the first replica in the whole run
         self.device, self.dtype = device_of(options.device), DTYPES[options.dtype]
         self.network = network or MemoryNetwork(
             with_liars(topology.build(problem.n), options.lying_neighbours),
@@ -355,11 +353,7 @@ class Training:
         advice = what_to_lower(algorithm, self.problem.flat_model.dim, step)
         site = self.problem.sites[self.replicas[replica].placement[node]].name
         who = "the server" if algorithm.needs_server else f"node {node} ({site})"
-        which = (
-            f"replica {self._first + replica} (seed {self.replicas[replica].seed}), "
-            if len(self.replicas) > 1 or self._first
-            else ""
-        )
+        which = f"replica {replica} (seed {self.replicas[replica].seed}), " if len(self.replicas) > 1 else ""
         return f"diverged between rounds {sound} and {done}: {which}{who} has {what}; {advice}"
 
 

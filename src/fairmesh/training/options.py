@@ -58,8 +58,8 @@ class Options:
             moves towards the public copy of a neighbour by at most a radius that follows from its other neighbours.
             reproduction/clipping.md measures what this protects from, and what it costs unusual sites. Default: 0.
         count_bytes: Whether to count the exact bytes of every message as encoded. Default: True.
-        memory_gib: Memory in GiB that the run may take, > 0; None for nine tenths of what is free. Replicas that do not
-            fit run one portion after another. Default: None.
+        memory_gib: Memory in GiB that the run may take, > 0; None for nine tenths of what is free. A run that needs
+            more is refused before its first round. Default: None.
         tune_malloc: Whether to keep freed memory in the process while it trains, on a CPU with glibc. It is faster for
             large models and changes a setting of the whole process meanwhile. Default: False.
         trace: "auto" traces model and loss once on a CPU and replays the operations, if the replay agrees with the

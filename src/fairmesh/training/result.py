@@ -66,8 +66,7 @@ class Result:
         replicas: The seed, placement and algorithm of each replica.
         rounds: Rounds that were trained.
         records: Every measurement, one record per measured round and replica.
-        state: The state after the last round. Of `fixed`, and of replicas that ran one portion after another, it holds
-            the models and the weights; other tensors are None.
+        state: The state after the last round. Of `fixed` it holds the models and the weights; other tensors are None.
         diverged: Replicas that diverged, with `on_divergence = "mark"`. Default: [].
         judged_on: What was measured on: "test", or "train" if there are no test samples. Default: "test".
         averages: The averages over all nodes, if this process hosts only some of them. Default: None.

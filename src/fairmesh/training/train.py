@@ -20,6 +20,7 @@ from fairmesh.errors import BadInput, Diverged, FairmeshError, Interrupted, Lost
 from fairmesh.evidence.outcomes import Outcomes, joined, packed, unpacked
 from fairmesh.networks.memory import SingleProcess
 from fairmesh.networks.process_group import ProcessGroup
+from fairmesh.networks.roles import StateView
 from fairmesh.numerics import malloc
 from fairmesh.personalization.base import Personalization
 from fairmesh.personalization.outcome import Personalized, PersonalSite
@@ -31,12 +32,14 @@ from fairmesh.problems.splits import with_splits
 from fairmesh.storage.finished_work import FinishedWork
 from fairmesh.storage.run_folder import RunFolder
 from fairmesh.storage.sharded_checkpoint import Checkpoints
+from fairmesh.storage.state_tree import flatten_state, unflatten_state
 from fairmesh.topology.graphs import Ring, Topology
 from fairmesh.topology.mixing import with_liars
 from fairmesh.training.defaults import ROUNDS, algorithm_for, completed
 from fairmesh.training.features import with_features
 from fairmesh.training.long_work import LongWorkNotices
 from fairmesh.training.loop import Training, TrainingState, check_fits, on_updates
+from fairmesh.training.memory_estimate import footprint_of, memory_sentence
 from fairmesh.training.meter import Meter
 from fairmesh.training.observers import (
     Checkpointing,
@@ -52,12 +55,6 @@ from fairmesh.training.observers import (
     stop_signals,
 )
 from fairmesh.training.options import DTYPES, Options, device_of, home_of_data, with_threads
-from fairmesh.training.portions import (
-    merged,
-    portions,
-    put_aside,
-    that_fit,
-)
 from fairmesh.training.provenance import provenance_of
 from fairmesh.training.references import with_references, worse_than_constant
 from fairmesh.training.replicas import (
@@ -102,7 +99,7 @@ def train(
     """Trains a model on the data of all sites.
 
     Every algorithm is trained on every split of the data, with every placement and every seed. These replicas run as
-    one batch, or in as few batches as the memory allows. Each gives the same result as if it ran alone.
+    one batch. Each gives the same result as if it ran alone.
 
     Args:
         problem: The model, the loss and the sites' data; or a list of problems that differ only in which rows of a site
@@ -187,7 +184,9 @@ def train(
         problem = with_features(problem, kind["device"], say=say)
     problem = with_references(problem, topology, rounds, replicas[0].seed, chosen, network)
     with process_group.fail_together():
-        at_once, sentence = that_fit(problem, replicas, chosen, process_group)
+        need = footprint_of(problem, replicas, chosen, process_group)
+        sharing = process_group.local_world_size
+        memory = memory_sentence(need, len(replicas), chosen.memory_gib, kind["device"], sharing)
     folder = None if out is None else RunFolder(out, resume=resume, process_group=process_group)
     if folder and folder.set_aside and announce:
         announce(f"the run that was in {folder.path} had diverged; it is now in {folder.set_aside}")
@@ -203,9 +202,6 @@ def train(
                 seeds=seeds, placements=placements, process_group=process_group, announce=lambda text: None, **again,
             )
         )  # fmt: skip
-    if folder and folder.resuming:
-        at_once, sentence = folder.replicas_at_once(len(replicas)), f"{sentence}; resumed as it was begun"
-    at_once = min(process_group.all_gather_json(at_once))
     switched_off = notes.on_evaluation_mode(problem)
     data = notes.on_data(problem, home_of_data(problem, kind["device"], chosen.data_on), kind["device"])
     parts, short, spectral = notes.on_parts(problem), notes.on_short_floats(problem), notes.on_spectral_norm(problem)
@@ -216,7 +212,7 @@ def train(
         *dict.fromkeys(on_updates(one, problem) for one in _listed(algorithm)),
     )
     if announce:
-        for line in filter(None, (*special, switched_off, data, sentence)):
+        for line in filter(None, (*special, switched_off, data, memory)):
             announce(line)
         if problem.preprocessing is not None:
             announce(f"table: {'; '.join(problem.preprocessing.in_words())}")
@@ -226,35 +222,23 @@ def train(
         streamed = any(problem.sites[i].train.stream is not None for i in problem.here)
         for line in filter(None, (*special, data if streamed else None)):
             _log_once(line)
-    if process_group.world_size > 1 and at_once < len(replicas):
-        with process_group.fail_together():
-            raise BadInput(
-                f"only {at_once} of {len(replicas)} replicas fit into memory at once, and on a cluster all must; use "
-                "more machines or fewer replicas"
-            )
     settings = settings or _settings(topology, replicas, rounds)
     with with_threads(chosen), stop_signals(handle_signals) as stop:
-        if at_once >= len(replicas):
-            with process_group.fail_together():
-                training = Training(problem, topology, replicas, chosen, network=network)
-            result = _run(training, rounds, folder, settings, watching, stop, personalization, announce, fixed=fixed)
-            return _ended(result, watching, announce)
-        started, results = time.perf_counter(), []
-        for portion in portions(replicas, at_once):
-            inside = RunFolder(portion.folder(folder.path), resume=resume) if folder else None
-            training = Training(problem, topology, portion.replicas, chosen, portion.first)
-            whole = (portion.first, replicas, folder)
-            one = _run(training, rounds, inside, settings, watching, stop, personalization, announce, *whole)
-            results.append(put_aside(one))
-            del training, one  # frees the device for the next portion
-    result = _chosen(merged(results, replicas), chosen)
-    result = replace(result, seconds=time.perf_counter() - started, fixed=fixed)
-    if folder:
-        folder.write_settings(settings)
-        folder.replace_records(result.records)
-        write_outcome(folder, result, provenance_of(problem, process_group))
-        folder.close()
+        with process_group.fail_together():
+            training = Training(problem, topology, replicas, chosen, network=network)
+        result = _run(training, rounds, folder, settings, watching, stop, personalization, announce, fixed)
     return _ended(result, watching, announce)
+
+
+def put_aside(result: Result) -> Result:
+    """Returns a result that waits in main memory while another run trains: with its models and weights, without what
+    only further rounds would need."""
+    state = result.state
+    slim = state._replace(
+        algorithm=StateView(state.algorithm).only_shown(state.algorithm), optimizer=None, trainer=None
+    )
+    on_host = unflatten_state(slim, {name: tensor.cpu() for name, tensor in flatten_state(slim).items()})
+    return replace(result, state=on_host)
 
 
 @functools.cache
@@ -325,12 +309,9 @@ def _run(
     stop: threading.Event,
     personalization: Personalization | None,
     announce: Callable[[str], None] | None,
-    first_replica: int = 0,
-    every_replica: Sequence[Replica] | None = None,  # of the whole run, if this is a portion
-    whole_folder: RunFolder | None = None,
-    fixed: Result | None = None,
+    fixed: Result | None,
 ) -> Result:
-    """Trains one batch of replicas to the end, or from its checkpoint."""
+    """Trains the replicas to the end, from the start or from their checkpoint."""
     options, process_group = training.options, training.network.process_group
     started, initial = time.perf_counter(), training.initial()
     meter = _meter(training, announce)
@@ -342,8 +323,7 @@ def _run(
         )
     if worker is not None and folder:
         finished = worker.done = FinishedWork(folder.work)
-    outside = whole_folder or folder
-    about = (first_replica, every_replica, settings, outside.path if outside else None)
+    about = (settings, folder.path if folder else None)
     run, checkpointing = ObservedRun(training, rounds, initial, 0, *about), None
     if folder:
         checkpoints = Checkpoints(folder.checkpoint, training.network, training.roles(initial), training.identity())
@@ -385,7 +365,7 @@ def _run(
     if personalization is not None:
         if announce:
             announce(f"choosing a model of its own for each of {training.problem.n} sites")
-        personal = _personal(training, result, personalization, stop, first_replica)
+        personal = _personal(training, result, personalization, stop)
         result = replace(result, personal=personal, seconds=time.perf_counter() - started)
     if process_group.world_size > 1:
         result = replace(result, answered=_answered(training, result))
@@ -482,7 +462,7 @@ def _chosen(result: Result, options: Options) -> Result:
 
 
 def _personal(
-    training: Training, result: Result, personalization: Personalization, stop: threading.Event, first_replica: int
+    training: Training, result: Result, personalization: Personalization, stop: threading.Event
 ) -> list[Personalized]:
     """Returns the sites' own models. Each process finds those of its own sites; all processes know all numbers."""
     process_group, rows = training.network.process_group, result.row()
@@ -503,7 +483,7 @@ def _personal(
                         rows[r],
                         personalization,
                         seed=replica.seed,
-                        replica=first_replica + r,
+                        replica=r,
                         device=training.device,
                         dtype=training.dtype,
                         trace=training.options.trace == "auto",
