@@ -159,16 +159,14 @@ def test_train_changes_no_signal_handler_and_no_environment(tmp_path, monkeypatc
     assert dict(os.environ) == environment
 
 
-def test_train_tunes_malloc_only_when_asked(monkeypatch):
+def test_train_leaves_the_allocator_alone():
     from fairmesh.numerics import malloc
 
-    asked = []
-    reused = malloc.reused
-    monkeypatch.setattr(malloc, "reused", lambda: asked.append(True) or reused())
-    train([], rounds=1)
-    assert not asked
-    train([], rounds=1, tune_malloc=True)
-    assert asked
+    seen = []
+    train([lambda round, state: seen.append(malloc.is_open())], rounds=1)
+    assert not any(seen)
+    with malloc.reused():
+        assert malloc.is_open()
 
 
 def test_trace_off_gives_the_same_run_but_for_rounding():

@@ -19,7 +19,6 @@ from fairmesh.errors import BadInput
 from fairmesh.networks.base import Network, Traffic
 from fairmesh.networks.memory import MemoryNetwork
 from fairmesh.networks.roles import HELD_BY_ALL, PerProcess, Role, StateView, roles_of
-from fairmesh.numerics import random_streams
 from fairmesh.numerics.round_cache import RoundCache
 from fairmesh.problems.objective import Objective
 from fairmesh.problems.oracle import Oracle
@@ -119,7 +118,6 @@ class TrainingState(NamedTuple):
     algorithm: Any
     average_model: PerProcess  # theta_o, the mean over time of the network averages (replicas, dim)
     average_dual: Annotated[PerProcess | None, Role(over_nodes=True, on_simplex=True)]  # lambda_o (replicas, n)
-    iterate: PerProcess | None  # a network average drawn uniformly over time (replicas, dim), with keep_iterate
     sent: Traffic
     best: Annotated[Best | None, HELD_BY_ALL]
     subgroups: SubgroupState | None = None  # of the hosted nodes, if they have weights
@@ -159,7 +157,7 @@ class Training:
         algorithms = [with_layout(replica.algorithm, layout) for replica in self.replicas]
         self.algorithm = stacked(algorithms, self.dtype, self.device)
         self.placements = torch.tensor([replica.placement for replica in self.replicas])
-        self.data_home = home_of_data(problem, self.device, options.data_on)
+        self.data_home = home_of_data(problem, self.device)
         self.oracle = Oracle(
             problem,
             self.network.hosted,
@@ -194,10 +192,8 @@ class Training:
             "precision": options.precision,
             "data and model": self.problem.digest({site: text for held in digests for site, text in held}),
             "keep_best": options.keep_best and options.measure_every,
-            "keep_iterate": options.keep_iterate,
             "lying_neighbours": options.lying_neighbours,
             "best_by": options.keep_best and options.best_by,
-            "best_smoothing": options.keep_best and options.best_smoothing,
             "cvar_level": by_tail and options.cvar_level,
         }
 
@@ -238,7 +234,6 @@ class Training:
             algorithm=state,
             average_model=rows,
             average_dual=None if duals is None else torch.zeros_like(duals[:, 0]),
-            iterate=rows if self.options.keep_iterate else None,
             sent=sent,
             best=best if self.options.keep_best else None,
             **carried._asdict(),
@@ -261,7 +256,6 @@ class Training:
             algorithm=stepped,
             average_model=torch.lerp(state.average_model, current, share),
             average_dual=None if duals is None else torch.lerp(_tensor(state.average_dual), duals.mean(dim=-2), share),
-            iterate=None if state.iterate is None else torch.where(self._drawn(index), current, state.iterate),
             sent=state.sent.plus(ctx.sent),
             best=state.best,
             **ctx.carried_after()._asdict(),
@@ -277,14 +271,6 @@ class Training:
     def _shares(self, rounds: Tensor) -> Tensor:
         """Returns the share of round t in the mean over time: 1 / (t + 1)."""
         return (1.0 / (rounds + 1).double()).to(self.dtype)
-
-    def _drawn(self, index: Tensor) -> Tensor:
-        """Returns whether round t replaces the iterate kept so far. The probability is 1 / (t + 1), so that all rounds
-        are equally likely."""
-        key = random_streams.keys(
-            self.oracle.seeds, "iterate", index, torch.zeros(1, dtype=torch.int64, device=self.device)
-        )
-        return random_streams.integers(key, 1, index + 1)[:, 0] == 0  # (replicas, 1)
 
     def states(self, state: TrainingState, done: int, rounds: int) -> Iterator[tuple[int, TrainingState]]:
         """Yields the number of rounds done and the state then, from `done` to `rounds`. On a GPU all states share one

@@ -16,7 +16,7 @@ from fairmesh.data.samples import Samples
 from fairmesh.data.site import Site
 from fairmesh.errors import BadInput
 from fairmesh.networks.process_group import ProcessGroup
-from fairmesh.numerics import trees
+from fairmesh.numerics import malloc, trees
 from fairmesh.problems.evaluator import evaluated_at_once
 from fairmesh.problems.losses import as_floats, augmented
 from fairmesh.problems.model_loss import BoundModelLoss
@@ -68,7 +68,6 @@ def footprint(
     data_counts: bool,
     hosted: int | None = None,
     device: torch.device = _CPU,
-    tuned: bool = False,
 ) -> Footprint:
     """Returns the footprint of a run.
 
@@ -79,7 +78,6 @@ def footprint(
         data_counts: Whether a copy of the data is in the same memory.
         hosted: How many nodes this process hosts; None for all. Default: None.
         device: Where the run is. Default: the CPU.
-        tuned: Whether freed memory stays in the process (`tune_malloc`). Default: False.
     """
     every, dim = problem.n, problem.flat_model.dim + problem.flat_model.own_dim
     n = every if hosted is None else hosted
@@ -108,7 +106,7 @@ def footprint(
         f"{n:,} nodes x {dim:,} parameters ({models / _GIB:.2f} GiB), batches of {batch.samples} "
         f"({shown / _GIB:.2f} GiB)" + (f", {n:,} x {every:,} weights ({duals / _GIB:.2f} GiB)" if duals else "")
     )
-    gaps = _FRAGMENTED if tuned and device.type == "cpu" else 1.0
+    gaps = _FRAGMENTED if malloc.is_open() and device.type == "cpu" else 1.0
     frozen = sum(tensor.numel() for tensor in problem.flat_model.fixed()) * dtype.itemsize
     return Footprint(
         int(data + frozen + n * every * dtype.itemsize + gaps * (fixed_passes + _ROWS * 4 * dim) + _AHEAD),
@@ -245,10 +243,10 @@ def footprint_of(
 ) -> Footprint:
     """Returns the memory that the replicas need in this process. The run with fixed weights waits while they train."""
     device = device_of(options.device)
-    data_counts = home_of_data(problem, device, options.data_on).type == device.type
+    data_counts = home_of_data(problem, device).type == device.type
     nodes = len(process_group.nodes(problem.n))
     algorithm, dtype = replicas[0].algorithm, DTYPES[options.dtype]
-    need = footprint(problem, algorithm, dtype, data_counts, nodes, device, options.tune_malloc)
+    need = footprint(problem, algorithm, dtype, data_counts, nodes, device)
     if not options.compare_weights or device.type != "cpu":
         return need
     waiting = f"models with fixed weights ({need.waiting / _GIB:.2f} GiB; not if compare_weights = False)"

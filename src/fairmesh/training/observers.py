@@ -305,7 +305,7 @@ class KeepBest(Observer):
         self.run, self._newest, options = run, -1, run.training.options
         if run.best is None:
             return
-        self._scores = RoundScores(run.training.problem, options.best_by, options.best_smoothing, options.cvar_level)
+        self._scores = RoundScores(run.training.problem, options.best_by, options.cvar_level)
         for known in sorted({record["round"] for record in run.records}):  # if the run was resumed
             if known % options.measure_every == 0:
                 self._scored([record for record in run.records if record["round"] == known])

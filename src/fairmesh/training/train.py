@@ -6,7 +6,6 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from dataclasses import fields, replace
 from typing import Any
 
@@ -21,7 +20,6 @@ from fairmesh.evidence.outcomes import Outcomes, joined, packed, unpacked
 from fairmesh.networks.memory import SingleProcess
 from fairmesh.networks.process_group import ProcessGroup
 from fairmesh.networks.roles import StateView
-from fairmesh.numerics import malloc
 from fairmesh.personalization.base import Personalization
 from fairmesh.personalization.outcome import Personalized, PersonalSite
 from fairmesh.personalization.personalize import personalized, refuse_structure
@@ -203,7 +201,7 @@ def train(
             )
         )  # fmt: skip
     switched_off = notes.on_evaluation_mode(problem)
-    data = notes.on_data(problem, home_of_data(problem, kind["device"], chosen.data_on), kind["device"])
+    data = notes.on_data(problem, home_of_data(problem, kind["device"]), kind["device"])
     parts, short, spectral = notes.on_parts(problem), notes.on_short_floats(problem), notes.on_spectral_norm(problem)
     special = (parts, spectral, short, notes.on_stacking(problem, kind["device"]), notes.on_augmentation(problem))
     special = (
@@ -288,8 +286,6 @@ def _checked(
     replicas = replicas_of(algorithms, seeds, placements, problem.n, len(problem.every_split))
     if chosen.keep_best and not problem.held_out("validation")[1]:
         raise BadInput("keep_best needs validation sets; give each Site, or the Problem, one")
-    if chosen.measure_phi and any(a.robust_regularizer() is None for a in algorithms):
-        raise BadInput("measure_phi needs an algorithm with a regularizer, such as ad-gda")
     if chosen.compare_weights and any(a.with_fixed_weights() is None for a in algorithms):
         raise BadInput("compare_weights needs an algorithm with weights of its own, such as tracked-ad-gda")
     if chosen.own_models and any(a.needs_server for a in algorithms):
@@ -351,10 +347,8 @@ def _run(
         *observers,
         Ending(recorders),
     ]
-    memory = malloc.reused() if options.tune_malloc and training.device.type == "cpu" else nullcontext()
     try:
-        with memory:
-            observe(run, training.states(run.state, run.round, rounds), every)
+        observe(run, training.states(run.state, run.round, rounds), every)
     except FairmeshError as error:
         if folder and isinstance(error, Diverged):
             folder.mark_diverged(str(error))
@@ -401,8 +395,6 @@ def _answered(training: Training, result: Result) -> dict[str, Outcomes]:
 
 
 def _meter(training: Training, announce: Callable[[str], None] | None) -> Meter:
-    regularizers = [replica.algorithm.robust_regularizer() for replica in training.replicas]
-    phi = training.options.measure_phi
     return Meter(
         training.problem,
         training.placements,
@@ -414,8 +406,6 @@ def _meter(training: Training, announce: Callable[[str], None] | None) -> Meter:
         at_server=training.algorithm.needs_server,
         home=training.data_home,
         own_models=training.options.own_models or trains_alone(training.algorithm),
-        regularizer=stacked(regularizers, torch.float64, torch.device("cpu")) if phi else None,  # type: ignore[arg-type]
-        alpha_of_sum=training.algorithm.alpha_of_sum,
         announce=announce,
     )
 
@@ -434,7 +424,6 @@ def _result(run: ObservedRun, meter: Meter, seconds: float) -> Result:
             state = state._replace(
                 average_model=mean(state.average_model),
                 average_dual=None if state.average_dual is None else mean(state.average_dual),
-                iterate=None if state.iterate is None else mean(state.iterate),
             )
     return _chosen(
         Result(
@@ -458,7 +447,7 @@ def _result(run: ObservedRun, meter: Meter, seconds: float) -> Result:
 
 
 def _chosen(result: Result, options: Options) -> Result:
-    return replace(result, chosen=chosen_replica(result, options.best_by, options.best_smoothing))
+    return replace(result, chosen=chosen_replica(result, options.best_by))
 
 
 def _personal(

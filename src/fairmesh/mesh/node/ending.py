@@ -360,7 +360,6 @@ def _whole(
         algorithm=_Averages(models, duals),
         average_model=means["time-average"].to(dtype).unsqueeze(0),
         average_dual=means["dual time-average"].to(dtype).unsqueeze(0) if state.average_dual is not None else None,
-        iterate=None,
         sent=Traffic(nobody, nobody, nobody, nobody),
         best=None
         if best is None

@@ -57,7 +57,6 @@ class Schedule(NamedTuple):
     rounds: int
     every: int
     best_by: str
-    smoothing: float
     seed: int
     level: float = LEVEL  # of CVaR, for `best_by`
     since: int = 0  # the first round that may be measured; rows before it are lost
@@ -121,11 +120,7 @@ class Measurements:
             self._on_disk = self._intact_models()
             self.records = []
             self._scores: list[Tensor] = []  # how good each of them is by the rule
-            self._rule = (
-                None
-                if schedule.best_by == "last"
-                else RoundScores(problem, schedule.best_by, schedule.smoothing, schedule.level)
-            )
+            self._rule = None if schedule.best_by == "last" else RoundScores(problem, schedule.best_by, schedule.level)
             self._refresh(all_again=True)
 
     def _read_table(self) -> int:

@@ -33,7 +33,6 @@ _FACTS = "facts.json"  # about all sites' data, as the run began with them
 _DIGEST = "data.sha256"  # of this site's training data, likewise; it is not sent
 _OUTPUTS = "outputs.json"  # of the model, likewise
 _FORM = ("inputs", "targets")  # facts that must be the same everywhere
-_OF_ALL_SITES = ("measure_phi", "keep_iterate", "compare_weights")
 
 
 @dataclass(frozen=True)
@@ -75,11 +74,6 @@ class Membership:
         """Returns the same with the secret of the site's draws, which is made if the run has not begun."""
         refuse_lost_secret(self.site)
         return replace(self, secret=make_secret(secret_of(self.site.key)))
-
-    @property
-    def not_measured(self) -> list[str]:
-        """Returns the options of the experiment that need every site's models in one place."""
-        return [name for name in _OF_ALL_SITES if getattr(self.experiment.options, name)]
 
     @property
     def name(self) -> str:

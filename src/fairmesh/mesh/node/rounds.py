@@ -150,7 +150,7 @@ class Rounds:
         replica = Replica(
             experiment.seeds[0], tuple(range(problem.n)), with_run_length(experiment.algorithm, experiment.rounds)
         )
-        options = replace(experiment.options, keep_best=False, **dict.fromkeys(membership.not_measured, False))
+        options = replace(experiment.options, keep_best=False, compare_weights=False)
         if store is None:
             problem = with_any_references(problem, membership)
         else:
