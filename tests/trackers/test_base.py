@@ -176,22 +176,6 @@ def test_tracker_that_does_not_answer_delays_neither_rounds_nor_the_end_for_long
     assert [missing_from(one.message, "Hanging", "0.2 seconds") for one in caplog.records] == [[]]
 
 
-@pytest.mark.slow
-def test_tracker_that_is_far_behind_is_given_up(monkeypatch, caplog):
-    monkeypatch.setattr(base, "_WAITING_AT_MOST", 2)
-    done = threading.Event()
-
-    @dataclass
-    class Slow(Book):
-        def open(self, replica, folder, alone):
-            done.wait(60)
-
-    with caplog.at_level(logging.WARNING, "fairmesh"):
-        train([Slow()])
-    done.set()
-    assert [missing_from(one.message, "Slow", "behind") for one in caplog.records] == [[]]
-
-
 def test_tracker_without_its_library_is_refused_before_data_is_read(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "wandb", None)
     with refused("pip install 'fairmesh[wandb]'", error=MissingPackage):

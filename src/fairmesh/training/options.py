@@ -14,6 +14,7 @@ from fairmesh.problems.problem import Problem
 from fairmesh.problems.stacking import Precision
 
 _SHORT = 'For gradients in half precision: precision = "bf16"; the models themselves stay in float32.'
+_AT_LEAST = {"measure_every": 1, "checkpoint_every": 1, "threads": 1, "worst_needs_rows": 0, "lying_neighbours": 0}
 
 
 @checked
@@ -85,24 +86,18 @@ class Options:
     fuse: Literal["auto", "yes", "no"] = "auto"
 
     def __post_init__(self):
-        if self.measure_every < 1:
-            raise BadInput(f"measure_every must be >= 1, got {self.measure_every}")
-        if self.checkpoint_every is not None and self.checkpoint_every < 1:
-            raise BadInput(f"checkpoint_every must be >= 1, got {self.checkpoint_every}")
+        for name, least in _AT_LEAST.items():
+            number = getattr(self, name)
+            if number is not None and number < least:
+                raise BadInput(f"{name} must be >= {least}, got {number}")
         if self.keep_best and self.best_by == "last":
             raise BadInput('keep_best keeps another round than the last, but best_by = "last"; remove one of them')
         if not 0 < self.cvar_level <= 1:
             raise BadInput(f"cvar_level must lie in (0, 1], got {self.cvar_level}; 0.2 is the worst fifth of the sites")
-        if self.worst_needs_rows < 0:
-            raise BadInput(f"worst_needs_rows must be >= 0, got {self.worst_needs_rows}")
         if self.precision != "float32" and self.dtype != "float32":
             raise BadInput(f"precision = {self.precision!r} shortens float32, but dtype is {self.dtype!r}; remove one")
         if self.precision == "tf32" and self.device.startswith("cpu"):
             raise BadInput("precision = 'tf32' is for GPUs, but device is 'cpu'; use device = 'cuda', or remove it")
-        if self.threads is not None and self.threads < 1:
-            raise BadInput(f"threads must be >= 1, got {self.threads}")
-        if self.lying_neighbours < 0:
-            raise BadInput(f"lying_neighbours must be >= 0, got {self.lying_neighbours}; 0 does not clip gossip")
         if self.memory_gib is not None and not self.memory_gib > 0:
             raise BadInput(f"memory_gib must be > 0, got {self.memory_gib}")
 

@@ -51,6 +51,7 @@ class Averages(NamedTuple):
     model: Tensor  # (replicas, dim)
     dual: Tensor | None  # (replicas, n)
     own: Tensor | None = None  # the sites' own parts (replicas, n, own_dim), by site
+    nodes: Tensor | None = None  # the models of all nodes (replicas, n, dim), if every node trains alone
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -191,6 +192,8 @@ class Result:
         return trains_alone(self.replicas[0].algorithm)
 
     def _own_models(self) -> Tensor:
+        if self.averages is not None and self.averages.nodes is not None:
+            return self.averages.nodes
         return StateView(self.state.algorithm).models(self.state.algorithm)
 
     def judged(self, replicas: Sequence[int], which: Literal["last", "best"], models: Tensor | None) -> Outcomes:
@@ -505,6 +508,7 @@ class ModelFile(NamedTuple):
     name: str  # of the file, without its ending
     replica: int
     which: str  # "final", "best" or "time-average"
+    site: str | None = None  # whose own part it has
 
 
 _FILES = {"final": "model", "best": "model-best", "time-average": "model-time-average"}
@@ -525,23 +529,14 @@ def model_files(result: Result) -> list[ModelFile]:
     return files
 
 
-class SiteFile(NamedTuple):
-    """A model with the own part of a site, which a run writes."""
-
-    name: str  # of the file, without its ending
-    replica: int
-    which: str  # "final" or "best"
-    site: str
-
-
-def site_files(result: Result) -> list[SiteFile]:
+def site_files(result: Result) -> list[ModelFile]:
     """Returns the sites' models that a run writes next to the common ones, if parts of the model are local. Sites are
     numbered, since their names need not be names of files."""
     if not result.problem.flat_model.differs_by_site:
         return []
     kinds = {"final": "site", "best": "site-best"}
     return [
-        SiteFile(file.name.replace(_FILES[file.which], f"{kinds[file.which]}-{i}", 1), file.replica, file.which, name)
+        ModelFile(file.name.replace(_FILES[file.which], f"{kinds[file.which]}-{i}", 1), file.replica, file.which, name)
         for file in model_files(result)
         if file.which in kinds
         for i, name in enumerate(str(one.name) for one in result.problem.sites)

@@ -68,7 +68,6 @@ from fairmesh.training.result import (
     about_model,
     chosen_replica,
     model_files,
-    outcomes_name,
     site_files,
     summary_of,
     trains_alone,
@@ -220,7 +219,8 @@ def train(
         streamed = any(problem.sites[i].train.stream is not None for i in problem.here)
         for line in filter(None, (*special, data if streamed else None)):
             _log_once(line)
-    settings = settings or _settings(topology, replicas, rounds)
+    if settings is None:  # data and model were given in Python
+        settings = {"rounds": rounds, "topology": to_table(topology), "algorithm": to_table(replicas[0].algorithm)}
     with with_threads(chosen), stop_signals(handle_signals) as stop:
         with process_group.fail_together():
             training = Training(problem, topology, replicas, chosen, network=network)
@@ -379,19 +379,13 @@ def _run(
 
 def _answered(training: Training, result: Result) -> dict[str, Outcomes]:
     """Returns what the models answered on the test rows of all sites, from the processes that have them."""
-    network, models = training.network, None
-    if result.judged_alone:
-        models = network.gather(training.view.models(result.state.algorithm))
-    with network.process_group.fail_together():
-        found = {}
-        for variant, one in enumerate(variants_of(result.replicas)):
-            sound = [r for r in one["replicas"] if r not in result.diverged]
-            for which in ("last", *(["best"] if result.state.best is not None and models is None else [])):
-                if sound:
-                    name = outcomes_name(variant, which, models is not None)
-                    found[name] = result.judged(sound, which, models)  # type: ignore[arg-type]
-    every = [unpacked(content) for content in network.process_group.all_gather(packed(found))]
-    return {name: replace(joined([one[name] for one in every]), functions=found[name].functions) for name in found}
+    process_group = training.network.process_group
+    with process_group.fail_together():
+        here = result.every_outcome()
+    every = [unpacked(content) for content in process_group.all_gather(packed(here))]
+    return {
+        name: replace(joined([outcomes[name] for outcomes in every]), functions=here[name].functions) for name in here
+    }
 
 
 def _meter(training: Training, announce: Callable[[str], None] | None) -> Meter:
@@ -418,6 +412,9 @@ def _result(run: ObservedRun, meter: Meter, seconds: float) -> Result:
             meter.mean(training.view.models(state.algorithm)),
             meter.weights(state.algorithm),
             meter.own_of_sites(state.own),
+            training.network.gather(training.view.models(state.algorithm))
+            if trains_alone(training.algorithm)
+            else None,
         )
         if not training.algorithm.needs_server:
             mean = training.network.mean_of_processes
@@ -425,29 +422,23 @@ def _result(run: ObservedRun, meter: Meter, seconds: float) -> Result:
                 average_model=mean(state.average_model),
                 average_dual=None if state.average_dual is None else mean(state.average_dual),
             )
-    return _chosen(
-        Result(
-            training.problem,
-            training.replicas,
-            run.round,
-            run.records,
-            state,
-            run.diverged,
-            meter.judged_on,
-            averages,
-            run.stop_reason,
-            seconds,
-            support=meter.support(),
-            notes=list(meter.notes),
-            cvar_level=training.options.cvar_level,
-            worst_needs_rows=training.options.worst_needs_rows,
-        ),
-        training.options,
+    result = Result(
+        training.problem,
+        training.replicas,
+        run.round,
+        run.records,
+        state,
+        run.diverged,
+        meter.judged_on,
+        averages,
+        run.stop_reason,
+        seconds,
+        support=meter.support(),
+        notes=list(meter.notes),
+        cvar_level=training.options.cvar_level,
+        worst_needs_rows=training.options.worst_needs_rows,
     )
-
-
-def _chosen(result: Result, options: Options) -> Result:
-    return replace(result, chosen=chosen_replica(result, options.best_by))
+    return replace(result, chosen=chosen_replica(result, training.options.best_by))
 
 
 def _personal(
@@ -491,21 +482,13 @@ def _personal(
     return found
 
 
-def _settings(topology: Topology, replicas: Sequence[Replica], rounds: int) -> dict[str, Any]:
-    """Returns the known settings of a run whose data and model were given in Python."""
-    return {"rounds": rounds, "topology": to_table(topology), "algorithm": to_table(replicas[0].algorithm)}
-
-
 def write_outcome(folder: RunFolder, result: Result, provenance: dict[str, Any]) -> None:
     """Writes the models and the summary of a finished run."""
     folder.write_preprocessing([split.preprocessing for split in result.problem.every_split])
-    for file in model_files(result):
-        about = about_model(result, file.replica, file.which)
-        folder.write_model(file.name, result.state_dict(file.replica, file.which), about)  # type: ignore[arg-type]
-    for own in site_files(result):
-        about = about_model(result, own.replica, own.which) | {"site": own.site}
-        state_dict = result.state_dict(own.replica, own.which, own.site)  # type: ignore[arg-type]
-        folder.write_model(own.name, state_dict, about)
+    for file in [*model_files(result), *site_files(result)]:
+        about = about_model(result, file.replica, file.which) | ({} if file.site is None else {"site": file.site})
+        state_dict = result.state_dict(file.replica, file.which, file.site)  # type: ignore[arg-type]
+        folder.write_model(file.name, state_dict, about)
     for personal in result.personal:
         suffix = f"-{personal.replica}" if personal.replica else ""
         for site in personal.sites:
