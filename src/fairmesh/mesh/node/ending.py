@@ -378,7 +378,7 @@ def write_progress(membership: Membership, problem: Problem, records: Sequence[R
     them. The node itself never reads them."""
     experiment, nobody = membership.experiment, torch.zeros(1)
     replica = Replica(experiment.seeds[0], tuple(range(problem.n)), experiment.algorithm)
-    state = TrainingState(None, nobody, None, None, Traffic(nobody, nobody, nobody, nobody), None)
+    state = TrainingState(None, nobody, None, Traffic(nobody, nobody, nobody, nobody), None)
     last = records[-1]
     on, level = judged_on(problem), experiment.options.cvar_level
     result = Result(problem, [replica], last["round"], [last], state, judged_on=on, cvar_level=level)
