@@ -201,7 +201,7 @@ def bench_memory(
 
     from benchmarks.memory import uses
 
-    rows, found = [["case", "tune_malloc", "announced", "measured", "announced / measured"]], []
+    rows, found = [["case", "freed memory kept", "announced", "measured", "announced / measured"]], []
     for use in uses(case):
         found.append(asdict(use))
         rows.append(

@@ -5,6 +5,7 @@ import resource
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from benchmarks.real_models import SETTINGS
 from benchmarks.rounds import Setting
 from fairmesh.algorithms import ADGDA, Algorithm, ChocoSGD, TrackedADGDA
 from fairmesh.compression.compressors import Quantize, TopK
+from fairmesh.numerics import malloc
 from fairmesh.problems.models import Model
 from fairmesh.regularizers.builtin import ChiSquare
 from fairmesh.topology.graphs import Ring
@@ -56,7 +58,7 @@ class MemoryUse:
 
     Args:
         case: The model, the number of nodes and the algorithm.
-        tuned: Whether `tune_malloc` was on.
+        tuned: Whether the process kept freed memory, as `fairmesh run` does.
         announced_gib: What the run announced before it began.
         measured_gib: By how much the process grew over what it took with the problem in memory.
     """
@@ -76,10 +78,11 @@ def measured(case: str, tuned: bool) -> MemoryUse:
     setting, algorithm = cases()[case]
     problem, said = setting.problem(), []
     before = _resident()
-    train(
-        problem, Ring(), algorithm, rounds=_ROUNDS, measure_every=_ROUNDS, tune_malloc=tuned, compare_weights=False,
-        announce=said.append,
-    )  # fmt: skip
+    with malloc.reused() if tuned else nullcontext():
+        train(
+            problem, Ring(), algorithm, rounds=_ROUNDS, measure_every=_ROUNDS, compare_weights=False,
+            announce=said.append,
+        )  # fmt: skip
     (announced,) = (float(text.split("about ")[1].split(" GiB")[0]) for text in said if text.startswith("memory"))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     return MemoryUse(case, tuned, announced, (peak - before) / _GIB)

@@ -66,7 +66,8 @@ SETTINGS = {
 
 def _kept(problem: fm.Problem, values: Tensor, smoothing: float) -> int:
     """Returns the measurement that fairmesh keeps, given those of all sites (measurements, sites)."""
-    rule, kept, best = RoundScores(problem, "worst", smoothing), 0, torch.tensor(-math.inf, dtype=torch.float64)
+    rule, kept, best = RoundScores(problem, "worst"), 0, torch.tensor(-math.inf, dtype=torch.float64)
+    rule.smoothing = smoothing
     for t, row in enumerate(values):
         score = rule.add(row.unsqueeze(0)).squeeze(0)
         if bool(replaces(score, best)):

@@ -42,9 +42,6 @@ class DMHSGD(fm.algorithms.Algorithm):
 
     copies_at_peak: ClassVar[int] = 16
 
-    def robust_regularizer(self):
-        return self.regularizer
-
     def init(self, oracle, network):
         x, duals = oracle.initial_models(), prior_rows(oracle, network)
         zeros = (torch.zeros_like(x), torch.zeros_like(duals))

@@ -17,8 +17,8 @@ from fairmesh.networks.memory import MemoryNetwork, SingleProcess
 from fairmesh.problems.problem import Problem
 from fairmesh.training.defaults import DEFAULT_ALGORITHM, ROUNDS, algorithm_for, only_subgroups
 from fairmesh.training.loop import TrainingState
+from fairmesh.training.memory_estimate import footprint_of
 from fairmesh.training.observers import Observer
-from fairmesh.training.portions import footprint_of
 from fairmesh.training.replicas import replicas_of
 from fairmesh.training.train import train
 

@@ -42,15 +42,14 @@ compressor = { name = "quantize", bits = 4 }
 [options]
 measure_every = 10
 checkpoint_every = 25
-keep_iterate = true
 """
 DAMAGED = ("cut short", "missing", "of another round")
-EVERYTHING: dict[str, Any] = {"keep_best": True, "keep_iterate": True, "own_models": True, "measure_phi": True}
+EVERYTHING: dict[str, Any] = {"keep_best": True, "own_models": True}
 CASES: dict[str, tuple[fm.topologies.Topology, fm.algorithms.Algorithm, dict[str, Any]]] = {
     "ad-gda": (fm.Ring(), toys.ALGORITHMS["ad-gda"], EVERYTHING | {"placements": 2}),  # a site at several ranks
-    "changing": (toys.TOPOLOGIES["changing"], toys.ALGORITHMS["ad-gda compressed duals"], {"keep_iterate": True}),
+    "changing": (toys.TOPOLOGIES["changing"], toys.ALGORITHMS["ad-gda compressed duals"], {}),
     "drfa": (fm.Ring(), toys.ALGORITHMS["drfa"], {"keep_best": True}),
-    "own parts": (fm.Ring(), toys.ALGORITHMS["ad-gda"], {"keep_best": True, "keep_iterate": True}),
+    "own parts": (fm.Ring(), toys.ALGORITHMS["ad-gda"], {"keep_best": True}),
 }
 
 
@@ -97,7 +96,6 @@ def trained(case: str, folder: Path | None, process_group: ProcessGroup | None =
 
 def ends(result: fm.Result) -> dict[str, Any]:
     kept = ["last", "time-average"]
-    kept += ["iterate"] if result.state.iterate is not None else []
     kept += ["best"] if result.state.best is not None else []
     rows = {which: result.row(which) for which in kept}  # type: ignore[arg-type]
     return rows | {"weights": result.weights(), "weights over time": result.weights("time-average")}
@@ -125,7 +123,7 @@ def first(folder: Path, process_group: ProcessGroup, cases: list[str]) -> dict[s
     run_cases(folder, process_group.rank, process_group.world_size, FEW_ROUNDS, ONE_OF_EACH_KIND)
     nodes = process_group.nodes(8)
     need = footprint(problem().keeping(set(nodes)), CASES["drfa"][1], torch.float64, True, len(nodes))
-    room = need.fixed + 1.2 * need.per_replica + 4 * need.kept
+    room = need.fixed + 1.2 * need.per_replica
     found["refusals"] = {
         "diverged": refusal("ad-gda", folder / "diverged", process_group, algorithm=fm.ADGDA(primal_step=1e9)),
         "metric": refusal("drfa", None, process_group, problem=problem(metrics={"mine": fails})),

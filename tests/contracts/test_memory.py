@@ -55,7 +55,7 @@ def _training(
 ) -> tuple[Training, Any, float]:
     """A run after its first round, its state, and the bytes that state holds."""
     replicas = replicas_of([algorithm], range(REPLICAS), None, NODES)
-    training = Training(problem, topology, replicas, Options(keep_iterate=True))
+    training = Training(problem, topology, replicas, Options())
     state = training.advance(training.initial(), 0)
     storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in flatten_state(state).values()}
     return training, state, sum(storages.values())

@@ -13,7 +13,6 @@ import tomli_w
 from safetensors.torch import load_file
 
 import fairmesh as fm
-from fairmesh.config.migrations import migrated
 from fairmesh.config.registry import registered_name
 from fairmesh.config.tables import checked, from_table, to_table
 from fairmesh.mesh.agreement import agreed
@@ -373,8 +372,3 @@ def test_field_may_be_of_one_member_and_a_list_may_hold_different_types():
         from_table(Sheet, {"compressor": "sign"})
     with refused("pair", 2, 1):
         from_table(Sheet, {"compressor": "quantize", "pair": [2]})
-
-
-def test_migrated_leaves_the_fields_of_an_outside_algorithm_alone():
-    table = {"algorithm": {"name": "import", "path": "mine.py:A", "momentum": 0.9}, "sweep": {"rate": [0.1]}}
-    assert migrated(table) == table

@@ -45,8 +45,8 @@ def test_own_model_of_a_site_is_loaded_by_its_name(digits):
 
 def test_model_that_was_not_kept_or_does_not_exist_is_refused(digits, tmp_path):
     _, folder = digits
-    with refused("iterate", "final"):
-        fm.inference.load_model(folder, "iterate")
+    with refused("middle", "final"):
+        fm.inference.load_model(folder, "middle")
     with refused("replica", 3):
         fm.inference.load_model(folder, replica=3)
     with refused("no folder"):

@@ -51,7 +51,7 @@ def _needed(folder):
     return disk_of(Membership.read(folder / "a" / "site.toml"), _own(folder))
 
 
-# Rows of the size of the model in a checkpoint, before they are packed: the model, its mean over time, the public
+# Rows of the size of the model in a checkpoint: the model, its mean over time, the public
 # copies of the node and of each neighbour; and for Tracked AD-GDA the momentum, balance and mean squares, and the
 # same copies of the trackers.
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def test_check_says_what_the_run_needs_and_refuses_a_disk_that_is_too_small(tmp_
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("algorithm", "models"), [("dsgd", 2), ("choco-sgd", 4), ("ad-gda", 4), ("tracked-ad-gda", 10)]
+    ("algorithm", "models"), [("dsgd", 2), ("choco-sgd", 5), ("ad-gda", 5), ("tracked-ad-gda", 11)]
 )
 def test_checkpoints_of_a_run_have_at_most_that_size_and_little_remains_at_its_end(tmp_path, algorithm, models):
     (tmp_path / "net.py").write_text(NET)
@@ -129,7 +129,7 @@ def test_checkpoints_of_a_run_have_at_most_that_size_and_little_remains_at_its_e
         lives.wait(look, 120)
     finally:
         lives.end()
-    header = 3500  # names, shapes, the identity of the run
+    header = 5000  # names, shapes, digests of rows, the identity of the run
     print(f"{algorithm}: {min(ratios):.1f} to {max(ratios):.1f} times the model")
     assert ratios
     assert max(ratios) < models + header / needed.model

@@ -38,7 +38,7 @@ algorithm = { name = "ad-gda", consensus_step = 0.5 }
 [options]
 measure_every = 10
 """
-SCHEDULE = Schedule(rounds=30, every=10, best_by="worst", smoothing=0.5, seed=0)
+SCHEDULE = Schedule(rounds=30, every=10, best_by="worst", seed=0)
 COUNT = 400 if THOROUGH else 8  # changed bodies of each kind
 
 

@@ -19,6 +19,7 @@ from fairmesh.mesh.roster import Mesh, SiteFile
 from fairmesh.mesh.wire.bulletin import _AT_MOST_OF
 from fairmesh.mesh.wire.kinds import KINDS
 from fairmesh.storage.run_folder import read_records
+from fairmesh.training.best_round import RoundScores
 from tests.mesh import fleet
 from tests.mesh.lives import Lives, Point
 from tests.refusals import missing_from
@@ -26,13 +27,19 @@ from tests.refusals import missing_from
 NAMES = ("a", "b", "c")
 SAMPLES = torch.randn(6, 2), torch.arange(6) % 2
 PROBLEM = fm.Problem(torch.nn.Linear(2, 2), [fm.Site(SAMPLES, test=SAMPLES, name=name) for name in NAMES])
-SCHEDULE = Schedule(rounds=50, every=10, best_by="worst", smoothing=0.0, seed=0)
+SCHEDULE = Schedule(rounds=50, every=10, best_by="worst", seed=0)
 DUE = (0, 10, 20, 30, 40, 50)
 ACCURACIES = {
     "a": (0.1, 0.5, 0.9, 0.8, 0.7, 0.6),
     "b": (0.1, 0.6, 0.8, 0.9, 0.9, 0.9),
     "c": (0.1, 0.7, 0.7, 0.6, 0.5, 0.4),
 }
+
+
+@pytest.fixture(autouse=True)
+def unsmoothed(monkeypatch):
+    """Compares each measurement by itself, so that the best round can be read from the numbers."""
+    monkeypatch.setattr(RoundScores, "smoothing", 0.0)
 
 
 class Board:
@@ -168,7 +175,7 @@ def test_announcements_that_are_lost_are_repeated_until_they_are_acknowledged(si
 
 @pytest.mark.slow
 def test_long_run_keeps_announcements_small_and_loses_no_row(tmp_path, board):
-    schedule = Schedule(rounds=1000, every=1, best_by="worst", smoothing=0.0, seed=0)
+    schedule = Schedule(rounds=1000, every=1, best_by="worst", seed=0)
     sites = {name: Site(tmp_path, name, board, schedule) for name in NAMES}
     for site in sites.values():
         for done in range(1001):
@@ -287,13 +294,14 @@ def test_ties_go_to_the_last_round(sites):
     assert ended(sites) == {30}
 
 
-def test_best_round_is_not_a_lucky_one(tmp_path, board):
+def test_best_round_is_not_a_lucky_one(tmp_path, board, monkeypatch):
     lucky = dict.fromkeys(NAMES, (0.1, 0.9, 0.2, 0.8, 0.8, 0.3))
     for smoothing, best in ((0.0, 10), (0.5, 40)):
         folder = tmp_path / f"{smoothing}"
         folder.mkdir()
         board = Board()
-        sites = {name: Site(folder, name, board, SCHEDULE._replace(smoothing=smoothing)) for name in NAMES}
+        monkeypatch.setattr(RoundScores, "smoothing", smoothing)
+        sites = {name: Site(folder, name, board, SCHEDULE) for name in NAMES}
         measured(sites, accuracies=lucky)
         assert ended(sites) == {best}
 

@@ -588,7 +588,7 @@ def test_field_in_which_two_sites_differ_is_named(cli, changed, names):
 
 def test_sites_data_device_and_memory_are_its_own_affair(cli):
     here = fm.load_experiment("trial.toml")
-    own = fm.Options(device="cuda", memory_gib=3.0, data_on="host", checkpoint_every=5)
+    own = fm.Options(device="cuda", memory_gib=3.0, checkpoint_every=5)
     assert agreed(replace(here, data=fm.data.MNIST(), options=own)) == agreed(here)
 
 

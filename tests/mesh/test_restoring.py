@@ -43,7 +43,7 @@ def _node(number: int, copies: torch.Tensor) -> TrainingState:
     state = ADGDAState(models, duals, PublicCopies(kept[..., 0, :].clone(), kept), None)
     nothing = torch.zeros(())
     averages = models[:, 0] - 1.0, duals[:, 0] - 0.1
-    return TrainingState(state, *averages, None, Traffic(nothing, nothing, nothing, nothing), None)
+    return TrainingState(state, *averages, Traffic(nothing, nothing, nothing, nothing), None)
 
 
 @pytest.fixture

@@ -159,7 +159,7 @@ def test_checkpoint_that_is_a_model_file_is_refused(folder):
         (["seeds", "[1]", "[0]"], {"seeds": (1,)}),
         (["placements"], {"placements": [(2, 1, 0)]}),
         (["dtype", "'float64'", "'float32'"], {"dtype": "float64"}),
-        (["keep_iterate"], {"keep_iterate": True}),
+        (["precision", "'bf16'", "'float32'"], {"precision": "bf16"}),
         (["algorithms"], {"algorithm": fm.DSGD()}),
         (["primal_step"], {"algorithm": fm.ChocoSGD(primal_step=0.2, consensus_step=0.5, compressor=fm.TopK(0.5))}),
     ],

@@ -3,7 +3,6 @@
 import logging
 import threading
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
@@ -15,7 +14,6 @@ from fairmesh.networks.memory import SingleProcess
 from fairmesh.storage.run_folder import TRACKERS
 from fairmesh.trackers import base, trackers_of
 from fairmesh.trackers.base import Tracker, replica_names
-from fairmesh.training.memory_estimate import footprint
 from fairmesh.training.replicas import replicas_of
 from tests import toys
 from tests.refusals import missing_from, refused
@@ -178,22 +176,6 @@ def test_tracker_that_does_not_answer_delays_neither_rounds_nor_the_end_for_long
     assert [missing_from(one.message, "Hanging", "0.2 seconds") for one in caplog.records] == [[]]
 
 
-@pytest.mark.slow
-def test_tracker_that_is_far_behind_is_given_up(monkeypatch, caplog):
-    monkeypatch.setattr(base, "_WAITING_AT_MOST", 2)
-    done = threading.Event()
-
-    @dataclass
-    class Slow(Book):
-        def open(self, replica, folder, alone):
-            done.wait(60)
-
-    with caplog.at_level(logging.WARNING, "fairmesh"):
-        train([Slow()])
-    done.set()
-    assert [missing_from(one.message, "Slow", "behind") for one in caplog.records] == [[]]
-
-
 def test_tracker_without_its_library_is_refused_before_data_is_read(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "wandb", None)
     with refused("pip install 'fairmesh[wandb]'", error=MissingPackage):
@@ -234,19 +216,3 @@ def test_what_trackers_wrote_does_not_hold_up_a_restart_before_the_first_checkpo
     (tmp_path / JOB).unlink()
     with refused(tmp_path, "not empty"):
         RunFolder(tmp_path, resume=False)
-
-
-@pytest.mark.slow
-def test_tracker_of_replicas_in_portions_writes_them_all_next_to_each_other(tmp_path):
-    book, sizes = Book(), []
-    need = footprint(toys.problem(4), ALGORITHM, torch.float64, data_counts=True)
-    train(
-        [book, lambda round, state: sizes.append(len(state.algorithm.models))],
-        rounds=2,
-        seeds=range(5),
-        memory_gib=(need.of(3) + 5 * need.kept - 1) / 2**30,
-        out=tmp_path / "run",
-    )
-    assert max(sizes) == 2
-    assert len(book.runs) == 5 == len(book.tables)
-    assert len(list(Path(tmp_path / "run" / TRACKERS).iterdir())) == 5

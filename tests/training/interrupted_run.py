@@ -30,7 +30,7 @@ def train(folder: Path, rounds: int = ROUNDS, **options: Any) -> fm.Result:
         consensus_step=0.3,
         compressor=fm.compressors.TopKQuantize(0.5, bits=4),
     )
-    keep: dict[str, Any] = {"keep_best": True, "keep_iterate": True, "own_models": True}
+    keep: dict[str, Any] = {"keep_best": True, "own_models": True}
     return fm.train(problem, fm.Ring(), algorithm, rounds, seeds=(0, 1), out=folder, measure_every=3, **keep, **options)
 
 

@@ -7,14 +7,14 @@ import torch
 
 import fairmesh as fm
 from fairmesh.training.best_round import RoundScores, replaces
-from tests.refusals import refused
 from tests.toys import problem, sites
 
 NAN = math.nan
 
 
 def scores_of(measurements, best_by="worst", smoothing=0.5, made=None, level=0.2):
-    rule = RoundScores(made or problem(3), best_by, smoothing, level)
+    rule = RoundScores(made or problem(3), best_by, level)
+    rule.smoothing = smoothing
     return [float(rule.add(torch.tensor([one], dtype=torch.float64))) for one in measurements]
 
 
@@ -66,19 +66,13 @@ def test_round_that_loses_a_number_is_never_the_best(broken):
     assert chosen([[0.5, 0.5], [0.9, broken]]) == 0
 
 
-@pytest.mark.parametrize("smoothing", [-0.1, 1.0])
-def test_smoothing_outside_0_to_1_is_refused(smoothing):
-    with refused("best_smoothing", smoothing):
-        fm.Options(best_smoothing=smoothing)
-
-
 def validated():
     return problem(3, sites=[fm.Site(s.train, test=s.test, validation=s.test) for s in sites(3)])
 
 
 def test_kept_model_is_that_of_the_best_smoothed_round_also_after_a_resumption(tmp_path):
     step = fm.DSGD(primal_step=fm.schedules.Geometric(8.0, 0.9))
-    options = {"measure_every": 2, "checkpoint_every": 4, "keep_best": True, "best_smoothing": 0.5, "seeds": (0, 1)}
+    options = {"measure_every": 2, "checkpoint_every": 4, "keep_best": True, "seeds": (0, 1)}
     whole = fm.train(validated(), fm.Ring(), step, 12, **options)
     for r in (0, 1):
         mine = [record for record in whole.records if record["replica"] == r]

@@ -126,12 +126,6 @@ def test_whole_numbers_reach_an_embedding_as_they_are():
     assert not torch.equal(result.row()[0], made.initial_row(0).float())
 
 
-@pytest.mark.parametrize("home", ["host", "device", "auto"])
-def test_storage_of_the_data_does_not_change_the_run(home):
-    run = fm.train(problem(3), fm.Ring(), ALGORITHM, 4, data_on=home)
-    assert torch.equal(run.row(), fm.train(problem(3), fm.Ring(), ALGORITHM, 4).row())
-
-
 def test_module_given_as_it_is_is_where_every_seed_starts_and_is_not_changed():
     model = small_model()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}

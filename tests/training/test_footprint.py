@@ -1,6 +1,5 @@
-"""Memory: estimated from above before a run, refused with the number, and replicas in portions where not all fit."""
+"""Memory: estimated from above before a run, and refused with the number of replicas that fit."""
 
-import json
 from itertools import product
 
 import pytest
@@ -14,7 +13,7 @@ from fairmesh.training.memory_estimate import (
     footprint,
     free_bytes,
     measured_copies,
-    replicas_that_fit,
+    memory_sentence,
 )
 from fairmesh.training.observers import Watch
 from fairmesh.training.options import Options
@@ -77,23 +76,39 @@ def test_run_that_cannot_fit_is_refused_with_the_numbers_before_anything_is_allo
         fm.train(toys.problem(), fm.Ring(), fm.ADGDA(), 5, memory_gib=1e-3)
     huge = Footprint(0, 1 << 60, "a very large model")
     with refused("1073741824.00 GiB", "cpu", huge.description):
-        replicas_that_fit(huge, 1, None, torch.device("cpu"))
+        memory_sentence(huge, 1, None, torch.device("cpu"))
     with refused("memory_gib", "> 0"):
         fm.train(toys.problem(), fm.Ring(), fm.ADGDA(), 5, memory_gib=0.0)
 
 
-def test_replicas_run_together_as_far_as_they_fit():
+def test_replicas_beyond_memory_are_refused_with_the_number_that_fits():
     need = Footprint(fixed=100, per_replica=50, description="")
-    for room, fit in ((151, 1), (249, 2), (250, 3), (10_000, 7)):
-        assert replicas_that_fit(need, 7, room / GIB, torch.device("cpu"))[0] == fit
+    for room, fit in ((151, 1), (249, 2), (250, 3), (449, 6)):
+        with refused(f"only {fit} of 7 replicas", "seeds", "sweep"):
+            memory_sentence(need, 7, room / GIB, torch.device("cpu"))
+    memory_sentence(need, 7, 450 / GIB, torch.device("cpu"))
     free = free_bytes(torch.device("cpu"))
     assert free is None or 1 << 20 < free < 1 << 50
 
 
+def test_sweep_beyond_memory_is_refused_before_the_first_round_and_writes_nothing(tmp_path):
+    problem, algorithm, seen = toys.problem(), toys.ALGORITHMS["ad-gda"], []
+    need = footprint(problem, algorithm, torch.float64, data_counts=True)
+    settings = {"memory_gib": (need.of(3) - 1) / GIB, "dtype": "float64", "out": tmp_path / "run"}
+    with refused("only 2 of 5 replicas", "memory_gib"):
+        fm.train(
+            problem, fm.Ring(), algorithm, 4, seeds=range(5),
+            observers=[Watch(lambda done, records: seen.append(done))], **settings,
+        )  # fmt: skip
+    assert not seen
+    assert not (tmp_path / "run").exists()
+    fm.train(problem, fm.Ring(), algorithm, 4, seeds=range(2), **settings)
+
+
 def test_single_replica_that_does_not_fit_is_refused_for_itself_and_not_for_its_results():
-    need = Footprint(fixed=0, per_replica=50 << 30, description="many parameters", kept=40 << 30, copies=22.0)
+    need = Footprint(fixed=0, per_replica=50 << 30, description="many parameters", waiting=40 << 30, copies=22.0)
     with refused("50.00 GiB", "22 copies", "parts.frozen", "fm.models.LoRA", "fm.DSGD") as caught:
-        replicas_that_fit(need, 1, 20.0, torch.device("cpu"))
+        memory_sentence(need, 1, 20.0, torch.device("cpu"))
     assert missing_from(caught.value, "results", "40.00") == ["results", "40.00"]
     with refused("fixed weights", "compare_weights = False"):
         fm.train(toys.problem(), fm.Ring(), fm.TrackedADGDA(), 5, compare_weights=True, memory_gib=1e-3)
@@ -134,86 +149,10 @@ def test_whole_run_needs_no_more_than_announced(algorithm):
     assert 0.4 * announced[-1] < peak / GIB <= announced[-1]
 
 
-@pytest.fixture
-def two_at_once() -> float:
-    need = footprint(toys.problem(), toys.ALGORITHMS["ad-gda"], torch.float64, data_counts=True)
-    return (need.of(3) + 5 * need.kept - 1) / GIB
-
-
-@pytest.mark.slow
-def test_replicas_in_portions_give_what_they_give_at_once(two_at_once, tmp_path):
-    problem, algorithm = toys.problem(), toys.ALGORITHMS["ad-gda"]
-    settings = {"seeds": range(5), "measure_every": 4, "keep_iterate": True, "dtype": "float64"}
-    whole = fm.train(problem, fm.Ring(), algorithm, 12, out=tmp_path / "whole", **settings)
-    said, seen = [], []
-    split = fm.train(
-        problem, fm.Ring(), algorithm, 12, out=tmp_path / "split", memory_gib=two_at_once, announce=said.append,
-        observers=[Watch(lambda done, records: seen.append(done))], **settings,
-    )  # fmt: skip
-    assert any(missing_from(one, "5 replicas", 2) == [] for one in said)
-    assert seen == sorted(seen)
-    assert seen[-1] == 12
-    for which in ("last", "time-average", "iterate"):
-        torch.testing.assert_close(split.row(which), whole.row(which), rtol=1e-12, atol=1e-13)
-    assert len(split.records) == len(whole.records) == 5 * 4
-    for a, b in zip(split.records, whole.records):
-        assert (a["round"], a["replica"], a["seed"]) == (b["round"], b["replica"], b["seed"])
-        assert a["bytes_total"] == b["bytes_total"]
-        assert a["loss"]["mean"] == pytest.approx(b["loss"]["mean"], rel=1e-12)
-    summaries = [json.loads((tmp_path / run / "summary.json").read_text()) for run in ("split", "whole")]
-    assert summaries[0]["worst"] == pytest.approx(summaries[1]["worst"])
-    assert (tmp_path / "split" / "model-4.safetensors").exists()
-
-
-@pytest.mark.slow
-def test_split_run_is_resumed_in_the_portions_it_was_begun_in(two_at_once, tmp_path):
-    problem, algorithm = toys.problem(), toys.ALGORITHMS["ad-gda"]
-    settings = {"seeds": range(5), "measure_every": 4, "dtype": "float64"}
-    fm.train(problem, fm.Ring(), algorithm, 8, out=tmp_path / "run", memory_gib=two_at_once, **settings)
-    with refused(tmp_path / "run", "resume"):
-        fm.train(problem, fm.Ring(), algorithm, 12, out=tmp_path / "run", **settings)
-    longer = fm.train(problem, fm.Ring(), algorithm, 12, out=tmp_path / "run", resume=True, **settings)
-    whole = fm.train(problem, fm.Ring(), algorithm, 12, **settings)
-    torch.testing.assert_close(longer.row(), whole.row(), rtol=1e-12, atol=1e-13)
-    assert [r["round"] for r in longer.records if r["replica"] == 4] == [0, 4, 8, 12]
-
-
-def test_refusals_do_not_depend_on_how_many_replicas_fit_at_once(two_at_once):
-    problem, seen = toys.problem(), []
-    wrong = [toys.ALGORITHMS["ad-gda"], fm.ADGDA(0.1, dual_step=1e6)]
-    mixed = [fm.ADGDA(0.1, 0.01, 0.3), fm.ADGDA(0.1, 0.01, consensus_step=0.3, compressor=fm.TopK(0.5))]
-    for algorithms, names in ((wrong, ["dual_step", "1e+06"]), (mixed, ["compressor"])):
-        for room in (None, two_at_once):
-            with refused(*names):
-                fm.train(
-                    problem, fm.Ring(), algorithms, 4, seeds=range(3), memory_gib=room,
-                    observers=[Watch(lambda done, records: seen.append(done))],
-                )  # fmt: skip
-    assert not seen
-
-
-def test_numbers_of_replicas_are_the_whole_runs(two_at_once):
-    problem, seen = toys.problem(), []
-    algorithm = toys.ALGORITHMS["ad-gda"]
-    settings = {"memory_gib": two_at_once, "dtype": "float64", "seeds": range(5)}
-    fm.train(
-        problem, fm.Ring(), algorithm, 2, observers=[Watch(lambda done, records: seen.extend(records))], **settings
-    )
-    assert {record["replica"] for record in seen} == set(range(5))
+def test_divergence_names_the_replica():
     runs = [fm.ChocoSGD(step) for step in (0.1, 0.1001, 0.1002, 0.1003, 1e30)]
     with refused("replica 4", "seed 0", error=fm.Diverged):
-        fm.train(problem, fm.Ring(), runs, 30, memory_gib=two_at_once, dtype="float64")
-
-
-@pytest.mark.slow
-def test_split_folder_refuses_another_number_of_replicas_and_passes_over_other_folders(two_at_once, tmp_path):
-    problem, algorithm = toys.problem(), toys.ALGORITHMS["ad-gda"]
-    settings = {"out": tmp_path / "run", "dtype": "float64"}
-    fm.train(problem, fm.Ring(), algorithm, 2, seeds=range(5), memory_gib=two_at_once, **settings)
-    (tmp_path / "run" / "replicas-old-x").mkdir()
-    with refused("replicas", "0 to 4", 2, 3):
-        fm.train(problem, fm.Ring(), algorithm, 4, seeds=range(3), resume=True, **settings)
-    fm.train(problem, fm.Ring(), algorithm, 4, seeds=range(5), resume=True, **settings)
+        fm.train(toys.problem(), fm.Ring(), runs, 30, dtype="float64")
 
 
 class Hoarder(fm.DSGD):

@@ -1,7 +1,5 @@
 """The numbers in a record equal their definitions, recomputed here from the models in plain torch."""
 
-import itertools
-
 import pytest
 import torch
 from torch.func import functional_call
@@ -9,6 +7,7 @@ from torch.nn import functional as F
 
 import fairmesh as fm
 from fairmesh.problems.evaluator import Evaluator
+from fairmesh.training.best_round import RoundScores
 from fairmesh.training.loop import Training
 from fairmesh.training.observers import Watch
 from fairmesh.training.options import Options
@@ -215,47 +214,6 @@ def test_random_placements_are_permutations_the_same_in_every_experiment():
     assert len({r.placement for r in first}) == 3
 
 
-@pytest.mark.parametrize(
-    "regularizer",
-    [
-        fm.ChiSquare(0.05),
-        fm.regularizers.KullbackLeibler(0.05),
-        fm.regularizers.NoRegularizer(),
-        fm.regularizers.OwnCoordinate(0.5),
-    ],
-    ids=lambda r: type(r).__name__,
-)
-@pytest.mark.quick_cases(1)
-def test_phi_is_the_maximum_over_a_fine_grid_of_the_simplex(regularizer):
-    made = problem(3, sites=sites(3, sizes=(10, 20, 30)))
-    algorithm = fm.ADGDA(primal_step=1.0, dual_step=0.05, regularizer=regularizer)
-    result = fm.train(made, fm.Ring(), algorithm, 4, measure_phi=True, dtype="float64")
-    row = result.row()[0]
-    losses = torch.tensor([loss_of(made, row, (s.train.inputs, s.train.targets)) for s in made.sites]).double()
-    steps = 400
-    grid = torch.tensor(
-        [(a, b, steps - a - b) for a, b in itertools.product(range(steps + 1), repeat=2) if a + b <= steps]
-    )
-    grid = grid.double() / steps
-    prior = made.prior_of_sites
-    strength = getattr(regularizer, "strength", 0.0)
-    penalty = {
-        "ChiSquare": ((grid - prior).square() / prior).sum(1),
-        "KullbackLeibler": torch.xlogy(grid, grid / prior).sum(1),
-        "NoRegularizer": torch.zeros(len(grid)),
-        "OwnCoordinate": (grid - prior).square().sum(1) / 6,
-    }[type(regularizer).__name__]
-    best = float(((grid @ losses) / 3 - strength * penalty).max())
-    assert best - 1e-7 <= result.final[0]["phi"] <= best + 2e-5  # float32 test losses; a grid misses the top by a hair
-
-
-def test_phi_of_a_sweep_uses_each_replicas_own_strength():
-    sweep = [fm.ADGDA(primal_step=1.0, dual_step=0.01, regularizer=fm.ChiSquare(s)) for s in (0.01, 1.0)]
-    together = fm.train(problem(3), fm.Ring(), sweep, 3, measure_phi=True, dtype="float64")
-    alone = [fm.train(problem(3), fm.Ring(), one, 3, measure_phi=True, dtype="float64") for one in sweep]
-    assert [r["phi"] for r in together.final] == pytest.approx([a.final[0]["phi"] for a in alone], rel=1e-10)
-
-
 def test_consensus_errors_are_mean_squared_distances_to_the_average():
     result = fm.train(problem(4), fm.Ring(), ALGORITHM, 5, dtype="float64", seeds=(0, 1))
     for r, record in enumerate(result.final):
@@ -306,34 +264,14 @@ def test_time_averages_are_those_of_the_rounds_before_the_last():
     assert torch.allclose(result.row()[0], models[-1], rtol=0, atol=1e-13)
 
 
-def test_kept_iterate_is_one_of_the_network_averages_before_the_last_drawn_evenly():
-    rounds, seeds = 5, range(300)
-    result = fm.train(
-        problem(2, sites=sites(2, sizes=(6, 6)), model=small_model()),
-        fm.Ring(),
-        fm.DSGD(primal_step=0.3),
-        rounds,
-        seeds=seeds,
-        keep_iterate=True,
-        measure_every=100,
-    )
-    kept = result.row("iterate")
-    training = Training(result.problem, fm.Ring(), result.replicas, Options())
-    averages = [s.algorithm.models.mean(dim=-2) for _, s in training.states(training.initial(), 0, rounds)]
-    same = torch.stack([(kept == average).all(dim=-1) for average in averages])  # (rounds + 1, seeds)
-    assert torch.equal(same.sum(dim=0), torch.ones(300, dtype=torch.int64))
-    counts = same.sum(dim=1).tolist()
-    assert counts[-1] == 0
-    assert sum((c - 60) ** 2 / 60 for c in counts[:-1]) < 20  # chi-square with 4 degrees: 1 in 2,000
-
-
-def test_best_round_by_the_worst_sites_validation_is_kept():
+def test_best_round_by_the_worst_sites_validation_is_kept(monkeypatch):
+    monkeypatch.setattr(RoundScores, "smoothing", 0.0)
     given = [fm.Site(s.train, test=s.test, validation=s.test) for s in sites(4)]
     made = problem(4, sites=given)
     algorithm = fm.DSGD(
         primal_step=fm.schedules.Geometric(8.0, 0.9)
     )  # large first steps, so that accuracy comes and goes
-    keep = {"keep_best": True, "best_smoothing": 0.0}
+    keep = {"keep_best": True}
     result = fm.train(made, fm.Ring(), algorithm, 12, measure_every=2, dtype="float64", seeds=(0, 2), **keep)
     models = Training(made, fm.Ring(), result.replicas, Options(dtype="float64"))
     averages = {done: s.algorithm.models.mean(dim=-2) for done, s in models.states(models.initial(), 0, 12)}
@@ -348,10 +286,11 @@ def test_best_round_by_the_worst_sites_validation_is_kept():
     assert 0 < int(result.state.best.round.min()) < 12  # else the last round would do as well
 
 
-def test_best_round_by_the_mean_of_sites():
+def test_best_round_by_the_mean_of_sites(monkeypatch):
+    monkeypatch.setattr(RoundScores, "smoothing", 0.0)
     made = problem(4, sites=[fm.Site(s.train, test=s.test, validation=s.test) for s in sites(4)])
     rounds, step = 12, fm.DSGD(primal_step=fm.schedules.Geometric(8.0, 0.9))
-    keep = {"keep_best": True, "best_by": "mean", "best_smoothing": 0.0}
+    keep = {"keep_best": True, "best_by": "mean"}
     result = fm.train(made, fm.Ring(), step, rounds, measure_every=1, seeds=(2,), **keep)
 
     def best(what):
@@ -363,16 +302,15 @@ def test_best_round_by_the_mean_of_sites():
 
 
 @pytest.mark.filterwarnings("ignore:clearly worse than")  # targets are noise
-def test_best_round_has_the_least_worst_loss_if_only_loss_is_measured():
+def test_best_round_has_the_least_worst_loss_if_only_loss_is_measured(monkeypatch):
+    monkeypatch.setattr(RoundScores, "smoothing", 0.0)
     inputs = torch.linspace(-1, 1, 40).reshape(20, 2)
     targets = inputs.sum(dim=1, keepdim=True)
     made = fm.Problem(
         torch.nn.Linear(2, 1), [fm.Site((inputs, targets))] * 2, loss=F.mse_loss, validation=(inputs, targets)
     )
-    result = fm.train(
-        made, fm.Ring(), fm.DSGD(primal_step=fm.schedules.Geometric(4.0, 0.8)), 10, measure_every=1, keep_best=True,
-        best_smoothing=0.0,
-    )  # fmt: skip
+    step = fm.DSGD(primal_step=fm.schedules.Geometric(4.0, 0.8))
+    result = fm.train(made, fm.Ring(), step, 10, measure_every=1, keep_best=True)
     losses = [record["validation"]["loss"]["worst"] for record in result.records]
     assert int(result.state.best.round) == losses.index(min(losses))
     assert -float(result.state.best.score) == pytest.approx(min(losses))

@@ -159,16 +159,14 @@ def test_train_changes_no_signal_handler_and_no_environment(tmp_path, monkeypatc
     assert dict(os.environ) == environment
 
 
-def test_train_tunes_malloc_only_when_asked(monkeypatch):
+def test_train_leaves_the_allocator_alone():
     from fairmesh.numerics import malloc
 
-    asked = []
-    reused = malloc.reused
-    monkeypatch.setattr(malloc, "reused", lambda: asked.append(True) or reused())
-    train([], rounds=1)
-    assert not asked
-    train([], rounds=1, tune_malloc=True)
-    assert asked
+    seen = []
+    train([lambda round, state: seen.append(malloc.is_open())], rounds=1)
+    assert not any(seen)
+    with malloc.reused():
+        assert malloc.is_open()
 
 
 def test_trace_off_gives_the_same_run_but_for_rounding():
@@ -246,5 +244,5 @@ def test_csv_writer_keeps_the_rows_of_a_node_that_is_restarted_without_records(t
     path.write_text("round,bytes_total\n0,0\n40,7\n80,9\n")
     group = SimpleNamespace(is_leader=True)
     training = SimpleNamespace(network=SimpleNamespace(process_group=group))
-    fm.observers.CsvWriter(str(path)).start(SimpleNamespace(training=training, first_replica=0, records=[], round=80))
+    fm.observers.CsvWriter(str(path)).start(SimpleNamespace(training=training, records=[], round=80))
     assert path.read_text().split() == ["round,bytes_total", "0,0", "40,7"]

@@ -29,7 +29,7 @@ def _training(
 ) -> Training:
     problem = problem or toys.problem()
     replicas = replicas_of([algorithm], [3, 4], None, problem.n)
-    return Training(problem, topology, replicas, Options(dtype="float64", keep_iterate=True))
+    return Training(problem, topology, replicas, Options(dtype="float64"))
 
 
 def _apart(training: Training, recorded_at: int, start: int, rounds: int) -> float:

@@ -68,7 +68,7 @@ def straight(tmp_path_factory) -> dict[str, Any]:
 def test_run_leaves_its_settings_records_summary_models_and_checkpoint(straight):
     assert set(straight) == {
         *("experiment.toml", "metrics.jsonl", "outcomes.safetensors", "summary.json", CHECKPOINT),
-        *(f"model{kept}{r}.safetensors" for kept in ("", "-best", "-iterate", "-time-average") for r in ("", "-1")),
+        *(f"model{kept}{r}.safetensors" for kept in ("", "-best", "-time-average") for r in ("", "-1")),
     }
 
 

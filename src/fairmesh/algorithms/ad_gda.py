@@ -119,9 +119,6 @@ class ADGDA(Algorithm):
     def check(self, prior: Tensor, dim: int) -> None:
         check_dual_step(self.dual_step, self.regularizer, prior)
 
-    def robust_regularizer(self) -> Regularizer:
-        return self.regularizer
-
     def keeps_node_rows(self) -> bool:
         return True
 

@@ -49,8 +49,6 @@ class Algorithm(ABC):
     Attributes:
         needs_server: Nodes send to a server instead of to their neighbours. Default: False.
         sends: Nodes send messages. Default: True.
-        alpha_of_sum: The regularizer's strength is that of sum_i lambda_i f_i + alpha r, n times the paper's. Default:
-            False.
         copies_at_peak: How many copies of all models a round holds at most, for the memory estimate. Default: 12.
 
     Example:
@@ -63,7 +61,6 @@ class Algorithm(ABC):
 
     needs_server: ClassVar[bool] = False
     sends: ClassVar[bool] = True
-    alpha_of_sum: ClassVar[bool] = False
     copies_at_peak: ClassVar[int] = 12  # tests/contracts/test_memory.py checks it for the built-in algorithms
 
     @abstractmethod
@@ -97,10 +94,6 @@ class Algorithm(ABC):
         fields = dataclasses.fields(self) if dataclasses.is_dataclass(self) else ()
         values = {field.name: getattr(self, field.name) for field in fields}
         return {name: value for name, value in values.items() if isinstance(value, Schedule)}
-
-    def robust_regularizer(self) -> Regularizer | None:
-        """Returns alpha r of the robust objective, if the algorithm has one. Default: None."""
-        return None
 
     def with_fixed_weights(self) -> "Algorithm | None":
         """Returns the same algorithm with the weights of the prior, if it has others. Default: None."""

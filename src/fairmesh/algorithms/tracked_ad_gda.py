@@ -152,7 +152,6 @@ class TrackedADGDA(Algorithm):
     max_drift: float | None = field(default=None, metadata=STRUCTURAL, kw_only=True)
     optimizer: Optimizer | None = field(default=None, kw_only=True)
 
-    alpha_of_sum: ClassVar[bool] = True
     copies_at_peak: ClassVar[int] = 22  # two states of eight rows per node, and what a compressor needs
 
     def __post_init__(self):
@@ -177,9 +176,6 @@ class TrackedADGDA(Algorithm):
 
     def oracle_calls(self) -> int:
         return self.local_steps
-
-    def robust_regularizer(self) -> Regularizer:
-        return self.regularizer
 
     def keeps_prior_weights(self) -> bool:
         return self.weighting == PriorWeights()

@@ -10,7 +10,6 @@ from fairmesh.cli.data import data
 from fairmesh.cli.keys import keys
 from fairmesh.cli.launching import stop_where_ended
 from fairmesh.cli.mesh import mesh
-from fairmesh.cli.migrate import migrate
 from fairmesh.cli.models import export, predict
 from fairmesh.cli.node import node, status
 from fairmesh.cli.report import compare, report, topology
@@ -24,7 +23,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (demo, advise, run, compare, report, export, predict, keys, topology, migrate, node, status):
+for command in (demo, advise, run, compare, report, export, predict, keys, topology, node, status):
     app.command()(command)
 app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(launch)
 app.add_typer(data, name="data")

@@ -13,7 +13,7 @@ from fairmesh.errors import BadInput
 RunArgument = Annotated[
     Path, typer.Argument(help="The folder of a finished run, or of a site between organisations.", callback=existing)
 ]
-WhichOption = Annotated[str, typer.Option(help="final, best, time-average or iterate.")]
+WhichOption = Annotated[str, typer.Option(help="final, best or time-average.")]
 SiteOption = Annotated[str | None, typer.Option(help="The site whose own model is wanted, by its name.")]
 ReplicaOption = Annotated[int | None, typer.Option(help="The replica, from 0; that of model.safetensors by default.")]
 AllowOption = Annotated[

@@ -359,7 +359,7 @@ class _Work:
         self._result, self._topology, self._folder, self._resume = result, topology, folder, resume
         self._options = replace(
             options, on_divergence="mark", compare_weights=False, own_models=False, keep_best=False,
-            keep_iterate=False, measure_phi=False, lying_neighbours=0, checkpoint_every=None,
+            lying_neighbours=0, checkpoint_every=None,
         )  # fmt: skip
         self._device, self._dtype = device_of(options.device), DTYPES[options.dtype]
         first: dict[tuple[int, int], int] = {}
@@ -504,7 +504,6 @@ class _Work:
             algorithm=LocalState(models, torch.zeros_like(models), None),
             average_model=models.mean(dim=1),
             average_dual=None,
-            iterate=None,
             sent=Traffic(of_nodes, nothing, of_nodes, nothing),
             best=None,
         )

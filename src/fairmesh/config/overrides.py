@@ -2,7 +2,7 @@
 
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -52,22 +52,20 @@ def put(table: dict[str, Any], path: str, value: Any, what: str) -> None:
 
 def resolved_files(value: Any, folder: Path) -> Any:
     """Returns the settings with every 'file.py:name' resolved to the file in this folder."""
-    if isinstance(value, dict):
-        return {key: resolved_files(item, folder) for key, item in value.items()}
-    if isinstance(value, list):
-        return [resolved_files(item, folder) for item in value]
-    if isinstance(value, str) and re.fullmatch(r"[^:]+\.py:[\w.]+", value):
-        file, name = value.split(":")
-        return f"{folder / file}:{name}"
-    return value
+    return _with_files(value, lambda file: folder / file)
 
 
 def portable(value: Any) -> Any:
     """Returns the settings with every '/somewhere/file.py:name' as 'file.py:name', which is the same on every machine
     and in every folder."""
+    return _with_files(value, lambda file: Path(file).name)
+
+
+def _with_files(value: Any, changed: Callable[[str], object]) -> Any:
+    """Returns the settings with the file of every 'file.py:name' changed."""
     if isinstance(value, Mapping):
-        return {key: portable(item) for key, item in value.items()}
+        return {key: _with_files(item, changed) for key, item in value.items()}
     if isinstance(value, list):
-        return [portable(item) for item in value]
-    found = re.fullmatch(r"([^:]+\.py):([\w.]+)", value) if isinstance(value, str) else None
-    return f"{Path(found[1]).name}:{found[2]}" if found else value
+        return [_with_files(item, changed) for item in value]
+    path = re.fullmatch(r"([^:]+\.py):([\w.]+)", value) if isinstance(value, str) else None
+    return f"{changed(path[1])}:{path[2]}" if path else value

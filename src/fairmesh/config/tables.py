@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin
 
 from fairmesh.config.imports import class_at, imported, path_of
-from fairmesh.config.migrations import COMPLEMENTS, KEYS, NAMES
 from fairmesh.config.registry import FAMILIES, IMPORT, is_registered, registered_name, role_of
 from fairmesh.errors import BadInput, in_a_line, nearest
 
@@ -279,7 +278,7 @@ def _member_from(role: type, value: Any, where: str) -> Any:
         raise BadInput(f"{where}: the table has no name; known: {', '.join(sorted(known))}")
     if not isinstance(name, str) or name not in known:
         noun = getattr(role, "noun", role.__name__.lower())
-        raise BadInput(f"{where}: unknown {noun} {name!r}{_hint(NAMES.get(str(name)), str(name), known)}")
+        raise BadInput(f"{where}: unknown {noun} {name!r}{nearest(str(name), known)}")
     fields = {key: item for key, item in table.items() if key != "name"}
     if name == IMPORT and (known[IMPORT] is role or _names_class_with_fields(role, fields, where)):
         return _imported_member(role, fields, where)
@@ -329,14 +328,6 @@ def _with_checked_fields(thing: Any, where: str) -> Any:
     return thing
 
 
-def _hint(renamed: str | None, word: str, known: Iterable[str]) -> str:
-    """Returns what to write instead of an unknown word: its new name, or the most similar known word."""
-    if renamed is not None and renamed in known:
-        value = ", and its value is 1 minus the old one" if word in COMPLEMENTS else ""
-        return f"; it is now {renamed!r}{value}: `fairmesh migrate FILE` rewrites old files"
-    return nearest(word, known)
-
-
 class _UnknownKey(BadInput):
     """A table has a key that is no field. `place` is the whole path to the key."""
 
@@ -353,7 +344,7 @@ def _filled(kind: type, table: Any, where: str) -> Any:
     prefix = f"{where}." if where else ""
     for key in table:
         if key not in fields:
-            raise _UnknownKey(f"{prefix}{key}", key, _hint(KEYS.get(key), key, fields))
+            raise _UnknownKey(f"{prefix}{key}", key, nearest(key, fields))
     for name, field in fields.items():
         required = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
         if required and name not in table:

@@ -82,7 +82,7 @@ def export(
         path: The file to write; the folder for "peft".
         format: "onnx", which needs `pip install 'fairmesh[export]'`, "torch-export", "safetensors", "peft" or "merged".
             Default: "onnx".
-        which: "final", the "best" round, the "time-average" or the "iterate"; not used if the source is a model.
+        which: "final", the "best" round or the "time-average"; not used if the source is a model.
             Default: "final".
         site: The site whose own model is wanted; None for the common model. Default: None.
         replica: The number of the replica; None for the chosen one. Default: None.

@@ -32,7 +32,7 @@ from fairmesh.storage.run_folder import (
 )
 from fairmesh.training.result import Result, about_model, model_facts
 
-Which = Literal["final", "best", "time-average", "iterate"]
+Which = Literal["final", "best", "time-average"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,7 +90,7 @@ class TrainedModel:
 
         Args:
             result: The result of `fm.train` or `fm.run`.
-            which: "final", the "best" round, the "time-average" or the "iterate". Default: "final".
+            which: "final", the "best" round or the "time-average". Default: "final".
             site: The site whose own model is wanted, if the run has a personalization or local parts; None for the
                 common model. Default: None.
             replica: The number of the replica; None for the chosen one, as `Result.chosen` says. Default: None.
@@ -160,7 +160,7 @@ def load_model(
 
     Args:
         folder: The run's folder; also the folder of a site or of its node's state, between organisations.
-        which: "final", the "best" round, the "time-average" or the "iterate". Default: "final".
+        which: "final", the "best" round or the "time-average". Default: "final".
         site: The site whose own model is wanted, if the run has a personalization or local parts; None for the common
             model. Default: None.
         replica: The number of the replica, if the run has several; None for that of `model.safetensors`. Default:

@@ -21,7 +21,7 @@ MESH = "mesh.toml"
 OF_THE_EXPERIMENT = "experiment"  # as `data` of a site: the experiment's data at the site's position
 LARGEST_PRIOR = 0.8
 OF_ONE_SITE = frozenset(
-    {"device", "threads", "data_on", "memory_gib", "fuse", "trace", "tune_malloc", "checkpoint_every", "count_bytes"}
+    {"device", "threads", "memory_gib", "fuse", "trace", "checkpoint_every", "count_bytes"}
 )  # options of an experiment that may differ between sites
 
 _LABEL = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 _TRIM_THRESHOLD, _MMAP_MAX = -1, -4  # mallopt's names for them
 _USUAL_TRIM, _USUAL_MMAP = 128 * 1024, 65536
 _LARGE = 2**31 - 1
+_open = [0]  # how many `reused` are open in this process
 
 
 @contextmanager
@@ -22,9 +23,16 @@ def reused() -> Iterator[None]:
         return
     tune(_MMAP_MAX, 0)
     tune(_TRIM_THRESHOLD, _LARGE)
+    _open[0] += 1
     try:
         yield
     finally:
+        _open[0] -= 1
         tune(_MMAP_MAX, _USUAL_MMAP)
         tune(_TRIM_THRESHOLD, _USUAL_TRIM)
         trim(0)
+
+
+def is_open() -> bool:
+    """Returns whether this process keeps freed memory now. It then takes more, since blocks leave gaps."""
+    return _open[0] > 0

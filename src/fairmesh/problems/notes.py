@@ -52,7 +52,7 @@ def on_data(problem: "Problem", home: torch.device, device: torch.device) -> str
         return f"{data} stays where it is, and batches are gathered from it, since a copy of so much takes long"
     if home.type != "cpu":
         return f"{data} is all on the device, where there is room for it"
-    there = "" if device.type == "cpu" else ", since the device has no room for it or data_on = 'host'"
+    there = "" if device.type == "cpu" else ", since the device has no room for it"
     return f"{data} is all in memory{there}"
 
 

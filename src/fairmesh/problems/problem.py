@@ -62,7 +62,7 @@ from fairmesh.trainers.local_trainer import LocalTrainer, TrainingFunction
 
 BUILT_IN_METRICS = {"accuracy": True, "loss": False}  # name -> whether higher is better
 _RESERVED = {
-    "round", "replica", "seed", "loss", "lambda", "phi", "validation", "own_models", "consensus_models",
+    "round", "replica", "seed", "loss", "lambda", "validation", "own_models", "consensus_models",
     "consensus_duals", "nominal_bits_busiest", "nominal_bits_total", "bytes_busiest_node", "bytes_total",
 }  # fmt: skip
 _OF_MODEL = {  # what is known of model and loss, for samples of one form

@@ -231,7 +231,6 @@ _HELD = {
     "final": "the model of the last round",
     "best": "the model of the best round",
     "time-average": "the average of the models of all rounds",
-    "iterate": "the model of a round drawn at random",
 }
 
 

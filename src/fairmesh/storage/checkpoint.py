@@ -13,11 +13,10 @@ from torch import Tensor
 
 from fairmesh.errors import CheckpointError
 from fairmesh.storage.files import write_atomically
-from fairmesh.storage.packing import packed, unpacked
 from fairmesh.storage.state_tree import checked_like, flatten_state, unflatten_state
 
-_SHORT_ROW = 4096  # bytes; shorter rows are not compared
-FORMAT = 3  # settings and tensors have the names that followed 0.1.0, which wrote format 2
+_SHORT_ROW = 4096  # bytes; tensors with shorter rows stay whole
+FORMAT = 4
 
 
 class OtherExperiment(CheckpointError):
@@ -89,64 +88,48 @@ def read_stored(path: Path, identity: Mapping[str, Any]) -> Stored:
     return Stored(tensors, int(metadata["round"]), more, metadata["fingerprint"])
 
 
-def save_checkpoint(
-    path: Path, state: Any, round_index: int, identity: Mapping[str, Any], compact: bool = False
-) -> None:
-    """Writes a whole state as one file. Rows that occur more than once are written once. A `compact` file takes less
-    space and more time; reading it gives the same bits."""
-    tensors, repeated = _without_repeats(flatten_state(state))
-    tensors, layout = packed(tensors) if compact else (tensors, {})
-    write_stored(path, tensors, round_index, identity, repeated=repeated, packed=layout)
+def save_checkpoint(path: Path, state: Any, round_index: int, identity: Mapping[str, Any]) -> None:
+    """Writes a whole state as one file. Rows that occur more than once are written once."""
+    tensors, rows_of = _distinct_rows(flatten_state(state))
+    write_stored(path, tensors, round_index, identity, rows_of=rows_of)
 
 
 def load_checkpoint(path: Path, like: Any, identity: Mapping[str, Any]) -> tuple[Any, int]:
     """Returns the whole state in a file, and its round."""
     stored = read_stored(path, identity)
-    tensors = unpacked(stored.tensors, stored.more.get("packed", {}))
-    tensors = _with_repeats(tensors, stored.more.get("repeated", {}))
+    tensors = _joined_rows(stored.tensors, stored.more.get("rows_of", {}))
     return unflatten_state(like, checked_like(like, tensors)), stored.round
 
 
-def _without_repeats(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Returns tensors with only the rows that no tensor before has, and for each tensor that lacks some its shape and
-    where each of its rows is: in which tensor, and which row there. A node's own public copy is also among those of its
-    neighbours, for example, and before the first round most rows are zero or the initial model."""
-    known: dict[Any, list[tuple[str, int, Tensor]]] = {}  # by dtype and the first numbers
+def _distinct_rows(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Returns tensors with every long row as one tensor, named by its digest, and for each tensor that was taken apart
+    its shape and its rows. So equal rows are written once: a node's own public copy is also among those of its
+    neighbours, and before the first round most rows are zero or the initial model."""
     stored: dict[str, Tensor] = {}
-    repeated: dict[str, Any] = {}
+    rows_of: dict[str, Any] = {}
     for name, given in tensors.items():
         tensor = given.detach().cpu().contiguous()
         if tensor.ndim == 0 or tensor.shape[-1] * tensor.element_size() < _SHORT_ROW:
             stored[name] = tensor
             continue
         rows = tensor.reshape(-1, tensor.shape[-1])
-        kept: list[Tensor] = []
-        places: list[tuple[str, int]] = []
-        for row in rows:
-            text = row.view(torch.uint8)  # by bits: 0.0 and -0.0 are not the same
-            alike = known.setdefault((row.dtype, len(row), bytes(text[:64].tolist())), [])
-            place = next((one[:2] for one in alike if torch.equal(one[2], text)), None)
-            if place is None:
-                place = name, len(kept)
-                alike.append((*place, text))
-                kept.append(row)
-            places.append(place)
-        if len(kept) == len(rows):
-            stored[name] = tensor
-            continue
-        repeated[name] = {"shape": list(tensor.shape), "rows": places}
-        if kept:
-            stored[name] = torch.stack(kept)
-    return stored, repeated
+        digests = [f"{row.dtype} {_digest(row)}" for row in rows]
+        stored |= dict(zip(digests, rows))
+        rows_of[name] = {"shape": list(tensor.shape), "rows": digests}
+    return stored, rows_of
 
 
-def _with_repeats(stored: Mapping[str, Tensor], repeated: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Returns the tensors of which `_without_repeats` made these."""
-    found = dict(stored)
-    for name, entry in repeated.items():
-        rows = [stored[other].reshape(-1, entry["shape"][-1])[index] for other, index in entry["rows"]]
-        found[name] = torch.stack(rows).reshape(entry["shape"])
-    return found
+def _digest(row: Tensor) -> str:
+    return hashlib.blake2b(row.view(torch.uint8).numpy().data, digest_size=16).hexdigest()
+
+
+def _joined_rows(stored: Mapping[str, Tensor], rows_of: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Returns the tensors of which `_distinct_rows` made these."""
+    joined = {
+        name: torch.stack([stored[row] for row in entry["rows"]]).reshape(entry["shape"])
+        for name, entry in rows_of.items()
+    }
+    return {**stored, **joined}
 
 
 def _read(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:

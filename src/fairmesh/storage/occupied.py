@@ -1,7 +1,6 @@
 """What a folder holds, by the names of its files. It needs no torch, so that a command can refuse a folder at once."""
 
 import os
-import re
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from pathlib import Path
@@ -26,30 +25,14 @@ def is_shard(path: Path, name: str) -> bool:
     return Path(name).match(shard(path, "[0-9]*", "[0-9]*").name)
 
 
-def portion_name(first: object, last: object) -> str:
-    """Returns the name of the folder, inside a run's, for replicas that ran together when not all could."""
-    return f"replicas-{first}-{last}"
-
-
-def portions_in(path: Path) -> list[tuple[int, int]]:
-    """Returns the first and last replica of every portion in a run's folder."""
-    found = [re.fullmatch(portion_name(r"(\d+)", r"(\d+)"), inside.name) for inside in path.iterdir()]
-    return sorted((int(match[1]), int(match[2])) for match in found if match)
-
-
 def is_run(path: Path) -> bool:
     """Returns whether a folder has the files of a run, finished or not."""
-    if not path.is_dir():
-        return False
-    return any((path / name).exists() for name in (METRICS, SUMMARY, CHECKPOINT)) or bool(portions_in(path))
+    return any((path / name).exists() for name in (METRICS, SUMMARY, CHECKPOINT))
 
 
 def has_diverged(path: Path) -> bool:
     """Returns whether a folder has a run that diverged."""
-    if not is_run(path):
-        return False
-    portions = [path / portion_name(*portion) for portion in portions_in(path)]
-    return any((one / DIVERGED).exists() for one in [path, *portions])
+    return is_run(path) and (path / DIVERGED).exists()
 
 
 def is_occupied(path: Path, *, resume: bool, own: AbstractSet[str] = frozenset((EXPERIMENT, JOB))) -> bool:
@@ -66,7 +49,7 @@ def is_occupied(path: Path, *, resume: bool, own: AbstractSet[str] = frozenset((
     names = {inside.name for inside in path.iterdir()} - own if path.is_dir() else set()
     if all(is_shard(path / CHECKPOINT, name) for name in names):
         return False
-    begun = (path / CHECKPOINT).exists() or bool(portions_in(path))
+    begun = (path / CHECKPOINT).exists()
     if not resume:
         hints = ["resume it (--resume)"] if begun else []
         hints += ["set it aside (--overwrite)"] if is_run(path) else []

@@ -25,7 +25,6 @@ from fairmesh.storage.occupied import (
     SUMMARY,
     has_diverged,
     is_occupied,
-    portions_in,
     set_aside,
 )
 from fairmesh.storage.strict_json import as_json, with_nan
@@ -46,12 +45,12 @@ class RunFolder:
     def __init__(self, path: str | os.PathLike, *, resume: bool, process_group: ProcessGroup | None = None):
         self.path, self._process_group = Path(path), process_group or SingleProcess()
         self.checkpoint, self.work = self.path / CHECKPOINT, self.path / WORK
-        self.resuming, self._portions = False, []
+        self.resuming = False
         self.set_aside: Path | None = None  # where a diverged run that was here is now
         with self._process_group.fail_together():
             if self._process_group.is_leader:
                 self._open(resume)
-        self.resuming, self._portions = self._process_group.all_gather_json([self.resuming, self._portions])[0]
+        self.resuming = self._process_group.all_gather_json(self.resuming)[0]
         with self._process_group.fail_together():
             if not self.path.is_dir():
                 raise BadInput(
@@ -66,11 +65,10 @@ class RunFolder:
                 self.set_aside = set_aside(self.path, "diverged")
             self.path.mkdir(parents=True, exist_ok=True)
             if self._begun_by_this_job():  # this run, started again by its launcher
-                resume = self.checkpoint.exists() or bool(portions_in(self.path))
+                resume = self.checkpoint.exists()
                 if not resume:
                     (self.path / METRICS).unlink(missing_ok=True)
                     own |= {TRACKERS}
-            self._portions = portions_in(self.path)
         except OSError as error:
             raise BadInput(f"cannot use {self.path} as a run folder: {error.strerror or error}") from error
         if not os.access(self.path, os.W_OK):
@@ -96,19 +94,6 @@ class RunFolder:
     def _write(self, name: str, content: bytes, from_all: bool = False) -> None:
         if from_all or self._process_group.is_leader:
             write_atomically(self.path / name, content)
-
-    def replicas_at_once(self, replicas: int) -> int:
-        """Returns how many replicas the resumed run trained at once, so that its checkpoints fit."""
-        if not self._portions:
-            return replicas
-        first, last = self._portions[0]
-        size = last - first + 1
-        if self._portions[-1][1] >= replicas or any(one[0] % size for one in self._portions):
-            raise BadInput(
-                f"the run folder {self.path} has replicas 0 to {self._portions[-1][1]} in portions of {size}, but now "
-                f"{replicas} are asked for; ask for the same number, or choose another folder"
-            )
-        return size
 
     def write_settings(self, table: Mapping[str, Any]) -> None:
         self._write(EXPERIMENT, toml_of(table))
@@ -165,7 +150,7 @@ def model_file(state_dict: Mapping[str, Tensor], about: Mapping[str, Any]) -> by
 
 
 def read_model(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Returns the tensors of a model's file, and what it says about itself; nothing, if an earlier version wrote it."""
+    """Returns the tensors of a model's file, and what it says about itself."""
     try:
         with safe_open(path, "pt") as file:
             about = json.loads((file.metadata() or {}).get(ABOUT, "{}"))

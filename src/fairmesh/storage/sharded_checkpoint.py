@@ -101,11 +101,13 @@ class _Pieces:
             raise CheckpointError(f"{self._path.with_name(file)} does not contain {name}; it is of another run")
         return tensor
 
+    def _file_of(self, nodes: Sequence[int]) -> str | None:
+        return next((file for file, there in self._nodes.items() if there == nodes), None)
+
     def rows(self, name: str, nodes: Sequence[int]) -> Tensor:
         """Returns the rows of these nodes: (replicas, nodes, ...)."""
-        for file, there in self._nodes.items():
-            if there == nodes:
-                return self._tensor(file, name)
+        if (file := self._file_of(nodes)) is not None:
+            return self._tensor(file, name)
         absent = [node for node in nodes if node not in self._place]
         if absent:
             raise CheckpointError(f"{self._path} has no rows of nodes {absent}; it is of another run")
@@ -114,8 +116,7 @@ class _Pieces:
 
     def mean(self, name: str, nodes: Sequence[int]) -> Tensor:
         """Returns what a process with the same nodes had, to the bit, or else the mean over all nodes."""
-        for file, there in self._nodes.items():
-            if there == nodes:
-                return self._tensor(file, name)
+        if (file := self._file_of(nodes)) is not None:
+            return self._tensor(file, name)
         parts = [self._tensor(file, name) * (len(there) / len(self._place)) for file, there in self._nodes.items()]
         return torch.stack(parts).sum(dim=0)

@@ -450,7 +450,7 @@ def check_replicas(algorithm: Algorithm, problem: Problem, topology: Topology, r
     other = varied(algorithm)
     algorithms = [algorithm, other] if other != algorithm else [algorithm]
     placements = [tuple(range(problem.n)), random_placement(1, problem.n)]
-    options: dict[str, Any] = {"dtype": "float64", "measure_every": rounds, "keep_iterate": True, "trace": "no"}
+    options: dict[str, Any] = {"dtype": "float64", "measure_every": rounds, "trace": "no"}
     batch = train(problem, topology, algorithms, rounds, seeds=(3, 8), placements=placements, **options)
     together = bits_of(batch.state)
     for r in sorted({len(batch.replicas) // 2 - 1, len(batch.replicas) - 1}):

@@ -3,6 +3,7 @@
 Libraries are called by a thread of their own, so that a slow disk or a server that is gone never delays a round.
 """
 
+import json
 import logging
 import math
 import queue
@@ -28,7 +29,7 @@ from fairmesh.training.result import Result, summary_of, variants_of
 Status = Literal["finished", "failed", "interrupted"]
 
 _PATIENCE_S = 60.0  # without progress, after which the end of a run waits no longer for a library
-_WAITING_AT_MOST = 10_000  # calls of a library that have not been made yet
+_Calls = queue.SimpleQueue[tuple[Callable[..., None], tuple[Any, ...]] | None]  # None ends the thread
 
 
 @dataclass
@@ -111,10 +112,10 @@ class Tracker(Observer):
     extra: ClassVar[str]  # of pyproject.toml, which installs the library
     report: Callable[[str], None] = staticmethod(logging.getLogger("fairmesh").warning)
 
-    _writer: "_Writer | None" = None
-    _replicas: dict[int, TrackedReplica]  # by their number in the whole run
+    _calls: _Calls | None = None  # of the library, which a thread makes; None while no run is tracked
+    _failed: threading.Event
+    _replicas: dict[int, TrackedReplica]  # by their number
     _sites: Sequence[str]
-    _given: dict[int, int]  # the last round of each that was given to the thread
     _folder: Path | None  # for what a resumed run must know
 
     # What a tracker defines. All but `load` is called in a thread of its own.
@@ -155,18 +156,17 @@ class Tracker(Observer):
         self.run = run
         if not run.training.network.process_group.is_leader:
             return
-        every = run.every_replica
-        names = replica_names(every, run.name)
-        if run.first_replica == 0:
-            self.begin([str(site.name) for site in run.training.problem.sites], run.folder)
-        for r, replica in enumerate(run.training.replicas, run.first_replica):
+        replicas = run.training.replicas
+        names = replica_names(replicas, run.name)
+        self.begin([str(site.name) for site in run.training.problem.sites], run.folder)
+        for r, replica in enumerate(replicas):
             settings = run.settings | {"algorithm": to_table(replica.algorithm), "seed": replica.seed}
-            self.add_replica(r, TrackedReplica(names[r], run.name, _shown(settings), str(r)), len(every) == 1)
-        self.add_records(run.records, run.first_replica)
+            self.add_replica(r, TrackedReplica(names[r], run.name, _shown(settings), str(r)), len(replicas) == 1)
+        self.add_records(run.records)
 
     def after_round(self, round: int, state: TrainingState) -> None:
         if self.run.new_records:
-            self.add_records(self.run.new_records, self.run.first_replica)
+            self.add_records(self.run.new_records)
 
     def finish(self, error: BaseException | None) -> None:
         if error is not None:
@@ -174,7 +174,7 @@ class Tracker(Observer):
             self.end("interrupted" if interrupted else "failed")
 
     def after_run(self, result: Result) -> None:
-        if self._writer is not None:
+        if self._calls is not None:
             self.end_with(summary_of(result))
 
     # The same for runs without observers, such as the nodes of a mesh
@@ -187,33 +187,32 @@ class Tracker(Observer):
             folder: The run's folder; None if it has none.
         """
         self.end("interrupted")  # an earlier run, or generation of a mesh, that was not ended
-        self._replicas, self._sites, self._given = {}, list(sites), {}
+        self._replicas, self._sites = {}, list(sites)
         self._folder = None if folder is None else folder / TRACKERS
-        self._writer = _Writer(type(self).__name__, self.report)
+        self._calls, self._failed = queue.SimpleQueue(), threading.Event()
+        self._thread = threading.Thread(target=self._work, args=(self._calls, self._failed), daemon=True)
+        self._thread.start()
 
     def add_replica(self, number: int, replica: TrackedReplica, alone: bool = True) -> None:
         """Adds a replica of the run, and continues the library's run of it if there is one.
 
         Args:
-            number: Its number in the whole run, from 0.
+            number: Its number, from 0.
             replica: The replica.
             alone: Whether it is the only one. Default: True.
         """
         self._replicas[number] = replica
         self._call(self._open, replica, alone)
 
-    def add_records(self, records: Sequence[Record], first_replica: int = 0) -> None:
+    def add_records(self, records: Sequence[Record]) -> None:
         """Writes records, except those that were written before.
 
         Args:
             records: As a run has them.
-            first_replica: The number of the replica that they count as 0. Default: 0.
         """
-        for record in records if self._writer is not None else ():
-            number, round = first_replica + record["replica"], record["round"]
-            if round > self._given.get(number, -1):
-                self._given[number] = round
-                self._call(self._write, self._replicas[number], round, dict(numbers_of(record, self._sites)))
+        for record in records if self._calls is not None else ():
+            numbers = dict(numbers_of(record, self._sites))
+            self._call(self._write, self._replicas[record["replica"]], record["round"], numbers)
 
     def end_with(self, summary: Mapping[str, Any]) -> None:
         """Writes the final values of all sites, and ends.
@@ -234,21 +233,41 @@ class Tracker(Observer):
         Args:
             status: How the run ended.
         """
-        if self._writer is None:
+        if self._calls is None:
             return
         for replica in self._replicas.values():
             self._call(self.close, replica, status)
-        self._writer.close()
-        self._writer = None
+        self._calls.put(None)
+        waiting = -1
+        while self._thread.is_alive() and not self._failed.is_set():
+            if waiting == self._calls.qsize():
+                self._fail(self._failed, f"it has not answered for {_PATIENCE_S:g} seconds")
+                break
+            waiting = self._calls.qsize()
+            self._thread.join(_PATIENCE_S)
+        self._calls = None
 
     def _call(self, function: Callable[..., None], *arguments: Any) -> None:
-        if self._writer is not None:
-            self._writer.put(function, *arguments)
+        if self._calls is not None and not self._failed.is_set():
+            self._calls.put((function, arguments))
+
+    def _work(self, calls: _Calls, failed: threading.Event) -> None:
+        """Calls the library, one call after another, until one raises."""
+        while (call := calls.get()) is not None and not failed.is_set():
+            function, arguments = call
+            try:
+                function(*arguments)
+            except Exception as error:
+                self._fail(failed, in_a_line(error))
+
+    def _fail(self, failed: threading.Event, reason: str) -> None:
+        if not failed.is_set():
+            failed.set()
+            name = type(self).__name__
+            self.report(f"{name} failed, so nothing more is tracked there, and the run goes on: {reason}")
 
     def _open(self, replica: TrackedReplica, alone: bool) -> None:
-        if (path := self._memory_of(replica)) is not None and path.exists():
-            replica.id, written = path.read_text(encoding="utf-8").split("\n")[:2]
-            replica.written = int(written)
+        replica.id, replica.written = self._remembered().get(replica.key, (None, -1))
         self.open(replica, Path(".") if self._folder is None else self._folder, alone)
         self._remember(replica)
 
@@ -258,61 +277,16 @@ class Tracker(Observer):
             replica.written = round
             self._remember(replica)
 
-    def _memory_of(self, replica: TrackedReplica) -> Path | None:
-        """Returns the file that has the library's name of a replica's run, and the last round that was written."""
-        return None if self._folder is None else self._folder / f"{self.extra}-{replica.key}.txt"
+    def _remembered(self) -> dict[str, tuple[str, int]]:
+        """Returns the library's name of each replica's run, and the last round that was written."""
+        path = None if self._folder is None else self._folder / f"{self.extra}.json"
+        return json.loads(path.read_text(encoding="utf-8")) if path is not None and path.exists() else {}
 
     def _remember(self, replica: TrackedReplica) -> None:
-        if (path := self._memory_of(replica)) is not None:
-            path.parent.mkdir(exist_ok=True)
-            write_atomically(path, f"{replica.id}\n{replica.written}\n".encode())
-
-
-class _Writer:
-    """A thread that calls a library, one call after another, until one raises."""
-
-    def __init__(self, name: str, report: Callable[[str], None]):
-        self._name, self._report = name, report
-        self._calls: queue.Queue[tuple[Callable[..., None], tuple[Any, ...]] | None] = queue.Queue(_WAITING_AT_MOST)
-        self._failed, self._made = threading.Event(), 0
-        self._thread = threading.Thread(target=self._work, name=f"fairmesh {name}", daemon=True)
-        self._thread.start()
-
-    def put(self, function: Callable[..., None], *arguments: Any) -> None:
-        if self._failed.is_set():
-            return
-        try:
-            self._calls.put_nowait((function, arguments))
-        except queue.Full:
-            self._fail(f"it is {_WAITING_AT_MOST} measurements behind")
-
-    def close(self) -> None:
-        """Waits for the calls that remain, as long as the library makes progress."""
-        made = -1
-        if not self._failed.is_set():
-            self._calls.put(None)
-        while not self._failed.is_set() and self._thread.is_alive() and made < self._made:
-            made = self._made
-            self._thread.join(_PATIENCE_S)
-            if made == self._made and self._thread.is_alive():
-                self._fail(f"it has not answered for {_PATIENCE_S:g} seconds")
-
-    def _work(self) -> None:
-        while not self._failed.is_set():
-            call = self._calls.get()
-            if call is None:
-                return
-            function, arguments = call
-            try:
-                function(*arguments)
-            except Exception as error:
-                self._fail(in_a_line(error))
-            self._made += 1
-
-    def _fail(self, reason: str) -> None:
-        if not self._failed.is_set():
-            self._failed.set()
-            self._report(f"{self._name} failed, so nothing more is tracked there, and the run goes on: {reason}")
+        if self._folder is not None:
+            self._folder.mkdir(exist_ok=True)
+            table = self._remembered() | {replica.key: (replica.id, replica.written)}
+            write_atomically(self._folder / f"{self.extra}.json", json.dumps(table).encode())
 
 
 def replica_names(replicas: Sequence[Replica], run: str) -> list[str]:

@@ -24,12 +24,13 @@ class RoundScores:
     Args:
         problem: Says which metric counts, and whether higher is better.
         best_by: What is compared over sites, as `over_sites` names it: "worst", "cvar", "worst_share" or "mean".
-        smoothing: How much each earlier measurement counts, in [0, 1); 0 for not at all.
         level: The share of the sites that "cvar" and "worst_share" are means over. Default: 0.2.
     """
 
-    def __init__(self, problem: Problem, best_by: str, smoothing: float, level: float = LEVEL):
-        self._metric, self._best_by, self._smoothing = problem.primary, best_by, smoothing
+    smoothing = 0.5
+
+    def __init__(self, problem: Problem, best_by: str, level: float = LEVEL):
+        self._metric, self._best_by = problem.primary, best_by
         self._level, self._higher = level, problem.higher_is_better(self._metric)
         self._sums = self._counts = torch.zeros((), dtype=torch.float64)
 
@@ -50,8 +51,8 @@ class RoundScores:
         values = values.double()
         known = values.isfinite()
         broken = values.isinf() | (~known & (self._counts > 0))  # NaN where there was a number before
-        self._sums = self._smoothing * self._sums + values.masked_fill(~known, 0.0)
-        self._counts = self._smoothing * self._counts + known.double()
+        self._sums = self.smoothing * self._sums + values.masked_fill(~known, 0.0)
+        self._counts = self.smoothing * self._counts + known.double()
         smooth = self._sums / self._counts
         tables = [over_sites(row, self._higher, self._level) for row in smooth]
         score = torch.tensor([table[self._best_by] for table in tables], dtype=torch.float64)

@@ -16,11 +16,9 @@ from fairmesh.compression.compressors import with_layout
 from fairmesh.config.overrides import portable
 from fairmesh.config.tables import to_table
 from fairmesh.errors import BadInput
-from fairmesh.metrics.over_sites import LEVEL
 from fairmesh.networks.base import Network, Traffic
 from fairmesh.networks.memory import MemoryNetwork
 from fairmesh.networks.roles import HELD_BY_ALL, PerProcess, Role, StateView, roles_of
-from fairmesh.numerics import random_streams
 from fairmesh.numerics.round_cache import RoundCache
 from fairmesh.problems.objective import Objective
 from fairmesh.problems.oracle import Oracle
@@ -120,7 +118,6 @@ class TrainingState(NamedTuple):
     algorithm: Any
     average_model: PerProcess  # theta_o, the mean over time of the network averages (replicas, dim)
     average_dual: Annotated[PerProcess | None, Role(over_nodes=True, on_simplex=True)]  # lambda_o (replicas, n)
-    iterate: PerProcess | None  # a network average drawn uniformly over time (replicas, dim), with keep_iterate
     sent: Traffic
     best: Annotated[Best | None, HELD_BY_ALL]
     subgroups: SubgroupState | None = None  # of the hosted nodes, if they have weights
@@ -138,11 +135,9 @@ class Training:
         topology: Topology,
         replicas: Sequence[Replica],
         options: Options,
-        first: int = 0,
         network: Network | None = None,  # of the nodes hosted here, if not all are
     ):
         self.problem, self.topology, self.replicas, self.options = problem, topology, list(replicas), options
-        self._first = first  # the number of the first replica in the whole run
         self.device, self.dtype = device_of(options.device), DTYPES[options.dtype]
         self.network = network or MemoryNetwork(
             with_liars(topology.build(problem.n), options.lying_neighbours),
@@ -162,7 +157,7 @@ class Training:
         algorithms = [with_layout(replica.algorithm, layout) for replica in self.replicas]
         self.algorithm = stacked(algorithms, self.dtype, self.device)
         self.placements = torch.tensor([replica.placement for replica in self.replicas])
-        self.data_home = home_of_data(problem, self.device, options.data_on)
+        self.data_home = home_of_data(problem, self.device)
         self.oracle = Oracle(
             problem,
             self.network.hosted,
@@ -185,23 +180,21 @@ class Training:
     def identity(self) -> dict[str, Any]:
         """Returns the settings that determine the trajectory, by name. Rounds and measurements are not among them."""
         digests = self.network.process_group.all_gather_json(list(self.problem.digests_here().items()))
-        level = self.options.cvar_level
-        by_tail = self.options.keep_best and self.options.best_by in ("cvar", "worst_share")
+        options = self.options
+        by_tail = options.keep_best and options.best_by in ("cvar", "worst_share")
         return {
             "topology": portable(to_table(self.topology)),
             "algorithms": [portable(to_table(replica.algorithm)) for replica in self.replicas],
             "seeds": [replica.seed for replica in self.replicas],
             "placements": [list(replica.placement) for replica in self.replicas],
-            **({"splits": [replica.split for replica in self.replicas]} if self.problem.splits else {}),
-            "dtype": self.options.dtype,
-            **({"precision": self.options.precision} if self.options.precision != "float32" else {}),
+            "splits": [replica.split for replica in self.replicas],
+            "dtype": options.dtype,
+            "precision": options.precision,
             "data and model": self.problem.digest({site: text for held in digests for site, text in held}),
-            "keep_best": self.options.keep_best and self.options.measure_every,
-            "keep_iterate": self.options.keep_iterate,
-            **({"lying_neighbours": self.options.lying_neighbours} if self.options.lying_neighbours else {}),
-            **({"best_by": self.options.best_by} if self.options.keep_best and self.options.best_by != "worst" else {}),
-            **({"best_smoothing": self.options.best_smoothing} if self.options.keep_best else {}),
-            **({"cvar_level": level} if by_tail and level != LEVEL else {}),
+            "keep_best": options.keep_best and options.measure_every,
+            "lying_neighbours": options.lying_neighbours,
+            "best_by": options.keep_best and options.best_by,
+            "cvar_level": by_tail and options.cvar_level,
         }
 
     def roles(self, state: TrainingState) -> dict[str, Role]:
@@ -241,7 +234,6 @@ class Training:
             algorithm=state,
             average_model=rows,
             average_dual=None if duals is None else torch.zeros_like(duals[:, 0]),
-            iterate=rows if self.options.keep_iterate else None,
             sent=sent,
             best=best if self.options.keep_best else None,
             **carried._asdict(),
@@ -264,7 +256,6 @@ class Training:
             algorithm=stepped,
             average_model=torch.lerp(state.average_model, current, share),
             average_dual=None if duals is None else torch.lerp(_tensor(state.average_dual), duals.mean(dim=-2), share),
-            iterate=None if state.iterate is None else torch.where(self._drawn(index), current, state.iterate),
             sent=state.sent.plus(ctx.sent),
             best=state.best,
             **ctx.carried_after()._asdict(),
@@ -280,14 +271,6 @@ class Training:
     def _shares(self, rounds: Tensor) -> Tensor:
         """Returns the share of round t in the mean over time: 1 / (t + 1)."""
         return (1.0 / (rounds + 1).double()).to(self.dtype)
-
-    def _drawn(self, index: Tensor) -> Tensor:
-        """Returns whether round t replaces the iterate kept so far. The probability is 1 / (t + 1), so that all rounds
-        are equally likely."""
-        key = random_streams.keys(
-            self.oracle.seeds, "iterate", index, torch.zeros(1, dtype=torch.int64, device=self.device)
-        )
-        return random_streams.integers(key, 1, index + 1)[:, 0] == 0  # (replicas, 1)
 
     def states(self, state: TrainingState, done: int, rounds: int) -> Iterator[tuple[int, TrainingState]]:
         """Yields the number of rounds done and the state then, from `done` to `rounds`. On a GPU all states share one
@@ -356,11 +339,7 @@ class Training:
         advice = what_to_lower(algorithm, self.problem.flat_model.dim, step)
         site = self.problem.sites[self.replicas[replica].placement[node]].name
         who = "the server" if algorithm.needs_server else f"node {node} ({site})"
-        which = (
-            f"replica {self._first + replica} (seed {self.replicas[replica].seed}), "
-            if len(self.replicas) > 1 or self._first
-            else ""
-        )
+        which = f"replica {replica} (seed {self.replicas[replica].seed}), " if len(self.replicas) > 1 else ""
         return f"diverged between rounds {sound} and {done}: {which}{who} has {what}; {advice}"
 
 

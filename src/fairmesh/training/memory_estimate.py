@@ -15,7 +15,8 @@ from fairmesh.data.rows import stays_apart
 from fairmesh.data.samples import Samples
 from fairmesh.data.site import Site
 from fairmesh.errors import BadInput
-from fairmesh.numerics import trees
+from fairmesh.networks.process_group import ProcessGroup
+from fairmesh.numerics import malloc, trees
 from fairmesh.problems.evaluator import evaluated_at_once
 from fairmesh.problems.losses import as_floats, augmented
 from fairmesh.problems.model_loss import BoundModelLoss
@@ -23,8 +24,8 @@ from fairmesh.problems.oracle import AS_FLOATS_UP_TO
 from fairmesh.problems.problem import Problem, Sampling
 from fairmesh.topology.graphs import Ring
 from fairmesh.training.loop import Training
-from fairmesh.training.options import Options
-from fairmesh.training.replicas import replicas_of
+from fairmesh.training.options import DTYPES, Options, device_of, home_of_data
+from fairmesh.training.replicas import Replica, replicas_of
 
 _DUAL_COPIES = 8  # of all dual weights
 _ACTIVATIONS = 4  # times what one pass keeps for its gradient: that, its gradients, and a layer's workspace
@@ -53,7 +54,7 @@ class Footprint(NamedTuple):
     fixed: int  # data, tables over all pairs of nodes, what is computed ahead
     per_replica: int
     description: str
-    kept: int = 0  # in main memory, per replica of a finished portion, twice while all are merged
+    waiting: int = 0  # of a finished run that waits in main memory, per replica
     copies: float = 0.0  # of all models, at the peak of a round
 
     def of(self, replicas: int) -> int:
@@ -67,7 +68,6 @@ def footprint(
     data_counts: bool,
     hosted: int | None = None,
     device: torch.device = _CPU,
-    tuned: bool = False,
 ) -> Footprint:
     """Returns the footprint of a run.
 
@@ -78,7 +78,6 @@ def footprint(
         data_counts: Whether a copy of the data is in the same memory.
         hosted: How many nodes this process hosts; None for all. Default: None.
         device: Where the run is. Default: the CPU.
-        tuned: Whether freed memory stays in the process (`tune_malloc`). Default: False.
     """
     every, dim = problem.n, problem.flat_model.dim + problem.flat_model.own_dim
     n = every if hosted is None else hosted
@@ -107,13 +106,13 @@ def footprint(
         f"{n:,} nodes x {dim:,} parameters ({models / _GIB:.2f} GiB), batches of {batch.samples} "
         f"({shown / _GIB:.2f} GiB)" + (f", {n:,} x {every:,} weights ({duals / _GIB:.2f} GiB)" if duals else "")
     )
-    gaps = _FRAGMENTED if tuned and device.type == "cpu" else 1.0
+    gaps = _FRAGMENTED if malloc.is_open() and device.type == "cpu" else 1.0
     frozen = sum(tensor.numel() for tensor in problem.flat_model.fixed()) * dtype.itemsize
     return Footprint(
         int(data + frozen + n * every * dtype.itemsize + gaps * (fixed_passes + _ROWS * 4 * dim) + _AHEAD),
         int(gaps * (models + passes + n * batch.inputs + duals)) + read_ahead,
         description,
-        2 * ((n + _KEPT) * dim + (n * every if duals else 0)) * dtype.itemsize,
+        ((n + _KEPT) * dim + (n * every if duals else 0)) * dtype.itemsize,
         copies,
     )
 
@@ -239,27 +238,49 @@ def free_bytes(device: torch.device) -> int | None:
         return free
 
 
-def replicas_that_fit(
-    need: Footprint, replicas: int, limit: float | None, device: torch.device, sharing: int = 1
-) -> tuple[int, str]:
-    """Returns how many replicas can run at once if `sharing` processes share the machine's memory, and a sentence about
-    it. Refuses a run of which not even one replica fits."""
+def footprint_of(
+    problem: Problem, replicas: Sequence[Replica], options: Options, process_group: ProcessGroup
+) -> Footprint:
+    """Returns the memory that the replicas need in this process. The run with fixed weights waits while they train."""
+    device = device_of(options.device)
+    data_counts = home_of_data(problem, device).type == device.type
+    nodes = len(process_group.nodes(problem.n))
+    algorithm, dtype = replicas[0].algorithm, DTYPES[options.dtype]
+    need = footprint(problem, algorithm, dtype, data_counts, nodes, device)
+    if not options.compare_weights or device.type != "cpu":
+        return need
+    waiting = f"models with fixed weights ({need.waiting / _GIB:.2f} GiB; not if compare_weights = False)"
+    return need._replace(
+        per_replica=need.per_replica + need.waiting, description=f"{need.description}, {waiting}", waiting=0
+    )
+
+
+def memory_sentence(need: Footprint, replicas: int, limit: float | None, device: torch.device, sharing: int = 1) -> str:
+    """Returns a sentence about the memory that replicas need at once. Refuses more than fit.
+
+    Args:
+        need: What they need.
+        replicas: How many there are.
+        limit: How many GiB they may take; None for most of what is free.
+        device: Where they train.
+        sharing: How many processes share the machine's memory. Default: 1.
+    """
     free = free_bytes(device)
     share = _SHARE / (sharing if device.type == "cpu" else 1)
     usable = limit * _GIB if limit is not None else None if free is None else share * free
     whole = need.of(replicas)
     if usable is None:
-        return replicas, f"memory: about {whole / _GIB:.2f} GiB"
-    fit, waiting = min(replicas, int((usable - need.fixed) // need.per_replica)), 0
-    if 1 <= fit < replicas and device.type == "cpu":  # finished portions wait in the same memory
-        waiting = replicas * need.kept
-        fit = int((usable - need.fixed - waiting) // need.per_replica)
+        return f"memory: about {whole / _GIB:.2f} GiB"
+    if whole <= usable:
+        return f"memory: about {whole / _GIB:.2f} GiB of {usable / _GIB:.2f} GiB"
+    there = f"{usable / _GIB:.2f} GiB can be used" + ("" if limit is None else f" (memory_gib = {limit:g})")
+    fit = int((usable - need.fixed) // need.per_replica)
     if fit < 1:
-        there = f"{usable / _GIB:.2f} GiB can be used" + ("" if limit is None else f" (memory_gib = {limit:g})")
         raise BadInput(
-            f"one replica needs about {need.of(1) / _GIB:.2f} GiB on {device} ({need.description})"
-            + (f" and the results of {replicas} replicas take {waiting / _GIB:.2f} GiB" if waiting else "")
-            + f", but {there}; {_WHAT_HELPS.format(need.copies)}"
+            f"one replica needs about {need.of(1) / _GIB:.2f} GiB on {device} ({need.description}), but {there}; "
+            f"{_WHAT_HELPS.format(need.copies)}"
         )
-    text = f"memory: about {need.of(fit) / _GIB:.2f} GiB of {usable / _GIB:.2f} GiB"
-    return fit, text if fit == replicas else f"{text}; {replicas} replicas run {fit} at a time"
+    raise BadInput(
+        f"only {fit} of {replicas} replicas fit into memory at once: all need about {whole / _GIB:.2f} GiB on "
+        f"{device}, but {there}; run {fit} at a time, by fewer seeds, splits, placements or values of the sweep"
+    )

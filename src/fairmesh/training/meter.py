@@ -14,8 +14,6 @@ from fairmesh.networks.base import Network, Traffic
 from fairmesh.networks.roles import StateView
 from fairmesh.problems.evaluator import SplitEvaluator, Trouble, support
 from fairmesh.problems.problem import Problem
-from fairmesh.regularizers.base import Regularizer
-from fairmesh.regularizers.builtin import worst_case
 from fairmesh.regularizers.simplex import normalized
 from fairmesh.storage.run_folder import Record
 
@@ -37,8 +35,6 @@ class Meter:
         at_server: bool = False,  # a server has the only model
         home: torch.device | None = None,  # of the held-out data
         own_models: bool = False,
-        regularizer: Regularizer | None = None,  # if Phi is to be measured
-        alpha_of_sum: bool = False,  # its alpha is n times the paper's
         announce: Callable[[str], None] | None = None,  # told once why a metric has no value; None for a warning
     ):
         self._announce, self._noted = announce, set[str]()
@@ -51,9 +47,8 @@ class Meter:
         self._splits, self._placed = list(splits), (device, dtype, home)
         self._test = SplitEvaluator(problem, splits, "test", device, dtype, home)
         self._validation = SplitEvaluator(problem, splits, "validation", device, dtype, home)
-        needs_train = regularizer is not None or not self._test
-        self._train = SplitEvaluator(problem, splits, "train", device, dtype, home) if needs_train else None
-        self._own_models, self._regularizer, self._alpha_of_sum = own_models, regularizer, alpha_of_sum
+        self._train = None if self._test else SplitEvaluator(problem, splits, "train", device, dtype, home)
+        self._own_models = own_models
 
     @property
     def judged_on(self) -> Literal["test", "train"]:
@@ -184,20 +179,7 @@ class Meter:
         if duals is not None and weights is not None:
             for column, apart in zip(columns, self._consensus_error(duals, weights)):
                 column["consensus_duals"] = float(apart)
-        if self._regularizer is not None:
-            for column, value in zip(columns, self.worst_case(average, mine)):
-                column["phi"] = float(value)
         return columns
-
-    def worst_case(self, rows: Tensor, own: Tensor | None = None) -> Tensor:
-        """Returns Phi(theta) = max over lambda of g, from every site's whole training set: (replicas,)."""
-        if self._regularizer is None:
-            raise ValueError("this meter was made without a regularizer")
-        losses = self.by_site(rows, "train", own)["loss"].unsqueeze(-2)
-        priors = [split.prior_of_sites for split in self._problem.every_split]
-        prior = torch.stack([priors[k] for k in self._splits]).unsqueeze(-2)
-        times = self._problem.n if self._alpha_of_sum else 1
-        return worst_case(self._regularizer, times * losses, prior).flatten() / times
 
 
 def with_own_parts(problem: Problem, rows: Tensor, own: Tensor, splits: Sequence[int]) -> Tensor:

@@ -27,7 +27,6 @@ from fairmesh.storage.sharded_checkpoint import Checkpoints
 from fairmesh.training.best_round import RoundScores, replaces
 from fairmesh.training.loop import Best, Training, TrainingState
 from fairmesh.training.meter import Meter
-from fairmesh.training.replicas import Replica
 from fairmesh.training.result import Result
 
 __all__ = ["CsvWriter", "EarlyStopping", "ObservedRun", "Observer", "Watch"]
@@ -47,7 +46,6 @@ class ObservedRun:
         records: Every measurement so far, one record per replica and measured round.
         new_records: The records that were measured after this round; often empty.
         diverged: Replicas that have diverged.
-        every_replica: The replicas of the whole run, of which `training` may have a portion.
         settings: The run's settings, as an experiment file has them.
         folder: The run's folder, or None.
         interrupted: The run was asked to stop from outside. It raises `Interrupted` after this round.
@@ -58,8 +56,6 @@ class ObservedRun:
         rounds: How many rounds the run has.
         state: The state to start from.
         done: How many rounds led to it. Default: 0.
-        first_replica: The number of the first replica of this portion in the whole run. Default: 0.
-        every_replica: The replicas of the whole run; None for those of `training`. Default: None.
         settings: The run's settings, as an experiment file has them; None for none. Default: None.
         folder: The run's folder; None if it has none. Default: None.
 
@@ -80,13 +76,10 @@ class ObservedRun:
         rounds: int,
         state: TrainingState,
         done: int = 0,
-        first_replica: int = 0,
-        every_replica: Sequence[Replica] | None = None,
         settings: Mapping[str, Any] | None = None,
         folder: Path | None = None,
     ):
-        self.training, self.rounds, self.round, self.first_replica = training, rounds, done, first_replica
-        self.every_replica = list(every_replica or training.replicas)
+        self.training, self.rounds, self.round = training, rounds, done
         self.settings, self.folder = dict(settings or {}), folder
         self.records: list[Record] = []
         self.new_records: list[Record] = []
@@ -124,9 +117,8 @@ class ObservedRun:
 class Observer(ABC):
     """Is called after every round. Subclasses override what they need.
 
-    On a cluster every process calls its own observers, with the state of the nodes that it hosts. Replicas that do not
-    fit into memory at once run in portions, one after another, and observers start and finish once per portion. An
-    error that an observer raises ends the run; the run's folder keeps its last checkpoint and can be resumed.
+    On a cluster every process calls its own observers, with the state of the nodes that it hosts. An error that an
+    observer raises ends the run; the run's folder keeps its last checkpoint and can be resumed.
 
     Example:
         >>> import fairmesh as fm
@@ -313,7 +305,7 @@ class KeepBest(Observer):
         self.run, self._newest, options = run, -1, run.training.options
         if run.best is None:
             return
-        self._scores = RoundScores(run.training.problem, options.best_by, options.best_smoothing, options.cvar_level)
+        self._scores = RoundScores(run.training.problem, options.best_by, options.cvar_level)
         for known in sorted({record["round"] for record in run.records}):  # if the run was resumed
             if known % options.measure_every == 0:
                 self._scored([record for record in run.records if record["round"] == known])
@@ -396,7 +388,7 @@ Watching = Callable[[int, list[Record]], None]
 
 
 class Watch(Observer):
-    """Calls a function after every round with how many rounds of the whole run are done, and with what was measured.
+    """Calls a function after every round with how many rounds are done, and with what was measured.
 
     Args:
         function: Takes the number of rounds done and the new records (often none).
@@ -410,11 +402,7 @@ class Watch(Observer):
         self._function = function
 
     def after_round(self, round: int, state: TrainingState) -> None:
-        run, here = self.run, len(self.run.training.replicas)
-        done = (run.first_replica * run.rounds + here * round) // len(run.every_replica)
-        self._function(
-            done, [record | {"replica": run.first_replica + record["replica"]} for record in run.new_records]
-        )
+        self._function(round, self.run.new_records)
 
 
 @dataclass
@@ -479,7 +467,7 @@ class CsvWriter(Observer):
 
     def start(self, run: ObservedRun) -> None:
         self.run = run
-        if run.training.network.process_group.is_leader and run.first_replica == 0:
+        if run.training.network.process_group.is_leader:
             rows = [self._row(record) for record in run.records] or self._rows_before(run.round)
             Path(self.path).unlink(missing_ok=True)
             self._append(rows)
@@ -506,7 +494,7 @@ class CsvWriter(Observer):
             writer.writerows(rows)
 
     def _row(self, record: Record) -> Record:
-        row = {"round": record["round"], "replica": self.run.first_replica + record["replica"], "seed": record["seed"]}
+        row = {"round": record["round"], "replica": record["replica"], "seed": record["seed"]}
         for metric, numbers in record.items():
             if isinstance(numbers, dict) and "worst" in numbers:
                 row |= {f"{metric}_{what}": numbers[what] for what in ("worst", "mean", "best")}

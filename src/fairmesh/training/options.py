@@ -14,6 +14,7 @@ from fairmesh.problems.problem import Problem
 from fairmesh.problems.stacking import Precision
 
 _SHORT = 'For gradients in half precision: precision = "bf16"; the models themselves stay in float32.'
+_AT_LEAST = {"measure_every": 1, "checkpoint_every": 1, "threads": 1, "worst_needs_rows": 0, "lying_neighbours": 0}
 
 
 @checked
@@ -34,10 +35,7 @@ class Options:
         precision: How gradients are computed. "float32" leaves torch's settings as they are; "tf32" multiplies in TF32
             on a GPU; "bf16" runs the model under torch's autocast with bfloat16. Models, messages and measurements
             keep the dtype. Default: "float32".
-        data_on: Where training data is kept: on the "device", on the "host", or "auto", on the device if it takes less
-            than half of the free memory. Default: "auto".
         own_models: Whether to measure each node's own model too, next to the network's average. Default: False.
-        measure_phi: Whether to measure Phi(theta), the exact worst case over lambda. Default: False.
         keep_best: Whether to keep the model of the best measured round by validation data. Between organisations this
             is done by default, also without validation data. Default: False.
         best_by: What makes a round the best: the metric at the "worst" site, its "mean" over sites, or a mean over the
@@ -47,10 +45,6 @@ class Options:
             for `best_by`, in (0, 1]. Default: 0.2.
         worst_needs_rows: How many test rows a site needs to be the worst one in tables, reports and comparisons, >= 0.
             If no site has as many, all count. Default: 5.
-        best_smoothing: How much earlier measurements count when rounds are compared, in [0, 1): the one before by this
-            factor, the one before that by its square, ... So the best round is not merely the luckiest one. 0 compares
-            each measurement by itself. Default: 0.5.
-        keep_iterate: Whether to keep an iterate drawn uniformly over time, the output of Theorem 2. Default: False.
         on_divergence: "stop" raises `Diverged`; "mark" lets the other replicas continue. Default: "stop".
         compare_weights: Whether to train once more with fixed weights, before the run, and to say afterwards at which
             sites the weights helped. Takes twice as long. None for yes if the algorithm was left out. Default: None.
@@ -58,10 +52,8 @@ class Options:
             moves towards the public copy of a neighbour by at most a radius that follows from its other neighbours.
             reproduction/clipping.md measures what this protects from, and what it costs unusual sites. Default: 0.
         count_bytes: Whether to count the exact bytes of every message as encoded. Default: True.
-        memory_gib: Memory in GiB that the run may take, > 0; None for nine tenths of what is free. Replicas that do not
-            fit run one portion after another. Default: None.
-        tune_malloc: Whether to keep freed memory in the process while it trains, on a CPU with glibc. It is faster for
-            large models and changes a setting of the whole process meanwhile. Default: False.
+        memory_gib: Memory in GiB that the run may take, > 0; None for nine tenths of what is free. A run that needs
+            more is refused before its first round. Default: None.
         trace: "auto" traces model and loss once on a CPU and replays the operations, if the replay agrees with the
             model itself (docs/results/performance.md); code that depends on Python state then sees it only once. "no"
             calls the model every time. Default: "auto".
@@ -80,45 +72,32 @@ class Options:
     threads: int | None = None
     dtype: Annotated[Literal["float32", "float64"], Instead("bfloat16", _SHORT), Instead("float16", _SHORT)] = "float32"
     precision: Precision = "float32"
-    data_on: Literal["auto", "device", "host"] = "auto"
     own_models: bool = False
-    measure_phi: bool = False
     keep_best: bool = False
     best_by: Literal["worst", "mean", "cvar", "worst_share", "last"] = "worst"
     cvar_level: float = LEVEL
     worst_needs_rows: int = WORST_NEEDS_ROWS
-    best_smoothing: float = 0.5
-    keep_iterate: bool = False
     on_divergence: Literal["stop", "mark"] = "stop"
     compare_weights: bool | None = None
     lying_neighbours: int = 0
     count_bytes: bool = True
     memory_gib: float | None = None
-    tune_malloc: bool = False
     trace: Literal["auto", "no"] = "auto"
     fuse: Literal["auto", "yes", "no"] = "auto"
 
     def __post_init__(self):
-        if self.measure_every < 1:
-            raise BadInput(f"measure_every must be >= 1, got {self.measure_every}")
-        if self.checkpoint_every is not None and self.checkpoint_every < 1:
-            raise BadInput(f"checkpoint_every must be >= 1, got {self.checkpoint_every}")
+        for name, least in _AT_LEAST.items():
+            number = getattr(self, name)
+            if number is not None and number < least:
+                raise BadInput(f"{name} must be >= {least}, got {number}")
         if self.keep_best and self.best_by == "last":
             raise BadInput('keep_best keeps another round than the last, but best_by = "last"; remove one of them')
         if not 0 < self.cvar_level <= 1:
             raise BadInput(f"cvar_level must lie in (0, 1], got {self.cvar_level}; 0.2 is the worst fifth of the sites")
-        if self.worst_needs_rows < 0:
-            raise BadInput(f"worst_needs_rows must be >= 0, got {self.worst_needs_rows}")
-        if not 0 <= self.best_smoothing < 1:
-            raise BadInput(f"best_smoothing must lie in [0, 1), got {self.best_smoothing}; 0 does not smooth")
         if self.precision != "float32" and self.dtype != "float32":
             raise BadInput(f"precision = {self.precision!r} shortens float32, but dtype is {self.dtype!r}; remove one")
         if self.precision == "tf32" and self.device.startswith("cpu"):
             raise BadInput("precision = 'tf32' is for GPUs, but device is 'cpu'; use device = 'cuda', or remove it")
-        if self.threads is not None and self.threads < 1:
-            raise BadInput(f"threads must be >= 1, got {self.threads}")
-        if self.lying_neighbours < 0:
-            raise BadInput(f"lying_neighbours must be >= 0, got {self.lying_neighbours}; 0 does not clip gossip")
         if self.memory_gib is not None and not self.memory_gib > 0:
             raise BadInput(f"memory_gib must be > 0, got {self.memory_gib}")
 
@@ -150,13 +129,14 @@ def device_of(name: str) -> torch.device:
     return device
 
 
-def home_of_data(problem: Problem, device: torch.device, wish: str) -> torch.device:
-    """Returns the device of the training data: the device itself if there is room next to the models, else the CPU."""
-    if device.type == "cpu" or wish == "host":
-        return torch.device("cpu")
+def home_of_data(problem: Problem, device: torch.device) -> torch.device:
+    """Returns the device of the training data: the device itself if the data takes less than half of its free memory,
+    else the CPU."""
+    if device.type == "cpu":
+        return device
     held = [split.sites[i].train for split in problem.every_split for i in problem.here]
     if any(samples.stream is not None for samples in held):
         return torch.device("cpu")
     size = sum(samples.nbytes for samples in held)
     free, _ = torch.cuda.mem_get_info(device)
-    return device if wish == "device" or size < free // 2 else torch.device("cpu")
+    return device if size < free // 2 else torch.device("cpu")

@@ -50,6 +50,7 @@ class Averages(NamedTuple):
     model: Tensor  # (replicas, dim)
     dual: Tensor | None  # (replicas, n)
     own: Tensor | None = None  # the sites' own parts (replicas, n, own_dim), by site
+    nodes: Tensor | None = None  # the models of all nodes (replicas, n, dim), if every node trains alone
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -65,8 +66,7 @@ class Result:
         replicas: The seed, placement and algorithm of each replica.
         rounds: Rounds that were trained.
         records: Every measurement, one record per measured round and replica.
-        state: The state after the last round. Of `fixed`, and of replicas that ran one portion after another, it holds
-            the models and the weights; other tensors are None.
+        state: The state after the last round. Of `fixed` it holds the models and the weights; other tensors are None.
         diverged: Replicas that diverged, with `on_divergence = "mark"`. Default: [].
         judged_on: What was measured on: "test", or "train" if there are no test samples. Default: "test".
         averages: The averages over all nodes, if this process hosts only some of them. Default: None.
@@ -191,6 +191,8 @@ class Result:
         return trains_alone(self.replicas[0].algorithm)
 
     def _own_models(self) -> Tensor:
+        if self.averages is not None and self.averages.nodes is not None:
+            return self.averages.nodes
         return StateView(self.state.algorithm).models(self.state.algorithm)
 
     def judged(self, replicas: Sequence[int], which: Literal["last", "best"], models: Tensor | None) -> Outcomes:
@@ -292,12 +294,12 @@ class Result:
         values = self.values("worst")
         return sum(values) / len(values)
 
-    def row(self, which: Literal["final", "last", "time-average", "iterate", "best"] = "final") -> Tensor:
+    def row(self, which: Literal["final", "last", "time-average", "best"] = "final") -> Tensor:
         """Returns models averaged over the network, as rows (replicas, dim). They hold the shared parameters.
 
         Args:
             which: "final", of the last round ("last" means the same); "time-average" over all rounds, the paper's
-                theta_o; the "iterate" that `keep_iterate` drew; or the "best" round that `keep_best` found.
+                theta_o; or the "best" round that `keep_best` found.
 
         Raises:
             BadInput: The run did not keep it.
@@ -306,14 +308,13 @@ class Result:
             "final": self._last.model,
             "last": self._last.model,
             "time-average": self.state.average_model,
-            "iterate": self.state.iterate,
             "best": None if self.state.best is None else self.state.best.model,
         }
         if which not in rows:
             raise BadInput(f"there is no model {which!r}{nearest(which, rows)}")
         found = rows[which]
         if found is None:
-            raise BadInput(f"the run did not keep {which!r}; train with keep_{which} = True")
+            raise BadInput("the run did not keep the best round; train with keep_best = True")
         return found
 
     def own_parts(self, which: str = "final") -> Tensor | None:
@@ -396,7 +397,7 @@ class Result:
     def state_dict(
         self,
         replica: int = 0,
-        which: Literal["final", "last", "time-average", "iterate", "best"] = "final",
+        which: Literal["final", "last", "time-average", "best"] = "final",
         site: str | None = None,
     ) -> dict[str, Tensor]:
         """Returns a model averaged over the network, as a state_dict of the user's module.
@@ -474,7 +475,7 @@ def variants_of(replicas: Sequence[Replica]) -> list[dict[str, Any]]:
     return list(variants.values())
 
 
-def chosen_replica(result: Result, best_by: str, smoothing: float) -> int | None:
+def chosen_replica(result: Result, best_by: str) -> int | None:
     """Returns the replica whose models a run gives to its user, as `Result.chosen` says. The algorithms of a sweep are
     compared by the mean over their replicas of the scores that also choose the best round."""
     variants = variants_of(result.replicas)
@@ -483,7 +484,7 @@ def chosen_replica(result: Result, best_by: str, smoothing: float) -> int | None
     if result.state.best is not None:
         scores = result.state.best.score
     elif "validation" in result.records[0]:
-        rule = RoundScores(result.problem, "worst" if best_by == "last" else best_by, smoothing, result.cvar_level)
+        rule = RoundScores(result.problem, "worst" if best_by == "last" else best_by, result.cvar_level)
         scores = torch.full((len(result.replicas),), -torch.inf, dtype=torch.float64)
         for known in sorted({record["round"] for record in result.records}):
             of_round = [record for record in result.records if record["round"] == known]
@@ -503,24 +504,21 @@ class ModelFile(NamedTuple):
 
     name: str  # of the file, without its ending
     replica: int
-    which: str  # "final", "best", "time-average" or "iterate"
+    which: str  # "final", "best" or "time-average"
+    site: str | None = None  # whose own part it has
 
 
-_FILES = {"final": "model", "best": "model-best", "time-average": "model-time-average", "iterate": "model-iterate"}
+_FILES = {"final": "model", "best": "model-best", "time-average": "model-time-average"}
 
 
 def model_files(result: Result) -> list[ModelFile]:
     """Returns the models that a run writes. Files of the chosen replica have plain names, those of others end with the
     number of the replica. In a sweep every replica has its number, also the chosen one."""
     several = len(variants_of(result.replicas)) > 1
-    kept = {
-        "final": True,
-        "best": result.state.best is not None,
-        "time-average": True,
-        "iterate": result.state.iterate is not None,
-    }
     files = []
-    for which, stem in ((which, stem) for which, stem in _FILES.items() if kept[which]):
+    for which, stem in _FILES.items():
+        if which == "best" and result.state.best is None:
+            continue
         if result.chosen is not None:
             files.append(ModelFile(stem, result.chosen, which))
         numbered = [r for r in range(len(result.replicas)) if several or r != result.chosen]
@@ -528,23 +526,14 @@ def model_files(result: Result) -> list[ModelFile]:
     return files
 
 
-class SiteFile(NamedTuple):
-    """A model with the own part of a site, which a run writes."""
-
-    name: str  # of the file, without its ending
-    replica: int
-    which: str  # "final" or "best"
-    site: str
-
-
-def site_files(result: Result) -> list[SiteFile]:
+def site_files(result: Result) -> list[ModelFile]:
     """Returns the sites' models that a run writes next to the common ones, if parts of the model are local. Sites are
     numbered, since their names need not be names of files."""
     if not result.problem.flat_model.differs_by_site:
         return []
     kinds = {"final": "site", "best": "site-best"}
     return [
-        SiteFile(file.name.replace(_FILES[file.which], f"{kinds[file.which]}-{i}", 1), file.replica, file.which, name)
+        ModelFile(file.name.replace(_FILES[file.which], f"{kinds[file.which]}-{i}", 1), file.replica, file.which, name)
         for file in model_files(result)
         if file.which in kinds
         for i, name in enumerate(str(one.name) for one in result.problem.sites)

@@ -6,7 +6,6 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from dataclasses import fields, replace
 from typing import Any
 
@@ -21,7 +20,7 @@ from fairmesh.errors import BadInput, Diverged, FairmeshError, Interrupted, Lost
 from fairmesh.evidence.outcomes import Outcomes, joined, packed, unpacked
 from fairmesh.networks.memory import SingleProcess
 from fairmesh.networks.process_group import ProcessGroup
-from fairmesh.numerics import malloc
+from fairmesh.networks.roles import StateView
 from fairmesh.personalization.base import Personalization
 from fairmesh.personalization.outcome import Personalized, PersonalSite
 from fairmesh.personalization.personalize import personalized, refuse_structure
@@ -32,12 +31,14 @@ from fairmesh.problems.splits import with_splits
 from fairmesh.storage.finished_work import FinishedWork
 from fairmesh.storage.run_folder import RunFolder
 from fairmesh.storage.sharded_checkpoint import Checkpoints
+from fairmesh.storage.state_tree import flatten_state, unflatten_state
 from fairmesh.topology.graphs import Ring, Topology
 from fairmesh.topology.mixing import with_liars
 from fairmesh.training.defaults import ROUNDS, algorithm_for, completed
 from fairmesh.training.features import with_features
 from fairmesh.training.long_work import LongWorkNotices
 from fairmesh.training.loop import Training, TrainingState, check_fits, on_updates
+from fairmesh.training.memory_estimate import footprint_of, memory_sentence
 from fairmesh.training.meter import Meter
 from fairmesh.training.observers import (
     Checkpointing,
@@ -53,12 +54,6 @@ from fairmesh.training.observers import (
     stop_signals,
 )
 from fairmesh.training.options import DTYPES, Options, device_of, home_of_data, with_threads
-from fairmesh.training.portions import (
-    merged,
-    portions,
-    put_aside,
-    that_fit,
-)
 from fairmesh.training.provenance import provenance_of
 from fairmesh.training.replicas import (
     Placements,
@@ -73,7 +68,6 @@ from fairmesh.training.result import (
     about_model,
     chosen_replica,
     model_files,
-    outcomes_name,
     site_files,
     summary_of,
     trains_alone,
@@ -102,7 +96,7 @@ def train(
     """Trains a model on the data of all sites.
 
     Every algorithm is trained on every split of the data, with every placement and every seed. These replicas run as
-    one batch, or in as few batches as the memory allows. Each gives the same result as if it ran alone.
+    one batch. Each gives the same result as if it ran alone.
 
     Args:
         problem: The model, the loss and the sites' data; or a list of problems that differ only in which rows of a site
@@ -187,7 +181,9 @@ def train(
         problem = with_features(problem, kind["device"], say=say)
     problem = with_references(problem, topology, rounds, replicas[0].seed, chosen, network)
     with process_group.fail_together():
-        at_once, sentence = that_fit(problem, replicas, chosen, process_group)
+        need = footprint_of(problem, replicas, chosen, process_group)
+        sharing = process_group.local_world_size
+        memory = memory_sentence(need, len(replicas), chosen.memory_gib, kind["device"], sharing)
     folder = None if out is None else RunFolder(out, resume=resume, process_group=process_group)
     if folder and folder.set_aside and announce:
         announce(f"the run that was in {folder.path} had diverged; it is now in {folder.set_aside}")
@@ -203,11 +199,8 @@ def train(
                 seeds=seeds, placements=placements, process_group=process_group, announce=lambda text: None, **again,
             )
         )  # fmt: skip
-    if folder and folder.resuming:
-        at_once, sentence = folder.replicas_at_once(len(replicas)), f"{sentence}; resumed as it was begun"
-    at_once = min(process_group.all_gather_json(at_once))
     switched_off = notes.on_evaluation_mode(problem)
-    data = notes.on_data(problem, home_of_data(problem, kind["device"], chosen.data_on), kind["device"])
+    data = notes.on_data(problem, home_of_data(problem, kind["device"]), kind["device"])
     parts, short, spectral = notes.on_parts(problem), notes.on_short_floats(problem), notes.on_spectral_norm(problem)
     special = (parts, spectral, short, notes.on_stacking(problem, kind["device"]), notes.on_augmentation(problem))
     special = (
@@ -216,7 +209,7 @@ def train(
         *dict.fromkeys(on_updates(one, problem) for one in _listed(algorithm)),
     )
     if announce:
-        for line in filter(None, (*special, switched_off, data, sentence)):
+        for line in filter(None, (*special, switched_off, data, memory)):
             announce(line)
         if problem.preprocessing is not None:
             announce(f"table: {'; '.join(problem.preprocessing.in_words())}")
@@ -226,35 +219,24 @@ def train(
         streamed = any(problem.sites[i].train.stream is not None for i in problem.here)
         for line in filter(None, (*special, data if streamed else None)):
             _log_once(line)
-    if process_group.world_size > 1 and at_once < len(replicas):
-        with process_group.fail_together():
-            raise BadInput(
-                f"only {at_once} of {len(replicas)} replicas fit into memory at once, and on a cluster all must; use "
-                "more machines or fewer replicas"
-            )
-    settings = settings or _settings(topology, replicas, rounds)
+    if settings is None:  # data and model were given in Python
+        settings = {"rounds": rounds, "topology": to_table(topology), "algorithm": to_table(replicas[0].algorithm)}
     with with_threads(chosen), stop_signals(handle_signals) as stop:
-        if at_once >= len(replicas):
-            with process_group.fail_together():
-                training = Training(problem, topology, replicas, chosen, network=network)
-            result = _run(training, rounds, folder, settings, watching, stop, personalization, announce, fixed=fixed)
-            return _ended(result, watching, announce)
-        started, results = time.perf_counter(), []
-        for portion in portions(replicas, at_once):
-            inside = RunFolder(portion.folder(folder.path), resume=resume) if folder else None
-            training = Training(problem, topology, portion.replicas, chosen, portion.first)
-            whole = (portion.first, replicas, folder)
-            one = _run(training, rounds, inside, settings, watching, stop, personalization, announce, *whole)
-            results.append(put_aside(one))
-            del training, one  # frees the device for the next portion
-    result = _chosen(merged(results, replicas), chosen)
-    result = replace(result, seconds=time.perf_counter() - started, fixed=fixed)
-    if folder:
-        folder.write_settings(settings)
-        folder.replace_records(result.records)
-        write_outcome(folder, result, provenance_of(problem, process_group))
-        folder.close()
+        with process_group.fail_together():
+            training = Training(problem, topology, replicas, chosen, network=network)
+        result = _run(training, rounds, folder, settings, watching, stop, personalization, announce, fixed)
     return _ended(result, watching, announce)
+
+
+def put_aside(result: Result) -> Result:
+    """Returns a result that waits in main memory while another run trains: with its models and weights, without what
+    only further rounds would need."""
+    state = result.state
+    slim = state._replace(
+        algorithm=StateView(state.algorithm).only_shown(state.algorithm), optimizer=None, trainer=None
+    )
+    on_host = unflatten_state(slim, {name: tensor.cpu() for name, tensor in flatten_state(slim).items()})
+    return replace(result, state=on_host)
 
 
 @functools.cache
@@ -304,8 +286,6 @@ def _checked(
     replicas = replicas_of(algorithms, seeds, placements, problem.n, len(problem.every_split))
     if chosen.keep_best and not problem.held_out("validation")[1]:
         raise BadInput("keep_best needs validation sets; give each Site, or the Problem, one")
-    if chosen.measure_phi and any(a.robust_regularizer() is None for a in algorithms):
-        raise BadInput("measure_phi needs an algorithm with a regularizer, such as ad-gda")
     if chosen.compare_weights and any(a.with_fixed_weights() is None for a in algorithms):
         raise BadInput("compare_weights needs an algorithm with weights of its own, such as tracked-ad-gda")
     if chosen.own_models and any(a.needs_server for a in algorithms):
@@ -325,12 +305,9 @@ def _run(
     stop: threading.Event,
     personalization: Personalization | None,
     announce: Callable[[str], None] | None,
-    first_replica: int = 0,
-    every_replica: Sequence[Replica] | None = None,  # of the whole run, if this is a portion
-    whole_folder: RunFolder | None = None,
-    fixed: Result | None = None,
+    fixed: Result | None,
 ) -> Result:
-    """Trains one batch of replicas to the end, or from its checkpoint."""
+    """Trains the replicas to the end, from the start or from their checkpoint."""
     options, process_group = training.options, training.network.process_group
     started, initial = time.perf_counter(), training.initial()
     meter = _meter(training, announce)
@@ -342,8 +319,7 @@ def _run(
         )
     if worker is not None and folder:
         finished = worker.done = FinishedWork(folder.work)
-    outside = whole_folder or folder
-    about = (first_replica, every_replica, settings, outside.path if outside else None)
+    about = (settings, folder.path if folder else None)
     run, checkpointing = ObservedRun(training, rounds, initial, 0, *about), None
     if folder:
         checkpoints = Checkpoints(folder.checkpoint, training.network, training.roles(initial), training.identity())
@@ -371,10 +347,8 @@ def _run(
         *observers,
         Ending(recorders),
     ]
-    memory = malloc.reused() if options.tune_malloc and training.device.type == "cpu" else nullcontext()
     try:
-        with memory:
-            observe(run, training.states(run.state, run.round, rounds), every)
+        observe(run, training.states(run.state, run.round, rounds), every)
     except FairmeshError as error:
         if folder and isinstance(error, Diverged):
             folder.mark_diverged(str(error))
@@ -385,7 +359,7 @@ def _run(
     if personalization is not None:
         if announce:
             announce(f"choosing a model of its own for each of {training.problem.n} sites")
-        personal = _personal(training, result, personalization, stop, first_replica)
+        personal = _personal(training, result, personalization, stop)
         result = replace(result, personal=personal, seconds=time.perf_counter() - started)
     if process_group.world_size > 1:
         result = replace(result, answered=_answered(training, result))
@@ -405,24 +379,16 @@ def _run(
 
 def _answered(training: Training, result: Result) -> dict[str, Outcomes]:
     """Returns what the models answered on the test rows of all sites, from the processes that have them."""
-    network, models = training.network, None
-    if result.judged_alone:
-        models = network.gather(training.view.models(result.state.algorithm))
-    with network.process_group.fail_together():
-        found = {}
-        for variant, one in enumerate(variants_of(result.replicas)):
-            sound = [r for r in one["replicas"] if r not in result.diverged]
-            for which in ("last", *(["best"] if result.state.best is not None and models is None else [])):
-                if sound:
-                    name = outcomes_name(variant, which, models is not None)
-                    found[name] = result.judged(sound, which, models)  # type: ignore[arg-type]
-    every = [unpacked(content) for content in network.process_group.all_gather(packed(found))]
-    return {name: replace(joined([one[name] for one in every]), functions=found[name].functions) for name in found}
+    process_group = training.network.process_group
+    with process_group.fail_together():
+        here = result.every_outcome()
+    every = [unpacked(content) for content in process_group.all_gather(packed(here))]
+    return {
+        name: replace(joined([outcomes[name] for outcomes in every]), functions=here[name].functions) for name in here
+    }
 
 
 def _meter(training: Training, announce: Callable[[str], None] | None) -> Meter:
-    regularizers = [replica.algorithm.robust_regularizer() for replica in training.replicas]
-    phi = training.options.measure_phi
     return Meter(
         training.problem,
         training.placements,
@@ -434,8 +400,6 @@ def _meter(training: Training, announce: Callable[[str], None] | None) -> Meter:
         at_server=training.algorithm.needs_server,
         home=training.data_home,
         own_models=training.options.own_models or trains_alone(training.algorithm),
-        regularizer=stacked(regularizers, torch.float64, torch.device("cpu")) if phi else None,  # type: ignore[arg-type]
-        alpha_of_sum=training.algorithm.alpha_of_sum,
         announce=announce,
     )
 
@@ -448,41 +412,37 @@ def _result(run: ObservedRun, meter: Meter, seconds: float) -> Result:
             meter.mean(training.view.models(state.algorithm)),
             meter.weights(state.algorithm),
             meter.own_of_sites(state.own),
+            training.network.gather(training.view.models(state.algorithm))
+            if trains_alone(training.algorithm)
+            else None,
         )
         if not training.algorithm.needs_server:
             mean = training.network.mean_of_processes
             state = state._replace(
                 average_model=mean(state.average_model),
                 average_dual=None if state.average_dual is None else mean(state.average_dual),
-                iterate=None if state.iterate is None else mean(state.iterate),
             )
-    return _chosen(
-        Result(
-            training.problem,
-            training.replicas,
-            run.round,
-            run.records,
-            state,
-            run.diverged,
-            meter.judged_on,
-            averages,
-            run.stop_reason,
-            seconds,
-            support=meter.support(),
-            notes=list(meter.notes),
-            cvar_level=training.options.cvar_level,
-            worst_needs_rows=training.options.worst_needs_rows,
-        ),
-        training.options,
+    result = Result(
+        training.problem,
+        training.replicas,
+        run.round,
+        run.records,
+        state,
+        run.diverged,
+        meter.judged_on,
+        averages,
+        run.stop_reason,
+        seconds,
+        support=meter.support(),
+        notes=list(meter.notes),
+        cvar_level=training.options.cvar_level,
+        worst_needs_rows=training.options.worst_needs_rows,
     )
-
-
-def _chosen(result: Result, options: Options) -> Result:
-    return replace(result, chosen=chosen_replica(result, options.best_by, options.best_smoothing))
+    return replace(result, chosen=chosen_replica(result, training.options.best_by))
 
 
 def _personal(
-    training: Training, result: Result, personalization: Personalization, stop: threading.Event, first_replica: int
+    training: Training, result: Result, personalization: Personalization, stop: threading.Event
 ) -> list[Personalized]:
     """Returns the sites' own models. Each process finds those of its own sites; all processes know all numbers."""
     process_group, rows = training.network.process_group, result.row()
@@ -503,7 +463,7 @@ def _personal(
                         rows[r],
                         personalization,
                         seed=replica.seed,
-                        replica=first_replica + r,
+                        replica=r,
                         device=training.device,
                         dtype=training.dtype,
                         trace=training.options.trace == "auto",
@@ -522,21 +482,13 @@ def _personal(
     return found
 
 
-def _settings(topology: Topology, replicas: Sequence[Replica], rounds: int) -> dict[str, Any]:
-    """Returns the known settings of a run whose data and model were given in Python."""
-    return {"rounds": rounds, "topology": to_table(topology), "algorithm": to_table(replicas[0].algorithm)}
-
-
 def write_outcome(folder: RunFolder, result: Result, provenance: dict[str, Any]) -> None:
     """Writes the models and the summary of a finished run."""
     folder.write_preprocessing([split.preprocessing for split in result.problem.every_split])
-    for file in model_files(result):
-        about = about_model(result, file.replica, file.which)
-        folder.write_model(file.name, result.state_dict(file.replica, file.which), about)  # type: ignore[arg-type]
-    for own in site_files(result):
-        about = about_model(result, own.replica, own.which) | {"site": own.site}
-        state_dict = result.state_dict(own.replica, own.which, own.site)  # type: ignore[arg-type]
-        folder.write_model(own.name, state_dict, about)
+    for file in [*model_files(result), *site_files(result)]:
+        about = about_model(result, file.replica, file.which) | ({} if file.site is None else {"site": file.site})
+        state_dict = result.state_dict(file.replica, file.which, file.site)  # type: ignore[arg-type]
+        folder.write_model(file.name, state_dict, about)
     for personal in result.personal:
         suffix = f"-{personal.replica}" if personal.replica else ""
         for site in personal.sites:

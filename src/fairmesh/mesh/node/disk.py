@@ -47,8 +47,8 @@ def disk_of(membership: Membership, own: Site) -> Disk:
 
 
 def checkpoint_bytes(state: TrainingState) -> int:
-    """Returns a bound on the size of a checkpoint: rows are packed, and how much that saves depends on the numbers. A
-    node's own public copy, which is also the first of those per neighbour, is written once."""
+    """Returns a bound on the size of a checkpoint, in which equal rows are written once: a node's own public copy is
+    also the first of those per neighbour."""
     tensors, roles = flatten_state(state), roles_of(state)
     size = sum(tensor.nbytes for tensor in tensors.values())
     for path, tensor in tensors.items():

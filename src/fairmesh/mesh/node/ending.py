@@ -310,7 +310,6 @@ def _whole(
         algorithm=_Averages(models, duals),
         average_model=means["time-average"].to(dtype).unsqueeze(0),
         average_dual=means["dual time-average"].to(dtype).unsqueeze(0) if state.average_dual is not None else None,
-        iterate=None,
         sent=Traffic(nobody, nobody, nobody, nobody),
         best=None
         if best is None
@@ -329,7 +328,7 @@ def write_progress(membership: Membership, problem: Problem, records: Sequence[R
     them. The node itself never reads them."""
     experiment, nobody = membership.experiment, torch.zeros(1)
     replica = Replica(experiment.seeds[0], tuple(range(problem.n)), experiment.algorithm)
-    state = TrainingState(None, nobody, None, None, Traffic(nobody, nobody, nobody, nobody), None)
+    state = TrainingState(None, nobody, None, Traffic(nobody, nobody, nobody, nobody), None)
     last = records[-1]
     on, level = judged_on(problem), experiment.options.cvar_level
     result = Result(problem, [replica], last["round"], [last], state, judged_on=on, cvar_level=level)

@@ -21,7 +21,7 @@ def is_finished(state: Path, manifest: Manifest) -> bool:
         return False
     now, content = _run_of(manifest), read_bytes(state / FINISHED)
     try:
-        before = dict(json.loads(content)) if content else now  # empty if an earlier version finished the run
+        before = dict(json.loads(content))
         unlike = sorted(key for key in {*before, *now} if before.get(key) != now.get(key))
     except (ValueError, TypeError):
         raise _other_run(

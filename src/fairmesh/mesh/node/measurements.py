@@ -58,7 +58,6 @@ class Schedule(NamedTuple):
     rounds: int
     every: int
     best_by: str
-    smoothing: float
     seed: int
     level: float = LEVEL  # of CVaR, for `best_by`
     since: int = 0  # the first round that may be measured; rows before it are lost
@@ -123,14 +122,12 @@ class Measurements:
             self._on_disk = self._intact_models()
             self.records = []
             self._scores: list[Tensor] = []  # how good each of them is by the rule
-            self._rule = None
-            if schedule.best_by != "last":
-                self._rule = RoundScores(problem, schedule.best_by, schedule.smoothing, schedule.level)
+            self._rule = None if schedule.best_by == "last" else RoundScores(problem, schedule.best_by, schedule.level)
             self._refresh(all_again=True)
 
     def _read_table(self) -> int:
         """Reads the table. Returns its generation, 0 if there is none. Passes over and names what this node would not
-        have written: the disk has damaged it, or an older version has taken it over from a site."""
+        have written, since the disk has damaged it."""
         path, generation = self._state / TABLE, 0
         self._rows, self._final = {name: {} for name in self._names}, None
         content = path.read_bytes() if path.exists() else b""

@@ -33,7 +33,6 @@ _FACTS = "facts.json"  # about all sites' data, as the run began with them
 _DIGEST = "data.sha256"  # of this site's training data, likewise; it is not sent
 _OUTPUTS = "outputs.json"  # of the model, likewise
 _FORM = ("inputs", "targets")  # facts that must be the same everywhere
-_OF_ALL_SITES = ("measure_phi", "keep_iterate", "compare_weights")
 
 
 @dataclass(frozen=True)
@@ -77,14 +76,9 @@ class Membership:
         return replace(self, secret=make_secret(secret_of(self.site.key)))
 
     @property
-    def not_measured(self) -> list[str]:
-        """Returns the options of the experiment that need every site's models in one place."""
-        return [name for name in _OF_ALL_SITES if getattr(self.experiment.options, name)]
-
-    @property
     def options(self) -> Options:
-        """Returns the options of the experiment without those."""
-        return replace(self.experiment.options, keep_best=False, **dict.fromkeys(self.not_measured, False))
+        """Returns the options of the experiment without those that need every site's models in one place."""
+        return replace(self.experiment.options, keep_best=False, compare_weights=False)
 
     @property
     def name(self) -> str:
@@ -175,10 +169,9 @@ def freeze_facts(folder: Path, known: Mapping[str, Any], digest: str, outputs: i
     write_atomically(folder / _FACTS, json.dumps(known).encode())
 
 
-def frozen_outputs(folder: Path) -> int | None:
-    """Returns how many outputs the model has, or None if an earlier version began the run."""
-    path = folder / _OUTPUTS
-    return int(json.loads(read_bytes(path))) if path.exists() else None
+def frozen_outputs(folder: Path) -> int:
+    """Returns how many outputs the model has, as the run began with them."""
+    return int(json.loads(read_bytes(folder / _OUTPUTS)))
 
 
 def frozen_facts(folder: Path, name: str, mine: Mapping[str, Any], digest: str) -> dict[str, Any] | None:
@@ -187,7 +180,7 @@ def frozen_facts(folder: Path, name: str, mine: Mapping[str, Any], digest: str) 
     frozen = json.loads(read_bytes(folder / _FACTS)) if (folder / _FACTS).exists() else None
     before = frozen[name] if frozen else mine
     changed = [f"{what}: {before.get(what)} then, {now} now" for what, now in mine.items() if before.get(what) != now]
-    begun_with = folder / _DIGEST  # missing if an earlier version began the run; kept when the site is restored
+    begun_with = folder / _DIGEST  # missing before the run begins; kept when the site is restored
     if not changed and begun_with.exists() and read_bytes(begun_with).decode() != digest:
         changed = ["other values or another order of the training samples"]
     if changed:

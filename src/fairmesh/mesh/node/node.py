@@ -148,8 +148,7 @@ class Node:
     def outputs(self) -> int:
         """Returns how many outputs the model has that this node may have kept, whether it has trained it or not. Once
         the run has begun here, nothing that others claim changes that."""
-        frozen = None if self.facts is None else frozen_outputs(self.folder)
-        return self.outputs_for(self.facts or {}) if frozen is None else frozen
+        return self.outputs_for({}) if self.facts is None else frozen_outputs(self.folder)
 
     def outputs_for(self, known: Mapping[str, Any]) -> int:
         """Returns how many outputs the model needs, given what sites say about their data."""

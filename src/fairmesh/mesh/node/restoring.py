@@ -131,5 +131,4 @@ def _averages_from_now(state: TrainingState) -> TrainingState:
     return state._replace(
         average_model=models.to(state.average_model),
         average_dual=state.average_dual if duals is None else duals.mean(dim=-2).to(state.average_dual),
-        iterate=None if state.iterate is None else models.to(state.iterate),
     )

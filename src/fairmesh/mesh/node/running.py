@@ -94,12 +94,8 @@ def run_node(
         _log_start(membership, log)
         if public_draws:
             log("warning", "random draws are public, so neighbours can solve for the training rows; for tests only")
-        if membership.not_measured:
-            log(
-                "warning",
-                "options that only simulations measure are ignored",
-                options=", ".join(membership.not_measured),
-            )
+        if membership.experiment.options.compare_weights:
+            log("warning", "options that only simulations measure are ignored", options="compare_weights")
         monitor = None if monitor_port is None else Monitor(monitor_port)
         with closing(log), pinned(membership.experiment.options):
             node = Node(membership, own_data(membership), log, patience_s, monitor, observe)
@@ -226,7 +222,6 @@ def _enter(node: Node, problem: Problem, store: Store, trackers: Sequence[Tracke
         experiment.rounds,
         options.measure_every,
         options.best_by,
-        options.best_smoothing,
         experiment.seeds[0],
         options.cvar_level,
         node.ledger.measured_since(),

@@ -133,7 +133,7 @@ class Store:
         folder = self.folder / _KEPT
         with storing(self.folder):
             folder.mkdir(exist_ok=True)
-            save_checkpoint(folder / _name(done), state, done, identity, compact=True)
+            save_checkpoint(folder / _name(done), state, done, identity)
         self.landmarks = sorted({*self.landmarks, done})
         for one in self.landmarks[1:-2] if thin else ():
             (folder / _name(one)).unlink(missing_ok=True)
@@ -147,7 +147,7 @@ class Store:
             The round from which on the journal is needed.
         """
         with storing(self.folder):
-            save_checkpoint(self.path(done), state, done, identity, compact=True)
+            save_checkpoint(self.path(done), state, done, identity)
         self._rounds = sorted({*self._rounds, done})
         for damaged in self.folder.glob("*.damaged"):
             damaged.unlink(missing_ok=True)

@@ -294,8 +294,7 @@ class Bulletin:
         """Reads what was known before a restart. Signs this site's own announcements again, since its key may be new.
 
         Returns:
-            What was passed over: it would be refused if it arrived now, since an older version wrote it or the file is
-            damaged.
+            What was passed over: it would be refused if it arrived now, since the file is damaged.
         """
         if not path.exists():
             return []
