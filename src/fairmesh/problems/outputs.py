@@ -6,6 +6,7 @@ through evaluation as any other, and unpacked for the loss."""
 
 import functools
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -136,6 +137,7 @@ def tensors_of(outputs: Any) -> Any:
     return outputs if len(kept) == len(outputs) else type(outputs)(**kept)
 
 
+@dataclass(frozen=True, eq=False)
 class PackedLoss:
     """A loss of the user's own, of all that the model returns, as a function of packed outputs.
 
@@ -144,11 +146,11 @@ class PackedLoss:
         packing: How outputs are packed.
     """
 
-    def __init__(self, function: Callable[[Any, Any], Tensor], packing: Packing):
-        self.function, self._packing = function, packing
+    function: Callable[[Any, Any], Tensor]
+    packing: Packing
 
     def __call__(self, outputs: Tensor, targets: Tree) -> Tensor:
-        return self.function(self._packing.unpack(outputs), targets)
+        return self.function(self.packing.unpack(outputs), targets)
 
 
 def read_packed(read: Read, packing: Packing, outputs: Tensor) -> Tensor:

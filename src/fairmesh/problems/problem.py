@@ -46,7 +46,7 @@ from fairmesh.problems.data_checks import (
     scaled_prior,
 )
 from fairmesh.problems.flat_model import FlatModel, own_copy
-from fairmesh.problems.identity import digest_of, fingerprint
+from fairmesh.problems.identity import digest_of, fingerprint, identity_of
 from fairmesh.problems.local_work import check_trainer
 from fairmesh.problems.lora import check_adapters
 from fairmesh.problems.losses import Loss, as_floats, reads_logits
@@ -829,11 +829,16 @@ class Problem(metaclass=_ShortHelp):
 
     @cached_property
     def _digests(self) -> dict[int, str]:
-        found = {i: [fingerprint(split.sites[i].train) for split in self.every_split] for i in self.here}
-        return {i: " ".join(every) for i, every in found.items()}
+        sets = ("train", "validation") if self.objective.judged_on == "validation" else ("train",)
+        held = {i: [getattr(split.sites[i], name) for split in self.every_split for name in sets] for i in self.here}
+        return {i: " ".join(fingerprint(rows) for rows in every if rows is not None) for i, every in held.items()}
 
-    def digest(self, of_sites: Mapping[int, str] | None = None) -> str:
-        """Returns a fingerprint of data and model, so that a checkpoint is not continued with others.
+    def identity(self, of_sites: Mapping[int, str] | None = None) -> dict[str, Any]:
+        """Returns data, model and settings by name, so that a checkpoint is not continued with others.
 
         It covers the sites that are here, or those whose fingerprints are given."""
-        return digest_of(self, self.digests_here() if of_sites is None else of_sites)
+        return identity_of(self, self.digests_here() if of_sites is None else of_sites)
+
+    def digest(self, of_sites: Mapping[int, str] | None = None) -> str:
+        """Returns a fingerprint of the identity."""
+        return digest_of(self.identity(of_sites))

@@ -16,7 +16,6 @@ from fairmesh.compression.compressors import with_layout
 from fairmesh.config.overrides import portable
 from fairmesh.config.tables import to_table
 from fairmesh.errors import BadInput
-from fairmesh.metrics.over_sites import LEVEL
 from fairmesh.networks.base import Network, Traffic
 from fairmesh.networks.memory import MemoryNetwork
 from fairmesh.networks.roles import HELD_BY_ALL, PerProcess, Role, StateView, roles_of
@@ -185,23 +184,14 @@ class Training:
     def identity(self) -> dict[str, Any]:
         """Returns the settings that determine the trajectory, by name. Rounds and measurements are not among them."""
         digests = self.network.process_group.all_gather_json(list(self.problem.digests_here().items()))
-        level = self.options.cvar_level
-        by_tail = self.options.keep_best and self.options.best_by in ("cvar", "worst_share")
         return {
             "topology": portable(to_table(self.topology)),
             "algorithms": [portable(to_table(replica.algorithm)) for replica in self.replicas],
             "seeds": [replica.seed for replica in self.replicas],
             "placements": [list(replica.placement) for replica in self.replicas],
             **({"splits": [replica.split for replica in self.replicas]} if self.problem.splits else {}),
-            "dtype": self.options.dtype,
-            **({"precision": self.options.precision} if self.options.precision != "float32" else {}),
-            "data and model": self.problem.digest({site: text for held in digests for site, text in held}),
-            "keep_best": self.options.keep_best and self.options.measure_every,
-            "keep_iterate": self.options.keep_iterate,
-            **({"lying_neighbours": self.options.lying_neighbours} if self.options.lying_neighbours else {}),
-            **({"best_by": self.options.best_by} if self.options.keep_best and self.options.best_by != "worst" else {}),
-            **({"best_smoothing": self.options.best_smoothing} if self.options.keep_best else {}),
-            **({"cvar_level": level} if by_tail and level != LEVEL else {}),
+            "problem": self.problem.identity({site: text for held in digests for site, text in held}),
+            "options": self.options.identity(),
         }
 
     def roles(self, state: TrainingState) -> dict[str, Role]:
