@@ -112,10 +112,11 @@ def described(value: Any, depth: int = 0, folder: str = "") -> Any:
         return described({"function": value.func, "args": value.args, "keywords": value.keywords}, depth, folder)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {"class": described(type(value), depth)} | _settings(value, depth, folder)
-    if isinstance(value, type) or hasattr(value, "__qualname__"):
-        if not _is_own(value):
-            return f"{value.__module__}.{value.__qualname__}"
-        return f"{value.__qualname__} {_hashed(code_in_words(value, depth))}" if depth < _DEPTH else value.__qualname__
+    name = getattr(value, "__qualname__", None)
+    if name is not None and not _is_own(value):
+        return f"{value.__module__}.{name}"
+    if name is not None:
+        return f"{name} {_hashed(code_in_words(value, depth))}" if depth < _DEPTH else name
     if _is_own(type(value)) and not _is_installed(type(value)) and hasattr(value, "__dict__") and depth < _DEPTH:
         return {"class": described(type(value), depth)} | described(vars(value), depth + 1, folder)
     return f"{type(value).__qualname__} {_anywhere(repr(value), folder)}"

@@ -9,7 +9,6 @@ from fairmesh.data.streams import HELD_UP_TO
 from fairmesh.losses.builtin import squared_error
 from fairmesh.problems.batch_norm import layers_of
 from fairmesh.problems.lora import said_of_adapters
-from fairmesh.problems.weight_norms import ITERATIONS
 
 if TYPE_CHECKING:
     from fairmesh.problems.problem import Problem
@@ -94,17 +93,6 @@ def on_binary_numbers(problem: "Problem") -> str | None:
         "all targets are 0.0 or 1.0, which are floats, so they are predicted as numbers, by squared error; to tell two "
         "classes apart, use loss=fm.losses.BinaryCrossEntropy(), or labels as whole numbers (targets.long()) and two "
         "outputs"
-    )
-
-
-def on_spectral_norm(problem: "Problem") -> str | None:
-    """Returns how spectral norms are computed, or None if there are none."""
-    count = problem.flat_model.spectral_norms
-    return (
-        f"spectral norm ({count} weight{'s' * (count > 1)}): every pass computes the largest singular value from the "
-        f"weight alone, by {ITERATIONS:,} power iterations; torch's vectors u and v are written when a model is saved"
-        if count
-        else None
     )
 
 

@@ -57,7 +57,6 @@ from fairmesh.problems.parts import Parts
 from fairmesh.problems.sampling import Sampling
 from fairmesh.problems.stacking import AtOnce, slower_stacked
 from fairmesh.problems.subgroups import numbered, own_names
-from fairmesh.problems.weight_norms import copied
 from fairmesh.trainers.local_trainer import LocalTrainer, TrainingFunction
 
 BUILT_IN_METRICS = {"accuracy": True, "loss": False}  # name -> whether higher is better
@@ -553,7 +552,7 @@ class Problem(metaclass=_ShortHelp):
     def _prepared(self) -> nn.Module:
         settings = (self.parts, self.batch_norm, self.backbone)
         module, as_given = cast(nn.Module, self.model), settings == (Parts(), "refuse", None)
-        return self.prepared(module if as_given else copied(module))
+        return self.prepared(module if as_given else copy.deepcopy(module))
 
     @cached_property
     def _readings(self) -> tuple[Read | None, Read | None, Packing | None]:

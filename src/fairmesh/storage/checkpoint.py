@@ -173,12 +173,12 @@ def _read(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
 
 
 def _differences(stored: Any, wanted: Any, where: str) -> list[str]:
+    stored = {} if stored is _DEFAULT and isinstance(wanted, dict) else stored
+    wanted = {} if wanted is _DEFAULT and isinstance(stored, dict) else wanted
     if isinstance(stored, dict) and isinstance(wanted, dict):
         names = sorted(stored.keys() | wanted.keys())
         pairs = [(stored.get(k, _DEFAULT), wanted.get(k, _DEFAULT), f"{where}.{k}" if where else k) for k in names]
         return [d for pair in pairs for d in _differences(*pair)]
-    if _DEFAULT in (stored, wanted) and (isinstance(stored, dict) or isinstance(wanted, dict)):
-        return _differences(*({} if side is _DEFAULT else side for side in (stored, wanted)), where)
     tables = isinstance(stored, list) and isinstance(wanted, list) and stored and isinstance(stored[0], dict)
     if tables and len(stored) == len(wanted):
         return [d for k, pair in enumerate(zip(stored, wanted)) for d in _differences(*pair, f"{where}[{k}]")]

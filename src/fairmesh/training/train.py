@@ -208,8 +208,8 @@ def train(
     at_once = min(process_group.all_gather_json(at_once))
     switched_off = notes.on_evaluation_mode(problem)
     data = notes.on_data(problem, home_of_data(problem, kind["device"], chosen.data_on), kind["device"])
-    parts, short, spectral = notes.on_parts(problem), notes.on_short_floats(problem), notes.on_spectral_norm(problem)
-    special = (parts, spectral, short, notes.on_stacking(problem, kind["device"]), notes.on_augmentation(problem))
+    parts, short = notes.on_parts(problem), notes.on_short_floats(problem)
+    special = (parts, short, notes.on_stacking(problem, kind["device"]), notes.on_augmentation(problem))
     special = (
         notes.on_binary_numbers(problem),
         *special,
