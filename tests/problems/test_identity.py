@@ -13,8 +13,8 @@ from torch.nn import functional as F
 
 import fairmesh as fm
 from fairmesh.problems.identity import NOT_PART, code_in_words, described
-from fairmesh.problems.model_loss import BoundModelLoss
 from fairmesh.problems.outputs import PackedLoss
+from fairmesh.problems.row_loss import BoundModelLoss
 from fairmesh.training import options
 from tests import toys
 from tests.refusals import refused

@@ -14,7 +14,7 @@ from fairmesh.data.site import Site
 from fairmesh.errors import BadInput
 from fairmesh.numerics import trees
 from fairmesh.numerics.trees import Tree
-from fairmesh.problems.losses import as_floats
+from fairmesh.problems.row_loss import as_floats
 
 if TYPE_CHECKING:
     from fairmesh.problems.problem import Problem

@@ -12,8 +12,8 @@ from fairmesh.data.rows import SampleRows
 from fairmesh.errors import BadInput, in_a_line
 from fairmesh.numerics import trees
 from fairmesh.numerics.trees import Tree
-from fairmesh.problems.losses import answering, as_floats, per_sample
 from fairmesh.problems.problem import Problem
+from fairmesh.problems.row_loss import answering, as_floats, per_sample
 
 _FLOATS_AT_ONCE = 1 << 23  # of inputs times rows, so that a chunk of outputs and activations stays small
 

@@ -18,18 +18,17 @@ from fairmesh.numerics.round_cache import RoundCache
 from fairmesh.numerics.trees import Tree
 from fairmesh.problems import convolutions
 from fairmesh.problems.local_work import LocalWorker, Node, Work, no_memory
-from fairmesh.problems.losses import (
+from fairmesh.problems.objective import LEARNABLE, held_out_last
+from fairmesh.problems.problem import Problem
+from fairmesh.problems.row_loss import (
     as_floats,
     batch_error,
     batch_loss,
-    evaluation_error,
-    evaluation_loss,
+    evaluation_errors,
     evaluation_losses,
     losses_of_rows,
-    weighted_loss,
+    weighed,
 )
-from fairmesh.problems.objective import LEARNABLE, held_out_last
-from fairmesh.problems.problem import Problem
 from fairmesh.problems.stacking import Precision, gradients, over_models, replayed
 from fairmesh.problems.subgroups import Seen, seen_in
 from fairmesh.trainers.local_trainer import LocalTrainer, SiteData
@@ -127,16 +126,17 @@ class Oracle:
         self.initial_rows, self._initial_own = start.split([self.model.dim, self.model.own_dim], dim=-1)
         self._shape = (*draw_shape, self.model.dim)
         at_once, rows = problem.at_once(device), draw_shape[0] * draw_shape[1]
-        loss = (weighted_loss if self._weighted else batch_loss)(self.model, problem.loss, problem.augmenter)
+        self._each = each = losses_of_rows(self.model, problem.loss, problem.augmenter)
+        loss = batch_loss(self.model, problem.loss, problem.augmenter)
+        loss = (lambda *arguments: each(*arguments)[0]) if self._weighted else loss
         self._values = over_models(convolutions.of_many(loss, at_once or rows, device), at_once)
         self._errors = over_models(batch_error(self.model, problem.augmenter, problem.right), at_once)
-        self._held_values = over_models(evaluation_loss(self.model, problem.loss), at_once)
+        self._held_values = over_models(weighed(evaluation_losses(self.model, problem.loss)), at_once)
         if trace and at_once is None:
             self._held_values = replayed(self._held_values)
-        self._held_errors = over_models(evaluation_error(self.model, problem.right), at_once)
+        self._held_errors = over_models(weighed(evaluation_errors(self.model, problem.right)), at_once)
         self._gradients = gradients(self.model, loss, at_once, rows, device, trace=trace, precision=precision)
         if self.subgroups:
-            each = losses_of_rows(self.model, problem.loss, problem.augmenter)
             self._gradients_and_rows = gradients(self.model, each, at_once, rows, device, True, precision=precision)
             self._held_rows = over_models(evaluation_losses(self.model, problem.loss), at_once)
 
@@ -447,7 +447,7 @@ class Oracle:
                 "losses and gradients of single samples need batches of one length; with order = 'full' sites of "
                 "unequal size have none: use Sampling(batch=...)"
             )
-        each = losses_of_rows(self.model, self.problem.loss, self.problem.augmenter)
+        each = self._each
 
         def one(row: Tensor, inputs: Any, targets: Any, key: Tensor) -> Tensor:
             return what(lambda given: each(given, inputs, targets, key, row.new_zeros(()))[1])(row)

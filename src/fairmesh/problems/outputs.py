@@ -14,11 +14,9 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from fairmesh.errors import BadInput, in_a_line
-from fairmesh.losses.base import NamedLoss
-from fairmesh.losses.model_loss import ModelLoss
+from fairmesh.losses.base import ModelLoss, NamedLoss
 from fairmesh.numerics import trees
 from fairmesh.numerics.trees import Tree
-from fairmesh.problems.model_loss import BoundModelLoss
 
 Read = Callable[[Any], Tensor]  # what a model returns -> the tensor that predicts
 
@@ -189,7 +187,7 @@ def readings(
     if given is None and classes_last(predicting, targets, not plain, is_built_in(loss)):
         read = functools.partial(classes_second, logits_of)
     unchanged = given is None and plain and read is logits_of
-    if is_built_in(loss) or isinstance(loss, ModelLoss | BoundModelLoss) or unchanged:  # none gets all outputs
+    if is_built_in(loss) or isinstance(loss, ModelLoss) or unchanged:  # none gets all outputs
         return None if unchanged else read, None, None
     if plain:
         return None, read, None

@@ -49,11 +49,10 @@ from fairmesh.problems.flat_model import FlatModel, own_copy
 from fairmesh.problems.identity import digest_of, fingerprint, identity_of
 from fairmesh.problems.local_work import check_trainer
 from fairmesh.problems.lora import check_adapters
-from fairmesh.problems.losses import Loss, as_floats, reads_logits
-from fairmesh.problems.model_loss import BoundModelLoss, bound
 from fairmesh.problems.objective import Objective
 from fairmesh.problems.outputs import PackedLoss, Packing, Read, is_built_in, readings
 from fairmesh.problems.parts import Parts
+from fairmesh.problems.row_loss import BoundModelLoss, Loss, as_floats, bound, reads_logits
 from fairmesh.problems.sampling import Sampling
 from fairmesh.problems.stacking import AtOnce, slower_stacked
 from fairmesh.problems.subgroups import numbered, own_names
@@ -265,7 +264,7 @@ class Problem(metaclass=_ShortHelp):
                 f"a trainer gets the whole model and the data as it is, so the outputs of {path!r} (backbone) would be "
                 f"of no use; {instead}"
             )
-        if isinstance(self.loss, ModelLoss | BoundModelLoss):
+        if isinstance(self.loss, ModelLoss):
             raise BadInput(
                 f"fm.losses.ModelLoss may call the model with other inputs, for which the outputs of {path!r} "
                 f"(backbone) are not known; {instead}"
@@ -274,7 +273,7 @@ class Problem(metaclass=_ShortHelp):
     def _settle_loss(self) -> None:
         """Chooses the loss of numbers if none was given, and finds balanced class weights."""
         targets = self.sites[0].train.targets
-        if isinstance(self.loss, ModelLoss | BoundModelLoss):
+        if isinstance(self.loss, ModelLoss):
             self._bind_loss(self.loss)
             return
         refuse_unwrapped(self.loss)
@@ -315,11 +314,11 @@ class Problem(metaclass=_ShortHelp):
         if isinstance(self.loss, NamedLoss):
             self.loss.check(self._outputs_per_target())
 
-    def _bind_loss(self, loss: ModelLoss | BoundModelLoss) -> None:
+    def _bind_loss(self, loss: ModelLoss) -> None:
         """Finds out how a loss that calls the model is evaluated."""
         inputs, targets, _ = few_samples(self)
         model, row = self.flat_model.to(torch.device("cpu"), torch.float32), self.initial_whole_row(0).float()
-        object.__setattr__(self, "loss", bound(loss.function, model, row, (inputs, targets)))
+        object.__setattr__(self, "loss", bound(loss, model, row, (inputs, targets)))
 
     @property
     def output_loss(self) -> Loss:
@@ -328,7 +327,7 @@ class Problem(metaclass=_ShortHelp):
         Raises:
             BadInput: It calls the model itself.
         """
-        if isinstance(self.loss, ModelLoss | BoundModelLoss):
+        if isinstance(self.loss, ModelLoss):
             raise BadInput(
                 "constant answers, personalization and references that are chosen by held-out rows need a loss of "
                 "outputs and targets, but this one calls the model (fm.losses.ModelLoss)"

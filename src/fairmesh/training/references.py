@@ -17,14 +17,14 @@ from fairmesh.data.site import Site
 from fairmesh.errors import BadInput
 from fairmesh.evidence.intervals import paired, quantile
 from fairmesh.evidence.outcomes import Outcomes
+from fairmesh.losses import ModelLoss
 from fairmesh.networks.base import Network
 from fairmesh.networks.process_group import ProcessGroup
 from fairmesh.numerics import trees
 from fairmesh.problems.evaluator import SplitEvaluator, measured
-from fairmesh.problems.losses import as_floats, per_sample, takes_shares
-from fairmesh.problems.model_loss import BoundModelLoss
 from fairmesh.problems.objective import Objective, held_out_last
 from fairmesh.problems.problem import Problem
+from fairmesh.problems.row_loss import as_floats, per_sample, takes_shares
 from fairmesh.problems.splits import with_splits
 from fairmesh.topology.graphs import Topology
 from fairmesh.training.loop import Training
@@ -86,7 +86,7 @@ def _references(
         of_split: dict[str, dict[int, float]] = {"local_losses": local[k]} if local else {}
         if objective.needs_constants:
             untrained = {i: _untrained_loss(split, i, seed) for i in sites}
-            if objective.against == "constant" or not isinstance(split.loss, BoundModelLoss):
+            if objective.against == "constant" or not isinstance(split.loss, ModelLoss):
                 constants = {i: _constant_loss(split, i) for i in sites}
                 of_split["constant_losses"] = constants
                 untrained = {i: max(constants[i], loss) for i, loss in untrained.items()}
@@ -249,7 +249,7 @@ def worse_than_constant(outcomes: Outcomes, problem: Problem, group: ProcessGrou
         group: The processes of the run, each of which has the data of some sites.
     """
     splits = problem.every_split
-    if problem.task != "numbers" or takes_shares(problem.loss) or isinstance(problem.loss, BoundModelLoss):
+    if problem.task != "numbers" or takes_shares(problem.loss) or isinstance(problem.loss, ModelLoss):
         return None
     if len(outcomes.of_sites) != len(splits):  # all replicas of a split diverged
         return None
@@ -309,7 +309,7 @@ def _untrained_loss(problem: Problem, i: int, seed: int) -> float:
     """Returns the loss of the initial model on the rows that judge a site."""
     samples = problem.sites[i].validation.some()
     targets = as_floats(samples.targets, torch.float32)
-    if isinstance(problem.loss, BoundModelLoss):
+    if isinstance(problem.loss, ModelLoss):
         model, row = problem.flat_model.to(torch.device("cpu"), torch.float32), problem.initial_whole_row(seed).float()
         with torch.no_grad():
             return float(problem.loss.of_samples(model, row, as_floats(samples.inputs, torch.float32), targets).mean())
