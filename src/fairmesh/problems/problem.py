@@ -274,7 +274,7 @@ class Problem(metaclass=_ShortHelp):
         """Chooses the loss of numbers if none was given, and finds balanced class weights."""
         targets = self.sites[0].train.targets
         if isinstance(self.loss, ModelLoss):
-            self._bind_loss(self.loss)
+            object.__setattr__(self, "loss", bound(self.loss, *self._to_check(), few_samples(self)[:2]))
             return
         refuse_unwrapped(self.loss)
         if not isinstance(targets, Tensor):
@@ -314,11 +314,9 @@ class Problem(metaclass=_ShortHelp):
         if isinstance(self.loss, NamedLoss):
             self.loss.check(self._outputs_per_target())
 
-    def _bind_loss(self, loss: ModelLoss) -> None:
-        """Finds out how a loss that calls the model is evaluated."""
-        inputs, targets, _ = few_samples(self)
-        model, row = self.flat_model.to(torch.device("cpu"), torch.float32), self.initial_whole_row(0).float()
-        object.__setattr__(self, "loss", bound(loss, model, row, (inputs, targets)))
+    def _to_check(self) -> tuple[FlatModel, Tensor]:
+        """Returns the model on the CPU and its initial row, both in float32."""
+        return self.flat_model.to(torch.device("cpu"), torch.float32), self.initial_whole_row(0).float()
 
     @property
     def output_loss(self) -> Loss:
@@ -365,20 +363,23 @@ class Problem(metaclass=_ShortHelp):
 
     @cached_property
     def _without_splits(self) -> "Problem":
-        if not self.splits:
-            return self
-        alone = copy.copy(self)  # all else has been checked
-        object.__setattr__(alone, "splits", ())
-        return alone
+        return self._changed(splits=()) if self.splits else self
 
     def with_splits(self, others: Sequence["Problem"]) -> "Problem":
         """Returns this problem, which has no splits yet, with others as its further splits."""
         if not others:
             return self
-        made = copy.copy(self)  # all else has been checked
-        vars(made).pop("_without_splits", None)
-        object.__setattr__(made, "splits", tuple(others))
+        made = self._changed({"_without_splits"}, splits=tuple(others))
         made._check_splits()
+        return made
+
+    def _changed(self, forgotten: Collection[str] = (), **fields: Any) -> "Problem":
+        """Returns a copy with other fields, which checks nothing again and forgets some of what was found."""
+        made = copy.copy(self)
+        for name in forgotten:
+            vars(made).pop(name, None)
+        for name, value in fields.items():
+            object.__setattr__(made, name, value)
         return made
 
     def with_other(self, *, sites: Sequence[Site] | None = None, objective: Objective | None = None) -> "Problem":
@@ -390,11 +391,7 @@ class Problem(metaclass=_ShortHelp):
         changes |= {} if objective is None else {"objective": objective}
         kept = _OF_MODEL | {one.name for one in dataclasses.fields(self)}
         kept |= {"slower_stacked"} if self.sampling.order != "full" else set()
-        made = copy.copy(self)
-        for name in vars(made).keys() - kept:
-            del vars(made)[name]  # what depends on the samples is found again
-        for name, value in changes.items():
-            object.__setattr__(made, name, value)
+        made = self._changed(vars(self).keys() - kept, **changes)  # what depends on the samples is found again
         if sites is not None:
             made._read_sites({"test": None, "validation": None})
             mine, others = (
@@ -509,7 +506,7 @@ class Problem(metaclass=_ShortHelp):
 
     @cached_property
     def _whole_model(self) -> FlatModel:
-        module = self._module(0)
+        module = self.initial_model(0)
         local, shared = self.batch_norm == "local", self.batch_norm == "shared"
         names = self.parts.local_names(module)
         check_adapters(module, names)
@@ -586,7 +583,8 @@ class Problem(metaclass=_ShortHelp):
         """The label of samples that the loss ignores."""
         return getattr(self.loss, "ignore_index", None) if isinstance(self.loss, NamedLoss) else None
 
-    def _module(self, seed: int) -> nn.Module:
+    def initial_model(self, seed: int) -> nn.Module:
+        """Returns the module that every node of a replica starts from. It must not be changed."""
         if isinstance(self.model, nn.Module):
             return self._prepared
         if not seed:
@@ -608,17 +606,13 @@ class Problem(metaclass=_ShortHelp):
             raise BadInput(f"the model function returned a {type(made).__name__}, not an nn.Module")
         return self.prepared(made.cpu())
 
-    def initial_model(self, seed: int) -> nn.Module:
-        """Returns the module that every node of a replica starts from. It must not be changed."""
-        return self._module(seed)
-
     def initial_row(self, seed: int) -> Tensor:
         """Returns the shared parameters that every node of a replica starts from, as a row (dim,) in float64."""
         return self.initial_whole_row(seed)[: self.flat_model.dim]
 
     def initial_whole_row(self, seed: int) -> Tensor:
         """Returns the model that every node of a replica starts from, its own part included, as a row in float64."""
-        return self.flat_model.row_of(self._module(seed)).double()
+        return self.flat_model.row_of(self.initial_model(seed)).double()
 
     @property
     def shares_of_samples(self) -> Tensor:
@@ -674,7 +668,7 @@ class Problem(metaclass=_ShortHelp):
         model = self._whole_model.to(torch.device("cpu"), torch.float32)
         try:
             with torch.no_grad():
-                return model(self._whole_model.row_of(self._module(0)).float(), as_floats(inputs, torch.float32))
+                return model(self._whole_model.row_of(self.initial_model(0)).float(), as_floats(inputs, torch.float32))
         except BadInput:
             raise
         except (RuntimeError, TypeError, ValueError, IndexError) as error:
@@ -743,7 +737,7 @@ class Problem(metaclass=_ShortHelp):
         """Runs model and loss once as training will, so that an unsuitable problem is refused now."""
         if self.prefix is not None:
             self.cut  # noqa: B018 - which refuses a prefix whose outputs cannot be kept
-        model = self.flat_model.to(torch.device("cpu"), torch.float32)
+        model, row = self._to_check()
         inputs, targets, more = few_samples(self)
         if isinstance(self.loss, NamedLoss) and self.loss.of_numbers and self.task in ("classes", "masks"):
             raise BadInput(
@@ -752,7 +746,6 @@ class Problem(metaclass=_ShortHelp):
             )
         if isinstance(self.loss, NamedLoss) and self.loss.of_labels and self.task == "multi-label":
             refuse_one_hot(self)
-        row = self.initial_whole_row(0).float()
         check_gradient(model, row, self.loss, self.augmenter, self._augmented(inputs, targets))
         if not isinstance(self.loss, BoundModelLoss):
             with torch.no_grad():
@@ -788,21 +781,17 @@ class Problem(metaclass=_ShortHelp):
     def slower_stacked(self) -> dict[str, str | None]:
         """Why models are faster one at a time, by the kind of device."""
         module = self.flat_model.evaluated
-        inputs, _, _ = few_samples(self)
-        model = self.flat_model.to(torch.device("cpu"), torch.float32)
-        row = self.initial_whole_row(0).float()
+        inputs = few_samples(self)[0]
         samples = self.sampling.batch
         if self.sampling.order == "full":
             samples = max(len(self.sites[i].train) for i in self.here)
-        convolved = products_in(model, row, inputs) * samples // trees.length(inputs)
+        convolved = products_in(*self._to_check(), inputs) * samples // trees.length(inputs)
         return {kind: slower_stacked(module, kind, convolved) for kind in ("cpu", "cuda")}
 
     @cached_property
     def why_not_stacked(self) -> str | None:
-        inputs, targets, _ = few_samples(self)
-        model = self.flat_model.to(torch.device("cpu"), torch.float32)
-        batch = self._augmented(inputs, targets)
-        return why_not_stacked(model, self.initial_whole_row(0).float(), self.loss, self.augmenter, batch)
+        batch = self._augmented(*few_samples(self)[:2])
+        return why_not_stacked(*self._to_check(), self.loss, self.augmenter, batch)
 
     def _augmented(self, inputs: Tree, targets: Tree) -> tuple[Tree, Tree]:
         """Returns a batch as an augmentation without `draw` changes it."""
