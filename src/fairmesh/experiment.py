@@ -36,9 +36,8 @@ from fairmesh.problems.batch_norm import BatchNormPolicy
 from fairmesh.problems.models import FullyConnected, Logistic, Model, PaperCNN, build_in_units
 from fairmesh.problems.objective import Objective
 from fairmesh.problems.parts import Parts
-from fairmesh.problems.problem import Problem, Sampling
+from fairmesh.problems.problem import Problem, Sampling, with_splits
 from fairmesh.problems.row_loss import loss_in_spreads
-from fairmesh.problems.splits import with_splits
 from fairmesh.storage.files import write_atomically
 from fairmesh.storage.strict_json import as_json, with_nan
 from fairmesh.topology.graphs import Ring, Topology

@@ -75,17 +75,15 @@ def is_empty(source: Any) -> bool:
         return False
 
 
-def check_forms(sites: Sequence[Site]) -> None:
-    """Raises BadInput if samples of the sites differ in shapes, dtypes or names."""
-    first = sites[0].train
-    for i, site in enumerate(sites):
-        for what in ("inputs", "targets"):
-            here, there = getattr(site.train, what), getattr(first, what)
-            if trees.form(here) != trees.form(there):
-                raise BadInput(
-                    f"site {i} ({site.name}): {what} are {trees.form_in_words(here)}, but site 0 has "
-                    f"{trees.form_in_words(there)}; all sites need the same"
-                )
+def check_form(samples: Samples, first: Samples, where: str) -> None:
+    """Raises BadInput if samples differ from those of the first site in shapes, dtypes or names."""
+    for part in ("inputs", "targets"):
+        here, there = getattr(samples, part), getattr(first, part)
+        if trees.form(here) != trees.form(there):
+            raise BadInput(
+                f"{where}: {part} are {trees.form_in_words(here)}, but training {part} of site 0 are "
+                f"{trees.form_in_words(there)}; all sites need the same"
+            )
 
 
 def scaled_prior(prior: Sequence[float] | None, sizes: Sequence[int]) -> Tensor:
@@ -112,13 +110,7 @@ def check_samples(problem: "Problem", samples: Samples, what: str, judges: bool 
         what: What it is called in errors.
         judges: Whether it judges models, so that every sample needs a label. Default: True.
     """
-    first = problem.sites[0].train
-    for part in ("inputs", "targets"):
-        here, there = getattr(samples, part), getattr(first, part)
-        if trees.form(here) != trees.form(there):
-            raise BadInput(
-                f"{what}: {part} are {trees.form_in_words(here)}, but training {part} are {trees.form_in_words(there)}"
-            )
+    check_form(samples, problem.sites[0].train, what)
     if problem.label_range is not None and samples.here:
         _check_labels(problem, samples, *problem.label_range, what, judges)
 

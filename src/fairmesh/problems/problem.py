@@ -36,7 +36,7 @@ from fairmesh.problems.checks import (
 from fairmesh.problems.convolutions import products_in
 from fairmesh.problems.data_checks import (
     check_batches,
-    check_forms,
+    check_form,
     check_samples,
     check_split,
     few_samples,
@@ -227,7 +227,8 @@ class Problem(metaclass=_ShortHelp):
     def _check_forms(self) -> None:
         if not self.here:
             raise BadInput("none of the sites' data is here; a host needs that of one site at least")
-        check_forms(self.sites)
+        for i, site in enumerate(self.sites):
+            check_form(site.train, self.sites[0].train, f"site {i} ({site.name})")
         if self.objective.subgroups:
             for i in self.here:
                 self.subgroup_numbers(i)
@@ -829,3 +830,23 @@ class Problem(metaclass=_ShortHelp):
     def digest(self, of_sites: Mapping[int, str] | None = None) -> str:
         """Returns a fingerprint of the identity."""
         return digest_of(self.identity(of_sites))
+
+
+def with_splits(problems: Sequence[Problem], same_sites: bool = True) -> Problem:
+    """Returns several problems as one whose replicas are trained on each of them.
+
+    Args:
+        problems: The problems.
+        same_sites: Whether their sites must have the same names. Default: True.
+    """
+    if not problems or not all(isinstance(one, Problem) for one in problems):
+        raise BadInput("give a Problem, or a list of problems that differ only in which rows are for training")
+    first, *others = problems
+    names = [site.name for site in first.sites]
+    for k, other in enumerate(others, start=1):
+        theirs = [site.name for site in other.sites]
+        if same_sites and theirs != names:
+            raise BadInput(f"split {k} has the sites {theirs}, but split 0 has {names}; only their rows may differ")
+    if isinstance(first.loss, NamedLoss):  # balanced class weights are those of the first split
+        others = [one if one.loss is first.loss else dataclasses.replace(one, loss=first.loss) for one in others]
+    return first.with_splits(others)

@@ -23,9 +23,8 @@ from fairmesh.networks.process_group import ProcessGroup
 from fairmesh.numerics import trees
 from fairmesh.problems.evaluator import SplitEvaluator, measured
 from fairmesh.problems.objective import Objective, held_out_last
-from fairmesh.problems.problem import Problem
+from fairmesh.problems.problem import Problem, with_splits
 from fairmesh.problems.row_loss import as_floats, per_sample, takes_shares
-from fairmesh.problems.splits import with_splits
 from fairmesh.topology.graphs import Topology
 from fairmesh.training.loop import Training
 from fairmesh.training.options import Options

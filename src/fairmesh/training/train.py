@@ -26,8 +26,7 @@ from fairmesh.personalization.outcome import Personalized, PersonalSite
 from fairmesh.personalization.personalize import personalized, refuse_structure
 from fairmesh.problems import notes
 from fairmesh.problems.checks import refuse_autocast
-from fairmesh.problems.problem import Problem
-from fairmesh.problems.splits import with_splits
+from fairmesh.problems.problem import Problem, with_splits
 from fairmesh.storage.finished_work import FinishedWork
 from fairmesh.storage.run_folder import RunFolder
 from fairmesh.storage.sharded_checkpoint import Checkpoints
