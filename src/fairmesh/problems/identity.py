@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import hashlib
+import itertools
 import json
 import math
 import os
@@ -60,23 +61,18 @@ def fingerprint(samples: Samples) -> str:
     items that are read at the start; that of outputs of a frozen prefix is that of the samples behind them."""
     if samples.origin is not None:
         return samples.origin
-    hasher = hashlib.sha256()
+    parts: list[Any] = []
     if samples.stream is not None:
         rows = samples.stream.rows
-        hasher.update(f"{len(samples)} streamed".encode())
-        hasher.update(b"" if rows is None else rows.numpy().data)
+        parts += [f"{len(samples)} streamed", "" if rows is None else rows]
         samples = samples.seen
     if samples.subgroups is not None:
-        hasher.update(repr(samples.subgroup_names).encode())
-    for name, tensor in samples.named_tensors():
-        hasher.update(name.encode())
-        hasher.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
-        hasher.update(tensor.contiguous().flatten().view(torch.uint8).numpy().data)
-    return hasher.hexdigest()
+        parts.append(samples.subgroup_names)
+    return _hashed(*parts, *itertools.chain(*samples.named_tensors()), digits=64)
 
 
-def _hashed(*parts: Any) -> str:
-    """Returns a short digest of tensors and of the texts of other values."""
+def _hashed(*parts: Any, digits: int = 16) -> str:
+    """Returns a digest of tensors and of the texts of other values."""
     hasher = hashlib.sha256()
     for part in parts:
         if isinstance(part, Tensor):
@@ -84,7 +80,7 @@ def _hashed(*parts: Any) -> str:
             hasher.update(part.detach().contiguous().cpu().flatten().view(torch.uint8).numpy().data)
         else:
             hasher.update(str(part).encode())
-    return hasher.hexdigest()[:16]
+    return hasher.hexdigest()[:digits]
 
 
 def described(value: Any, depth: int = 0, folder: str = "") -> Any:
