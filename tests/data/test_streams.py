@@ -291,7 +291,7 @@ def test_large_datasets_are_streamed_and_the_run_says_why(monkeypatch):
     assert any(not missing_from(text, "streamed", "Dataset of more than", "workers") for text in said)
     said.clear()
     trained(problem([fm.data.Streamed(Scans(k), workers=1, prefetch=3) for k in range(2)]), 1, announce=said.append)
-    assert any(not missing_from(text, "as asked for", "1 worker", "3 rounds") for text in said)
+    assert any(not missing_from(text, "as asked for", "workers = 1", "3 rounds") for text in said)
 
 
 def test_data_in_memory_is_said_to_be_there():

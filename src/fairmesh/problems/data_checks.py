@@ -139,17 +139,11 @@ def _check_labels(
     if known and (lowest < 0 or highest >= classes):
         shown = "one output" if problem.task == "binary" else f"{classes} classes"
         unlabelled = lowest if lowest < 0 else highest
-        entries = "pixels or tokens" if dense else "samples"
-        named = type(problem.loss).__name__ if hasattr(problem.loss, "ignore_index") else "CrossEntropy"
+        left_out = (dense or lowest < 0) and problem.ignored is None
+        advice = f"; to leave {unlabelled} out, loss = fm.losses.CrossEntropy(ignore_index={unlabelled})"
         raise BadInput(
             f"{what}: labels run from {lowest} to {highest}, but the model has {shown}: labels must lie in "
-            f"0..{classes - 1}"
-            + ("; to predict numbers, give targets as floats" if problem.task == "binary" else "")
-            + (
-                f"; {entries} without a label: loss = fm.losses.{named}(ignore_index={unlabelled})"
-                if (dense or lowest < 0) and problem.ignored is None
-                else ""
-            )
+            f"0..{classes - 1}; to predict numbers, give targets as floats{advice if left_out else ''}"
         )
 
 

@@ -164,7 +164,7 @@ class Oracle:
         models = _whole(models, own)
         rows = models.reshape(-1, models.shape[-1])
         gradients, losses = self._over_batches(self._gradients, rows, round_index, call)
-        gradients = self._clipped_and_decayed(gradients.view(*self._shape[:-1], -1), models)
+        gradients = self._regularized(gradients.view(*self._shape[:-1], -1), models)
         if self._judge is not None:
             return self.losses(models, round_index, call), gradients
         return self._compared(losses.view(*self._shape[:-1], 1)), gradients
@@ -239,7 +239,7 @@ class Oracle:
             samples = samples.take(held_out_last(samples, i, len(samples) - rows)[:rows])
         return SiteData(samples, functools.partial(as_floats, dtype=self.dtype))
 
-    def _clipped_and_decayed(self, gradients: Tensor, models: Tensor) -> Tensor:
+    def _regularized(self, gradients: Tensor, models: Tensor) -> Tensor:
         """Returns gradients, clipped and then with weight decay, in place. The statistics of BatchNorm layers have
         neither."""
         trained = self.model.dim + self.model.local_dim
@@ -394,7 +394,7 @@ class Oracle:
             losses, seen = (each * weighed).sum(dim=-1) / weighed.sum(dim=-1), seen_of(each, numbers, weights)
         return (
             self._compared(losses.view(*shape, 1)),
-            self._clipped_and_decayed(gradients.view(*shape, -1), models),
+            self._regularized(gradients.view(*shape, -1), models),
             seen,
         )
 

@@ -448,26 +448,24 @@ class Problem(metaclass=_ShortHelp):
 
         Of the other sites it knows the number of samples."""
 
-        def kept(i: int, site: Site, split: str) -> Samples | None:
-            samples = getattr(site, split)
-            if samples is None:
-                return None
-            if i in sites:
-                return alone(samples)
-            away = Samples.elsewhere(len(samples), samples)
-            return dataclasses.replace(away, subgroup_names=samples.subgroup_names)
-
         @functools.cache
         def alone(samples: Samples) -> Samples:  # a set that sites share stays one
             return samples.alone()
 
-        splits = ("train", "test", "validation", "reserved")
-        held = [
-            dataclasses.replace(
-                s, **{w: kept(i, s, w) for w in splits}, table=None if s.table is None else s.table.without_rows()
-            )
-            for i, s in enumerate(self.sites)
-        ]
+        def kept(samples: Samples | None, here: bool) -> Samples | None:
+            if samples is None:
+                return None
+            if here:
+                return alone(samples)
+            away = Samples.elsewhere(len(samples), samples)
+            return dataclasses.replace(away, subgroup_names=samples.subgroup_names)
+
+        held = []
+        for i, site in enumerate(self.sites):
+            names = ("train", "test", "validation", "reserved")
+            sets: dict[str, Any] = {name: kept(getattr(site, name), i in sites) for name in names}
+            sets["table"] = None if site.table is None else site.table.without_rows()
+            held.append(dataclasses.replace(site, **sets))
         others = [other.keeping(sites) for other in self.splits]
         return dataclasses.replace(self, sites=held, test=None, validation=None, splits=others)
 
@@ -673,13 +671,10 @@ class Problem(metaclass=_ShortHelp):
         except BadInput:
             raise
         except (RuntimeError, TypeError, ValueError, IndexError) as error:
-            handed = (
-                ""
-                if isinstance(inputs, Tensor)
-                else ("; a dictionary of inputs is handed to forward as keywords, a tuple as positional arguments")
-            )
-            shape = tuple(inputs.shape[1:]) if isinstance(inputs, Tensor) else trees.form_in_words(inputs)
-            raise BadInput(f"the model does not accept inputs of shape {shape}: {error}{handed}") from error
+            raise BadInput(
+                f"the model does not accept inputs {trees.form_in_words(inputs)}: {error}; a dictionary of inputs is "
+                "handed to forward as keywords, a tuple as positional arguments"
+            ) from error
 
     @property
     def primary(self) -> str:
@@ -760,23 +755,15 @@ class Problem(metaclass=_ShortHelp):
 
     def at_once(self, device: torch.device) -> AtOnce:
         """Returns how many models are evaluated at once on a device; None for all."""
-        if isinstance(self.models_at_once, int):
-            if self.models_at_once > 1 and self.why_not_stacked is not None:
-                raise self._not_stackable()
-            return self.models_at_once
-        if self.models_at_once == "auto" and self.slower_stacked[device.type] is not None:
+        wanted = self.models_at_once
+        if wanted == 1 or (wanted == "auto" and (self.slower_stacked[device.type] or self.why_not_stacked)):
             return 1
-        if self.why_not_stacked is None:
-            return None
-        if self.models_at_once == "all":
-            raise self._not_stackable()
-        return 1
-
-    def _not_stackable(self) -> BadInput:
-        return BadInput(
-            f"models_at_once = {self.models_at_once!r}: torch.vmap cannot evaluate several of these models at once "
-            f"({self.why_not_stacked}); use 1 or 'auto'"
-        )
+        if self.why_not_stacked is not None:
+            raise BadInput(
+                f"models_at_once = {wanted!r}: torch.vmap cannot evaluate several of these models at once "
+                f"({self.why_not_stacked}); use 1 or 'auto'"
+            )
+        return wanted if isinstance(wanted, int) else None
 
     @cached_property
     def slower_stacked(self) -> dict[str, str | None]:

@@ -15,12 +15,11 @@ from fairmesh.data.rows import stays_apart
 from fairmesh.data.samples import Samples
 from fairmesh.data.site import Site
 from fairmesh.errors import BadInput
-from fairmesh.losses import ModelLoss
 from fairmesh.numerics import trees
 from fairmesh.problems.evaluator import evaluated_at_once
 from fairmesh.problems.oracle import AS_FLOATS_UP_TO
 from fairmesh.problems.problem import Problem, Sampling
-from fairmesh.problems.row_loss import as_floats, augmented
+from fairmesh.problems.row_loss import BoundModelLoss, as_floats, augmented
 from fairmesh.topology.graphs import Ring
 from fairmesh.training.loop import Training
 from fairmesh.training.options import Options
@@ -157,7 +156,7 @@ def _batch_bytes(problem: Problem, dtype: torch.dtype) -> _Batch:
     model, key = problem.flat_model.to(_CPU, torch.float32), torch.zeros((), dtype=torch.int64)
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         inputs, targets = augmented(problem.augmenter, inputs, targets, key)
-        if isinstance(problem.loss, ModelLoss):
+        if isinstance(problem.loss, BoundModelLoss):
             outputs = problem.loss.of_batch(model, row, inputs, targets, key)
         else:
             outputs = model(row, inputs, key)

@@ -24,7 +24,7 @@ from fairmesh.numerics import trees
 from fairmesh.problems.evaluator import SplitEvaluator, measured
 from fairmesh.problems.objective import Objective, held_out_last
 from fairmesh.problems.problem import Problem, with_splits
-from fairmesh.problems.row_loss import as_floats, per_sample, takes_shares
+from fairmesh.problems.row_loss import BoundModelLoss, as_floats, per_sample, takes_shares
 from fairmesh.topology.graphs import Topology
 from fairmesh.training.loop import Training
 from fairmesh.training.options import Options
@@ -308,7 +308,7 @@ def _untrained_loss(problem: Problem, i: int, seed: int) -> float:
     """Returns the loss of the initial model on the rows that judge a site."""
     samples = problem.sites[i].validation.some()
     targets = as_floats(samples.targets, torch.float32)
-    if isinstance(problem.loss, ModelLoss):
+    if isinstance(problem.loss, BoundModelLoss):
         model, row = problem.flat_model.to(torch.device("cpu"), torch.float32), problem.initial_whole_row(seed).float()
         with torch.no_grad():
             return float(problem.loss.of_samples(model, row, as_floats(samples.inputs, torch.float32), targets).mean())
