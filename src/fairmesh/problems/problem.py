@@ -672,7 +672,7 @@ class Problem(metaclass=_ShortHelp):
             raise
         except (RuntimeError, TypeError, ValueError, IndexError) as error:
             raise BadInput(
-                f"the model does not accept inputs {trees.form_in_words(inputs)}: {error}; a dictionary of inputs is "
+                f"the model does not accept inputs of shape {trees.form_in_words(inputs)}: {error}; a dictionary is "
                 "handed to forward as keywords, a tuple as positional arguments"
             ) from error
 
