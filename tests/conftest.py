@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import zlib
 from collections import defaultdict
 
 import pytest
@@ -19,20 +18,20 @@ QUICK_CASES = 3  # of a test with more than that many, unless it says otherwise
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """Marks as slow all but some cases of each test with many: `QUICK_CASES` of them, or as many as
-    `@pytest.mark.quick_cases(count)` says. The quick ones are spread over its cases, and begin elsewhere in every test,
-    so that each member of a family stays in some quick test. What `tests/api` checks costs nothing."""
+    """Marks as slow all but some cases of each test with many. The quick ones are the first of `QUICK_CASES` equal
+    shares of its cases, in the order in which they are written down. `@pytest.mark.quick_cases(count)` asks for another
+    number, and `quick_cases("all")` for all that are not marked as slow themselves. No member of a family depends on
+    this rule: tests/contracts/test_every_member.py has a quick case of each. What `tests/api` checks costs nothing."""
     cases = defaultdict(list)
     for item in items:
         marker = item.get_closest_marker("quick_cases")
-        every = "tests/api/" in item.nodeid and marker is None
-        if not every and not item.get_closest_marker("slow"):
-            cases[item.nodeid.partition("[")[0], marker.args[0] if marker else QUICK_CASES].append(item)
-    for (test, count), found in cases.items():
-        begin = zlib.crc32(test.encode())
-        quick = {(begin + k * len(found) // count) % len(found) for k in range(count)}
-        for k in set(range(len(found))) - quick:
-            found[k].add_marker(pytest.mark.slow)
+        count = marker.args[0] if marker else "all" if "tests/api/" in item.nodeid else QUICK_CASES
+        if count != "all" and not item.get_closest_marker("slow"):
+            cases[item.nodeid.partition("[")[0], count].append(item)
+    for (_, count), of_one_test in cases.items():
+        quick = {k * len(of_one_test) // count for k in range(count)}
+        for k in set(range(len(of_one_test))) - quick:
+            of_one_test[k].add_marker(pytest.mark.slow)
 
 
 @pytest.fixture(autouse=True)

@@ -35,7 +35,7 @@ def shared_recordings() -> Iterator[None]:
         if id(problem) not in kept:
             kept[id(problem)] = {}
             weakref.finalize(problem, kept.pop, id(problem))
-        alike = (self.seeds.device, self.dtype, self._shape, self._padded, settings.get("precision"))
+        alike = (self.seeds.device, self.dtype, self._shape, self._padded, settings.get("precision"), settings.get("trace"))
         self._gradients = kept[id(problem)].setdefault(alike, self._gradients)
 
     with mock.patch.object(Oracle, "__init__", and_share):

@@ -1,19 +1,17 @@
 """What every registered algorithm promises, whatever it computes."""
 
-import copy
 import dataclasses
 
 import pytest
 import torch
 
 import fairmesh as fm
-from fairmesh.algorithms.base import Round
 from fairmesh.networks.memory import MemoryNetwork
-from fairmesh.networks.roles import StateView
 from fairmesh.storage.state_tree import flatten_state
+from fairmesh.testing.problems import NoGradients
+from fairmesh.testing.stacks import relabelled, stack
 from tests import toys
-from tests.contracts.battery import after, relabelled, same_bits, stack, state_bits, tensors_of, with_steps
-from tests.equivalence.stack import NoData
+from tests.contracts.battery import after, same_bits, state_bits
 from tests.pairwise import covering, some_quick
 
 MIXED_UP = [3, 0, 7, 5, 1, 6, 2, 4]
@@ -39,28 +37,6 @@ def moved(problem) -> fm.Problem:
     return dataclasses.replace(problem, sites=[problem.sites[i] for i in MIXED_UP])
 
 
-def test_toys_hold_every_registered_algorithm():
-    assert toys.covers(fm.algorithms.Algorithm, toys.ALGORITHMS)
-
-
-@every_algorithm
-@over_both_graphs
-def test_step_changes_nothing_but_what_it_returns(problem, algorithm, topology):
-    network, oracle = stack(problem, topology.build(8), algorithm)
-    state, _, _ = after(algorithm, network, oracle, 3)
-    round = Round(torch.tensor(3), oracle, network)
-    things = {"state": state, "problem": problem, "oracle": oracle, "network": network, "algorithm": algorithm}
-    before, configured = tensors_of(things), copy.deepcopy(algorithm)
-    assert {"state", "problem", "oracle", "network"} <= {name.split(".")[1] for name in before}
-    assert any("sites" in name and "inputs" in name for name in before)
-    first = algorithm.step(state, round)
-    assert same_bits(before, tensors_of(things))
-    assert algorithm == configured
-    assert not same_bits(state_bits(first), state_bits(state))
-    again = algorithm.step(state, Round(torch.tensor(3), oracle, network))
-    assert same_bits(state_bits(first), state_bits(again))
-
-
 def test_local_steps_look_at_a_batch_of_their_own_each(problem, monkeypatch):
     kinds = {type(one) for one in toys.ALGORITHMS.values() if hasattr(one, "local_steps")}
     assert {fm.ADGDA, fm.ChocoSGD, fm.TrackedADGDA, fm.DRFA, fm.algorithms.FedAvg} <= kinds
@@ -77,37 +53,6 @@ def test_local_steps_look_at_a_batch_of_their_own_each(problem, monkeypatch):
         after(algorithm, network, oracle, 1)
         probed = [0] if kind is fm.TrackedADGDA else []  # the first batch again, to see how far the gradient drifted
         assert calls == [0, 1, 2, *probed], kind
-
-
-@every_algorithm
-def test_init_gives_the_same_fresh_state_each_time(problem, algorithm):
-    network, oracle = stack(problem, fm.Ring().build(8), algorithm)
-    state = algorithm.init(oracle, network)
-    fresh = state_bits(state)
-    for tensor in flatten_state(state).values():
-        tensor.fill_(7.0)  # a state of one's own: no other run feels it
-    assert same_bits(fresh, state_bits(algorithm.init(oracle, network)))
-
-
-@covering(algorithm=toys.ALGORITHMS, topology=GRAPHS, dtype={"float32": torch.float32, "float64": torch.float64})
-def test_step_keeps_every_dtype_and_shape(problem, algorithm, topology, dtype):
-    network, oracle = stack(problem, topology.build(8), algorithm, seeds=(0, 1), dtype=dtype)
-    start = algorithm.init(oracle, network)
-    state, nodes, server = after(algorithm, network, oracle, 3)
-    assert type(state) is type(start)
-    for name, tensor in flatten_state(start).items():
-        assert tensor.dtype == dtype
-        assert flatten_state(state)[name].dtype == dtype
-        assert flatten_state(state)[name].shape == tensor.shape
-        assert flatten_state(state)[name].isfinite().all()
-    rows = 1 if algorithm.needs_server else 8
-    assert state.models.shape == (2, rows, problem.flat_model.dim)
-    duals = StateView(state).duals(state)
-    if duals is not None:
-        assert duals.shape == (2, rows, 8)
-        assert (duals >= 0).all()
-        assert torch.allclose(duals.sum(dim=-1), torch.ones(2, rows, dtype=dtype), atol=1e-6)
-    assert (nodes.shape, server.shape) == ((2, 8), (2,))
 
 
 @every_algorithm
@@ -147,31 +92,9 @@ def _check_relabelling(
     assert torch.equal(moved_server, server_bits)
 
 
-@every_algorithm
-@over_both_graphs
-def test_algorithm_renames_its_result_when_nodes_are_renamed(problem, moved, algorithm, topology):
-    _check_relabelling(problem, moved, algorithm, topology, 6)
-
-
 @pytest.mark.parametrize("topology", toys.TOPOLOGIES.values(), ids=toys.TOPOLOGIES)
 def test_ad_gda_renames_its_result_over_every_topology(problem, moved, topology):
     _check_relabelling(problem, moved, toys.ALGORITHMS["ad-gda"], topology, 4)
-
-
-@pytest.mark.parametrize("compressor", toys.COMPRESSORS.values(), ids=toys.COMPRESSORS)
-def test_ad_gda_renames_its_result_for_every_compressor(problem, moved, compressor):
-    algorithm = fm.ADGDA(
-        2.0, dual_step=0.1, consensus_step=0.3, compressor=compressor, regularizer=fm.regularizers.OwnCoordinate(0.5)
-    )
-    _check_relabelling(problem, moved, algorithm, fm.topologies.Star(), 4)
-
-
-def test_identities_of_other_nodes_give_another_run(problem):
-    """Otherwise the relabelling tests above would prove nothing."""
-    algorithm = toys.ALGORITHMS["ad-gda"]
-    one, _, _ = after(algorithm, *stack(problem, fm.Ring().build(8), algorithm), 3)
-    other, _, _ = after(algorithm, *stack(problem, fm.Ring().build(8), algorithm, identities=MIXED_UP), 3)
-    assert not torch.allclose(one.models, other.models)
 
 
 # Gossip --------------------------------------------------------------------------------------------------------------
@@ -184,7 +107,7 @@ def _unequal(seed: int = 0, nodes: int = 8, dim: int = 23) -> torch.Tensor:
 
 def _check_average_kept(algorithm: fm.algorithms.Algorithm, topology: fm.topologies.Topology, rounds: int = 6) -> None:
     network = MemoryNetwork(topology.build(8), dtype=torch.float64)
-    oracle = NoData(_unequal())
+    oracle = NoGradients(_unequal())
     state = algorithm.init(oracle, network)
     average, first = state.models.mean(dim=-2), state.models
     for t in range(rounds):
@@ -192,12 +115,6 @@ def _check_average_kept(algorithm: fm.algorithms.Algorithm, topology: fm.topolog
         assert float((state.models.mean(dim=-2) - average).abs().max()) < 1e-13
     if not algorithm.needs_server and algorithm.sends:
         assert float((state.models - first).abs().max()) > 1e-2, "there was no gossip"
-
-
-@every_algorithm
-@over_both_graphs
-def test_algorithm_without_a_primal_step_keeps_the_average_model(algorithm, topology):
-    _check_average_kept(with_steps(algorithm, primal_step=0.0, warm_start=False), topology)  # they begin unequal
 
 
 @covering(strength=1, compressor=toys.COMPRESSORS, topology=toys.TOPOLOGIES)
@@ -208,7 +125,7 @@ def test_gossip_keeps_the_average_model_for_every_compressor_and_topology(compre
 @pytest.mark.parametrize("topology", toys.TOPOLOGIES.values(), ids=toys.TOPOLOGIES)
 def test_ad_gda_keeps_the_average_dual_over_every_topology(topology):
     network = MemoryNetwork(topology.build(8), dtype=torch.float64)
-    oracle, algorithm = NoData(_unequal()), fm.ADGDA(0.0, dual_step=0.0)
+    oracle, algorithm = NoGradients(_unequal()), fm.ADGDA(0.0, dual_step=0.0)
     duals = fm.regularizers.project_onto_simplex(_unequal(seed=1, dim=8))
     start = algorithm.init(oracle, network)._replace(duals=duals)
     state, _, _ = after(algorithm, network, oracle, 4, start)

@@ -10,9 +10,10 @@ from fairmesh.compression.codes import Dense
 from fairmesh.networks import product
 from fairmesh.networks.base import Network, Part
 from fairmesh.networks.memory import MemoryNetwork
+from fairmesh.testing.stacks import stack
 from fairmesh.topology.graphs import Mixing
 from tests import toys
-from tests.contracts.battery import after, stack
+from tests.contracts.battery import after
 from tests.refusals import refused
 
 ORDER = [3, 0, 7, 5, 1, 6, 2, 4]

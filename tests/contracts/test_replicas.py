@@ -14,7 +14,7 @@ from fairmesh.training.loop import Training
 from fairmesh.training.options import Options
 from fairmesh.training.replicas import random_placement, replicas_of
 from tests import toys
-from tests.contracts.battery import same_bits, state_bits, with_steps
+from tests.contracts.battery import same_bits, state_bits
 from tests.pairwise import case, some_quick
 from tests.refusals import refused
 
@@ -27,80 +27,7 @@ def problem() -> fm.Problem:
     return toys.problem()
 
 
-def _variants(algorithm: fm.algorithms.Algorithm) -> list[fm.algorithms.Algorithm]:
-    """The algorithm, and itself with every number changed that may differ between replicas."""
-    changed = with_steps(algorithm, primal_step=_scaled(algorithm.primal_step), temperature=3.0, beta1=0.75)
-    changed = with_steps(
-        changed,
-        dual_step=0.04,
-        gradient_at_average=0.25,
-        **{} if getattr(algorithm, "consensus_step", None) is None else {"consensus_step": 0.15},
-    )
-    if isinstance(changed, fm.TrackedADGDA):
-        weighting = with_steps(changed.weighting, loss_ema=0.6, step=0.04)
-        if isinstance(weighting, fm.weighting.ShadowPrice):
-            weighting = dataclasses.replace(weighting, strength_annealing=_scaled(weighting.strength_annealing))
-        regularizer = toys.of_strength(changed.regularizer, 0.07)
-        changed = dataclasses.replace(changed, weighting=weighting, regularizer=regularizer)
-    elif hasattr(changed, "regularizer"):
-        changed = dataclasses.replace(changed, regularizer=toys.of_strength(changed.regularizer, 0.007))
-    assert changed != algorithm
-    return [algorithm, changed]
-
-
-def _scaled(schedule: fm.schedules.Schedule) -> fm.schedules.Schedule:
-    if isinstance(schedule, fm.schedules.Geometric):
-        return fm.schedules.Geometric(schedule.start / 2, 0.97)
-    if isinstance(schedule, fm.schedules.Linear):
-        return dataclasses.replace(schedule, start=schedule.start / 2)
-    return fm.schedules.Constant(schedule.value / 2 if schedule.value else 0.5)
-
-
-@every_algorithm
-@pytest.mark.quick_cases(4)
-def test_replicas_in_a_batch_give_what_each_gives_alone(problem, algorithm):
-    placements = [tuple(range(8)), random_placement(1, 8)]
-    batch = fm.train(problem, fm.Ring(), _variants(algorithm), 6, seeds=(3, 8), placements=placements, **LONGHAND)
-    assert len(batch.replicas) == 8
-    together = state_bits(batch.state)
-    for r, replica in enumerate(batch.replicas):
-        alone = fm.train(
-            problem,
-            fm.Ring(),
-            replica.algorithm,
-            6,
-            seeds=[replica.seed],
-            placements=[replica.placement],
-            **LONGHAND,
-        )
-        for name, tensor in state_bits(alone.state).items():
-            assert float((together[name][r] - tensor[0]).abs().max()) < 1e-12, name
-        (mine,) = (record for record in batch.final if record["replica"] == r)
-        (its,) = alone.final
-        assert mine["loss"]["sites"] == pytest.approx(its["loss"]["sites"], abs=1e-12)
-        assert mine["nominal_bits_total"] == its["nominal_bits_total"]
-    rows = batch.row("last")
-    apart = (rows[:, None] - rows[None]).abs().amax(dim=-1) + torch.eye(8)
-    assert float(apart.min()) > 1e-3, "two replicas were the same run"
-
-
 LONGHAND = {"dtype": "float64", "measure_every": 6, "keep_iterate": True}
-
-
-def test_replicas_may_differ_in_strength_for_every_regularizer(problem):
-    for regularizer in toys.REGULARIZERS.values():
-        if toys.of_strength(regularizer, 0.01) == regularizer:
-            continue  # it has none
-        step = (
-            0.02 if isinstance(regularizer, fm.regularizers.Capped) else 0.2
-        )  # longer ones end at the caps whatever the strength
-        base = fm.ADGDA(1.0, dual_step=step, consensus_step=0.4, regularizer=regularizer)
-        other = dataclasses.replace(base, regularizer=toys.of_strength(regularizer, 0.01))
-        batch = fm.train(problem, fm.Ring(), [base, other], 6, dtype="float64").state.algorithm
-        for r, algorithm in enumerate((base, other)):
-            alone = fm.train(problem, fm.Ring(), algorithm, 6, dtype="float64").state.algorithm
-            assert float((batch.duals[r] - alone.duals[0]).abs().max()) < 1e-12
-        assert float((batch.duals[0] - batch.duals[1]).abs().max()) > 5e-4 * step
 
 
 @pytest.mark.parametrize("inner", ["chi-square", "kl", "none", "own-coordinate"])

@@ -5,8 +5,9 @@ import pytest
 import torch
 
 import fairmesh as fm
+from fairmesh.testing.stacks import stack
 from tests import toys
-from tests.contracts.battery import after, stack
+from tests.contracts.battery import after
 
 DIM, N, ROUNDS = 53, 8, 6
 

@@ -9,7 +9,6 @@ measured contraction of a compressor, a number that a run settles on before it b
 
 import copy
 import functools
-import itertools
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -167,82 +166,27 @@ def compressed(compressor: fm.compressors.Compressor, row: np.ndarray, dither: n
         rounding = {"floor": np.floor, "ceil": np.ceil}[compressor.rounding]
         kind = {"float32": np.float32, "float16": np.float16}[compressor.norms]
         return quantized(row, dither, compressor.bits, block, block, rounding, kind)
-    if isinstance(compressor, fm.compressors.Half):
-        return Values(rounded(row, np.float16))
-    if isinstance(compressor, fm.compressors.Threshold):
-        if np.any(np.abs(np.abs(row) - compressor.level) < 1e-13):
-            raise OnTheEdge
-        return Values(np.array([x if abs(x) > compressor.level else 0.0 for x in row]))
     if isinstance(compressor, fm.TopK):
         largest = first_of(row, -np.abs(row), kept(compressor.fraction, dim))
         return Values(largest if compressor.values == "full" else rounded(largest, np.float16))
-    if isinstance(compressor, fm.compressors.RandomK):
-        return Values(first_of(row, dither, kept(compressor.fraction, dim)))
     if isinstance(compressor, fm.Sign):
         block = min(compressor.block or dim, dim)
         if np.abs(row).min() < 1e-14:
             raise OnTheEdge
         means = [rounded(np.abs(x).sum(), np.float32) / np.float32(len(x)) for x in blocks(row, block)]
         return Scaled(np.where(row >= 0, 1.0, -1.0), np.array(means, dtype=np.float32), block, 1.0)
-    if isinstance(compressor, fm.compressors.TopKQuantize):
-        count = kept(compressor.fraction, dim)
-        return quantized(first_of(row, -np.abs(row), count), dither, compressor.bits, dim, count)
-    if isinstance(compressor, fm.compressors.Natural):
-        return Values(np.array([natural(x, xi) for x, xi in zip(row, dither)]))
-    if isinstance(compressor, fm.compressors.LowRank):
-        return Values(projected_matrices(row, dither, compressor))
     raise NotImplementedError(f"no reference for {compressor}")
-
-
-def natural(x: float, xi: float) -> float:
-    """One of the two nearest powers of two, without bias."""
-    if x == 0:
-        return 0.0
-    power = 2.0 ** math.floor(math.log2(abs(x)))
-    chance = abs(x) / power - 1
-    if abs(xi - chance) < 1e-13:
-        raise OnTheEdge
-    return math.copysign(2 * power if xi < chance else power, x)
-
-
-def matrices_of(dim: int, rank: int) -> list[tuple[int, int, int]]:
-    """First coordinate, height and width of what travels as factors: those of the toys' model, or a square."""
-    side = math.isqrt(dim)
-    every = [(0, 5, 6), (35, 3, 5)] if dim == 53 else [(0, side, dim // side)]
-    return [(first, a, b) for first, a, b in every if rank * (a + b) < a * b]
-
-
-def projected_matrices(row: np.ndarray, dither: np.ndarray, compressor: fm.compressors.LowRank) -> np.ndarray:
-    """P P^T M of every matrix M, where P spans M (M^T M)^k Z; from the left if M is the wider one."""
-    out, at = row.copy(), 0
-    for first, a, b in matrices_of(len(row), compressor.rank):
-        matrix = row[first : first + a * b].reshape(a, b)
-        tall, side = (matrix if a >= b else matrix.T), min(a, b)
-        drawn = dither[at : at + compressor.rank * side].reshape(compressor.rank, side).T - 0.5 + 2.0**-25
-        at += compressor.rank * side
-        span, _ = np.linalg.qr(np.linalg.matrix_power(tall @ tall.T, compressor.iterations) @ tall @ drawn)
-        kept_part = span @ (span.T @ tall)
-        out[first : first + a * b] = (kept_part if a >= b else kept_part.T).flatten()
-    return out
 
 
 def billed(compressor: fm.compressors.Compressor, dim: int) -> float:
     """The paper's bits for one message: b a coordinate; no sign, norm or index."""
     if isinstance(compressor, fm.Quantize):
         return compressor.bits * dim
-    if isinstance(compressor, fm.compressors.Half):
-        return 16 * dim
     if isinstance(compressor, fm.Sign):
         return dim
-    if isinstance(compressor, fm.compressors.Natural):
-        return 9 * dim
-    if isinstance(compressor, fm.compressors.LowRank):
-        return FLOAT * (dim + sum(compressor.rank * (a + b) - a * b for _, a, b in matrices_of(dim, compressor.rank)))
-    if isinstance(compressor, fm.compressors.TopKQuantize):
-        return compressor.bits * kept(compressor.fraction, dim)
     if isinstance(compressor, fm.TopK) and compressor.values == "float16":
         return 16 * kept(compressor.fraction, dim)
-    if isinstance(compressor, fm.TopK | fm.compressors.RandomK):
+    if isinstance(compressor, fm.TopK):
         return FLOAT * kept(compressor.fraction, dim)
     return FLOAT * dim
 
@@ -260,28 +204,6 @@ def projected(point: np.ndarray) -> np.ndarray:
     raise ArithmeticError("unreachable: the largest entry alone is above its threshold")
 
 
-def projected_under_caps(point: np.ndarray, caps: np.ndarray) -> np.ndarray:
-    """The same where no weight may be above its cap: the threshold lies between two of those at which an entry leaves
-    zero or meets its cap, and there the sum is linear."""
-
-    def clipped(threshold: float) -> np.ndarray:
-        return np.clip(point - threshold, 0.0, caps)
-
-    thresholds = sorted([*point, *(point - caps)], reverse=True)
-    for above, below in itertools.pairwise(thresholds):
-        high, low = clipped(below).sum(), clipped(above).sum()
-        if high >= 1 and high > low:
-            return clipped(above + (below - above) * (1 - low) / (high - low))
-    return caps.copy()  # they sum to one
-
-
-def into_set(regularizer: fm.regularizers.Regularizer, point: np.ndarray, prior: np.ndarray) -> np.ndarray:
-    """The nearest of the weights that the regularizer allows."""
-    if isinstance(regularizer, fm.regularizers.Capped):
-        return projected_under_caps(point, prior / regularizer.level)
-    return projected(point)
-
-
 def slope(regularizer: fm.regularizers.Regularizer, weights: np.ndarray, prior: np.ndarray, i: int) -> np.ndarray:
     """alpha times the gradient of r at node i's weights."""
     pairs = list(zip(weights, prior))
@@ -293,12 +215,6 @@ def slope(regularizer: fm.regularizers.Regularizer, weights: np.ndarray, prior: 
         return np.zeros(len(weights))
     if isinstance(regularizer, fm.regularizers.OwnCoordinate):
         return np.array([-regularizer.strength * (w - p) if k == i else 0.0 for k, (w, p) in enumerate(pairs)])
-    if isinstance(regularizer, fm.regularizers.Capped):
-        return slope(regularizer.inner, weights, prior, i)
-    if isinstance(regularizer, fm.regularizers.Custom):
-        point = torch.tensor(weights, requires_grad=True)
-        (gradient,) = torch.autograd.grad(regularizer.function(point, torch.tensor(prior)), point)
-        return regularizer.strength * gradient.numpy()
     raise NotImplementedError(f"no reference for {regularizer}")
 
 
@@ -311,41 +227,6 @@ def step_size(schedule: fm.schedules.Schedule, t: int) -> float:
         left = max(0.0, 1 - t / (schedule.rounds or math.inf))
         return schedule.start * left ** getattr(schedule, "power", 1)
     raise NotImplementedError(f"no reference for {schedule}")
-
-
-def best_weights(regularizer: fm.regularizers.Regularizer, losses: np.ndarray, prior: np.ndarray) -> np.ndarray:
-    """The argmax of sum_i lambda_i f_i + alpha r(lambda), by halving the interval in which the price of sum_i lambda_i
-    = 1 lies: the dearer, the less of each."""
-    inner = regularizer.inner if isinstance(regularizer, fm.regularizers.Capped) else regularizer
-    caps = prior / regularizer.level if isinstance(regularizer, fm.regularizers.Capped) else np.full(len(prior), np.inf)
-    if isinstance(inner, fm.regularizers.NoRegularizer):
-        return filled(losses, np.minimum(caps, 1.0))
-
-    def bought(price: float) -> np.ndarray:
-        if isinstance(inner, fm.ChiSquare):
-            wanted = prior * np.maximum(0.0, 1 + losses / (2 * inner.strength) - price)
-        elif isinstance(inner, fm.regularizers.KullbackLeibler):
-            wanted = prior * np.exp(losses / inner.strength - price)
-        elif isinstance(inner, fm.regularizers.OwnCoordinate):
-            wanted = np.maximum(0.0, prior + len(prior) * losses / inner.strength - price)
-        else:
-            raise NotImplementedError(f"no reference for {regularizer}")
-        return np.minimum(wanted, caps)
-
-    scale = np.abs(losses).max() / getattr(inner, "strength", 1.0) * len(prior) + 2.0
-    low, high = -scale, scale
-    while low < (middle := (low + high) / 2) < high:
-        low, high = (middle, high) if bought(middle).sum() > 1 else (low, middle)
-    return bought(low)
-
-
-def filled(losses: np.ndarray, caps: np.ndarray) -> np.ndarray:
-    """All weight on the worst, then on the next worst, each up to its cap."""
-    weights, left = np.zeros(len(losses)), 1.0
-    for i in sorted(range(len(losses)), key=lambda i: (-losses[i], i)):
-        weights[i] = min(caps[i], left)
-        left -= weights[i]
-    return weights
 
 
 # --- nodes -----------------------------------------------------------------------------------------------------------
@@ -514,7 +395,7 @@ class Mesh:
         """Duals as compressed differences to public copies, back among the allowed weights at every node."""
         for i, node in enumerate(self.nodes):
             moved = ascended[i] + self.toward_others(i, t, node.public_duals)
-            node.dual = into_set(regularizer, moved, self.prior)
+            node.dual = projected(moved)
         duals, copies = [node.dual for node in self.nodes], [node.public_duals for node in self.nodes]
         self.publish(duals, copies, t, "dual compression", compressor)
 
@@ -543,7 +424,7 @@ def ad_gda(problem, topology, algorithm, rounds: int, seed: int = 0, tamper: Tam
             loss, gradient = node.worker.loss_and_gradient(node.model, t)
             ascent = slope(algorithm.regularizer, node.dual, mesh.prior, i)
             ascent[i] += loss if algorithm.loss_cap is None else min(loss, algorithm.loss_cap)
-            half = into_set(algorithm.regularizer, node.dual + dual * ascent, mesh.prior)
+            half = projected(node.dual + dual * ascent)
             weight = {"simultaneous": node.dual, "dual-first": half}[algorithm.dual_order][i]
             model = node.model - primal * (weight * gradient)
             for call in range(1, algorithm.local_steps):
@@ -569,7 +450,6 @@ class Rows:
         self.prior, self.n = mesh.prior, mesh.n
         self.losses = np.zeros(mesh.n)
         self.prices, self.raised, self.means = np.zeros(mesh.n), np.zeros(mesh.n), np.zeros(mesh.n)
-        self.rows = [np.zeros(mesh.n) for _ in range(mesh.n)]  # whose average is the table of losses
 
     def weigh(self, losses: np.ndarray, t: int) -> np.ndarray:
         nodes, n = self.mesh.nodes, self.n
@@ -582,20 +462,12 @@ class Rows:
                 ascent = slope(self.regularizer, node.dual, self.prior, i) / n
                 ascent[i] += losses[i]
                 moved = node.dual + step_size(self.weighting.step, t) * ascent
-                self.ascended.append(into_set(self.regularizer, moved, self.prior))
+                self.ascended.append(projected(moved))
             return weights
         before, self.losses = (
             self.losses,
             self.weighting.loss_ema * self.losses + (1 - self.weighting.loss_ema) * losses,
         )
-        if isinstance(self.weighting, fm.weighting.ExactMaximum):
-            for i, node in enumerate(nodes):
-                self.rows[i] = self.rows[i].copy()
-                self.rows[i][i] += n * (self.losses[i] - before[i])
-                known = self.rows[i].copy()
-                known[i] = self.losses[i]
-                node.dual = best_weights(self.regularizer, known, self.prior)
-            return np.array([n * node.dual[i] for i, node in enumerate(nodes)])
         self.means = self.means + self.losses - before  # each node's estimate of the mean loss
         seen = self.losses
         if self.weighting.relative:
@@ -605,13 +477,10 @@ class Rows:
         return self.weights
 
     def ratio(self, loss: float, price: float) -> float:
-        inner, most = self.regularizer, math.inf
-        if isinstance(inner, fm.regularizers.Capped):
-            inner, most = inner.inner, 1 / inner.level
-        if isinstance(inner, fm.ChiSquare):
-            return min(most, max(0.0, 1 + loss / (2 * inner.strength) - price))
-        assert isinstance(inner, fm.regularizers.KullbackLeibler)
-        return min(most, math.exp(min(4.0, loss / inner.strength - price)))
+        if isinstance(self.regularizer, fm.ChiSquare):
+            return max(0.0, 1 + loss / (2 * self.regularizer.strength) - price)
+        assert isinstance(self.regularizer, fm.regularizers.KullbackLeibler)
+        return math.exp(min(4.0, loss / self.regularizer.strength - price))
 
     def exchange(self, t: int) -> None:
         mesh, weighting = self.mesh, self.weighting
@@ -620,14 +489,6 @@ class Rows:
             mesh.mix_duals(self.ascended, t)
         elif isinstance(weighting, fm.weighting.ProjectedAscent):
             mesh.gossip_duals(self.ascended, t, compressor, self.regularizer)
-        elif isinstance(weighting, fm.weighting.ExactMaximum) and compressor is None:
-            self.rows = [mesh.average_around(i, t, self.rows) for i in range(self.n)]
-            for i in range(self.n):
-                mesh.bits[i] += FLOAT * self.n * len(mesh.neighbours(i, t))
-        elif isinstance(weighting, fm.weighting.ExactMaximum):
-            copies = [node.public_duals for node in mesh.nodes]
-            self.rows = [row + mesh.toward_others(i, t, copies[i]) for i, row in enumerate(self.rows)]
-            mesh.publish(self.rows, copies, t, "dual compression", compressor)
         elif isinstance(
             weighting, fm.weighting.ShadowPrice
         ):  # exact diffusion: step, correct by the step before, mix half
@@ -754,21 +615,6 @@ def dsgd(problem, topology, algorithm, rounds: int, seed: int = 0) -> Trace:
     return trace
 
 
-def local(problem, topology, algorithm, rounds: int, seed: int = 0) -> Trace:
-    """Adam at every node by itself, with steps of a length that does not depend on the number of parameters."""
-    mesh, trace = Mesh(problem, topology, seed, 1), Trace()
-    momenta, squares = ([np.zeros(mesh.dim) for _ in mesh.nodes] for _ in range(2))
-    for t in range(rounds):
-        for i, node in enumerate(mesh.nodes):
-            _, gradient = node.worker.loss_and_gradient(node.model, t)
-            momenta[i] = algorithm.beta1 * momenta[i] + (1 - algorithm.beta1) * gradient
-            squares[i] = algorithm.beta2 * squares[i] + (1 - algorithm.beta2) * momenta[i] ** 2
-            scale = np.sqrt(squares[i] / (1 - algorithm.beta2 ** (t + 1))) + 1e-8
-            node.model = node.model - step_size(algorithm.primal_step, t) / math.sqrt(mesh.dim) * momenta[i] / scale
-        mesh.recorded(trace, t, duals=False, copies=False)
-    return trace
-
-
 def dr_dsgd(problem, topology, algorithm, rounds: int, seed: int = 0) -> Trace:
     """Ben Issaid et al. 2022, Algorithm 1: a step scaled by exp(loss / mu) / mu, then mixing."""
     mesh, trace = Mesh(problem, topology, seed, 1), Trace()
@@ -831,68 +677,6 @@ def drfa(problem, topology, algorithm, rounds: int, seed: int = 0) -> Trace:
     return trace
 
 
-def by_server(problem, topology, algorithm, rounds: int, seed: int = 0) -> Trace:
-    """FedAvg, FedProx, q-FFL and TERM, and Pooled as FedAvg with one local step whose messages nobody sends: local
-    steps of the clients, a weighted mean of their mean gradients, and a step of the server."""
-    del topology
-    n, prior, trace = problem.n, problem.prior_of_sites.numpy(), Trace()
-    local_steps = getattr(algorithm, "local_steps", 1)
-    clients, scaled = workers(problem, seed, local_steps), algorithm.beta2 > 0
-    model, bits = clients[0].start, np.zeros(n)
-    dim, momentum, square = len(model), np.zeros(len(model)), np.zeros(len(model))
-    count = max(1, math.floor(getattr(algorithm, "participation", 1.0) * n + 0.5))
-    for t in range(rounds):
-        eta, chosen = step_size(algorithm.primal_step, t), range(n)
-        if count < n:
-            chances = uniforms(seed, "clients", t, SERVER, n)
-            chosen = sorted(sorted(range(n), key=lambda i: (chances[i], i))[:count])
-        near = np.full(dim, eta)
-        if scaled and t:
-            near = eta / local_steps / math.sqrt(dim) / (np.sqrt(square / (1 - algorithm.beta2**t)) + 1e-8)
-        elif scaled:
-            near = np.zeros(dim)
-        losses, means = {}, {}
-        for i in chosen:
-            prox = isinstance(algorithm, fm.algorithms.FedProx)
-            trace.bits_of_server += FLOAT * dim * (2 if scaled and (local_steps > 1 or prox) else 1)
-            local, total = model, np.zeros(dim)
-            for call in range(local_steps):
-                loss, gradient = clients[i].loss_and_gradient(local, t, call)
-                losses.setdefault(i, loss)
-                half, pull = local - near * gradient, algorithm.proximal if prox else 0.0
-                after = (half + near * pull * model) / (
-                    1 + near * pull
-                )  # argmin of mu/2 |x - w|^2 + |x - half|^2 / 2eta
-                # what the step went along: the gradient, and the pull where the step ends
-                total, local = total + gradient + pull * (after - model), after
-            means[i] = total / local_steps
-            bits[i] += FLOAT * dim
-        share, shorter = {i: prior[i] for i in chosen}, 1.0
-        if isinstance(algorithm, fm.algorithms.QFFL):
-            share = {i: prior[i] * losses[i] ** algorithm.q for i in chosen}
-            if not scaled:
-                extra = [prior[i] * losses[i] ** (algorithm.q - 1) * float(means[i] @ means[i]) for i in chosen]
-                shorter += eta * local_steps**2 * algorithm.q * sum(extra) / sum(share.values())
-        if isinstance(algorithm, fm.algorithms.TERM):
-            share = {i: prior[i] * math.exp(algorithm.tilt * losses[i]) for i in chosen}
-        weights = {i: share[i] / sum(share.values()) for i in chosen}
-        if isinstance(algorithm, fm.algorithms.QFFL | fm.algorithms.TERM):
-            bits += FLOAT * (1 if scaled or isinstance(algorithm, fm.algorithms.TERM) else 2)
-            trace.duals.append(np.array([[weights[i] for i in range(n)]]))
-        direction = sum(weights[i] * means[i] for i in chosen) / shorter
-        momentum = algorithm.beta1 * momentum + (1 - algorithm.beta1) * direction
-        steps = np.full(dim, eta * local_steps)
-        if scaled:
-            square = algorithm.beta2 * square + (1 - algorithm.beta2) * momentum**2
-            steps = eta / math.sqrt(dim) / (np.sqrt(square / (1 - algorithm.beta2 ** (t + 1))) + 1e-8)
-        model = model - steps * momentum
-        trace.models.append(model[None])
-    trace.bits_of_nodes = bits
-    if isinstance(algorithm, fm.algorithms.Pooled):
-        trace.bits_of_nodes, trace.bits_of_server = np.zeros(n), 0.0
-    return trace
-
-
 def drawn_by(weights: np.ndarray, uniform: float) -> int:
     """The entry into whose share of [0, 1) a uniform falls."""
     reached = 0.0
@@ -925,12 +709,6 @@ def afl(problem, topology, algorithm, rounds: int, seed: int = 0) -> Trace:
 
 REFERENCES: dict[type, Callable[..., Trace]] = {
     fm.ADGDA: ad_gda,
-    fm.Local: local,
-    fm.algorithms.FedAvg: by_server,
-    fm.algorithms.FedProx: by_server,
-    fm.algorithms.QFFL: by_server,
-    fm.algorithms.TERM: by_server,
-    fm.algorithms.Pooled: by_server,
     fm.TrackedADGDA: tracked_ad_gda,
     fm.ChocoSGD: choco_sgd,
     fm.DSGD: dsgd,

@@ -1,6 +1,7 @@
 """Traces a function of tensors once as a flat list of operations, and replays it without the layers above them."""
 
 import itertools
+import operator
 import warnings
 import weakref
 from collections.abc import Callable
@@ -14,7 +15,8 @@ from torch._ops import OpOverload
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.node import map_arg
-from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from fairmesh.errors import in_a_line
 from fairmesh.numerics.trees import Tree, leaves
@@ -38,6 +40,65 @@ def recorded(function: Callable[..., Any], *arguments: Tree) -> GraphModule:
     module.graph.eliminate_dead_code()  # it never removes in-place operations
     module.recompile()
     return module
+
+
+class _Recorder(TorchDispatchMode):
+    """Writes every operation on tensors into a graph while it is carried out. `make_fx` does the same and more, but
+    imports TorchDynamo, which takes longer than many small jobs."""
+
+    def __init__(self, graph: Graph, inputs: list[Tensor]):
+        super().__init__()
+        self.module = torch.nn.Module()  # has the tensors that are neither inputs nor results
+        self._graph, self._nodes, self._alive = graph, {}, []
+        for number, tensor in enumerate(inputs):
+            self._name(graph.placeholder(f"input_{number}"), tensor)
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:  # asked by torch; with True the first operation would import TorchDynamo
+        return False
+
+    def __torch_dispatch__(self, func: OpOverload, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        node = self._graph.call_function(func, *self.nodes_of((args, kwargs or {})))
+        if isinstance(result, Tensor):
+            self._name(node, result)
+        elif isinstance(result, tuple | list):
+            for number, part in enumerate(result):
+                if isinstance(part, Tensor):
+                    self._name(self._graph.call_function(operator.getitem, (node, number)), part)
+        else:  # a replay would have other values
+            raise RuntimeError(f"{func} reads the value of a tensor")
+        return result
+
+    def nodes_of(self, tree: Any) -> Any:
+        """Returns a tree of arguments with the node of each tensor in its place."""
+        return tree_map(lambda leaf: self._node_of(leaf) if isinstance(leaf, Tensor) else leaf, tree)
+
+    def _name(self, node: Node, tensor: Tensor) -> None:
+        self._nodes[id(tensor)] = node
+        self._alive.append(tensor)  # so that no other tensor gets its id
+        node.meta["val"] = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+
+    def _node_of(self, tensor: Tensor) -> Node:
+        if id(tensor) not in self._nodes:
+            name = f"tensor_{len(self._nodes)}"
+            self.module.register_buffer(name, tensor.detach())
+            self._name(self._graph.get_attr(name), tensor)
+        return self._nodes[id(tensor)]
+
+
+def _recorded_on_cpu(function: Callable[..., tuple[Tensor, ...]], *arguments: Tree) -> GraphModule:
+    graph = Graph()
+    recorder = _Recorder(graph, leaves(arguments))
+    _traces.append(None)
+    try:
+        with recorder:
+            results = function(*arguments)
+    finally:
+        _traces.pop()
+    graph.output(recorder.nodes_of(results))
+    graph.eliminate_dead_code()
+    return GraphModule(recorder.module, graph)
 
 
 class Opaque:
@@ -116,13 +177,14 @@ class Traced:
         shapes = tuple((t.shape, t.dtype) for t in leaves(arguments))
         if shapes not in self._replays:
             self._replays[shapes] = self._checked(arguments)
-        return self._replays[shapes](*arguments)
+        replay = self._replays[shapes]
+        return replay(*arguments) if replay is self._function else replay(*leaves(arguments))
 
     def _checked(self, arguments: tuple[Tree, ...]) -> Callable[..., tuple[Tensor, ...]]:
         """Returns the trace, or the function itself if it cannot be traced or the replay does not agree with it."""
         try:
-            replay = _tidied(recorded(self._function, *arguments))
-            pairs = zip(self._function(*arguments), replay(*arguments), strict=True)
+            replay = _tidied(_recorded_on_cpu(self._function, *arguments))
+            pairs = zip(self._function(*arguments), replay(*leaves(arguments)), strict=True)
             if all(_agree(a, b) for a, b in pairs):
                 return replay
             reason = "it does not give the same result twice: does it keep state in Python between calls?"
@@ -229,7 +291,7 @@ def _write_out(graph: Graph, node: Node) -> None:
     given = [argument for argument in node.args if isinstance(argument, Node)]
     dim = node.args[len(given)] % value.ndim  # type: ignore[operator]
     alike = all(one.meta["val"].is_contiguous() and one.meta["val"].dtype == value.dtype for one in given)
-    if not value.is_cpu or not alike or dim != value.ndim - 1 or value.shape[-1] > _FEW_CLASSES:
+    if not alike or dim != value.ndim - 1 or value.shape[-1] > _FEW_CLASSES:
         return
 
     def call(operation: OpOverload, *arguments: Any) -> Node:

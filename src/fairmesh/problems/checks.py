@@ -7,12 +7,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.func import grad_and_value, vmap
+from torch.func import vmap
 
 from fairmesh.errors import BadInput, in_a_line
 from fairmesh.losses.builtin import squared_error
 from fairmesh.numerics import trees
 from fairmesh.numerics.generators import GeneratorStates
+from fairmesh.numerics.gradients import grad_and_value
 from fairmesh.numerics.trees import Tree
 from fairmesh.problems.augmentation import Augmenter
 from fairmesh.problems.flat_model import FlatModel

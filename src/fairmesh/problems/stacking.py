@@ -7,12 +7,13 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.func import grad_and_value, vmap
+from torch.func import vmap
 from torch.utils._pytree import tree_map
 
 from fairmesh.errors import BadInput
 from fairmesh.numerics import trees
 from fairmesh.numerics.generators import GeneratorStates
+from fairmesh.numerics.gradients import grad_and_value
 from fairmesh.numerics.tracing import Opaque, Traced, values_readable
 from fairmesh.numerics.trees import Tree
 from fairmesh.problems import convolutions
