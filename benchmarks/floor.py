@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from fairmesh.problems.losses import as_floats
 from fairmesh.problems.problem import Problem
+from fairmesh.problems.row_loss import as_floats
 
 _FLOAT = 4  # bytes
 

@@ -24,7 +24,7 @@ import fairmesh as fm
 from fairmesh.problems import oracle as oracle_module
 from fairmesh.problems.flat_model import FlatModel
 from fairmesh.problems.local_work import Node, Work
-from fairmesh.problems.losses import batch_loss
+from fairmesh.problems.row_loss import batch_loss
 from fairmesh.problems.stacking import gradients
 from fairmesh.trainers.local_trainer import LocalContext, LocalTrainer, SiteData
 from reproduction.recorded import write_or_show

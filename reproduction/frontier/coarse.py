@@ -10,7 +10,7 @@ from fairmesh.data.datasets import FashionMNIST
 from fairmesh.data.partitions import Shards
 from fairmesh.data.site import Site
 from fairmesh.errors import BadInput
-from fairmesh.problems.losses import as_floats
+from fairmesh.problems.row_loss import as_floats
 
 
 def sites(nodes: int, pixels: int) -> list[Site]:

@@ -36,12 +36,11 @@ from fairmesh.numerics import trees
 from fairmesh.personalization import Personalization
 from fairmesh.problems.backbone import Backbone
 from fairmesh.problems.batch_norm import BatchNormPolicy
-from fairmesh.problems.losses import loss_in_spreads
 from fairmesh.problems.models import FullyConnected, Logistic, Model, PaperCNN, build_in_units
 from fairmesh.problems.objective import Objective
 from fairmesh.problems.parts import Parts
-from fairmesh.problems.problem import Problem, Sampling
-from fairmesh.problems.splits import with_splits
+from fairmesh.problems.problem import Problem, Sampling, with_splits
+from fairmesh.problems.row_loss import loss_in_spreads
 from fairmesh.storage.files import write_atomically
 from fairmesh.storage.strict_json import as_json, with_nan
 from fairmesh.topology.graphs import Ring, Topology

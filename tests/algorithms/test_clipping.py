@@ -84,7 +84,7 @@ def test_gossip_is_as_before_if_nobody_may_lie():
     states = [training.advance(training.initial(), 0) for training in (plain, told)]
     assert torch.equal(states[0].algorithm.models, states[1].algorithm.models)
     assert plain.network.liars == 0
-    assert "lying_neighbours" not in plain.identity()
+    assert "lying_neighbours" not in plain.identity()["options"]
 
 
 @pytest.mark.parametrize("name", ["ad-gda", "choco-sgd", "tracked"])

@@ -7,7 +7,7 @@ from torch.nn import functional as F
 import fairmesh as fm
 from fairmesh.config.tables import from_table, to_table
 from fairmesh.losses.builtin import squared_error
-from fairmesh.problems.losses import per_sample
+from fairmesh.problems.row_loss import per_sample
 from tests.refusals import missing_from, refused
 
 LABELS = torch.arange(12) % 3

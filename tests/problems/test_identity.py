@@ -2,6 +2,7 @@
 
 import shutil
 import sys
+from dataclasses import dataclass, field, fields
 from functools import partial
 from pathlib import Path
 
@@ -11,7 +12,10 @@ from torch import nn
 from torch.nn import functional as F
 
 import fairmesh as fm
-from fairmesh.problems.identity import named
+from fairmesh.problems.identity import NOT_PART, code_in_words, described
+from fairmesh.problems.outputs import PackedLoss
+from fairmesh.problems.row_loss import BoundModelLoss
+from fairmesh.training import options
 from tests import toys
 from tests.refusals import refused
 
@@ -45,6 +49,8 @@ def calling(function):
         (lambda o, t, power=1: (o - t) ** power, lambda o, t, power=2: (o - t) ** power),
         (lambda o, t: (lambda x: x + 1)(o), lambda o, t: (lambda x: x + 2)(o)),
         (Weighing(1.0), Other(1.0)),
+        (Weighing(1.0), Weighing(2.0)),
+        (nn.CrossEntropyLoss(weight=torch.ones(2)), nn.CrossEntropyLoss(weight=torch.zeros(2))),
         (partial(F.huber_loss, delta=1.0), partial(F.huber_loss, delta=2.0)),
         (lambda o, t, *, power=1: (o - t) ** power, lambda o, t, *, power=2: (o - t) ** power),
         (calling(partial(F.huber_loss, delta=1.0)), calling(partial(F.huber_loss, delta=2.0))),
@@ -56,6 +62,8 @@ def calling(function):
         "default",
         "inner function",
         "class",
+        "attribute",
+        "module",
         "partial",
         "default by name",
         "partial in a closure",
@@ -63,7 +71,7 @@ def calling(function):
     ],
 )
 def test_functions_that_compute_other_things_have_other_names(one, other):
-    assert named(one) == named(one) != named(other)
+    assert described(one) == described(one) != described(other)
 
 
 def test_name_of_a_function_holds_no_address_and_no_order_of_a_set():
@@ -71,10 +79,10 @@ def test_name_of_a_function_holds_no_address_and_no_order_of_a_set():
         return outputs if str(targets) in {"alpha", "beta", "gamma"} else F.relu(outputs)
 
     around = [nn.Linear(2, 2), object()]
-    text = named(lambda outputs, targets: (around, function(outputs, targets)))
+    text = code_in_words(lambda outputs, targets: (around, function(outputs, targets)))
     assert "0x" not in text
-    assert "0x" not in named(partial(F.cross_entropy, weight=function, other=[object()]))
-    places = [named(function).index(word) for word in ("alpha", "beta", "gamma")]
+    assert "0x" not in str(described(partial(F.cross_entropy, weight=function, other=[object()])))
+    places = [code_in_words(function).index(word) for word in ("alpha", "beta", "gamma")]
     assert places == sorted(places)
 
 
@@ -91,7 +99,7 @@ def test_digest_of_a_problem_knows_the_metrics_of_the_users_own(tmp_path):
     assert len({problem.digest() for problem in problems}) == 4
     assert made(same).digest() == problems[0].digest()
     fm.train(problems[0], fm.Ring(), fm.DSGD(0.1), 1, out=tmp_path, trace="no")
-    with refused("model", error=fm.FairmeshError):
+    with refused("problem.metrics.mine", error=fm.FairmeshError):
         fm.train(problems[1], fm.Ring(), fm.DSGD(0.1), 2, out=tmp_path, resume=True, trace="no")
 
 
@@ -119,6 +127,56 @@ def test_digest_of_a_problem_knows_all_functions_of_a_module_of_the_users_own():
     tanh.__qualname__ = relu.__qualname__
     assert toys.problem(2, model=network(relu)).digest() != toys.problem(2, model=network(tanh)).digest()
     assert toys.problem(2, model=network(relu)).digest() == toys.problem(2, model=network(relu)).digest()
+
+
+@dataclass(frozen=True)
+class Noise:
+    scale: float = 0.0
+
+
+@dataclass(frozen=True, eq=False)
+class Private(fm.Problem):
+    clip_each: float | None = None
+    noise: Noise = field(default_factory=Noise)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "names"),
+    [("clip_each", 0.5, ("problem.clip_each", "default", 0.5)), ("noise", Noise(2.0), ("problem.noise.scale", 2.0))],
+)
+def test_field_that_a_class_adds_to_problem_is_part_of_a_runs_identity(tmp_path, name, value, names):
+    def train(rounds, resume=False, **fields):
+        made = Private(nn.Linear(toys.FEATURES, toys.CLASSES), toys.sites(2), **fields)
+        return fm.train(made, fm.Ring(), fm.DSGD(0.1), rounds, out=tmp_path, resume=resume, trace="no")
+
+    torch.manual_seed(0)
+    train(1, **{name: value})
+    torch.manual_seed(0)
+    with refused(*names, error=fm.CheckpointError):
+        train(2, resume=True)
+    torch.manual_seed(0)
+    assert train(2, resume=True, **{name: value}).rounds == 2
+
+
+def test_identity_of_a_problem_holds_every_setting_that_differs_from_its_default():
+    plain = toys.problem(2)
+    objective = fm.Objective(judged_on="held-out")
+    found = toys.problem(
+        2, sampling=fm.Sampling(batch=3), objective=objective, clip_norm=1.0, metrics=["sensitivity"]
+    ).identity()
+    assert found["sampling"] == {"batch": 3}
+    assert found["objective"] == {"judged_on": "held-out"}
+    assert found["clip_norm"] == 1.0
+    assert set(found["metrics"]) == {"sensitivity"}
+    assert not set(plain.identity()) & {"objective", "clip_norm", "metrics", "loss", "trainer"}
+
+
+def test_fields_that_are_no_part_of_an_identity_exist():
+    kinds = (fm.Problem, fm.Objective, fm.LocalTrainer, BoundModelLoss, PackedLoss)
+    assert {kind.__name__ for kind in kinds} == set(NOT_PART)
+    for kind in kinds:
+        assert set(NOT_PART[kind.__name__]) <= {one.name for one in fields(kind)}
+    assert {*options._NOT_PART, *options._OF_THE_BEST} <= {one.name for one in fields(fm.Options)}
 
 
 FILES = {

@@ -455,11 +455,10 @@ ELSEWHERE = {
         "tests.data.test_rows",
         "test_a_mapped_file_larger_than_the_memory_limit_trains",
     ),
-    "spectral_norm, old and new": (
-        "tests.problems.test_weight_norms",
-        "test_saved_model_with_spectral_norm_loads_strictly_predicts_the_same_and_has_norm_1",
+    "spectral_norm, and weight_norm in its old form": (
+        "tests.problems.test_unfit_models",
+        "test_norms_of_weights_with_a_state_or_a_hook_are_refused_by_the_name_of_the_layer",
     ),
-    "weight_norm in its old form": ("tests.problems.test_weight_norms", "test_old_weight_norm_trains_as_the_new_one"),
     "other parametrizations": ("tests.problems.test_unfit_models", "test_other_parametrizations_train"),
     "a Dataset larger than memory": (
         "tests.mesh.test_real_models",

@@ -6,6 +6,8 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.utils import parametrizations, parametrize
+from torch.nn.utils import spectral_norm as old_spectral_norm
+from torch.nn.utils import weight_norm as old_weight_norm
 
 import fairmesh as fm
 from tests.problems.test_problem_data import GOOD, INPUTS, LABELS
@@ -48,6 +50,27 @@ def _by_linalg(module: nn.Module) -> nn.Module:
 def test_other_parametrizations_train(changed):
     result = fm.train(problem(network(changed(layer()))), fm.Ring(), fm.DSGD(0.1), 1, dtype="float64", trace="no")
     assert bool(torch.isfinite(result.row()).all())
+
+
+@pytest.mark.parametrize("as_function", [False, True])
+@pytest.mark.parametrize(
+    ("changed", "names"),
+    [
+        (parametrizations.spectral_norm, ("spectral_norm", "0.parametrizations.weight.0", "matrix_norm")),
+        (old_spectral_norm, ("layer 0", "parametrizations.weight_norm")),
+        (old_weight_norm, ("layer 0", "parametrizations.weight_norm")),
+    ],
+    ids=["spectral norm", "old spectral norm", "old weight norm"],
+)
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_norms_of_weights_with_a_state_or_a_hook_are_refused_by_the_name_of_the_layer(changed, names, as_function):
+    def made() -> nn.Module:
+        model = network(changed(layer()))
+        model(INPUTS[:2].float())  # an old one leaves a weight that torch does not copy
+        return model
+
+    with refused(*names):
+        problem(made if as_function else made())
 
 
 @pytest.mark.parametrize("made", [torch.jit.script, lambda module: torch.jit.trace(module, INPUTS[:2].float())])

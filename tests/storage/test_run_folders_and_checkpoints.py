@@ -158,8 +158,8 @@ def test_checkpoint_that_is_a_model_file_is_refused(folder):
         (["topology.name", "'complete'", "'ring'"], {"topology": fm.topologies.Complete()}),
         (["seeds", "[1]", "[0]"], {"seeds": (1,)}),
         (["placements"], {"placements": [(2, 1, 0)]}),
-        (["dtype", "'float64'", "'float32'"], {"dtype": "float64"}),
-        (["precision", "'bf16'", "'float32'"], {"precision": "bf16"}),
+        (["dtype", "'float64'", "default"], {"dtype": "float64"}),
+        (["precision", "'bf16'", "default"], {"precision": "bf16"}),
         (["algorithms"], {"algorithm": fm.DSGD()}),
         (["primal_step"], {"algorithm": fm.ChocoSGD(primal_step=0.2, consensus_step=0.5, compressor=fm.TopK(0.5))}),
     ],
@@ -187,7 +187,8 @@ def _absolute(outputs, targets):
     ids=lambda fields: next(iter(fields)),
 )
 def test_checkpoint_of_other_data_model_or_loss_is_refused(folder, other):
-    refused_to_resume(folder, "data and model", problem=problem(3, **other))
+    name = {"sites": "data", "prior": "data"}.get(*other, *other)
+    refused_to_resume(folder, f"problem.{name}", "here", "there", problem=problem(3, **other))
 
 
 def test_checkpoint_trained_on_another_frozen_body_is_refused(tmp_path):
@@ -199,7 +200,7 @@ def test_checkpoint_trained_on_another_frozen_body_is_refused(tmp_path):
         return problem(3, model=model)
 
     run(tmp_path / "run", problem=with_body(0.3))
-    refused_to_resume(tmp_path / "run", "data and model", problem=with_body(0.4))
+    refused_to_resume(tmp_path / "run", "problem.model", problem=with_body(0.4))
 
 
 def test_checkpoint_beyond_the_rounds_asked_for_is_refused_with_both_numbers(folder):

@@ -14,7 +14,7 @@ import fairmesh as fm
 from fairmesh.errors import TrainerFailed
 from fairmesh.networks import process_group
 from fairmesh.problems.local_work import Activity
-from fairmesh.problems.losses import as_floats
+from fairmesh.problems.row_loss import as_floats
 from fairmesh.storage import finished_work
 from fairmesh.training import long_work
 from fairmesh.training.long_work import LongWorkNotices

@@ -234,7 +234,7 @@ def test_interrupted_runs_resume_on_the_same_outputs_and_refuse_others(model, tm
     assert checkpoint < 8 * made.flat_model.dim * 200  # rows of the head, not of the encoder
     other = copy.deepcopy(model)
     other.encoder.layer.bias.data += 1
-    with refused("data and model", error=fm.CheckpointError):
+    with refused("problem.model", error=fm.CheckpointError):
         trained(problem(other, tmp_path / "features"), out=out, resume=True)
     resumed = trained(made, out=out, resume=True)
     assert torch.equal(resumed.row(), whole.row())

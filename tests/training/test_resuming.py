@@ -212,5 +212,5 @@ def test_run_leaves_ctrl_c_alone_unless_told_to_handle_it(python_s_ctrl_c):
 
 def test_checkpoint_of_a_stopped_run_is_refused_for_other_settings(tmp_path):
     stop_after(tmp_path / "run", 3)
-    with refused("dtype", "'float64' here", "'float32' there", error=fm.CheckpointError):
+    with refused("dtype", "'float64' here", "default there", error=fm.CheckpointError):
         train(tmp_path / "run", resume=True, dtype="float64")

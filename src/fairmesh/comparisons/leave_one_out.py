@@ -9,8 +9,7 @@ import torch
 from fairmesh.algorithms.base import Algorithm
 from fairmesh.errors import BadInput
 from fairmesh.problems.evaluator import Evaluator
-from fairmesh.problems.problem import Problem
-from fairmesh.problems.splits import with_splits
+from fairmesh.problems.problem import Problem, with_splits
 from fairmesh.topology.graphs import Topology
 from fairmesh.training.defaults import ROUNDS
 from fairmesh.training.result import Result

@@ -17,15 +17,14 @@ from fairmesh.data.site import Site
 from fairmesh.errors import BadInput
 from fairmesh.evidence.intervals import paired, quantile
 from fairmesh.evidence.outcomes import Outcomes
+from fairmesh.losses import ModelLoss
 from fairmesh.networks.base import Network
 from fairmesh.networks.process_group import ProcessGroup
 from fairmesh.numerics import trees
 from fairmesh.problems.evaluator import SplitEvaluator, measured
-from fairmesh.problems.losses import as_floats, per_sample, takes_shares
-from fairmesh.problems.model_loss import BoundModelLoss
 from fairmesh.problems.objective import Objective, held_out_last
-from fairmesh.problems.problem import Problem
-from fairmesh.problems.splits import with_splits
+from fairmesh.problems.problem import Problem, with_splits
+from fairmesh.problems.row_loss import BoundModelLoss, as_floats, per_sample, takes_shares
 from fairmesh.topology.graphs import Topology
 from fairmesh.training.loop import Training
 from fairmesh.training.options import Options
@@ -224,7 +223,7 @@ def worse_than_constant(outcomes: Outcomes, problem: Problem, group: ProcessGrou
         group: The processes of the run, each of which has the data of some sites.
     """
     splits = problem.every_split
-    if problem.task != "numbers" or takes_shares(problem.loss) or isinstance(problem.loss, BoundModelLoss):
+    if problem.task != "numbers" or takes_shares(problem.loss) or isinstance(problem.loss, ModelLoss):
         return None
     if len(outcomes.of_sites) != len(splits):  # all replicas of a split diverged
         return None

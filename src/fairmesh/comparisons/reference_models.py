@@ -23,6 +23,7 @@ from fairmesh.data.site import Site
 from fairmesh.errors import BadInput, FairmeshError, Interrupted, nearest
 from fairmesh.evidence import Comparison, versus
 from fairmesh.evidence.outcomes import packed
+from fairmesh.losses import ModelLoss
 from fairmesh.metrics.units import Unit
 from fairmesh.networks.base import Traffic
 from fairmesh.networks.memory import SingleProcess
@@ -30,7 +31,6 @@ from fairmesh.personalization.builtin import FineTuned
 from fairmesh.personalization.cross_fit import CrossFit, rows_to_learn_from, sites_at_once
 from fairmesh.personalization.outcome import PersonalSite
 from fairmesh.problems.evaluator import SplitEvaluator
-from fairmesh.problems.model_loss import BoundModelLoss
 from fairmesh.problems.objective import Objective
 from fairmesh.problems.parts import Parts
 from fairmesh.problems.problem import Problem
@@ -209,7 +209,7 @@ def constant_sentence(result: Result, constants: Sequence[float] | None = None) 
         The sentence; None if sites have no constant answer, or no number to compare it with.
     """
     problem = result.problem.of_split(0)
-    if problem.task not in ("classes", "binary", "numbers") or isinstance(problem.loss, BoundModelLoss):
+    if problem.task not in ("classes", "binary", "numbers") or isinstance(problem.loss, ModelLoss):
         return None
     unit, higher = Unit(problem.primary, problem.is_share(problem.primary)), problem.higher_is_better(problem.primary)
     constants = constant_values(problem, result.judged_on) if constants is None else constants

@@ -31,8 +31,8 @@ from fairmesh.metrics.over_sites import WORST_NEEDS_ROWS
 from fairmesh.numerics import trees
 from fairmesh.numerics.trees import Tree
 from fairmesh.problems.identity import fingerprint
-from fairmesh.problems.losses import answering, as_floats, lowest_loss
 from fairmesh.problems.problem import Problem
+from fairmesh.problems.row_loss import answering, as_floats, lowest_loss
 
 _NAMES_SHOWN = 5
 _FORMAT = 1

@@ -1,5 +1,6 @@
 """Adapters of a trained model in peft's layout, and models with their adapters merged."""
 
+import copy
 import warnings
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,6 @@ from torch import nn
 
 from fairmesh.errors import BadInput, optional
 from fairmesh.problems.lora import peft_model_in
-from fairmesh.problems.weight_norms import copied
 
 _WEIGHTS = "adapter_model.safetensors"
 
@@ -46,7 +46,7 @@ def without_adapters(module: nn.Module) -> nn.Module:
 def _with_inner(module: nn.Module, change: Any) -> nn.Module:
     """Returns a copy of a module in which its `peft.PeftModel` is changed."""
     _adapted(module)
-    made = copied(module).cpu()
+    made = copy.deepcopy(module).cpu()
     inner = peft_model_in(made)
     if inner is made:
         return change(made).eval()

@@ -1,5 +1,6 @@
 """Writes a trained model to a file that needs no fairmesh, after its outputs were compared with PyTorch's."""
 
+import copy
 import dataclasses
 import hashlib
 import json
@@ -25,7 +26,6 @@ from fairmesh.inference.structured import StructuredPredictor, named_parts
 from fairmesh.inference.trained import TrainedModel, Which, as_trained
 from fairmesh.numerics import random_streams
 from fairmesh.personalization.outcome import PersonalModel
-from fairmesh.problems.weight_norms import copied
 from fairmesh.storage.run_folder import ABOUT, model_file, read_model
 from fairmesh.training.result import Result
 
@@ -200,7 +200,7 @@ def _graph(model: TrainedModel) -> nn.Module:
     """Returns the module that a file holds."""
     if model.form is None:
         return model.predictor
-    return StructuredPredictor(copied(model.module).cpu().float(), model.form)
+    return StructuredPredictor(copy.deepcopy(model.module).cpu().float(), model.form)
 
 
 def _wanted(model: TrainedModel, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:

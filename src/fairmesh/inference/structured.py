@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from fairmesh.numerics import trees
-from fairmesh.problems.losses import as_floats
 from fairmesh.problems.outputs import tensors_of
+from fairmesh.problems.row_loss import as_floats
 
 Form = Any  # [dtype, shape] of one sample of a tensor, or lists and tables of these, as `trees.form` gives them
 

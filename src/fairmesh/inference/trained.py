@@ -1,5 +1,6 @@
 """A trained model with all that is needed to use it, from a run's folder or from a result."""
 
+import copy
 import functools
 import os
 from collections.abc import Mapping, Sequence
@@ -19,7 +20,6 @@ from fairmesh.personalization.outcome import PersonalModel
 from fairmesh.problems.batch_norm import under_policy
 from fairmesh.problems.flat_model import architecture_of
 from fairmesh.problems.models import Model, build_in_units
-from fairmesh.problems.weight_norms import copied
 from fairmesh.storage.executed import located, refuse_foreign
 from fairmesh.storage.run_folder import (
     EXPERIMENT,
@@ -80,7 +80,7 @@ class TrainedModel:
                 "the model has several inputs or outputs, and fm.predict does not know how to read them; call it "
                 "yourself, model.module(**inputs), or fm.export it for other programs"
             )
-        return Predictor(copied(self.module).cpu().float(), self.output, self.preprocessing)
+        return Predictor(copy.deepcopy(self.module).cpu().float(), self.output, self.preprocessing)
 
     @staticmethod
     def of(

@@ -4,7 +4,7 @@ No loss here divides by anything that depends on the other samples of a batch. S
 its samples, whatever the batches are.
 """
 
-from fairmesh.losses.base import NamedLoss
+from fairmesh.losses.base import ModelLoss, NamedLoss
 from fairmesh.losses.builtin import (
     AbsoluteError,
     BinaryCrossEntropy,
@@ -14,7 +14,6 @@ from fairmesh.losses.builtin import (
     Huber,
     SquaredError,
 )
-from fairmesh.losses.model_loss import ModelLoss
 
 __all__ = [
     "AbsoluteError",

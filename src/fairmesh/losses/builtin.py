@@ -11,7 +11,6 @@ from fairmesh.errors import BadInput
 from fairmesh.losses.base import ClassWeights, NamedLoss, check_weights
 
 
-# The digest of a run covers the code and the docstring of this function, so neither may change.
 def squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
     """Returns the mean squared error; outputs (samples, 1) match targets (samples,)."""
     return nn.functional.mse_loss(outputs.reshape(targets.shape), targets)

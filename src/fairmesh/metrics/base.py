@@ -64,7 +64,6 @@ class NamedMetric(ABC):
     """
 
     noun: ClassVar[str] = "metric"  # of the family, in error messages
-    needs: ClassVar[Literal["labels", "scores", "numbers"]]  # what it compares the targets with
     tasks: ClassVar[tuple[Task, ...]]  # the problems that it fits
     higher_is_better: ClassVar[bool] = True
     is_share: ClassVar[bool] = False  # whether tables show it in per cent

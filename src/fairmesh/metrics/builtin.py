@@ -5,6 +5,7 @@ of log-probabilities is the probabilities, so these work as well.)
 """
 
 import math
+from abc import abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
@@ -43,14 +44,6 @@ def _read(outputs: Tensor, targets: Tensor) -> _Read:
     return _Read(outputs.softmax(dim=-1), truths, True)
 
 
-def _by_score(scores: Tensor, truths: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns the number of positive and of negative samples with each distinct score, scores ascending: (resamples,
-    distinct scores)."""
-    distinct, where = torch.unique(scores, return_inverse=True)
-    empty = counts.new_zeros(len(counts), len(distinct))
-    return empty.index_add(1, where, counts * truths), empty.index_add(1, where, counts * (1 - truths))
-
-
 def _mean_of_defined(columns: list[Tensor]) -> Tensor:
     """Returns the mean over the classes where a metric is defined, NaN if there is none."""
     return torch.stack(columns, dim=-1).nanmean(dim=-1)
@@ -76,7 +69,6 @@ class Accuracy(MeanMetric):
         0.5
     """
 
-    needs: ClassVar = "labels"
     tasks: ClassVar = ("classes", "binary", "multi-label", "masks")
     is_share: ClassVar = True
     limits: ClassVar = (0.0, 1.0)
@@ -101,7 +93,6 @@ class BalancedAccuracy(NamedMetric):
         0.25
     """
 
-    needs: ClassVar = "labels"
     tasks: ClassVar = _ONE_CLASS
     is_share: ClassVar = True
     limits: ClassVar = (0.0, 1.0)
@@ -114,8 +105,29 @@ class BalancedAccuracy(NamedMetric):
         return torch.where(several, (right / true).nanmean(dim=1), torch.nan)
 
 
+class _OneVsRest(NamedMetric):
+    """A metric of the scores of one class, the mean over the classes that have both kinds of samples at the site."""
+
+    tasks: ClassVar = (*_ONE_CLASS, "multi-label")
+    limits: ClassVar = (0.0, 1.0)
+
+    @abstractmethod
+    def of_class(self, positive: Tensor, negative: Tensor) -> Tensor:
+        """Returns the metric of each resample, given the number of positive and of negative samples with each distinct
+        score, scores ascending: (resamples, distinct scores)."""
+
+    def resampled(self, outputs: Tensor, targets: Tensor, counts: Tensor) -> Tensor:
+        read, counts, columns = _read(outputs, targets), counts.double(), []
+        for c in read.scored:
+            distinct, where = torch.unique(read.probabilities[:, c], return_inverse=True)
+            empty, truths = counts.new_zeros(len(counts), len(distinct)), read.truths[:, c]
+            kinds = (empty.index_add(1, where, counts * kind) for kind in (truths, 1 - truths))
+            columns.append(self.of_class(*kinds))
+        return _mean_of_defined(columns)
+
+
 @dataclass(frozen=True)
-class AUROC(NamedMetric):
+class AUROC(_OneVsRest):
     """The area under the ROC curve: the probability that a positive sample has a higher score than a negative one.
 
     Of more than two classes it is one-vs-rest, the mean over the classes that have both kinds of samples at the site.
@@ -127,21 +139,13 @@ class AUROC(NamedMetric):
         1.0
     """
 
-    needs: ClassVar = "scores"
-    tasks: ClassVar = (*_ONE_CLASS, "multi-label")
-    limits: ClassVar = (0.0, 1.0)
-
-    def resampled(self, outputs: Tensor, targets: Tensor, counts: Tensor) -> Tensor:
-        read, columns = _read(outputs, targets), []
-        for c in read.scored:
-            positive, negative = _by_score(read.probabilities[:, c], read.truths[:, c], counts.double())
-            below = negative.cumsum(dim=1) - negative / 2  # those of the same score count half
-            columns.append((positive * below).sum(dim=1) / (positive.sum(dim=1) * negative.sum(dim=1)))
-        return _mean_of_defined(columns)
+    def of_class(self, positive: Tensor, negative: Tensor) -> Tensor:
+        below = negative.cumsum(dim=1) - negative / 2  # those of the same score count half
+        return (positive * below).sum(dim=1) / (positive.sum(dim=1) * negative.sum(dim=1))
 
 
 @dataclass(frozen=True)
-class AveragePrecision(NamedMetric):
+class AveragePrecision(_OneVsRest):
     """The area under the precision-recall curve, as a sum over its steps.
 
     Of more than two classes it is one-vs-rest, the mean over the classes that have both kinds of samples at the site.
@@ -153,26 +157,17 @@ class AveragePrecision(NamedMetric):
         0.8333333333333333
     """
 
-    needs: ClassVar = "scores"
-    tasks: ClassVar = (*_ONE_CLASS, "multi-label")
-    limits: ClassVar = (0.0, 1.0)
-
-    def resampled(self, outputs: Tensor, targets: Tensor, counts: Tensor) -> Tensor:
-        read, columns = _read(outputs, targets), []
-        for c in read.scored:
-            by_score = _by_score(read.probabilities[:, c], read.truths[:, c], counts.double())
-            positive, negative = (one.flip(1) for one in by_score)
-            hits = positive.cumsum(dim=1)
-            precision = hits / (hits + negative.cumsum(dim=1)).clamp(min=1e-300)
-            value = (positive * precision).sum(dim=1) / positive.sum(dim=1)
-            columns.append(torch.where(negative.sum(dim=1) > 0, value, torch.nan))
-        return _mean_of_defined(columns)
+    def of_class(self, positive: Tensor, negative: Tensor) -> Tensor:
+        positive, negative = positive.flip(1), negative.flip(1)
+        hits = positive.cumsum(dim=1)
+        precision = hits / (hits + negative.cumsum(dim=1)).clamp(min=1e-300)
+        value = (positive * precision).sum(dim=1) / positive.sum(dim=1)
+        return torch.where(negative.sum(dim=1) > 0, value, torch.nan)
 
 
 class _AtThreshold(NamedMetric):
     """The share of the samples of one kind, positive or not, that a threshold on the positive class sorts rightly."""
 
-    needs: ClassVar = "scores"
     tasks: ClassVar = _ONE_CLASS
     is_share: ClassVar = True
     limits: ClassVar = (0.0, 1.0)
@@ -251,7 +246,6 @@ class F1(NamedMetric):
         0.5
     """
 
-    needs: ClassVar = "labels"
     tasks: ClassVar = (*_ONE_CLASS, "multi-label")
     limits: ClassVar = (0.0, 1.0)
 
@@ -280,7 +274,6 @@ class Brier(MeanMetric):
         0.25
     """
 
-    needs: ClassVar = "scores"
     tasks: ClassVar = (*_ONE_CLASS, "multi-label")
     limits: ClassVar = (0.0, 2.0)
     higher_is_better: ClassVar = False
@@ -332,7 +325,6 @@ class CalibrationError(NamedMetric):
         0.2
     """
 
-    needs: ClassVar = "scores"
     tasks: ClassVar = _ONE_CLASS
     limits: ClassVar = (0.0, 1.0)
     higher_is_better: ClassVar = False
@@ -356,8 +348,16 @@ def _numbers(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     return outputs.detach().double().reshape(truths.shape), truths
 
 
+class _Error(NamedMetric):
+    """A distance between predictions and targets."""
+
+    tasks: ClassVar = ("numbers",)
+    limits: ClassVar = (0.0, math.inf)
+    higher_is_better: ClassVar = False
+
+
 @dataclass(frozen=True)
-class MeanAbsoluteError(MeanMetric):
+class MeanAbsoluteError(_Error, MeanMetric):
     """The mean absolute difference between prediction and target; less is better.
 
     Example:
@@ -367,18 +367,13 @@ class MeanAbsoluteError(MeanMetric):
         2.0
     """
 
-    needs: ClassVar = "numbers"
-    tasks: ClassVar = ("numbers",)
-    limits: ClassVar = (0.0, math.inf)
-    higher_is_better: ClassVar = False
-
     def each(self, outputs: Tensor, targets: Tensor) -> Tensor:
         predicted, truths = _numbers(outputs, targets)
         return (predicted - truths).abs().mean(dim=1)
 
 
 @dataclass(frozen=True)
-class RMSE(NamedMetric):
+class RMSE(_Error):
     """The root of the mean squared difference between prediction and target; less is better.
 
     Example:
@@ -387,11 +382,6 @@ class RMSE(NamedMetric):
         >>> fm.metrics.RMSE()(torch.tensor([3.0, -3.0]), torch.tensor([0.0, 0.0]))
         3.0
     """
-
-    needs: ClassVar = "numbers"
-    tasks: ClassVar = ("numbers",)
-    limits: ClassVar = (0.0, math.inf)
-    higher_is_better: ClassVar = False
 
     def resampled(self, outputs: Tensor, targets: Tensor, counts: Tensor) -> Tensor:
         predicted, truths = _numbers(outputs, targets)
@@ -414,7 +404,6 @@ class R2(NamedMetric):
         0.0
     """
 
-    needs: ClassVar = "numbers"
     tasks: ClassVar = ("numbers",)
     limits: ClassVar = (-math.inf, 1.0)
 
@@ -457,7 +446,6 @@ class Dice(MeanMetric):
         0.6666666666666666
     """
 
-    needs: ClassVar = "labels"
     tasks: ClassVar = ("masks",)
     limits: ClassVar = (0.0, 1.0)
     background: bool = False

@@ -58,13 +58,14 @@ def named(tree: Tree, name: str) -> Iterator[tuple[str, Tensor]]:
             yield from named(part, f"{name}[{k}]")
 
 
-def form(tree: Tree) -> Any:
-    """Returns shape and dtype of one sample of each tensor, as lists and tables that compare and that JSON can hold."""
+def form(tree: Tree, of_tensor: Callable[[Tensor], Any] = lambda t: [str(t.dtype), list(t.shape[1:])]) -> Any:
+    """Returns what a function says of each tensor, by default shape and dtype of one sample, as lists and tables that
+    compare and that JSON can hold."""
     if isinstance(tree, Tensor):
-        return [str(tree.dtype), list(tree.shape[1:])]
+        return of_tensor(tree)
     if isinstance(tree, Mapping):
-        return {str(key): form(part) for key, part in tree.items()}
-    return [form(part) for part in tree]
+        return {str(key): form(part, of_tensor) for key, part in tree.items()}
+    return [form(part, of_tensor) for part in tree]
 
 
 def form_in_words(tree: Tree) -> str:
@@ -76,8 +77,4 @@ def form_in_words(tree: Tree) -> str:
 
 def shapes(tree: Tree) -> Any:
     """Returns the shape of one sample of each tensor, as lists and tables that JSON can hold."""
-    if isinstance(tree, Tensor):
-        return list(tree.shape[1:])
-    if isinstance(tree, Mapping):
-        return {str(key): shapes(part) for key, part in tree.items()}
-    return [shapes(part) for part in tree]
+    return form(tree, lambda tensor: list(tensor.shape[1:]))

@@ -14,10 +14,10 @@ from fairmesh.data.site import Site
 from fairmesh.errors import BadInput
 from fairmesh.numerics import trees
 from fairmesh.personalization.evidence import log_evidence
-from fairmesh.problems.losses import as_floats, per_sample
 from fairmesh.problems.objective import Objective
 from fairmesh.problems.oracle import Oracle
 from fairmesh.problems.problem import Problem
+from fairmesh.problems.row_loss import as_floats, per_sample
 from fairmesh.problems.stacking import over_models
 
 _BETA1, _BETA2, _TINY = 0.9, 0.99, 1e-8  # of the scaled steps, as in Tracked AD-GDA

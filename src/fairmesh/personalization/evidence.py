@@ -8,7 +8,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from fairmesh.problems.losses import Loss, per_sample
+from fairmesh.problems.row_loss import Loss, per_sample
 
 _FLOATS_AT_ONCE = 1 << 22  # of outputs times points of the grid
 _PARTS = {1: 1, 2: 40, 3: 12}  # components -> parts that a unit of weight is divided into

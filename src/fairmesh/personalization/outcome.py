@@ -1,5 +1,6 @@
 """The sites' own models, and how they compare with the common model and with training alone."""
 
+import copy
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,7 +12,6 @@ from torch import Tensor, nn
 
 from fairmesh.errors import BadInput
 from fairmesh.personalization.evidence import mixed
-from fairmesh.problems.weight_norms import copied
 
 _WEIGHTS, _LABELS = "weights", "labels"
 
@@ -49,7 +49,7 @@ class PersonalModel(nn.Module):
         self.weights, self.labels = {name: float(weights[name]) for name in state_dicts}, labels
         self.models = nn.ModuleDict()
         for name, state in state_dicts.items():
-            one = copied(module)
+            one = copy.deepcopy(module)
             one.load_state_dict(state)
             self.models[name] = one
         self.eval()

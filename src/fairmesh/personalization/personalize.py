@@ -19,8 +19,8 @@ from fairmesh.personalization.cross_fit import CrossFit, refuse_streams, rows_to
 from fairmesh.personalization.evidence import Predictions, mixed
 from fairmesh.personalization.outcome import Personalized, PersonalSite
 from fairmesh.problems.evaluator import measured, measured_names
-from fairmesh.problems.losses import as_floats
 from fairmesh.problems.problem import Problem
+from fairmesh.problems.row_loss import as_floats
 
 PERSONAL = "personal"
 Progress = Callable[[int, int], None]  # (steps done, steps in all)

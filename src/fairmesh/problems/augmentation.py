@@ -118,11 +118,12 @@ class Augmenter:
         before = GeneratorStates.now()
         try:
             if self.changes_targets:
-                found = [self._batch(trees.at(inputs, k), trees.at(targets, k), seeds[k][0]) for k in range(models)]
-                inputs, targets = (_stacked(list(parts)) for parts in zip(*found))
+                batches = [(trees.at(inputs, k), trees.at(targets, k)) for k in range(models)]
+                changed = [_pair(self._called(seeds[k][0], *batch)) for k, batch in enumerate(batches)]
+                inputs, targets = (_stacked(list(parts)) for parts in zip(*changed))
             else:
                 of_models = [
-                    _stacked([self._sample(trees.at(inputs, (k, i)), seeds[k][i]) for i in range(samples)])
+                    _stacked([self._called(seeds[k][i], trees.at(inputs, (k, i))) for i in range(samples)])
                     for k in range(models)
                 ]
                 inputs = _stacked(of_models)
@@ -131,13 +132,9 @@ class Augmenter:
         inputs, targets = (trees.mapped(lambda part: part.to(device), tree) for tree in (inputs, targets))
         return inputs, targets
 
-    def _sample(self, sample: Tree, seed: int) -> Tree:
+    def _called(self, seed: int, *given: Tree) -> Any:
         seed_generators(seed)
-        return self.function(trees.mapped(torch.clone, sample))  # which it may change in place
-
-    def _batch(self, inputs: Tree, targets: Tree, seed: int) -> tuple[Tree, Tree]:
-        seed_generators(seed)
-        return _pair(self.function(*(trees.mapped(torch.clone, tree) for tree in (inputs, targets))))
+        return self.function(*(trees.mapped(torch.clone, tree) for tree in given))  # which it may change in place
 
     def check(self, inputs: Tree, targets: Tree) -> tuple[Tree, Tree]:
         """Returns a batch as the function changes it before a model is evaluated.

@@ -17,8 +17,8 @@ from fairmesh.numerics.gradients import grad_and_value
 from fairmesh.numerics.trees import Tree
 from fairmesh.problems.augmentation import Augmenter
 from fairmesh.problems.flat_model import FlatModel
-from fairmesh.problems.losses import Loss, batch_loss, per_sample, takes_shares
 from fairmesh.problems.outputs import PackedLoss
+from fairmesh.problems.row_loss import Loss, batch_loss, per_sample, takes_shares
 from fairmesh.problems.stacking import refuse_moved
 
 _NUMBERS = 1 << 20  # of drawn outputs at most

@@ -14,7 +14,7 @@ from fairmesh.data.site import Site
 from fairmesh.errors import BadInput
 from fairmesh.numerics import trees
 from fairmesh.numerics.trees import Tree
-from fairmesh.problems.losses import as_floats
+from fairmesh.problems.row_loss import as_floats
 
 if TYPE_CHECKING:
     from fairmesh.problems.problem import Problem
@@ -75,17 +75,15 @@ def is_empty(source: Any) -> bool:
         return False
 
 
-def check_forms(sites: Sequence[Site]) -> None:
-    """Raises BadInput if samples of the sites differ in shapes, dtypes or names."""
-    first = sites[0].train
-    for i, site in enumerate(sites):
-        for what in ("inputs", "targets"):
-            here, there = getattr(site.train, what), getattr(first, what)
-            if trees.form(here) != trees.form(there):
-                raise BadInput(
-                    f"site {i} ({site.name}): {what} are {trees.form_in_words(here)}, but site 0 has "
-                    f"{trees.form_in_words(there)}; all sites need the same"
-                )
+def check_form(samples: Samples, first: Samples, where: str) -> None:
+    """Raises BadInput if samples differ from those of the first site in shapes, dtypes or names."""
+    for part in ("inputs", "targets"):
+        here, there = getattr(samples, part), getattr(first, part)
+        if trees.form(here) != trees.form(there):
+            raise BadInput(
+                f"{where}: {part} are {trees.form_in_words(here)}, but training {part} of site 0 are "
+                f"{trees.form_in_words(there)}; all sites need the same"
+            )
 
 
 def scaled_prior(prior: Sequence[float] | None, sizes: Sequence[int]) -> Tensor:
@@ -112,13 +110,7 @@ def check_samples(problem: "Problem", samples: Samples, what: str, judges: bool 
         what: What it is called in errors.
         judges: Whether it judges models, so that every sample needs a label. Default: True.
     """
-    first = problem.sites[0].train
-    for part in ("inputs", "targets"):
-        here, there = getattr(samples, part), getattr(first, part)
-        if trees.form(here) != trees.form(there):
-            raise BadInput(
-                f"{what}: {part} are {trees.form_in_words(here)}, but training {part} are {trees.form_in_words(there)}"
-            )
+    check_form(samples, problem.sites[0].train, what)
     if problem.label_range is not None and samples.here:
         _check_labels(problem, samples, *problem.label_range, what, judges)
 
@@ -147,17 +139,11 @@ def _check_labels(
     if known and (lowest < 0 or highest >= classes):
         shown = "one output" if problem.task == "binary" else f"{classes} classes"
         unlabelled = lowest if lowest < 0 else highest
-        entries = "pixels or tokens" if dense else "samples"
-        named = type(problem.loss).__name__ if hasattr(problem.loss, "ignore_index") else "CrossEntropy"
+        left_out = (dense or lowest < 0) and problem.ignored is None
+        advice = f"; to leave {unlabelled} out, loss = fm.losses.CrossEntropy(ignore_index={unlabelled})"
         raise BadInput(
             f"{what}: labels run from {lowest} to {highest}, but the model has {shown}: labels must lie in "
-            f"0..{classes - 1}"
-            + ("; to predict numbers, give targets as floats" if problem.task == "binary" else "")
-            + (
-                f"; {entries} without a label: loss = fm.losses.{named}(ignore_index={unlabelled})"
-                if (dense or lowest < 0) and problem.ignored is None
-                else ""
-            )
+            f"0..{classes - 1}; to predict numbers, give targets as floats{advice if left_out else ''}"
         )
 
 

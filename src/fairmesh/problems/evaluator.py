@@ -12,8 +12,8 @@ from fairmesh.data.rows import SampleRows
 from fairmesh.errors import BadInput, in_a_line
 from fairmesh.numerics import trees
 from fairmesh.numerics.trees import Tree
-from fairmesh.problems.losses import answering, as_floats, per_sample
 from fairmesh.problems.problem import Problem
+from fairmesh.problems.row_loss import answering, as_floats, per_sample
 
 _FLOATS_AT_ONCE = 1 << 23  # of inputs times rows, so that a chunk of outputs and activations stays small
 
@@ -203,7 +203,9 @@ class Evaluator:
                 found[name] = torch.full_like(losses, torch.nan)
                 for k, (outputs, targets) in enumerate(zip(pieces, of_sets)):
                     for r in (~unpredicted[:, k]).nonzero().flatten().tolist():
-                        found[name][r, k] = self._score(name, metric, outputs[r], targets, first + k)
+                        found[name][r, k], failure = _score(name, metric, outputs[r], targets)
+                        if failure is not None:
+                            self._note(name, first + k, failure, raised=True)
         return {name: found[name] for name in self.names}
 
     def _labelled(self, targets: Tree, axes: int) -> Tensor | None:
@@ -234,13 +236,6 @@ class Evaluator:
                 text = f"the loss of {self._split} sample {sample} is NaN, so the loss is not defined there"
             self._note("loss", first + k, text, raised=False)
         return unpredicted
-
-    def _score(self, name: str, metric: Callable[[Tensor, Any], Any], outputs: Tensor, targets: Tree, k: int):
-        try:
-            return _score(name, metric, outputs, targets)
-        except BadInput as error:
-            self._note(name, k, str(error), raised=True)
-            return torch.nan
 
     def _note(self, metric: str, k: int, text: str, raised: bool) -> None:
         """Remembers why a metric has no value on set k."""
@@ -369,10 +364,7 @@ def measured(problem: Problem, outputs: Tensor, targets: Tree, losses: Tensor | 
     if problem.classes:
         found["accuracy"] = float(problem.right(outputs, targets).double().mean())
     for name, metric in problem.metrics_by_name.items():
-        try:
-            found[name] = _score(name, metric, problem.predictions(outputs), targets)
-        except BadInput:
-            found[name] = torch.nan
+        found[name], _ = _score(name, metric, problem.predictions(outputs), targets)
     return {name: found[name] for name in measured_names(problem)}
 
 
@@ -380,15 +372,15 @@ def _placed(tree: Tree, device: torch.device | str) -> Tree:
     return trees.mapped(lambda part: part.to(device), tree)
 
 
-def _score(name: str, metric: Callable[[Tensor, Any], Any], outputs: Tensor, targets: Tree) -> float:
+def _score(name: str, metric: Callable[[Tensor, Any], Any], outputs: Tensor, targets: Tree) -> tuple[float, str | None]:
+    """Returns a metric, and None; or NaN, and why it fails."""
     try:
-        return float(metric(outputs, targets))
+        return float(metric(outputs, targets)), None
     except Exception as error:  # a user's function may raise anything
-        raise BadInput(
+        return torch.nan, (
             f"metric {name!r} failed on outputs {tuple(outputs.shape)} and targets {trees.form_in_words(targets)} per "
-            "sample: "
-            f"{in_a_line(error)}"
-        ) from error
+            f"sample: {in_a_line(error)}"
+        )
 
 
 def support(problem: Problem, split: Literal["test", "validation", "train"]) -> dict[int, dict[str, Any]]:

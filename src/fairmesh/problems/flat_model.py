@@ -15,6 +15,9 @@ from torch.func import functional_call
 from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.nn.parameter import is_lazy
+from torch.nn.utils.parametrizations import _SpectralNorm
+from torch.nn.utils.spectral_norm import SpectralNorm
+from torch.nn.utils.weight_norm import WeightNorm
 
 from fairmesh.errors import BadInput, in_a_line
 from fairmesh.numerics import random_streams
@@ -23,7 +26,6 @@ from fairmesh.numerics.trees import Tree
 from fairmesh.problems.backbone import Cut, call
 from fairmesh.problems.batch_norm import STATISTICS, moments, replace_layers, statistics_of
 from fairmesh.problems.torch_draws import TorchDraws, draw_computed_again
-from fairmesh.problems.weight_norms import buffers_of_spectral_norms, copied, replace_spectral_norms
 
 _DROPOUTS: dict[type, int] = {nn.Dropout: 0, nn.Dropout1d: 1, nn.Dropout2d: 2, nn.Dropout3d: 3}  # -> spatial axes
 _LARGE = 1 << 18  # numbers; to move smaller gradients at once costs more than it saves
@@ -107,7 +109,7 @@ class FlatModel:
         _refuse_unsuitable(module)
         self._original, self._cut, self._settings = module, cut, (local, local_affine, pool_statistics)
         tensors = [*module.parameters(), *module.buffers()]
-        self._training = copied(module, {id(t): t for t in tensors})  # the tensors themselves are shared
+        self._training = copy.deepcopy(module, {id(t): t for t in tensors})  # the tensors themselves are shared
         self._not_evaluated: dict[str, Tensor] = {}  # of the prefix
         if cut is not None:
             prefix = self._training.get_submodule(cut.path)
@@ -116,8 +118,7 @@ class FlatModel:
             cut.shorten(self._training)
         self._dropouts = _replace_dropouts(self._training)
         self._norms = replace_layers(self._training)
-        self.spectral_norms = replace_spectral_norms(self._training)  # how many
-        self._evaluation = copied(self._training, {id(t): t for t in tensors}).eval()
+        self._evaluation = copy.deepcopy(self._training, {id(t): t for t in tensors}).eval()
         trainable = {name: p for name, p in self._training.named_parameters() if p.requires_grad}
         if not trainable:
             raise BadInput("the model has no trainable parameter; set requires_grad on those to train")
@@ -194,14 +195,14 @@ class FlatModel:
 
     def module(self, row: Tensor) -> nn.Module:
         """Returns the user's module with this row's parameters, for evaluation."""
-        made = copied(self._original).eval()
+        made = copy.deepcopy(self._original).eval()
         made.load_state_dict(self.state_dict(row))
         return made
 
     def module_to_train(self, row: Tensor) -> nn.Module:
         """Returns a copy of the user's module with this row's parameters, on the device, in the dtype, and in the modes
         in which the user gave it."""
-        made = copied(self._original).to(self.device, self.dtype)
+        made = copy.deepcopy(self._original).to(self.device, self.dtype)
         held = {**dict(made.named_parameters()), **dict(made.named_buffers())}
         with torch.no_grad():
             for name, value in self.parameters_of(row).items():
@@ -428,9 +429,6 @@ class FlatModel:
         """Returns a row as a state_dict of the user's module."""
         row = row.detach().cpu()
         parameters = self.parameters_of(row)
-        if self.spectral_norms:
-            fixed = self.to(row.device, row.dtype)._fixed
-            parameters |= _called(_Inside(self._evaluation), fixed | parameters, buffers_of_spectral_norms)
         tensors = (*self._original.named_parameters(), *self._original.named_buffers())
         alias = {id(tensor): name for name, tensor in tensors}
         result = {}
@@ -465,15 +463,33 @@ def own_copy(module: nn.Module) -> nn.Module:
                 "another device first: module.to_empty(device='cpu'), then load_state_dict, or build it without "
                 "device='meta'"
             )
+    _refuse_norms_of_weights(module)
     try:
-        return copied(module).cpu()
+        return copy.deepcopy(module).cpu()
     except Exception as error:  # a module may hold anything
         raise BadInput(
             f"the model cannot be copied: {in_a_line(error)}; give a function without arguments that makes the module"
         ) from error
 
 
+def _refuse_norms_of_weights(module: nn.Module) -> None:
+    """Raises BadInput for a spectral norm with a state, and for torch's old hooks, which cannot be copied."""
+    for name, layer in module.named_modules():
+        if isinstance(layer, _SpectralNorm) and layer.training and hasattr(layer, "_u"):  # a vector needs no state
+            raise BadInput(
+                f"{name}: torch's spectral_norm changes its vectors in every pass, which all nodes would share; "
+                "register a parametrization of your own without a state, whose forward(weight) returns "
+                "weight / torch.linalg.matrix_norm(weight, ord=2), or call .eval() on the layer"
+            )
+        if any(isinstance(hook, SpectralNorm | WeightNorm) for hook in layer._forward_pre_hooks.values()):
+            raise BadInput(
+                f"layer {name or 'itself'} ({type(layer).__name__}) has the hook of torch.nn.utils.weight_norm or "
+                "spectral_norm, which cannot be copied; use torch.nn.utils.parametrizations.weight_norm"
+            )
+
+
 def _refuse_unsuitable(module: nn.Module) -> None:
+    _refuse_norms_of_weights(module)
     for name, layer in module.named_modules():
         if isinstance(getattr(layer, "_orig_mod", None), nn.Module):
             raise BadInput(

@@ -1,62 +1,59 @@
-"""Fingerprints of data and model, the same in every process: a run is continued only with what it was begun with."""
+"""What a run is continued with: data, model and every setting of a problem, the same in every process and folder."""
 
+import dataclasses
 import functools
 import hashlib
+import itertools
+import json
+import math
 import os
 import re
 import sys
 from collections.abc import Mapping
-from dataclasses import is_dataclass
 from types import CellType, CodeType, FunctionType
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fairmesh.data.samples import Samples
-from fairmesh.losses import NamedLoss
-from fairmesh.metrics.base import Metric, NamedMetric
-from fairmesh.problems.model_loss import BoundModelLoss
-from fairmesh.problems.outputs import PackedLoss
-from fairmesh.problems.parts import Parts
 
 if TYPE_CHECKING:
     from fairmesh.problems.problem import Problem
 
-_DEPTH = 3  # functions that hold functions, at most
+# By class, the fields that are no part of a run's identity. Every other field of a problem and of what it contains is,
+# also one that a class of the user's own adds: a run is not continued if one has another value.
+NOT_PART: dict[str, tuple[str, ...]] = {
+    "Problem": (
+        *("model", "sites", "prior", "test", "validation", "targets", "splits"),  # they are in "model" and "data"
+        *("models_at_once", "class_names"),  # they change rounding errors, and what people read
+        "backbone",  # the same before and after its outputs are computed: "prefix" has it
+    ),
+    "Objective": ("local_losses", "untrained_losses", "constant_losses"),  # found when the run starts
+    "LocalTrainer": ("function",),  # may be mended during a run
+    "BoundModelLoss": ("each", "by_vmap"),  # found by running the function
+    "PackedLoss": ("packing",),  # follows from the model's outputs
+}
+_DEPTH = 3  # functions and objects that hold others, at most
 
 
-def digest_of(problem: "Problem", of_sites: Mapping[int, str]) -> str:
-    """Returns a fingerprint of a problem's model and settings, and of data with these fingerprints."""
+def identity_of(problem: "Problem", of_sites: Mapping[int, str]) -> dict[str, Any]:
+    """Returns all that makes two problems the same, by name: digests of the model and of data with these fingerprints,
+    and the settings that differ from their defaults."""
     module = problem.initial_model(0)
-    hasher = hashlib.sha256()
-    hasher.update(repr(sorted(of_sites.items())).encode())
-    hasher.update(problem.prior_of_sites.numpy().tobytes())
-    hasher.update(problem.initial_whole_row(0).numpy().tobytes())
-    for tensor in problem.flat_model.fixed():
-        hasher.update(tensor.contiguous().cpu().flatten().view(torch.uint8).numpy().data)
-    described = (module, problem.sampling, problem.weight_decay, problem.clip_norm)
-    hasher.update(f"{_anywhere(str(described))} {named(problem.loss)} {named(problem.augment)}".encode())
-    own = {type(layer) for layer in module.modules() if not type(layer).__module__.startswith("torch.")}
-    for name in sorted(map(class_in_words, own)):  # two modules may look alike and compute other things
-        hasher.update(name.encode())
-    for name, metric in sorted(problem.metrics_by_name.items()):
-        if not isinstance(metric, NamedMetric):  # of the user's own; the others compute what their names say
-            function = metric.function if isinstance(metric, Metric) else metric
-            hasher.update(f"metric {name} {named(function)} {problem.higher_is_better(name)}".encode())
-    if problem.models_at_once != "auto":  # "auto" depends on the model alone
-        hasher.update(f"{problem.models_at_once} at once".encode())
-    if problem.read is not None:
-        hasher.update(f"read by {named(problem.read)}".encode())
-    if (problem.parts, problem.batch_norm) != (Parts(), "refuse"):
-        hasher.update(f"{problem.parts} {problem.batch_norm}".encode())
-    if problem.prefix is not None:  # whether its outputs are known or are computed in every pass
-        hasher.update(problem.prefix.identity.encode())
-    if problem.trainer is not None:  # not its code, which may be mended during a run
-        hasher.update(b"trained by a function")
-    if problem.objective.identity() is not None:
-        hasher.update(f"{problem.objective.identity()}".encode())
-    return hasher.hexdigest()[:16]
+    model = [problem.initial_whole_row(0), *problem.flat_model.fixed()]
+    prefix = {} if problem.prefix is None else {"prefix": problem.prefix.identity}
+    return {
+        "data": _hashed(sorted(of_sites.items()), problem.prior_of_sites),
+        "model": _hashed(_module_in_words(module), *model),
+        **prefix,
+        **described(problem),
+    }
+
+
+def digest_of(identity: Mapping[str, Any]) -> str:
+    """Returns a short fingerprint of an identity."""
+    return _hashed(json.dumps(identity, sort_keys=True))
 
 
 def fingerprint(samples: Samples) -> str:
@@ -64,103 +61,137 @@ def fingerprint(samples: Samples) -> str:
     items that are read at the start; that of outputs of a frozen prefix is that of the samples behind them."""
     if samples.origin is not None:
         return samples.origin
-    hasher = hashlib.sha256()
+    parts: list[Any] = []
     if samples.stream is not None:
         rows = samples.stream.rows
-        hasher.update(f"{len(samples)} streamed".encode())
-        hasher.update(b"" if rows is None else rows.numpy().data)
+        parts += [f"{len(samples)} streamed", "" if rows is None else rows]
         samples = samples.seen
     if samples.subgroups is not None:
-        hasher.update(repr(samples.subgroup_names).encode())
-    for name, tensor in samples.named_tensors():
-        hasher.update(name.encode())
-        hasher.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
-        hasher.update(tensor.contiguous().flatten().view(torch.uint8).numpy().data)
-    return hasher.hexdigest()
+        parts.append(samples.subgroup_names)
+    return _hashed(*parts, *itertools.chain(*samples.named_tensors()), digits=64)
 
 
-def named(function: Any) -> str:
-    """Returns a function's name, or the text of a module: the same in every process, and in whatever folder the file of
-    the function is."""
-    if isinstance(function, functools.partial):
-        args = tuple(named(one) if callable(one) else one for one in function.args)
-        keywords = {key: named(one) if callable(one) else one for key, one in function.keywords.items()}
-        return _anywhere(f"{named(function.func)} {args} {keywords}")
-    if isinstance(function, PackedLoss):
-        return f"{named(function.function)} of all outputs"
-    if isinstance(function, BoundModelLoss):
-        return f"{named(function.function)} of the model"
-    if isinstance(function, nn.Module | NamedLoss):
-        return _anywhere(repr(function))
-    if _is_own(function):
-        return _own(function)
-    code = getattr(function, "__code__", None)
-    body = (code.co_code.hex(), [str(c) for c in code.co_consts if not hasattr(c, "co_code")]) if code else ""
-    return f"{getattr(function, '__qualname__', type(function))} {body}"
+def _hashed(*parts: Any, digits: int = 16) -> str:
+    """Returns a digest of tensors and of the texts of other values."""
+    hasher = hashlib.sha256()
+    for part in parts:
+        if isinstance(part, Tensor):
+            hasher.update(f"{part.dtype}{tuple(part.shape)}".encode())
+            hasher.update(part.detach().contiguous().cpu().flatten().view(torch.uint8).numpy().data)
+        else:
+            hasher.update(str(part).encode())
+    return hasher.hexdigest()[:digits]
+
+
+def described(value: Any, depth: int = 0, folder: str = "") -> Any:
+    """Returns a value as plain tables, lists, numbers and texts: of a dataclass its class and the fields that differ
+    from their defaults; of functions, modules and tensors their names and digests.
+
+    Args:
+        value: A setting, or what a function or an object of the user's own holds.
+        depth: How many functions and objects it is in. Default: 0.
+        folder: The folder of the file of the function that holds it, left out of texts. Default: "".
+    """
+    if value is None or isinstance(value, bool | int) or (isinstance(value, float) and math.isfinite(value)):
+        return value
+    if isinstance(value, str):
+        return _anywhere(value, folder)
+    if isinstance(value, Tensor):
+        return f"tensor {_hashed(value)}"
+    if isinstance(value, nn.Module):
+        return f"{type(value).__qualname__} {_hashed(_module_in_words(value), *value.state_dict().values())}"
+    if isinstance(value, Mapping):
+        return {str(key): described(value[key], depth, folder) for key in value}
+    if isinstance(value, tuple | list):
+        return [described(item, depth, folder) for item in value]
+    if isinstance(value, functools.partial):
+        return described({"function": value.func, "args": value.args, "keywords": value.keywords}, depth, folder)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {"class": described(type(value), depth)} | _settings(value, depth, folder)
+    name = getattr(value, "__qualname__", None)
+    if name is not None and not _is_own(value):
+        return f"{value.__module__}.{name}"
+    if name is not None:
+        return f"{name} {_hashed(code_in_words(value, depth))}" if depth < _DEPTH else name
+    if _is_own(type(value)) and not _is_installed(type(value)) and hasattr(value, "__dict__") and depth < _DEPTH:
+        return {"class": described(type(value), depth)} | described(vars(value), depth + 1, folder)
+    return f"{type(value).__qualname__} {_anywhere(repr(value), folder)}"
+
+
+def _settings(thing: Any, depth: int, folder: str) -> dict[str, Any]:
+    """Returns the fields of a dataclass that differ from their defaults."""
+    not_part = {name for kind in type(thing).__mro__ for name in NOT_PART.get(kind.__name__, ())}
+    table = {}
+    for field in dataclasses.fields(thing):
+        value = getattr(thing, field.name)
+        factory = field.default_factory
+        default = field.default if factory is dataclasses.MISSING else factory()
+        if field.name in not_part:
+            continue
+        if dataclasses.is_dataclass(value) and type(value) is type(default):
+            table[field.name] = _settings(value, depth, folder)
+        elif default is dataclasses.MISSING or described(value, depth, folder) != described(default, depth, folder):
+            table[field.name] = described(value, depth, folder)
+    return {name: value for name, value in table.items() if value != {}}
+
+
+def _module_in_words(module: nn.Module) -> str:
+    """Returns the text of a module, and of the code of its classes: two may look alike and compute other things."""
+    own = {type(layer) for layer in module.modules() if not type(layer).__module__.startswith("torch.")}
+    return " ".join([_anywhere(str(module)), *sorted(map(class_in_words, own))])
 
 
 def _is_own(function: Any) -> bool:
-    """Returns whether a function or class is the user's own."""
+    """Returns whether a function or class is the user's own, or of a package other than torch and fairmesh."""
     return (getattr(function, "__module__", None) or "").split(".")[0] not in ("torch", "fairmesh", "builtins")
 
 
-def _own(function: Any, depth: int = 0) -> str:
-    """Returns a text of a function of the user's own: its code, the names it uses, its defaults, and what it has from
-    the function around it. Functions that it calls by name are not in it."""
+def _is_installed(kind: type) -> bool:
+    file = getattr(sys.modules.get(kind.__module__), "__file__", None) or ""
+    standard = kind.__module__.split(".")[0] in sys.stdlib_module_names
+    return standard or "site-packages" in file or "dist-packages" in file
+
+
+def code_in_words(function: Any, depth: int = 0) -> str:
+    """Returns a text of a function or class of the user's own: its code, the names it uses, its defaults, and what it
+    has from the function around it. Functions that it calls by name are not in it."""
     if isinstance(function, type):
         return class_in_words(function, depth)
+    function = getattr(function, "__func__", function)
     code = getattr(function, "__code__", None)
-    if code is None:  # an object that can be called
-        state = repr(function) if is_dataclass(function) else sorted(map(str, getattr(function, "__dict__", {})))
-        call = _own(type(function).__call__, depth + 1) if depth < _DEPTH else ""
-        return _anywhere(f"{type(function).__qualname__} {call} {state}")
-    defaults = (
-        *(function.__defaults__ or ()),
-        *(value for _, value in sorted((function.__kwdefaults__ or {}).items())),
-    )
-    folder = os.path.dirname(code.co_filename)
-    around = [_value(one, depth + 1, folder) for one in defaults]
+    if code is None:
+        return function.__qualname__
+    keywords = sorted((function.__kwdefaults__ or {}).items())
+    held = [*(function.__defaults__ or ()), *(value for _, value in keywords)]
     for name, cell in zip(code.co_freevars, function.__closure__ or ()):
         if cell != CellType():
-            held = cell.cell_contents
-            around.append(_anywhere(repr(held)) if name == "__class__" else _value(held, depth + 1, folder))
-    return f"{function.__qualname__} {_text(code)} {around}"
-
-
-def _value(value: Any, depth: int, folder: str) -> str:
-    """Returns a text of a value that a function holds whose file is in this folder."""
-    if isinstance(value, functools.partial):
-        return named(value)
-    if callable(value) and not isinstance(value, nn.Module) and not (isinstance(value, type) and not _is_own(value)):
-        return _own(value, depth) if depth < _DEPTH else ""
-    text = _anywhere(repr(value))
-    return text.replace(folder + os.sep, "").replace(folder, ".") if os.path.isabs(folder) else text
-
-
-def _anywhere(text: str) -> str:
-    """Returns what `repr` says without the addresses of objects in memory and the folders of Python files."""
-    return re.sub(r"""(?<=['"<])/[^'"<>]*/(?=[^/'"<>]*\.py)| at 0x[0-9a-fA-F]+""", "", text)
-
-
-def _text(code: CodeType) -> str:
-    consts = [
-        _text(one) if isinstance(one, CodeType) else str(sorted(map(repr, one)) if isinstance(one, frozenset) else one)
-        for one in code.co_consts
-    ]
-    return f"{code.co_code.hex()} {code.co_names} {consts}"
+            held.append(cell.cell_contents.__qualname__ if name == "__class__" else cell.cell_contents)
+    folder = os.path.dirname(code.co_filename)
+    return f"{function.__qualname__} {_text(code)} {described(held, depth + 1, folder)}"
 
 
 def class_in_words(kind: type, depth: int = 0) -> str:
     """Returns a text of all functions that a class of the user's own defines, or inherits from another such class, but
     not from one of an installed package."""
     texts = []
-    for one in kind.__mro__:
-        if one is kind or (_is_own(one) and not _is_installed(one.__module__)):
-            functions = {name: value for name, value in vars(one).items() if isinstance(value, FunctionType)}
-            texts.append(f"{one.__qualname__} {[_own(functions[name], depth) for name in sorted(functions)]}")
+    for base in kind.__mro__:
+        if base is kind or (_is_own(base) and not _is_installed(base)):
+            functions = {name: value for name, value in vars(base).items() if isinstance(value, FunctionType)}
+            texts.append(f"{base.__qualname__} {[code_in_words(functions[name], depth) for name in sorted(functions)]}")
     return " ".join(texts)
 
 
-def _is_installed(module: str) -> bool:
-    file = getattr(sys.modules.get(module), "__file__", None) or ""
-    return module.split(".")[0] in sys.stdlib_module_names or "site-packages" in file or "dist-packages" in file
+def _text(code: CodeType) -> str:
+    consts = [
+        _text(const)
+        if isinstance(const, CodeType)
+        else str(sorted(map(repr, const)) if isinstance(const, frozenset) else const)
+        for const in code.co_consts
+    ]
+    return f"{code.co_code.hex()} {code.co_names} {consts}"
+
+
+def _anywhere(text: str, folder: str = "") -> str:
+    """Returns a text without the addresses of objects in memory, the folders of Python files, and this folder."""
+    text = re.sub(r"""(?:^|(?<=['"<]))/[^'"<>]*/(?=[^/'"<>]*\.py)| at 0x[0-9a-fA-F]+""", "", text)
+    return text.replace(folder + os.sep, "").replace(folder, ".") if os.path.isabs(folder) else text

@@ -237,21 +237,16 @@ def _loss_of(answer: Any, context: LocalContext) -> float:
     if answer is None:
         return math.nan
     single = isinstance(answer, Tensor) and answer.numel() == 1
-    if isinstance(answer, bool) or not (single or isinstance(answer, Real)):
-        kind = (
-            f"a tensor of shape {tuple(answer.shape)}" if isinstance(answer, Tensor) else f"a {type(answer).__name__}"
-        )
-        raise _failed(
-            context,
-            f"the training function returned {kind}",
-            "return the loss at the start as a number, or None to have fairmesh measure it",
-        )
-    loss = float(answer.detach() if isinstance(answer, Tensor) else answer)
+    loss = math.nan
+    shown = f"a tensor of shape {tuple(answer.shape)}" if isinstance(answer, Tensor) else f"a {type(answer).__name__}"
+    if single or (isinstance(answer, Real) and not isinstance(answer, bool)):
+        loss = float(answer.detach() if isinstance(answer, Tensor) else answer)
+        shown = f"the loss {loss}"
     if not math.isfinite(loss):
         raise _failed(
             context,
-            f"the training function returned the loss {loss}",
-            "return a finite loss at the start, or None to have fairmesh measure it",
+            f"the training function returned {shown}",
+            "return the loss at the start as a finite number, or None to have fairmesh measure it",
         )
     return loss
 

@@ -9,7 +9,6 @@ from fairmesh.data.streams import HELD_UP_TO
 from fairmesh.losses.builtin import squared_error
 from fairmesh.problems.batch_norm import layers_of
 from fairmesh.problems.lora import said_of_adapters
-from fairmesh.problems.weight_norms import ITERATIONS
 
 if TYPE_CHECKING:
     from fairmesh.problems.problem import Problem
@@ -36,18 +35,14 @@ def on_data(problem: "Problem", home: torch.device, device: torch.device) -> str
     size = sum(samples.nbytes for samples in sets) / 2.0**30
     data, streams = f"training data ({size:.2f} GiB)", [one.stream for one in sets if one.stream is not None]
     if streams:
-        some = "" if len(streams) == len(sets) else f" at {len(streams)} of {len(sets)} sites"
         asked = all(stream.asked for stream in streams)
         why = "as asked for" if asked else f"since a Dataset of more than {HELD_UP_TO >> 30} GiB is not held in memory"
         workers = max(stream.source.workers for stream in streams)
         ahead = max(stream.source.prefetch for stream in streams)
-        how = (
-            f"by {workers} worker{'s' * (workers > 1)}, {ahead} rounds ahead"
-            if workers
-            else "while training waits; fm.data.Streamed(dataset, workers=...) reads ahead"
-        )
+        how = f"{ahead} rounds ahead" if workers else "while training waits"
         judged = "" if problem.held_out("test")[1] else "; without test samples, every measurement reads all of it"
-        return f"{data} is streamed{some}, {why}: each batch is read {how}{judged}"
+        where = f"at {len(streams)} of {len(sets)} sites"
+        return f"{data} is streamed {where}, {why}: each batch is read {how} (workers = {workers}){judged}"
     if stays_apart([samples.inputs for samples in sets], home):
         return f"{data} stays where it is, and batches are gathered from it, since a copy of so much takes long"
     if home.type != "cpu":
@@ -94,17 +89,6 @@ def on_binary_numbers(problem: "Problem") -> str | None:
         "all targets are 0.0 or 1.0, which are floats, so they are predicted as numbers, by squared error; to tell two "
         "classes apart, use loss=fm.losses.BinaryCrossEntropy(), or labels as whole numbers (targets.long()) and two "
         "outputs"
-    )
-
-
-def on_spectral_norm(problem: "Problem") -> str | None:
-    """Returns how spectral norms are computed, or None if there are none."""
-    count = problem.flat_model.spectral_norms
-    return (
-        f"spectral norm ({count} weight{'s' * (count > 1)}): every pass computes the largest singular value from the "
-        f"weight alone, by {ITERATIONS:,} power iterations; torch's vectors u and v are written when a model is saved"
-        if count
-        else None
     )
 
 

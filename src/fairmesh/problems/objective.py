@@ -142,12 +142,6 @@ class Objective:
             self.discount_noise and self.untrained_losses is None
         )
 
-    def identity(self) -> str | None:
-        """Returns what makes two runs the same; None for the default, so that older checkpoints still fit."""
-        found = {"local_losses": None, "untrained_losses": None, "constant_losses": None}
-        settings = replace(self, **found)
-        return None if settings == Objective() else repr(settings)
-
     def with_run_length(self, rounds: int) -> "Objective":
         """Returns the objective of a run of this many rounds."""
         return self if self.judged_on != "held-out" or self.rounds is not None else replace(self, rounds=rounds)

@@ -1,7 +1,7 @@
 """Losses and gradients of all hosted nodes at once, on batches drawn from counter-based streams."""
 
-from collections.abc import Callable, Sequence
-from functools import partial
+import functools
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, cast
 
 import torch
@@ -18,18 +18,17 @@ from fairmesh.numerics.round_cache import RoundCache
 from fairmesh.numerics.trees import Tree
 from fairmesh.problems import convolutions
 from fairmesh.problems.local_work import LocalWorker, Node, Work, no_memory
-from fairmesh.problems.losses import (
+from fairmesh.problems.objective import LEARNABLE, held_out_last
+from fairmesh.problems.problem import Problem
+from fairmesh.problems.row_loss import (
     as_floats,
     batch_error,
     batch_loss,
-    evaluation_error,
-    evaluation_loss,
+    evaluation_errors,
     evaluation_losses,
     losses_of_rows,
-    weighted_loss,
+    weighed,
 )
-from fairmesh.problems.objective import LEARNABLE, held_out_last
-from fairmesh.problems.problem import Problem
 from fairmesh.problems.stacking import Precision, gradients, over_models, replayed
 from fairmesh.problems.subgroups import Seen, seen_in
 from fairmesh.trainers.local_trainer import LocalTrainer, SiteData
@@ -127,16 +126,17 @@ class Oracle:
         self.initial_rows, self._initial_own = start.split([self.model.dim, self.model.own_dim], dim=-1)
         self._shape = (*draw_shape, self.model.dim)
         at_once, rows = problem.at_once(device), draw_shape[0] * draw_shape[1]
-        loss = (weighted_loss if self._weighted else batch_loss)(self.model, problem.loss, problem.augmenter)
+        self._each = each = losses_of_rows(self.model, problem.loss, problem.augmenter)
+        loss = batch_loss(self.model, problem.loss, problem.augmenter)
+        loss = (lambda *arguments: each(*arguments)[0]) if self._weighted else loss
         self._values = over_models(convolutions.of_many(loss, at_once or rows, device), at_once)
         self._errors = over_models(batch_error(self.model, problem.augmenter, problem.right), at_once)
-        self._held_values = over_models(evaluation_loss(self.model, problem.loss), at_once)
+        self._held_values = over_models(weighed(evaluation_losses(self.model, problem.loss)), at_once)
         if trace and at_once is None:
             self._held_values = replayed(self._held_values)
-        self._held_errors = over_models(evaluation_error(self.model, problem.right), at_once)
+        self._held_errors = over_models(weighed(evaluation_errors(self.model, problem.right)), at_once)
         self._gradients = gradients(self.model, loss, at_once, rows, device, trace=trace, precision=precision)
         if self.subgroups:
-            each = losses_of_rows(self.model, problem.loss, problem.augmenter)
             self._gradients_and_rows = gradients(self.model, each, at_once, rows, device, True, precision=precision)
             self._held_rows = over_models(evaluation_losses(self.model, problem.loss), at_once)
 
@@ -164,7 +164,7 @@ class Oracle:
         models = _whole(models, own)
         rows = models.reshape(-1, models.shape[-1])
         gradients, losses = self._over_batches(self._gradients, rows, round_index, call)
-        gradients = self._tamed(gradients.view(*self._shape[:-1], -1), models)
+        gradients = self._regularized(gradients.view(*self._shape[:-1], -1), models)
         if self._judge is not None:
             return self.losses(models, round_index, call), gradients
         return self._compared(losses.view(*self._shape[:-1], 1)), gradients
@@ -219,9 +219,7 @@ class Oracle:
             number, models, start, memory, nodes, lambda node: self._data_of(node, round_index), batch
         )
         if self.problem.clip_norm is not None:
-            norms = torch.linalg.vector_norm(work.updates, dim=-1, keepdim=True)
-            scale = (self.problem.clip_norm / norms.clamp(min=1e-30)).clamp_(max=1.0)
-            work = work._replace(updates=work.updates * scale)
+            work = work._replace(updates=work.updates * _clipping(work.updates, self.problem.clip_norm))
         losses = self._compared(work.losses)
         if self._judge is not None or bool(work.losses.isnan().any()):
             measured = self.losses(models, round_index, call, own)
@@ -239,16 +237,15 @@ class Oracle:
         if rows < len(samples):
             i = int(self._sites[node.replica, node.place]) % self.problem.n
             samples = samples.take(held_out_last(samples, i, len(samples) - rows)[:rows])
-        return SiteData(samples, partial(as_floats, dtype=self.dtype))
+        return SiteData(samples, functools.partial(as_floats, dtype=self.dtype))
 
-    def _tamed(self, gradients: Tensor, models: Tensor) -> Tensor:
+    def _regularized(self, gradients: Tensor, models: Tensor) -> Tensor:
         """Returns gradients, clipped and then with weight decay, in place. The statistics of BatchNorm layers have
         neither."""
         trained = self.model.dim + self.model.local_dim
         mine = gradients[..., :trained] if self.model.own_dim else gradients
         if self.problem.clip_norm is not None:
-            norms = torch.linalg.vector_norm(mine, dim=-1, keepdim=True)
-            mine.mul_((self.problem.clip_norm / norms.clamp(min=1e-30)).clamp_(max=1.0))
+            mine.mul_(_clipping(mine, self.problem.clip_norm))
         if self.problem.weight_decay:
             mine.add_(models[..., :trained], alpha=self.problem.weight_decay)
         return gradients
@@ -256,9 +253,7 @@ class Oracle:
     def losses(self, models: Tensor, round_index: Tensor, call: int, own: Tensor | None = None) -> Tensor:
         """Returns losses (replicas, nodes, 1)."""
         models = _whole(models, own)
-        if self._judge is not None:
-            return self._compared(self._on_held_rows(self._judge, self._held_values, models, round_index, call))
-        return self._compared(self._measured(self._values, models, round_index, call))
+        return self._compared(self._measured(self._values, self._held_values, models, round_index, call))
 
     def _compared(self, losses: Tensor) -> Tensor:
         """Returns the losses' excess over the references, plus the references' mean."""
@@ -266,12 +261,9 @@ class Oracle:
 
     def errors(self, models: Tensor, round_index: Tensor, call: int, own: Tensor | None = None) -> Tensor:
         """Returns the share of each node's batch that its row misclassifies: (replicas, nodes, 1)."""
-        models = _whole(models, own)
         if self.problem.classes is None:
             raise BadInput("the 0-1 error needs class labels, which this problem does not have; use ascends = 'loss'")
-        if self._judge is not None:
-            return self._on_held_rows(self._judge, self._held_errors, models, round_index, call)
-        return self._measured(self._errors, models, round_index, call)
+        return self._measured(self._errors, self._held_errors, _whole(models, own), round_index, call)
 
     @property
     def discounts_noise(self) -> bool:
@@ -337,15 +329,6 @@ class Oracle:
         self.rows_apart = apart[sites].unsqueeze(-1)
         return sets, order
 
-    def _on_held_rows(
-        self, judge: tuple[Tensor, Tensor], function: Callable, models: Tensor, round_index: Tensor, call: int
-    ) -> Tensor:
-        """Returns `function` of each hosted node's row on rows that judge it: (replicas, nodes, 1)."""
-        inputs, targets, weights, _ = self._held_batch(judge, round_index, call)
-        with torch.no_grad():
-            values = function(models.reshape(-1, models.shape[-1]), inputs, targets, weights)
-        return values.view(*self._shape[:-1], 1)
-
     def _held_batch(self, judge: tuple[Tensor, Tensor], round_index: Tensor, call: int) -> tuple[Any, ...]:
         """Returns inputs, targets, weights and subgroups of rows that judge each hosted node: (nodes, rows, ...)."""
         (first, counts), sampling, device = judge, self.problem.sampling, self.seeds.device
@@ -393,25 +376,27 @@ class Oracle:
             found = seen_in(each, numbers, weights, self.subgroups)
             return Seen(*(part.view(*shape, -1) for part in found))
 
-        def step(k: int) -> tuple[Tensor, ...]:
-            *batch, weights = self._batch(round_index, call * repeats + k, self._calls * repeats)
-            numbers = self._numbers_of(self._chosen(round_index, call * repeats + k, self._calls * repeats))
+        def on_batch(number: int, calls: int) -> tuple[Tensor, ...]:
+            *batch, weights = self._batch(round_index, number, calls)
+            chosen = self._round_cache.at(("batch", number), self._numbers_in(number, calls), round_index)
+            numbers = self._numbers_of(chosen)
             weighed = weights * of_nodes.gather(1, numbers)
             gradients, (losses, each) = self._gradients_and_rows(rows, *batch, weighed)
             return gradients, losses, *seen_of(each, numbers, weights)
 
-        repeats = 1 if self.problem.sampling.order == "full" else self.problem.sampling.batches_per_step
-        gradients, losses, sums, counts = step(0)
-        for k in range(1, repeats):
-            gradients, losses, sums, counts = (a + b for a, b in zip((gradients, losses, sums, counts), step(k)))
-        gradients, losses, seen = gradients / repeats, losses / repeats, Seen(sums, counts)
+        gradients, losses, *sums_and_counts = _sums(on_batch(*step) for step in self._steps(call))
+        gradients, losses, seen = gradients / self._repeats, losses / self._repeats, Seen(*sums_and_counts)
         if self._judge is not None:
             inputs, targets, weights, numbers = self._held_batch(self._judge, round_index, call)
             with torch.no_grad():
                 each = self._held_rows(rows, inputs, targets)
             weighed = weights * of_nodes.gather(1, numbers)  # divided by its sum: few rows hold no exact shares
             losses, seen = (each * weighed).sum(dim=-1) / weighed.sum(dim=-1), seen_of(each, numbers, weights)
-        return self._compared(losses.view(*shape, 1)), self._tamed(gradients.view(*shape, -1), models), seen
+        return (
+            self._compared(losses.view(*shape, 1)),
+            self._regularized(gradients.view(*shape, -1), models),
+            seen,
+        )
 
     def _sizes_in(self, rounds: Tensor) -> Tensor:
         """Returns how many rows each hosted node trains on, for rounds that broadcast with (replicas, nodes, 1)."""
@@ -447,33 +432,41 @@ class Oracle:
                 "losses and gradients of single samples need batches of one length; with order = 'full' sites of "
                 "unequal size have none: use Sampling(batch=...)"
             )
-        each = losses_of_rows(self.model, self.problem.loss, self.problem.augmenter)
+        each = self._each
 
         def one(row: Tensor, inputs: Any, targets: Any, key: Tensor) -> Tensor:
             return what(lambda given: each(given, inputs, targets, key, row.new_zeros(()))[1])(row)
 
         rows, function = models.reshape(-1, models.shape[-1]), over_models(one, at_once)
-        repeats = 1 if self.problem.sampling.order == "full" else self.problem.sampling.batches_per_step
-        found = [
-            function(rows, *self._batch(round_index, call * repeats + k, self._calls * repeats)[:3])
-            for k in range(repeats)
-        ]
-        return torch.cat(found, dim=1).unflatten(0, self._shape[:-1])
+        of_batches = [function(rows, *self._batch(round_index, *step)[:3]) for step in self._steps(call)]
+        return torch.cat(of_batches, dim=1).unflatten(0, self._shape[:-1])
 
-    def _measured(self, function: Callable, models: Tensor, round_index: Tensor, call: int) -> Tensor:
+    def _measured(
+        self, function: Callable, on_held_rows: Callable, models: Tensor, round_index: Tensor, call: int
+    ) -> Tensor:
+        """Returns `function` of each hosted node's row on its batch, or `on_held_rows` on the rows that judge it:
+        (replicas, nodes, 1)."""
         rows = models.reshape(-1, models.shape[-1])
         with torch.no_grad():
-            (values,) = self._over_batches(lambda *a: (function(*a),), rows, round_index, call)
+            if self._judge is not None:
+                values = on_held_rows(rows, *self._held_batch(self._judge, round_index, call)[:3])
+            else:
+                (values,) = self._over_batches(lambda *a: (function(*a),), rows, round_index, call)
         return values.view(*self._shape[:-1], 1)
+
+    @property
+    def _repeats(self) -> int:
+        """How many batches a step has."""
+        return 1 if self.problem.sampling.order == "full" else self.problem.sampling.batches_per_step
+
+    def _steps(self, call: int) -> list[tuple[int, int]]:
+        """Returns the number of each batch of a call, and how many batches a round has."""
+        return [(call * self._repeats + k, self._calls * self._repeats) for k in range(self._repeats)]
 
     def _over_batches(self, function: Callable, rows: Tensor, round_index: Tensor, call: int) -> tuple[Tensor, ...]:
         """Returns the mean of `function` over the batches of a step."""
-        repeats = 1 if self.problem.sampling.order == "full" else self.problem.sampling.batches_per_step
-        total = function(rows, *self._batch(round_index, call * repeats, self._calls * repeats))
-        for k in range(1, repeats):
-            more = function(rows, *self._batch(round_index, call * repeats + k, self._calls * repeats))
-            total = tuple(a + b for a, b in zip(total, more))
-        return total if repeats == 1 else tuple(a / repeats for a in total)
+        total = _sums(function(rows, *self._batch(round_index, *step)) for step in self._steps(call))
+        return total if self._repeats == 1 else tuple(a / self._repeats for a in total)
 
     def _indices(self, rounds: Tensor, call: int, calls: int) -> Tensor:
         """Returns the index, among all sites' samples, of each sample in a batch: (rounds, replicas, nodes, batch)."""
@@ -582,10 +575,6 @@ class Oracle:
         rows = torch.empty(len(part) + 1, *part.shape[1:], dtype=part.dtype, device=self.seeds.device)
         return rows[:-1].copy_(part)
 
-    def _chosen(self, round_index: Tensor, call: int, calls: int) -> Tensor:
-        """Returns the indices of the rows in a batch of all hosted nodes, one after another."""
-        return self._round_cache.at(("batch", call), self._numbers_in(call, calls), round_index)
-
     def _numbers_in(self, call: int, calls: int) -> Callable[[Tensor], Tensor]:
         """Returns the function rounds (k,) -> indices of the rows in a batch of all hosted nodes (k, rows)."""
         return lambda rounds: self._indices(rounds, call, calls).flatten(1).to(self._data_device)
@@ -593,6 +582,17 @@ class Oracle:
 
 def _fill(buffer: Tensor, part: Tensor) -> Tensor:
     return buffer.copy_(part.pin_memory() if buffer.is_cuda else part, non_blocking=True)
+
+
+def _sums(parts: Iterable[tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
+    """Returns the sums of tensors at the same places of tuples."""
+    return functools.reduce(lambda total, more: tuple(a + b for a, b in zip(total, more)), parts)
+
+
+def _clipping(rows: Tensor, norm: float) -> Tensor:
+    """Returns by how much each row is multiplied, so that its Euclidean norm is at most this one."""
+    norms = torch.linalg.vector_norm(rows, dim=-1, keepdim=True)
+    return (norm / norms.clamp(min=1e-30)).clamp_(max=1.0)
 
 
 def _whole(models: Tensor, own: Tensor | None) -> Tensor:

@@ -6,6 +6,7 @@ through evaluation as any other, and unpacked for the loss."""
 
 import functools
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,11 +14,9 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from fairmesh.errors import BadInput, in_a_line
-from fairmesh.losses.base import NamedLoss
-from fairmesh.losses.model_loss import ModelLoss
+from fairmesh.losses.base import ModelLoss, NamedLoss
 from fairmesh.numerics import trees
 from fairmesh.numerics.trees import Tree
-from fairmesh.problems.model_loss import BoundModelLoss
 
 Read = Callable[[Any], Tensor]  # what a model returns -> the tensor that predicts
 
@@ -136,6 +135,7 @@ def tensors_of(outputs: Any) -> Any:
     return outputs if len(kept) == len(outputs) else type(outputs)(**kept)
 
 
+@dataclass(frozen=True, eq=False)
 class PackedLoss:
     """A loss of the user's own, of all that the model returns, as a function of packed outputs.
 
@@ -144,11 +144,11 @@ class PackedLoss:
         packing: How outputs are packed.
     """
 
-    def __init__(self, function: Callable[[Any, Any], Tensor], packing: Packing):
-        self.function, self._packing = function, packing
+    function: Callable[[Any, Any], Tensor]
+    packing: Packing
 
     def __call__(self, outputs: Tensor, targets: Tree) -> Tensor:
-        return self.function(self._packing.unpack(outputs), targets)
+        return self.function(self.packing.unpack(outputs), targets)
 
 
 def read_packed(read: Read, packing: Packing, outputs: Tensor) -> Tensor:
@@ -187,7 +187,7 @@ def readings(
     if given is None and classes_last(predicting, targets, not plain, is_built_in(loss)):
         read = functools.partial(classes_second, logits_of)
     unchanged = given is None and plain and read is logits_of
-    if is_built_in(loss) or isinstance(loss, ModelLoss | BoundModelLoss) or unchanged:  # none gets all outputs
+    if is_built_in(loss) or isinstance(loss, ModelLoss) or unchanged:  # none gets all outputs
         return None if unchanged else read, None, None
     if plain:
         return None, read, None

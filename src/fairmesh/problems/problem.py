@@ -36,7 +36,7 @@ from fairmesh.problems.checks import (
 from fairmesh.problems.convolutions import products_in
 from fairmesh.problems.data_checks import (
     check_batches,
-    check_forms,
+    check_form,
     check_samples,
     check_split,
     few_samples,
@@ -46,18 +46,16 @@ from fairmesh.problems.data_checks import (
     scaled_prior,
 )
 from fairmesh.problems.flat_model import FlatModel, own_copy
-from fairmesh.problems.identity import digest_of, fingerprint
+from fairmesh.problems.identity import digest_of, fingerprint, identity_of
 from fairmesh.problems.local_work import check_trainer
 from fairmesh.problems.lora import check_adapters
-from fairmesh.problems.losses import Loss, as_floats, reads_logits
-from fairmesh.problems.model_loss import BoundModelLoss, bound
 from fairmesh.problems.objective import Objective
 from fairmesh.problems.outputs import PackedLoss, Packing, Read, is_built_in, readings
 from fairmesh.problems.parts import Parts
+from fairmesh.problems.row_loss import BoundModelLoss, Loss, as_floats, bound, reads_logits
 from fairmesh.problems.sampling import Sampling
 from fairmesh.problems.stacking import AtOnce, slower_stacked
 from fairmesh.problems.subgroups import numbered, own_names
-from fairmesh.problems.weight_norms import copied
 from fairmesh.trainers.local_trainer import LocalTrainer, TrainingFunction
 
 BUILT_IN_METRICS = {"accuracy": True, "loss": False}  # name -> whether higher is better
@@ -229,7 +227,8 @@ class Problem(metaclass=_ShortHelp):
     def _check_forms(self) -> None:
         if not self.here:
             raise BadInput("none of the sites' data is here; a host needs that of one site at least")
-        check_forms(self.sites)
+        for i, site in enumerate(self.sites):
+            check_form(site.train, self.sites[0].train, f"site {i} ({site.name})")
         if self.objective.subgroups:
             for i in self.here:
                 self.subgroup_numbers(i)
@@ -266,7 +265,7 @@ class Problem(metaclass=_ShortHelp):
                 f"a trainer gets the whole model and the data as it is, so the outputs of {path!r} (backbone) would be "
                 f"of no use; {instead}"
             )
-        if isinstance(self.loss, ModelLoss | BoundModelLoss):
+        if isinstance(self.loss, ModelLoss):
             raise BadInput(
                 f"fm.losses.ModelLoss may call the model with other inputs, for which the outputs of {path!r} "
                 f"(backbone) are not known; {instead}"
@@ -275,8 +274,8 @@ class Problem(metaclass=_ShortHelp):
     def _settle_loss(self) -> None:
         """Chooses the loss of numbers if none was given, and finds balanced class weights."""
         targets = self.sites[0].train.targets
-        if isinstance(self.loss, ModelLoss | BoundModelLoss):
-            self._bind_loss(self.loss)
+        if isinstance(self.loss, ModelLoss):
+            object.__setattr__(self, "loss", bound(self.loss, *self._to_check(), few_samples(self)[:2]))
             return
         refuse_unwrapped(self.loss)
         if not isinstance(targets, Tensor):
@@ -316,11 +315,9 @@ class Problem(metaclass=_ShortHelp):
         if isinstance(self.loss, NamedLoss):
             self.loss.check(self._outputs_per_target())
 
-    def _bind_loss(self, loss: ModelLoss | BoundModelLoss) -> None:
-        """Finds out how a loss that calls the model is evaluated."""
-        inputs, targets, _ = few_samples(self)
-        model, row = self.flat_model.to(torch.device("cpu"), torch.float32), self.initial_whole_row(0).float()
-        object.__setattr__(self, "loss", bound(loss.function, model, row, (inputs, targets)))
+    def _to_check(self) -> tuple[FlatModel, Tensor]:
+        """Returns the model on the CPU and its initial row, both in float32."""
+        return self.flat_model.to(torch.device("cpu"), torch.float32), self.initial_whole_row(0).float()
 
     @property
     def output_loss(self) -> Loss:
@@ -329,7 +326,7 @@ class Problem(metaclass=_ShortHelp):
         Raises:
             BadInput: It calls the model itself.
         """
-        if isinstance(self.loss, ModelLoss | BoundModelLoss):
+        if isinstance(self.loss, ModelLoss):
             raise BadInput(
                 "constant answers, personalization and references that are chosen by held-out rows need a loss of "
                 "outputs and targets, but this one calls the model (fm.losses.ModelLoss)"
@@ -367,20 +364,23 @@ class Problem(metaclass=_ShortHelp):
 
     @cached_property
     def _without_splits(self) -> "Problem":
-        if not self.splits:
-            return self
-        alone = copy.copy(self)  # all else has been checked
-        object.__setattr__(alone, "splits", ())
-        return alone
+        return self._changed(splits=()) if self.splits else self
 
     def with_splits(self, others: Sequence["Problem"]) -> "Problem":
         """Returns this problem, which has no splits yet, with others as its further splits."""
         if not others:
             return self
-        made = copy.copy(self)  # all else has been checked
-        vars(made).pop("_without_splits", None)
-        object.__setattr__(made, "splits", tuple(others))
+        made = self._changed({"_without_splits"}, splits=tuple(others))
         made._check_splits()
+        return made
+
+    def _changed(self, forgotten: Collection[str] = (), **fields: Any) -> "Problem":
+        """Returns a copy with other fields, which checks nothing again and forgets some of what was found."""
+        made = copy.copy(self)
+        for name in forgotten:
+            vars(made).pop(name, None)
+        for name, value in fields.items():
+            object.__setattr__(made, name, value)
         return made
 
     def with_other(self, *, sites: Sequence[Site] | None = None, objective: Objective | None = None) -> "Problem":
@@ -392,11 +392,7 @@ class Problem(metaclass=_ShortHelp):
         changes |= {} if objective is None else {"objective": objective}
         kept = _OF_MODEL | {one.name for one in dataclasses.fields(self)}
         kept |= {"slower_stacked"} if self.sampling.order != "full" else set()
-        made = copy.copy(self)
-        for name in vars(made).keys() - kept:
-            del vars(made)[name]  # what depends on the samples is found again
-        for name, value in changes.items():
-            object.__setattr__(made, name, value)
+        made = self._changed(vars(self).keys() - kept, **changes)  # what depends on the samples is found again
         if sites is not None:
             made._read_sites({"test": None, "validation": None})
             mine, others = (
@@ -452,26 +448,24 @@ class Problem(metaclass=_ShortHelp):
 
         Of the other sites it knows the number of samples."""
 
-        def kept(i: int, site: Site, split: str) -> Samples | None:
-            samples = getattr(site, split)
-            if samples is None:
-                return None
-            if i in sites:
-                return alone(samples)
-            away = Samples.elsewhere(len(samples), samples)
-            return dataclasses.replace(away, subgroup_names=samples.subgroup_names)
-
         @functools.cache
         def alone(samples: Samples) -> Samples:  # a set that sites share stays one
             return samples.alone()
 
-        splits = ("train", "test", "validation", "reserved")
-        held = [
-            dataclasses.replace(
-                s, **{w: kept(i, s, w) for w in splits}, table=None if s.table is None else s.table.without_rows()
-            )
-            for i, s in enumerate(self.sites)
-        ]
+        def kept(samples: Samples | None, here: bool) -> Samples | None:
+            if samples is None:
+                return None
+            if here:
+                return alone(samples)
+            away = Samples.elsewhere(len(samples), samples)
+            return dataclasses.replace(away, subgroup_names=samples.subgroup_names)
+
+        held = []
+        for i, site in enumerate(self.sites):
+            names = ("train", "test", "validation", "reserved")
+            sets: dict[str, Any] = {name: kept(getattr(site, name), i in sites) for name in names}
+            sets["table"] = None if site.table is None else site.table.without_rows()
+            held.append(dataclasses.replace(site, **sets))
         others = [other.keeping(sites) for other in self.splits]
         return dataclasses.replace(self, sites=held, test=None, validation=None, splits=others)
 
@@ -511,7 +505,7 @@ class Problem(metaclass=_ShortHelp):
 
     @cached_property
     def _whole_model(self) -> FlatModel:
-        module = self._module(0)
+        module = self.initial_model(0)
         local, shared = self.batch_norm == "local", self.batch_norm == "shared"
         names = self.parts.local_names(module)
         check_adapters(module, names)
@@ -553,7 +547,7 @@ class Problem(metaclass=_ShortHelp):
     def _prepared(self) -> nn.Module:
         settings = (self.parts, self.batch_norm, self.backbone)
         module, as_given = cast(nn.Module, self.model), settings == (Parts(), "refuse", None)
-        return self.prepared(module if as_given else copied(module))
+        return self.prepared(module if as_given else copy.deepcopy(module))
 
     @cached_property
     def _readings(self) -> tuple[Read | None, Read | None, Packing | None]:
@@ -588,7 +582,8 @@ class Problem(metaclass=_ShortHelp):
         """The label of samples that the loss ignores."""
         return getattr(self.loss, "ignore_index", None) if isinstance(self.loss, NamedLoss) else None
 
-    def _module(self, seed: int) -> nn.Module:
+    def initial_model(self, seed: int) -> nn.Module:
+        """Returns the module that every node of a replica starts from. It must not be changed."""
         if isinstance(self.model, nn.Module):
             return self._prepared
         if not seed:
@@ -610,17 +605,13 @@ class Problem(metaclass=_ShortHelp):
             raise BadInput(f"the model function returned a {type(made).__name__}, not an nn.Module")
         return self.prepared(made.cpu())
 
-    def initial_model(self, seed: int) -> nn.Module:
-        """Returns the module that every node of a replica starts from. It must not be changed."""
-        return self._module(seed)
-
     def initial_row(self, seed: int) -> Tensor:
         """Returns the shared parameters that every node of a replica starts from, as a row (dim,) in float64."""
         return self.initial_whole_row(seed)[: self.flat_model.dim]
 
     def initial_whole_row(self, seed: int) -> Tensor:
         """Returns the model that every node of a replica starts from, its own part included, as a row in float64."""
-        return self.flat_model.row_of(self._module(seed)).double()
+        return self.flat_model.row_of(self.initial_model(seed)).double()
 
     @property
     def shares_of_samples(self) -> Tensor:
@@ -676,17 +667,14 @@ class Problem(metaclass=_ShortHelp):
         model = self._whole_model.to(torch.device("cpu"), torch.float32)
         try:
             with torch.no_grad():
-                return model(self._whole_model.row_of(self._module(0)).float(), as_floats(inputs, torch.float32))
+                return model(self._whole_model.row_of(self.initial_model(0)).float(), as_floats(inputs, torch.float32))
         except BadInput:
             raise
         except (RuntimeError, TypeError, ValueError, IndexError) as error:
-            handed = (
-                ""
-                if isinstance(inputs, Tensor)
-                else ("; a dictionary of inputs is handed to forward as keywords, a tuple as positional arguments")
-            )
-            shape = tuple(inputs.shape[1:]) if isinstance(inputs, Tensor) else trees.form_in_words(inputs)
-            raise BadInput(f"the model does not accept inputs of shape {shape}: {error}{handed}") from error
+            raise BadInput(
+                f"the model does not accept inputs of shape {trees.form_in_words(inputs)}: {error}; a dictionary is "
+                "handed to forward as keywords, a tuple as positional arguments"
+            ) from error
 
     @property
     def primary(self) -> str:
@@ -745,7 +733,7 @@ class Problem(metaclass=_ShortHelp):
         """Runs model and loss once as training will, so that an unsuitable problem is refused now."""
         if self.prefix is not None:
             self.cut  # noqa: B018 - which refuses a prefix whose outputs cannot be kept
-        model = self.flat_model.to(torch.device("cpu"), torch.float32)
+        model, row = self._to_check()
         inputs, targets, more = few_samples(self)
         if isinstance(self.loss, NamedLoss) and self.loss.of_numbers and self.task in ("classes", "masks"):
             raise BadInput(
@@ -754,7 +742,6 @@ class Problem(metaclass=_ShortHelp):
             )
         if isinstance(self.loss, NamedLoss) and self.loss.of_labels and self.task == "multi-label":
             refuse_one_hot(self)
-        row = self.initial_whole_row(0).float()
         check_gradient(model, row, self.loss, self.augmenter, self._augmented(inputs, targets))
         if not isinstance(self.loss, BoundModelLoss):
             with torch.no_grad():
@@ -768,43 +755,31 @@ class Problem(metaclass=_ShortHelp):
 
     def at_once(self, device: torch.device) -> AtOnce:
         """Returns how many models are evaluated at once on a device; None for all."""
-        if isinstance(self.models_at_once, int):
-            if self.models_at_once > 1 and self.why_not_stacked is not None:
-                raise self._not_stackable()
-            return self.models_at_once
-        if self.models_at_once == "auto" and self.slower_stacked[device.type] is not None:
+        wanted = self.models_at_once
+        if wanted == 1 or (wanted == "auto" and (self.slower_stacked[device.type] or self.why_not_stacked)):
             return 1
-        if self.why_not_stacked is None:
-            return None
-        if self.models_at_once == "all":
-            raise self._not_stackable()
-        return 1
-
-    def _not_stackable(self) -> BadInput:
-        return BadInput(
-            f"models_at_once = {self.models_at_once!r}: torch.vmap cannot evaluate several of these models at once "
-            f"({self.why_not_stacked}); use 1 or 'auto'"
-        )
+        if self.why_not_stacked is not None:
+            raise BadInput(
+                f"models_at_once = {wanted!r}: torch.vmap cannot evaluate several of these models at once "
+                f"({self.why_not_stacked}); use 1 or 'auto'"
+            )
+        return wanted if isinstance(wanted, int) else None
 
     @cached_property
     def slower_stacked(self) -> dict[str, str | None]:
         """Why models are faster one at a time, by the kind of device."""
         module = self.flat_model.evaluated
-        inputs, _, _ = few_samples(self)
-        model = self.flat_model.to(torch.device("cpu"), torch.float32)
-        row = self.initial_whole_row(0).float()
+        inputs = few_samples(self)[0]
         samples = self.sampling.batch
         if self.sampling.order == "full":
             samples = max(len(self.sites[i].train) for i in self.here)
-        convolved = products_in(model, row, inputs) * samples // trees.length(inputs)
+        convolved = products_in(*self._to_check(), inputs) * samples // trees.length(inputs)
         return {kind: slower_stacked(module, kind, convolved) for kind in ("cpu", "cuda")}
 
     @cached_property
     def why_not_stacked(self) -> str | None:
-        inputs, targets, _ = few_samples(self)
-        model = self.flat_model.to(torch.device("cpu"), torch.float32)
-        batch = self._augmented(inputs, targets)
-        return why_not_stacked(model, self.initial_whole_row(0).float(), self.loss, self.augmenter, batch)
+        batch = self._augmented(*few_samples(self)[:2])
+        return why_not_stacked(*self._to_check(), self.loss, self.augmenter, batch)
 
     def _augmented(self, inputs: Tree, targets: Tree) -> tuple[Tree, Tree]:
         """Returns a batch as an augmentation without `draw` changes it."""
@@ -829,11 +804,36 @@ class Problem(metaclass=_ShortHelp):
 
     @cached_property
     def _digests(self) -> dict[int, str]:
-        found = {i: [fingerprint(split.sites[i].train) for split in self.every_split] for i in self.here}
-        return {i: " ".join(every) for i, every in found.items()}
+        sets = ("train", "validation") if self.objective.judged_on == "validation" else ("train",)
+        held = {i: [getattr(split.sites[i], name) for split in self.every_split for name in sets] for i in self.here}
+        return {i: " ".join(fingerprint(rows) for rows in every if rows is not None) for i, every in held.items()}
 
-    def digest(self, of_sites: Mapping[int, str] | None = None) -> str:
-        """Returns a fingerprint of data and model, so that a checkpoint is not continued with others.
+    def identity(self, of_sites: Mapping[int, str] | None = None) -> dict[str, Any]:
+        """Returns data, model and settings by name, so that a checkpoint is not continued with others.
 
         It covers the sites that are here, or those whose fingerprints are given."""
-        return digest_of(self, self.digests_here() if of_sites is None else of_sites)
+        return identity_of(self, self.digests_here() if of_sites is None else of_sites)
+
+    def digest(self, of_sites: Mapping[int, str] | None = None) -> str:
+        """Returns a fingerprint of the identity."""
+        return digest_of(self.identity(of_sites))
+
+
+def with_splits(problems: Sequence[Problem], same_sites: bool = True) -> Problem:
+    """Returns several problems as one whose replicas are trained on each of them.
+
+    Args:
+        problems: The problems.
+        same_sites: Whether their sites must have the same names. Default: True.
+    """
+    if not problems or not all(isinstance(one, Problem) for one in problems):
+        raise BadInput("give a Problem, or a list of problems that differ only in which rows are for training")
+    first, *others = problems
+    names = [site.name for site in first.sites]
+    for k, other in enumerate(others, start=1):
+        theirs = [site.name for site in other.sites]
+        if same_sites and theirs != names:
+            raise BadInput(f"split {k} has the sites {theirs}, but split 0 has {names}; only their rows may differ")
+    if isinstance(first.loss, NamedLoss):  # balanced class weights are those of the first split
+        others = [one if one.loss is first.loss else dataclasses.replace(one, loss=first.loss) for one in others]
+    return first.with_splits(others)

@@ -111,35 +111,27 @@ def gradients(
         trace: Whether to trace the operations of a stack once and replay them, on a CPU. Default: False.
         precision: "tf32" multiplies float32 matrices in TF32; the model itself knows of "bf16". Default: "float32".
     """
-    found = _gradients(model, loss, at_once, models, device, has_aux, trace)
-    if precision == "tf32":
-        found = _in_tf32(found)
-    opaque = device.type == "cuda" and (at_once == 1 or precision == "tf32") and not has_aux
-    return Opaque(found) if opaque else found
-
-
-def _gradients(
-    model: FlatModel, loss: Callable[..., Any], at_once: AtOnce, models: int, device: torch.device, has_aux: bool,
-    trace: bool,
-) -> Callable[..., Any]:  # fmt: skip
     if at_once == 1:
-        return _OneByOne(model, loss, has_aux)
-    at_once = None if at_once is None or at_once >= models else at_once
-    loss = convolutions.of_many(loss, at_once or models, device)
-    stacked = vmap(grad_and_value(loss, has_aux=has_aux))
-    stacked = Traced(stacked) if trace and not has_aux else stacked
-    if at_once is None:
-        return stacked
+        function: Callable[..., Any] = _OneByOne(model, loss, has_aux)
+    else:
+        at_once = None if at_once is None or at_once >= models else at_once
+        loss = convolutions.of_many(loss, at_once or models, device)
+        function = vmap(grad_and_value(loss, has_aux=has_aux))
+        function = Traced(function) if trace and not has_aux else function
+        function = function if at_once is None else functools.partial(_in_portions, function, at_once)
+    if precision == "tf32":
+        function = _in_tf32(function)
+    opaque = device.type == "cuda" and (at_once == 1 or precision == "tf32") and not has_aux
+    return Opaque(function) if opaque else function
 
-    def in_portions(rows: Tensor, *batch: Tree) -> Any:
-        found, losses = torch.empty_like(rows), []
-        for first in range(0, len(rows), at_once):
-            here = slice(first, first + at_once)
-            found[here], values = stacked(rows[here], *(trees.at(part, here) for part in batch))
-            losses.append(values)
-        return found, tree_map(lambda *parts: torch.cat(parts), *losses)
 
-    return in_portions
+def _in_portions(stacked: Callable[..., Any], at_once: int, rows: Tensor, *batch: Tree) -> Any:
+    found, losses = torch.empty_like(rows), []
+    for first in range(0, len(rows), at_once):
+        here = slice(first, first + at_once)
+        found[here], values = stacked(rows[here], *(trees.at(part, here) for part in batch))
+        losses.append(values)
+    return found, tree_map(lambda *parts: torch.cat(parts), *losses)
 
 
 class _OneByOne:

@@ -41,19 +41,19 @@ class TorchDraws(TorchFunctionMode):
         kwargs = kwargs or {}
         way = self._ways.get(function)
         if way is not None:
-            return way(self, function, *args, **kwargs)
+            return way(self, function, *args, **_from_the_stream(function, kwargs))
         return function(*args, **kwargs)
 
-    def uniforms(self, shape: Sequence[int], dtype: torch.dtype, device: torch.device | None = None) -> Tensor:
+    def uniforms(self, shape: Sequence[int], dtype: torch.dtype, device: Any = None) -> Tensor:
         """Returns uniform numbers in [0, 1) of a shape."""
         if _within_checkpoint():
             raise draw_computed_again()
         one = torch.zeros(1, dtype=torch.int64, device=self._key.device)
         key = random_streams.keys(self._key, "torch", next(self._draws), one).squeeze(-1)
         drawn = random_streams.uniform(key, math.prod(shape), dtype if dtype.is_floating_point else torch.float32)
-        return drawn.reshape(tuple(shape)).to(device or drawn.device)
+        return drawn.reshape(tuple(shape)).to(drawn.device if device is None else device)
 
-    def normals(self, shape: Sequence[int], dtype: torch.dtype, device: torch.device | None = None) -> Tensor:
+    def normals(self, shape: Sequence[int], dtype: torch.dtype, device: Any = None) -> Tensor:
         """Returns standard normal numbers of a shape."""
         centred = self.uniforms(shape, dtype, device) * 2.0 + (2.0**-24 - 1.0)  # in (-1, 1), never at its ends
         return torch.erfinv(centred) * math.sqrt(2.0)
@@ -86,132 +86,124 @@ def _answers(*functions: Any) -> Callable[[_Way], _Way]:
     return register
 
 
-def _refuse_own_source(function: Any, generator: Any = None, out: Any = None) -> None:
-    """Raises BadInput if a draw is asked for from a generator of the user's own, whose state would go from one node to
-    the next."""
-    if generator is not None or out is not None:
-        raise BadInput(
-            f"the model calls torch.{function.__name__} with {'generator' if out is None else 'out'}=..., so its "
-            "numbers cannot come from the node's stream; leave that argument out"
-        )
+def _from_the_stream(function: Any, settings: dict[str, Any]) -> dict[str, Any]:
+    """Returns the settings of a draw. Raises BadInput if it is asked for from a generator of the user's own, whose
+    state would go from one node to the next."""
+    for name in ("generator", "out"):
+        if settings.get(name) is not None:
+            raise BadInput(
+                f"the model calls torch.{function.__name__} with {name}=..., so its numbers cannot come from the "
+                "node's stream; leave that argument out"
+            )
+    return {name: value for name, value in settings.items() if name not in ("generator", "out")}
 
 
 def _shape(size: Sequence[Any]) -> tuple[int, ...]:
     return tuple(size[0]) if len(size) == 1 and not isinstance(size[0], int) else tuple(size)
 
 
-def _like(tensor: Tensor, dtype: torch.dtype | None, device: Any) -> tuple[Any, torch.dtype, torch.device]:
-    return tensor.shape, dtype or tensor.dtype, torch.device(device) if device is not None else tensor.device
+def _like(tensor: Tensor, dtype: torch.dtype | None = None, device: Any = None) -> tuple[Any, torch.dtype, Any]:
+    return tensor.shape, dtype or tensor.dtype, tensor.device if device is None else device
 
 
 @_answers(torch.rand, torch.randn)
 def _of_size(
     draws: TorchDraws, function: Any, *sizes: Any, size: Any = None, dtype: torch.dtype | None = None,
-    device: Any = None, generator: Any = None, out: Any = None, requires_grad: bool = False, **form: Any,
+    device: Any = None, requires_grad: bool = False, **form: Any,
 ) -> Tensor:  # fmt: skip
-    _refuse_own_source(function, generator, out)
-    place = None if device is None else torch.device(device)
     draw = draws.normals if function is torch.randn else draws.uniforms
-    found = draw(_shape(sizes if size is None else (size,)), dtype or torch.get_default_dtype(), place)
-    return found.requires_grad_() if requires_grad else found
+    drawn = draw(_shape(sizes if size is None else (size,)), dtype or torch.get_default_dtype(), device)
+    return drawn.requires_grad_() if requires_grad else drawn
 
 
 @_answers(torch.rand_like, torch.randn_like)
 def _of_likeness(
     draws: TorchDraws, function: Any, input: Tensor, *, dtype: torch.dtype | None = None, device: Any = None,
-    generator: Any = None, **form: Any,
+    **form: Any,
 ) -> Tensor:  # fmt: skip
-    _refuse_own_source(function, generator)
     return (draws.normals if function is torch.randn_like else draws.uniforms)(*_like(input, dtype, device))
 
 
-def _integers(draws: TorchDraws, low: int, high: int, shape: Sequence[int], dtype: torch.dtype, place: Any) -> Tensor:
-    drawn = draws.uniforms(shape, torch.float64, place)
-    return (low + (drawn * (high - low)).floor()).to(dtype)
+def _integers(draws: TorchDraws, bounds: Sequence[int], form: tuple[Any, torch.dtype, Any]) -> Tensor:
+    low, high = bounds if len(bounds) == 2 else (0, *bounds)
+    shape, dtype, device = form
+    return (low + (draws.uniforms(shape, torch.float64, device) * (high - low)).floor()).to(dtype)
 
 
 @_answers(torch.randint)
 def _randint(
-    draws: TorchDraws, function: Any, *bounds: Any, low: int = 0, high: int | None = None, size: Any = None,
-    dtype: torch.dtype = torch.int64, device: Any = None, generator: Any = None, out: Any = None, **form: Any,
+    draws: TorchDraws, function: Any, *bounds: Any, low: int = 0, high: int = 0, size: Any = None,
+    dtype: torch.dtype = torch.int64, device: Any = None, **form: Any,
 ) -> Tensor:  # fmt: skip
-    _refuse_own_source(function, generator, out)
     *numbers, shape = bounds if size is None else (*bounds, size)
-    low, high = (low, numbers[0]) if len(numbers) == 1 else numbers if numbers else (low, high)
-    return _integers(draws, low, high, shape, dtype, None if device is None else torch.device(device))  # type: ignore[arg-type]
+    return _integers(draws, numbers if low == 0 and numbers else (low, *(numbers or [high])), (shape, dtype, device))
 
 
 @_answers(torch.randint_like)
 def _randint_like(
-    draws: TorchDraws, function: Any, input: Tensor, *bounds: int, low: int = 0, high: int | None = None,
+    draws: TorchDraws, function: Any, input: Tensor, *bounds: int, low: int = 0, high: int = 0,
     dtype: torch.dtype | None = None, device: Any = None, **form: Any,
 ) -> Tensor:  # fmt: skip
-    low, high = (low, bounds[0]) if len(bounds) == 1 else bounds if bounds else (low, high)
-    shape, kind, place = _like(input, dtype, device)
-    return _integers(draws, low, high, shape, kind, place)  # type: ignore[arg-type]
+    return _integers(draws, bounds if low == 0 and bounds else (low, *(bounds or [high])), _like(input, dtype, device))
 
 
 @_answers(torch.randperm)
 def _randperm(
-    draws: TorchDraws, function: Any, n: int, *, generator: Any = None, out: Any = None, dtype: Any = torch.int64,
-    device: Any = None, **form: Any,
-) -> Tensor:  # fmt: skip
-    _refuse_own_source(function, generator, out)
-    place = None if device is None else torch.device(device)
-    return draws.uniforms((n,), torch.float64, place).argsort(stable=True).to(dtype)
+    draws: TorchDraws, function: Any, n: int, *, dtype: Any = torch.int64, device: Any = None, **form: Any
+) -> Tensor:
+    return draws.uniforms((n,), torch.float64, device).argsort(stable=True).to(dtype)
 
 
 @_answers(torch.bernoulli, Tensor.bernoulli)
-def _bernoulli(
-    draws: TorchDraws, function: Any, input: Tensor, p: Any = None, *, generator: Any = None, out: Any = None
-) -> Tensor:
-    _refuse_own_source(function, generator, out)
-    shape, dtype, place = _like(input, None, None)
-    return (draws.uniforms(shape, dtype, place) < (input if p is None else p)).to(dtype)
+def _bernoulli(draws: TorchDraws, function: Any, input: Tensor, p: Any = None) -> Tensor:
+    return (draws.uniforms(*_like(input)) < (input if p is None else p)).to(input.dtype)
 
 
 @_answers(torch.normal)
 def _normal(
-    draws: TorchDraws, function: Any, mean: Any = 0.0, std: Any = 1.0, size: Any = None, *, generator: Any = None,
-    out: Any = None, dtype: torch.dtype | None = None, device: Any = None, **form: Any,
+    draws: TorchDraws, function: Any, mean: Any = 0.0, std: Any = 1.0, size: Any = None, *,
+    dtype: torch.dtype | None = None, device: Any = None, **form: Any,
 ) -> Tensor:  # fmt: skip
-    _refuse_own_source(function, generator, out)
-    tensors = [t for t in (mean, std) if isinstance(t, Tensor)]
     if size is None:
+        tensors = [t for t in (mean, std) if isinstance(t, Tensor)]
         size = torch.broadcast_shapes(*(t.shape for t in tensors))
         dtype, device = tensors[0].dtype, tensors[0].device
-    place = None if device is None else torch.device(device)
-    return mean + std * draws.normals(tuple(size), dtype or torch.get_default_dtype(), place)
+    return mean + std * draws.normals(tuple(size), dtype or torch.get_default_dtype(), device)
 
 
-def _filled(target: Tensor, values: Tensor) -> Tensor:
-    with torch.no_grad():
-        return target.copy_(values)
+def _fills(values: Callable[..., Tensor]) -> _Way:
+    """Returns how a tensor is filled with what a function of the draws and the tensor gives."""
+
+    def way(draws: TorchDraws, function: Any, target: Tensor, *arguments: Any, **settings: Any) -> Tensor:
+        with torch.no_grad():
+            return target.copy_(values(draws, target, *arguments, **settings))
+
+    return way
 
 
 @_answers(Tensor.uniform_)
-def _uniform_(draws: TorchDraws, function: Any, target: Tensor, low: float = 0.0, to: float = 1.0, **form: Any):
-    _refuse_own_source(function, form.get("generator"))
+@_fills
+def _uniform_(draws: TorchDraws, target: Tensor, low: float = 0.0, to: float = 1.0, **form: Any) -> Tensor:
     low = form.get("from", low)
-    return _filled(target, low + (to - low) * draws.uniforms(*_like(target, None, None)))
+    return low + (to - low) * draws.uniforms(*_like(target))
 
 
 @_answers(Tensor.normal_)
-def _normal_(draws: TorchDraws, function: Any, target: Tensor, mean: float = 0.0, std: float = 1.0, **form: Any):
-    _refuse_own_source(function, form.get("generator"))
-    return _filled(target, mean + std * draws.normals(*_like(target, None, None)))
+@_fills
+def _normal_(draws: TorchDraws, target: Tensor, mean: float = 0.0, std: float = 1.0) -> Tensor:
+    return mean + std * draws.normals(*_like(target))
 
 
 @_answers(Tensor.exponential_)
-def _exponential_(draws: TorchDraws, function: Any, target: Tensor, lambd: float = 1.0, **form: Any):
-    _refuse_own_source(function, form.get("generator"))
-    return _filled(target, -torch.log1p(-draws.uniforms(*_like(target, None, None))) / lambd)
+@_fills
+def _exponential_(draws: TorchDraws, target: Tensor, lambd: float = 1.0) -> Tensor:
+    return -torch.log1p(-draws.uniforms(*_like(target))) / lambd
 
 
 @_answers(Tensor.bernoulli_)
-def _bernoulli_(draws: TorchDraws, function: Any, target: Tensor, p: Any = 0.5, **form: Any):
-    _refuse_own_source(function, form.get("generator"))
-    return _filled(target, (draws.uniforms(*_like(target, None, None)) < p).to(target.dtype))
+@_fills
+def _bernoulli_(draws: TorchDraws, target: Tensor, p: Any = 0.5) -> Tensor:
+    return (draws.uniforms(*_like(target)) < p).to(target.dtype)
 
 
 @_answers(torch.empty, torch.empty_like, Tensor.new_empty)
@@ -247,24 +239,14 @@ def _dropped(draws: TorchDraws, inputs: Tensor, p: float, training: bool, inplac
     return _replaced(inputs, inputs * _kept(draws, inputs, p, spatial) / (1.0 - p or 1.0), inplace)
 
 
-@_answers(F.dropout)
-def _dropout(draws: TorchDraws, _: Any, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False):
-    return _dropped(draws, input, p, training, inplace)
+_SPATIAL_AXES = {F.dropout: 0, F.dropout1d: 1, F.dropout2d: 2, F.dropout3d: 3}
 
 
-@_answers(F.dropout1d)
-def _dropout1d(draws: TorchDraws, _: Any, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False):
-    return _dropped(draws, input, p, training, inplace, 1)
-
-
-@_answers(F.dropout2d)
-def _dropout2d(draws: TorchDraws, _: Any, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False):
-    return _dropped(draws, input, p, training, inplace, 2)
-
-
-@_answers(F.dropout3d)
-def _dropout3d(draws: TorchDraws, _: Any, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False):
-    return _dropped(draws, input, p, training, inplace, 3)
+@_answers(*_SPATIAL_AXES)
+def _dropout(
+    draws: TorchDraws, function: Any, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
+) -> Tensor:
+    return _dropped(draws, input, p, training, inplace, _SPATIAL_AXES[function])
 
 
 @_answers(torch.dropout, torch.dropout_)
@@ -290,13 +272,12 @@ def _alpha_dropout(
 @_answers(F.rrelu, torch.rrelu, torch.rrelu_)
 def _rrelu(
     draws: TorchDraws, function: Any, input: Tensor, lower: float = 1.0 / 8, upper: float = 1.0 / 3,
-    training: bool = False, inplace: bool = False, generator: Any = None,
+    training: bool = False, inplace: bool = False,
 ) -> Tensor:  # fmt: skip
     """Returns a leaky ReLU. In training mode the slope of each negative number is drawn between two bounds."""
     if not training:
         return function(input, lower, upper)
-    _refuse_own_source(function, generator)
-    slopes = lower + (upper - lower) * draws.uniforms(*_like(input, None, None))
+    slopes = lower + (upper - lower) * draws.uniforms(*_like(input))
     return _replaced(input, torch.where(input <= 0, input * slopes, input), inplace or function is torch.rrelu_)
 
 
@@ -332,21 +313,13 @@ def _recurrent(draws: TorchDraws, function: Any, *arguments: Any) -> tuple[Tenso
 @_answers(F.scaled_dot_product_attention)
 def _attention(
     draws: TorchDraws, function: Any, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0, is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
+    dropout_p: float = 0.0, is_causal: bool = False, **settings: Any,
 ) -> Tensor:  # fmt: skip
     """Returns attention as torch's documentation defines it, with its weights dropped by the node's stream."""
     if dropout_p == 0:
-        return function(
-            query,
-            key,
-            value,
-            attn_mask,
-            dropout_p,
-            is_causal,
-            scale=scale,
-            **({"enable_gqa": True} if enable_gqa else {}),
-        )
-    if enable_gqa:
+        return function(query, key, value, attn_mask, dropout_p, is_causal, **settings)
+    scale = settings.get("scale")
+    if settings.get("enable_gqa"):
         key, value = (t.repeat_interleave(query.shape[-3] // t.shape[-3], -3) for t in (key, value))
     scores = query @ key.transpose(-2, -1) * (query.shape[-1] ** -0.5 if scale is None else scale)
     if is_causal:

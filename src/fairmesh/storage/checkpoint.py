@@ -15,6 +15,7 @@ from fairmesh.errors import CheckpointError
 from fairmesh.storage.files import write_atomically
 from fairmesh.storage.state_tree import checked_like, flatten_state, unflatten_state
 
+_DEFAULT = "the default"  # of a setting that an identity leaves out
 _SHORT_ROW = 4096  # bytes; tensors with shorter rows stay whole
 FORMAT = 4
 
@@ -155,10 +156,17 @@ def _read(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
 
 
 def _differences(stored: Any, wanted: Any, where: str) -> list[str]:
+    stored = {} if stored is _DEFAULT and isinstance(wanted, dict) else stored
+    wanted = {} if wanted is _DEFAULT and isinstance(stored, dict) else wanted
     if isinstance(stored, dict) and isinstance(wanted, dict):
         names = sorted(stored.keys() | wanted.keys())
-        return [d for k in names for d in _differences(stored.get(k), wanted.get(k), f"{where}.{k}" if where else k)]
+        pairs = [(stored.get(k, _DEFAULT), wanted.get(k, _DEFAULT), f"{where}.{k}" if where else k) for k in names]
+        return [d for pair in pairs for d in _differences(*pair)]
     tables = isinstance(stored, list) and isinstance(wanted, list) and stored and isinstance(stored[0], dict)
     if tables and len(stored) == len(wanted):
         return [d for k, pair in enumerate(zip(stored, wanted)) for d in _differences(*pair, f"{where}[{k}]")]
-    return [] if stored == wanted else [f"{where} is {wanted!r} here but {stored!r} there"]
+    return [] if stored == wanted else [f"{where} is {_shown(wanted)} here but {_shown(stored)} there"]
+
+
+def _shown(value: Any) -> str:
+    return value if value is _DEFAULT else repr(value)

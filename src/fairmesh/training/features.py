@@ -21,8 +21,8 @@ from fairmesh.numerics import trees
 from fairmesh.problems.backbone import DTYPES, Backbone, BoundBackbone, Cut, close, returned_by, tensors_of
 from fairmesh.problems.flat_model import FlatModel, architecture_of
 from fairmesh.problems.identity import class_in_words, fingerprint
-from fairmesh.problems.losses import as_floats
 from fairmesh.problems.problem import Problem
+from fairmesh.problems.row_loss import as_floats
 from fairmesh.storage.feature_store import Form, StoredRows, in_bytes, refuse_full_disk
 
 SETS = ("train", "test", "validation", "reserved")

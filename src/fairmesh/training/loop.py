@@ -180,21 +180,14 @@ class Training:
     def identity(self) -> dict[str, Any]:
         """Returns the settings that determine the trajectory, by name. Rounds and measurements are not among them."""
         digests = self.network.process_group.all_gather_json(list(self.problem.digests_here().items()))
-        options = self.options
-        by_tail = options.keep_best and options.best_by in ("cvar", "worst_share")
         return {
             "topology": portable(to_table(self.topology)),
             "algorithms": [portable(to_table(replica.algorithm)) for replica in self.replicas],
             "seeds": [replica.seed for replica in self.replicas],
             "placements": [list(replica.placement) for replica in self.replicas],
             "splits": [replica.split for replica in self.replicas],
-            "dtype": options.dtype,
-            "precision": options.precision,
-            "data and model": self.problem.digest({site: text for held in digests for site, text in held}),
-            "keep_best": options.keep_best and options.measure_every,
-            "lying_neighbours": options.lying_neighbours,
-            "best_by": options.keep_best and options.best_by,
-            "cvar_level": by_tail and options.cvar_level,
+            "problem": self.problem.identity({site: text for held in digests for site, text in held}),
+            "options": self.options.identity(),
         }
 
     def roles(self, state: TrainingState) -> dict[str, Role]:

@@ -18,10 +18,9 @@ from fairmesh.errors import BadInput
 from fairmesh.networks.process_group import ProcessGroup
 from fairmesh.numerics import malloc, trees
 from fairmesh.problems.evaluator import evaluated_at_once
-from fairmesh.problems.losses import as_floats, augmented
-from fairmesh.problems.model_loss import BoundModelLoss
 from fairmesh.problems.oracle import AS_FLOATS_UP_TO
 from fairmesh.problems.problem import Problem, Sampling
+from fairmesh.problems.row_loss import BoundModelLoss, as_floats, augmented
 from fairmesh.topology.graphs import Ring
 from fairmesh.training.loop import Training
 from fairmesh.training.options import DTYPES, Options, device_of, home_of_data

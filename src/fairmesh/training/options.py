@@ -3,11 +3,11 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 
-from fairmesh.config.tables import Instead, checked
+from fairmesh.config.tables import Instead, checked, to_table
 from fairmesh.errors import BadInput
 from fairmesh.metrics.over_sites import LEVEL, WORST_NEEDS_ROWS
 from fairmesh.problems.problem import Problem
@@ -101,7 +101,18 @@ class Options:
         if self.memory_gib is not None and not self.memory_gib > 0:
             raise BadInput(f"memory_gib must be > 0, got {self.memory_gib}")
 
+    def identity(self) -> dict[str, Any]:
+        """Returns the options that differ from their defaults, without those that may change during a run."""
+        not_part = _NOT_PART if self.keep_best else _NOT_PART + _OF_THE_BEST
+        return {name: value for name, value in to_table(self, defaults=False).items() if name not in not_part}
 
+
+# Options that are no part of a run's identity, since they change no model, or only by rounding errors. All others are.
+_NOT_PART = (
+    *("checkpoint_every", "own_models", "worst_needs_rows", "on_divergence", "compare_weights"),
+    *("count_bytes", "device", "threads", "trace", "fuse", "memory_gib"),
+)
+_OF_THE_BEST = ("measure_every", "best_by", "cvar_level")  # they choose a model only with keep_best
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 

@@ -25,8 +25,7 @@ from fairmesh.numerics import trees
 from fairmesh.personalization.outcome import Personalized
 from fairmesh.problems import notes
 from fairmesh.problems.evaluator import measured_names
-from fairmesh.problems.problem import Problem
-from fairmesh.problems.splits import with_splits
+from fairmesh.problems.problem import Problem, with_splits
 from fairmesh.regularizers.simplex import normalized
 from fairmesh.storage.run_folder import Record
 from fairmesh.training.best_round import RoundScores

@@ -9,7 +9,7 @@ from fairmesh.algorithms.subgroups import SubgroupState, weights_of
 from fairmesh.errors import BadInput
 from fairmesh.numerics import trees
 from fairmesh.problems.evaluator import measured
-from fairmesh.problems.losses import answering, as_floats
+from fairmesh.problems.row_loss import answering, as_floats
 
 if TYPE_CHECKING:
     from fairmesh.training.result import Result

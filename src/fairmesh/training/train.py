@@ -26,8 +26,7 @@ from fairmesh.personalization.outcome import Personalized, PersonalSite
 from fairmesh.personalization.personalize import personalized, refuse_structure
 from fairmesh.problems import notes
 from fairmesh.problems.checks import refuse_autocast
-from fairmesh.problems.problem import Problem
-from fairmesh.problems.splits import with_splits
+from fairmesh.problems.problem import Problem, with_splits
 from fairmesh.storage.finished_work import FinishedWork
 from fairmesh.storage.run_folder import RunFolder
 from fairmesh.storage.sharded_checkpoint import Checkpoints
@@ -201,8 +200,8 @@ def train(
         )  # fmt: skip
     switched_off = notes.on_evaluation_mode(problem)
     data = notes.on_data(problem, home_of_data(problem, kind["device"]), kind["device"])
-    parts, short, spectral = notes.on_parts(problem), notes.on_short_floats(problem), notes.on_spectral_norm(problem)
-    special = (parts, spectral, short, notes.on_stacking(problem, kind["device"]), notes.on_augmentation(problem))
+    parts, short = notes.on_parts(problem), notes.on_short_floats(problem)
+    special = (parts, short, notes.on_stacking(problem, kind["device"]), notes.on_augmentation(problem))
     special = (
         notes.on_binary_numbers(problem),
         *special,

@@ -56,7 +56,7 @@ def identity_of(membership: Membership, problem: Problem) -> dict[str, Any]:
         "site": membership.name,
         "removed": list(membership.mesh.removed),
         "restarts": membership.mesh.restarts,
-        "data and model": problem.digest(),
+        "problem": problem.identity(),
         "secret of the draws": "none" if membership.secret is None else SecretIdentities([membership.secret]).digest(),
         **membership.agreed,
     }

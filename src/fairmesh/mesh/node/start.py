@@ -6,6 +6,7 @@ included. Each site compares it with the model that it makes itself: a first sit
 others another model than the experiment's. The frozen base of a model with adapters may be large, and sites load it
 from equal files. So only its digests travel, and must be the same everywhere."""
 
+import copy
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
@@ -24,7 +25,6 @@ from fairmesh.mesh.wire.journal import Journal, storing
 from fairmesh.mesh.wire.mailroom import Mailroom
 from fairmesh.networks.bounds import norm_of
 from fairmesh.problems.lora import base_of_adapters
-from fairmesh.problems.weight_norms import copied
 from fairmesh.storage.files import read_bytes, write_atomically
 
 _STEP = 0  # before the first round
@@ -149,7 +149,7 @@ class Start:
 
     def model(self) -> nn.Module:
         """Returns the model on disk."""
-        module = copied(self._own)
+        module = copy.deepcopy(self._own)
         try:
             tensors = load(read_bytes(self._path))
         except (SafetensorError, ValueError) as error:
