@@ -3,21 +3,24 @@
 import functools
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fairmesh.config.overrides import read_toml
 from fairmesh.config.tables import from_table
+from fairmesh.data.items import as_tensors
 from fairmesh.data.preprocessing import Preprocessing
-from fairmesh.errors import BadInput, nearest
+from fairmesh.errors import BadInput, in_a_line, nearest
 from fairmesh.inference.predictor import Output, Predictor
+from fairmesh.numerics import trees
 from fairmesh.personalization.outcome import PersonalModel
 from fairmesh.problems.batch_norm import under_policy
-from fairmesh.problems.flat_model import architecture_of
+from fairmesh.problems.flat_model import architecture_of, called_with
+from fairmesh.problems.losses import as_floats
 from fairmesh.problems.models import Model, build_in_units
 from fairmesh.problems.weight_norms import copied
 from fairmesh.storage.executed import located, refuse_foreign
@@ -115,6 +118,60 @@ class TrainedModel:
                 raise BadInput(f"there is no own model of a site {site!r}{nearest(site, found)}")
             module, about = found[site].module(module), about_model(result, replica, "personal") | {"site": site}
         return _trained(module, model_facts(problem), problem.preprocessing, about)
+
+    def with_encoder(self, encoder: nn.Module, inputs: Any) -> "TrainedModel":
+        """Returns the whole model: a frozen encoder, and this model as the head that was trained on its features.
+
+        Args:
+            encoder: The encoder, as `fm.models.frozen_features` was given it.
+            inputs: A few rows of its inputs, as the sites have them: a tensor or an array, or a tuple or dictionary.
+
+        Raises:
+            BadInput: Encoder and head do not fit these inputs or each other.
+
+        Example:
+            >>> import tempfile
+            >>> import torch
+            >>> import fairmesh as fm
+            >>> encoder, labels = torch.nn.Linear(3, 8), torch.arange(20) % 2
+            >>> sites = [fm.Site((torch.randn(20, 3) + labels[:, None], labels)) for _ in range(3)]
+            >>> with tempfile.TemporaryDirectory() as folder:
+            ...     features = fm.models.frozen_features(encoder, sites, folder=folder)
+            ...     result = fm.train(fm.Problem(torch.nn.Linear(8, 2), features), rounds=5)
+            >>> model = fm.inference.TrainedModel.of(result).with_encoder(encoder, sites[0].train[0])
+            >>> fm.predict(model, torch.zeros(4, 3)).values.shape
+            (4, 2)
+        """
+        rows = trees.at(as_tensors(inputs, "inputs"), slice(2))
+        whole = EncoderAndHead(copied(encoder), copied(self.module)).cpu().float().eval()
+        try:
+            with torch.no_grad():
+                called_with(whole, as_floats(rows, torch.float32))
+        except Exception as error:  # a user's module may raise anything
+            raise BadInput(f"encoder and head do not accept these inputs: {in_a_line(error)}") from error
+        about = dict(self.about) | {"architecture": architecture_of(whole)}
+        if isinstance(rows, Tensor) and self.output != "structure":
+            form = {"shape": tuple(rows.shape[1:]), "dtype": str(rows.dtype).removeprefix("torch.")}
+        else:
+            form = {"shape": (), "dtype": "structure", "output": "structure", "form": trees.form(rows)}
+        return replace(self, module=whole, about=about, **form)
+
+
+class EncoderAndHead(nn.Module):
+    """A frozen encoder, and a head that takes what the encoder returns.
+
+    Args:
+        encoder: The encoder.
+        head: The head.
+    """
+
+    def __init__(self, encoder: nn.Module, head: nn.Module):
+        super().__init__()
+        self.encoder, self.head = encoder, head
+
+    def forward(self, *arguments: Any, **keywords: Any) -> Any:
+        """Returns what the head returns for the encoder's features of these inputs."""
+        return called_with(self.head, self.encoder(*arguments, **keywords))
 
 
 def _trained(

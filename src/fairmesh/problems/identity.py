@@ -36,7 +36,7 @@ def digest_of(problem: "Problem", of_sites: Mapping[int, str]) -> str:
     for tensor in problem.flat_model.fixed():
         hasher.update(tensor.contiguous().cpu().flatten().view(torch.uint8).numpy().data)
     described = (module, problem.sampling, problem.weight_decay, problem.clip_norm)
-    hasher.update(f"{_anywhere(str(described))} {named(problem.loss)} {named(problem.augment)}".encode())
+    hasher.update(f"{without_addresses(str(described))} {named(problem.loss)} {named(problem.augment)}".encode())
     own = {type(layer) for layer in module.modules() if not type(layer).__module__.startswith("torch.")}
     for name in sorted(map(class_in_words, own)):  # two modules may look alike and compute other things
         hasher.update(name.encode())
@@ -50,8 +50,6 @@ def digest_of(problem: "Problem", of_sites: Mapping[int, str]) -> str:
         hasher.update(f"read by {named(problem.read)}".encode())
     if (problem.parts, problem.batch_norm) != (Parts(), "refuse"):
         hasher.update(f"{problem.parts} {problem.batch_norm}".encode())
-    if problem.prefix is not None:  # whether its outputs are known or are computed in every pass
-        hasher.update(problem.prefix.identity.encode())
     if problem.trainer is not None:  # not its code, which may be mended during a run
         hasher.update(b"trained by a function")
     if problem.objective.identity() is not None:
@@ -61,9 +59,7 @@ def digest_of(problem: "Problem", of_sites: Mapping[int, str]) -> str:
 
 def fingerprint(samples: Samples) -> str:
     """Returns a fingerprint of a set of samples. That of a stream covers its length, the numbers of its rows, and the
-    items that are read at the start; that of outputs of a frozen prefix is that of the samples behind them."""
-    if samples.origin is not None:
-        return samples.origin
+    items that are read at the start."""
     hasher = hashlib.sha256()
     if samples.stream is not None:
         rows = samples.stream.rows
@@ -85,13 +81,13 @@ def named(function: Any) -> str:
     if isinstance(function, functools.partial):
         args = tuple(named(one) if callable(one) else one for one in function.args)
         keywords = {key: named(one) if callable(one) else one for key, one in function.keywords.items()}
-        return _anywhere(f"{named(function.func)} {args} {keywords}")
+        return without_addresses(f"{named(function.func)} {args} {keywords}")
     if isinstance(function, PackedLoss):
         return f"{named(function.function)} of all outputs"
     if isinstance(function, BoundModelLoss):
         return f"{named(function.function)} of the model"
     if isinstance(function, nn.Module | NamedLoss):
-        return _anywhere(repr(function))
+        return without_addresses(repr(function))
     if _is_own(function):
         return _own(function)
     code = getattr(function, "__code__", None)
@@ -113,7 +109,7 @@ def _own(function: Any, depth: int = 0) -> str:
     if code is None:  # an object that can be called
         state = repr(function) if is_dataclass(function) else sorted(map(str, getattr(function, "__dict__", {})))
         call = _own(type(function).__call__, depth + 1) if depth < _DEPTH else ""
-        return _anywhere(f"{type(function).__qualname__} {call} {state}")
+        return without_addresses(f"{type(function).__qualname__} {call} {state}")
     defaults = (
         *(function.__defaults__ or ()),
         *(value for _, value in sorted((function.__kwdefaults__ or {}).items())),
@@ -123,7 +119,7 @@ def _own(function: Any, depth: int = 0) -> str:
     for name, cell in zip(code.co_freevars, function.__closure__ or ()):
         if cell != CellType():
             held = cell.cell_contents
-            around.append(_anywhere(repr(held)) if name == "__class__" else _value(held, depth + 1, folder))
+            around.append(without_addresses(repr(held)) if name == "__class__" else _value(held, depth + 1, folder))
     return f"{function.__qualname__} {_text(code)} {around}"
 
 
@@ -133,11 +129,11 @@ def _value(value: Any, depth: int, folder: str) -> str:
         return named(value)
     if callable(value) and not isinstance(value, nn.Module) and not (isinstance(value, type) and not _is_own(value)):
         return _own(value, depth) if depth < _DEPTH else ""
-    text = _anywhere(repr(value))
+    text = without_addresses(repr(value))
     return text.replace(folder + os.sep, "").replace(folder, ".") if os.path.isabs(folder) else text
 
 
-def _anywhere(text: str) -> str:
+def without_addresses(text: str) -> str:
     """Returns what `repr` says without the addresses of objects in memory and the folders of Python files."""
     return re.sub(r"""(?<=['"<])/[^'"<>]*/(?=[^/'"<>]*\.py)| at 0x[0-9a-fA-F]+""", "", text)
 

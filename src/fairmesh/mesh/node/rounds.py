@@ -18,7 +18,7 @@ from fairmesh.mesh.node.reduction import Branch, spanning_tree
 from fairmesh.mesh.node.reference_losses import with_any_references, with_kept_references
 from fairmesh.mesh.node.restoring import read_shared, restored, shared
 from fairmesh.mesh.node.start import Start
-from fairmesh.mesh.node.store import FEATURES, Store, landmark_every
+from fairmesh.mesh.node.store import Store, landmark_every
 from fairmesh.mesh.wire.mailroom import Mailroom
 from fairmesh.mesh.wire.transport import FIRST_ROUND, PeerTransport
 from fairmesh.networks.bounds import Bounds
@@ -29,7 +29,6 @@ from fairmesh.problems.local_work import Activity
 from fairmesh.problems.problem import Problem
 from fairmesh.storage.run_folder import Record
 from fairmesh.topology.mixing import union_of
-from fairmesh.training.features import with_features
 from fairmesh.training.loop import Training, TrainingState
 from fairmesh.training.observers import ObservedRun, Observer, observe
 from fairmesh.training.options import DTYPES, device_of
@@ -78,10 +77,6 @@ class Watcher(Observer, ABC):
     @abstractmethod
     def log(self, level: str, what: str, **fields: Any) -> None:
         """Logs an event."""
-
-    @abstractmethod
-    def computes_features(self, text: str | None) -> None:
-        """Is called with words about the outputs of a frozen prefix that are computed, and with None at the end."""
 
     @abstractmethod
     def reached(self, point: str, done: int) -> None:
@@ -154,8 +149,6 @@ class Rounds:
         if store is None:
             problem = with_any_references(problem, membership)
         else:
-            if Start.known(membership.site.state):  # the prefix is that of the common start
-                problem = self._on_features(problem)
             problem = with_kept_references(problem, membership, options, network, watcher.trains_alone, watcher.log)
         self.problem = problem
         self.training = Training(problem, experiment.topology, [replica], options, network=network)
@@ -173,17 +166,6 @@ class Rounds:
             failed=watcher.metric_failed if watcher else None,
         )
         self._run = ObservedRun(self.training, experiment.rounds, self.training.initial())
-
-    def _on_features(self, problem: Problem) -> Problem:
-        """Returns the problem with the outputs of its frozen prefix, which are computed here and never leave the site.
-        They are kept in the state folder, so that a node that was interrupted goes on where it was."""
-        if problem.prefix is None:
-            return problem
-        watcher = self._watcher
-        device, folder = device_of(self._experiment.options.device), self._membership.site.state / FEATURES
-        made = with_features(problem, device, folder, watcher.computes_features, watcher.raise_if_stopped)
-        watcher.computes_features(None)
-        return made
 
     @staticmethod
     def idle(membership: Membership, problem: Problem, mailroom: Mailroom | None = None) -> "Rounds":
