@@ -17,6 +17,7 @@ from fairmesh.errors import BadInput
 from fairmesh.inference.predictor import finished
 from fairmesh.inference.trained import TrainedModel, as_trained
 from fairmesh.metrics.base import chosen_metrics
+from fairmesh.problems.losses import as_floats
 from fairmesh.training.result import Result
 
 _BAD_AT_MOST = 1000  # rows that cannot be read; with more, the table is another one
@@ -105,7 +106,11 @@ def predict(
         True
     """
     model = as_trained(model)
-    model.predictor  # noqa: B018 - which refuses a model with several inputs or outputs
+    if model.form is not None:
+        raise BadInput(
+            "the model has several inputs or outputs, and fm.predict does not know how to read them; call it yourself, "
+            "model.module(**inputs), or fm.export it for other programs"
+        )
     if model.preprocessing is not None:
         return _of_table(model, model.preprocessing, data)
     inputs, targets, rows = _read_inputs(model, data)
@@ -133,12 +138,9 @@ def _class_names(model: TrainedModel, width: int) -> tuple[str, ...]:
 
 def _outputs(model: TrainedModel, inputs: Tensor) -> Tensor:
     """Returns what the module returns for inputs after their preprocessing (rows, outputs)."""
-    module, made = model.predictor.module, []
+    module = model.predictor.module
     with torch.no_grad():
-        for piece in inputs.split(_AT_ONCE):
-            scaled = piece.float() * (1.0 / 255.0) if piece.dtype == torch.uint8 else piece
-            made.append(module(scaled.float() if scaled.is_floating_point() else scaled))
-    outputs = torch.cat(made)
+        outputs = torch.cat([module(as_floats(piece, torch.float32)) for piece in inputs.split(_AT_ONCE)])
     return outputs.reshape(len(outputs), -1)
 
 

@@ -15,7 +15,7 @@ from fairmesh.config.tables import from_table
 from fairmesh.data.items import as_tensors
 from fairmesh.data.preprocessing import Preprocessing
 from fairmesh.errors import BadInput, in_a_line, nearest
-from fairmesh.inference.predictor import Output, Predictor
+from fairmesh.inference.predictor import Output, Predictor, named_parts
 from fairmesh.numerics import trees
 from fairmesh.personalization.outcome import PersonalModel
 from fairmesh.problems.batch_norm import under_policy
@@ -73,17 +73,13 @@ class TrainedModel:
 
     @functools.cached_property
     def predictor(self) -> Predictor:
-        """The model from raw inputs to predictions, as one module.
+        """The model from raw inputs to predictions, as one module."""
+        return Predictor(copied(self.module).cpu().float(), self.output, self.form, self.preprocessing)
 
-        Raises:
-            BadInput: The model has several inputs or outputs.
-        """
-        if self.form is not None:
-            raise BadInput(
-                "the model has several inputs or outputs, and fm.predict does not know how to read them; call it "
-                "yourself, model.module(**inputs), or fm.export it for other programs"
-            )
-        return Predictor(copied(self.module).cpu().float(), self.output, self.preprocessing)
+    @property
+    def parts(self) -> list[tuple[str, str, list[int]]]:
+        """Name, dtype and shape of each tensor that the model takes."""
+        return list(named_parts([self.dtype, list(self.shape)] if self.form is None else self.form))
 
     @staticmethod
     def of(
@@ -252,17 +248,12 @@ def load_model(
     stored = path / preprocessing_file(entry.get("split", 0))
     preprocessing = Preprocessing.from_json(stored.read_text(encoding="utf-8")) if stored.exists() else None
     module = _module(path, summary["model"], preprocessing, allow)
-    if site is None:
-        file = path / entry["file"]
-        about = load_weights(file, module)
+    file, personal = (path / entry["file"], False) if site is None else _own_file(path, summary, site, entry)
+    if personal:
+        about = _checked_about(file, module)
+        module = PersonalModel.load(file, module)
     else:
-        file = _site_file(path, summary, site, entry)
-        if file is not None:
-            about = load_weights(file, module)
-        else:
-            file = _personal_file(path, summary, site, entry["replica"])
-            about = _checked_about(file, module)
-            module = PersonalModel.load(file, module)
+        about = load_weights(file, module)
     return _trained(module, summary["model"], preprocessing, about)
 
 
@@ -376,33 +367,24 @@ def load_weights(path: str | os.PathLike, module: nn.Module) -> dict[str, Any]:
     return about
 
 
-def _site_file(folder: Path, summary: Mapping[str, Any], site: str, entry: Mapping[str, Any]) -> Path | None:
-    """Returns the file of a site's model, if parts of the model stay at the sites; else None."""
-    of_node = folder.parent / "personal" / "site.safetensors"
-    if of_node.exists():
-        own = read_model(of_node)[1].get("site", site)
-        if own != site:
-            raise BadInput(f"{of_node} is the model of {own!r}, not of {site!r}; others are at their sites")
-        return of_node
-    mine = [one for one in summary.get("site_models", []) if one["replica"] == entry["replica"]]
-    names = {one["site"]: f"{one['name']}.safetensors" for one in mine if one["which"] == entry["which"]}
-    if mine and site not in names:
-        raise BadInput(f"there is no {entry['which']} model of a site {site!r} in {folder}{nearest(site, names)}")
-    return folder / names[site] if mine else None
-
-
-def _personal_file(folder: Path, summary: Mapping[str, Any], site: str, replica: int) -> Path:
-    """Returns the file of a site's own model."""
-    of_node = folder.parent / "personal"
-    if "personal" not in summary and (of_node / "personal.safetensors").exists():
-        own = read_model(of_node / "personal.safetensors")[1].get("site", site)
-        if own != site:
-            raise BadInput(f"{of_node} has the own model of {own!r}, not of {site!r}; others are at their sites")
-        return of_node / "personal.safetensors"
-    sites = [one for own in summary.get("personal", []) if own["replica"] == replica for one in own["sites"]]
-    numbers = {one["name"]: one["number"] for one in sites}
-    if not numbers:
-        raise BadInput(f"the run in {folder} has no models of the sites' own; it needs a [personalization]")
-    if site not in numbers:
-        raise BadInput(f"there is no own model of a site {site!r} in {folder}{nearest(site, numbers)}")
-    return folder / f"personal-{numbers[site]}{f'-{replica}' if replica else ''}.safetensors"
+def _own_file(folder: Path, summary: Mapping[str, Any], site: str, entry: Mapping[str, Any]) -> tuple[Path, bool]:
+    """Returns the file of a site's model, and whether it is one of a personalization, not one with local parts."""
+    for name in ("site", "personal"):
+        of_node = folder.parent / "personal" / f"{name}.safetensors"
+        if of_node.exists() and "personal" not in summary:
+            own = read_model(of_node)[1].get("site", site)
+            if own != site:
+                raise BadInput(f"{of_node} is the model of {own!r}, not of {site!r}; others are at their sites")
+            return of_node, name == "personal"
+    which, replica = entry["which"], entry["replica"]
+    with_parts = [own for own in summary.get("site_models", []) if own["replica"] == replica]
+    files = {own["site"]: f"{own['name']}.safetensors" for own in with_parts if own["which"] == which}
+    if not with_parts:
+        last = f"-{replica}.safetensors" if replica else ".safetensors"
+        of_replica = [own["sites"] for own in summary.get("personal", []) if own["replica"] == replica]
+        files = {own["name"]: f"personal-{own['number']}{last}" for sites in of_replica for own in sites}
+        if not files:
+            raise BadInput(f"the run in {folder} has no models of the sites' own; it needs a [personalization]")
+    if site not in files:
+        raise BadInput(f"there is no {which} model of a site {site!r} in {folder}{nearest(site, files)}")
+    return folder / files[site], not with_parts

@@ -240,9 +240,7 @@ class LoRA(Model):
         Raises:
             BadInput: A name matches no layer, or one that cannot be adapted.
         """
-        return with_adapters(
-            module, self.rank, self.alpha, self.targets, self.head, self.dropout, self.seed, self.train_a
-        )
+        return with_adapters(module, self)
 
 
 register(
