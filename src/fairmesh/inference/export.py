@@ -112,22 +112,15 @@ def export(
         with _quiet():
             write(model, about, partial)
             difference = _compared(model, read(model, partial), path)
-        _move(partial, path)
+        if partial.is_dir():
+            shutil.copytree(partial, path, dirs_exist_ok=True)
+        else:
+            os.replace(partial, path)
     except OSError as error:
         raise BadInput(f"cannot write {path}: {error.strerror or error}") from error
     finally:
         shutil.rmtree(partial) if partial.is_dir() else partial.unlink(missing_ok=True)
     return about | {"largest_difference": difference}
-
-
-def _move(partial: Path, path: Path) -> None:
-    """Gives a file its name, or each file of a folder."""
-    if not partial.is_dir():
-        os.replace(partial, path)
-        return
-    path.mkdir(exist_ok=True)
-    for file in partial.iterdir():
-        os.replace(file, path / file.name)
 
 
 def described(model: TrainedModel) -> dict[str, Any]:
@@ -319,16 +312,22 @@ def _write_peft(model: TrainedModel, about: dict[str, Any], path: Path) -> None:
 
 
 def _read_peft(model: TrainedModel, path: Path) -> Callable[..., tuple[Tensor, ...]]:
-    read = dataclasses.replace(model, module=adapters.with_adapter_of(model.module, path))
+    from peft import PeftModel
+
+    def from_folder(inner: Any) -> Any:
+        return PeftModel.from_pretrained(inner.unload(), str(path))
+
+    read = dataclasses.replace(model, module=adapters.with_adapters_changed(model.module, from_folder))
     return _without_gradients(read.predictor)
 
 
 def _write_merged(model: TrainedModel, about: dict[str, Any], path: Path) -> None:
-    path.write_bytes(model_file(adapters.merged(model.module).state_dict(), about))
+    merged = adapters.with_adapters_changed(model.module, lambda inner: inner.merge_and_unload(safe_merge=True))
+    path.write_bytes(model_file(merged.state_dict(), about))
 
 
 def _read_merged(model: TrainedModel, path: Path) -> Callable[..., tuple[Tensor, ...]]:
-    base = adapters.without_adapters(model.module)
+    base = adapters.with_adapters_changed(model.module, lambda inner: inner.unload())
     base.load_state_dict(read_model(path)[0])
     read = dataclasses.replace(model, module=base)
     return _without_gradients(read.predictor)

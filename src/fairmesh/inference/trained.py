@@ -241,8 +241,6 @@ def load_model(
     """
     path = finished_run(Path(folder))
     summary = read_summary(path)
-    if "models" not in summary:
-        raise BadInput(f"{path / SUMMARY} was not written by this version of fairmesh; run the experiment again")
     entry = _entry(summary, which, replica, path)
     _refuse_diverged(summary["diverged"], entry["replica"])
     stored = path / preprocessing_file(entry.get("split", 0))
@@ -266,8 +264,7 @@ def finished_run(folder: Path) -> Path:
     found = next((base / name for name in ("", "result", "state/result") if (base / name / SUMMARY).exists()), None)
     if found is not None and "planned_rounds" not in read_summary(found):
         return found
-    running = [base / name for name in ("progress", "state/progress") if (base / name).is_dir()]
-    if found is not None or running:
+    if found is not None or any((base / name).is_dir() for name in ("progress", "state/progress")):
         raise BadInput(f"the run of {folder} has not finished; its model is there when all sites have ended it")
     if not (base / METRICS).exists() and not (base / EXPERIMENT).exists():
         raise BadInput(f"{folder} is not the folder of a run: it has neither {SUMMARY} nor {METRICS}")
@@ -286,19 +283,18 @@ def _entry(summary: Mapping[str, Any], which: str, replica: int | None, folder: 
         kept = ", ".join(dict.fromkeys(entry["which"] for entry in summary["models"]))
         remedy = "; it needs validation data and keep_best = true in [options]" if which == "best" else ""
         raise BadInput(f"the run in {folder} has no model {which!r}, only: {kept}{remedy}")
-    if replica is not None:
-        found = [entry for entry in of_kind if entry["replica"] == replica]
-        if not found:
-            raise BadInput(f"the run in {folder} has no replica {replica}; it has {summary['replicas']}, from 0")
-        return found[0]
-    if summary["chosen"] != summary["chosen"]:  # null
+    if replica is None and summary["chosen"] != summary["chosen"]:  # null
         settings = {e["replica"]: ", ".join(f"{key} = {value}" for key, value in e["variant"].items()) for e in of_kind}
         variants = "; ".join(f"{number}: {shown}" for number, shown in settings.items())
         raise BadInput(
             f"the run in {folder} is a sweep without validation data, so that no settings are the best; choose one by "
             f"the number of its replica, as with --replica {of_kind[-1]['replica']} ({variants})"
         )
-    return next(entry for entry in of_kind if entry["replica"] == summary["chosen"])
+    chosen = summary["chosen"] if replica is None else replica
+    entry = next((entry for entry in of_kind if entry["replica"] == chosen), None)
+    if entry is None:
+        raise BadInput(f"the run in {folder} has no replica {chosen}; it has {summary['replicas']}, from 0")
+    return entry
 
 
 def _module(

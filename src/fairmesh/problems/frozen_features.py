@@ -10,8 +10,7 @@ import sys
 import tempfile
 import time
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,6 +28,7 @@ from fairmesh.numerics.trees import Tree
 from fairmesh.problems.flat_model import architecture_of, called_with
 from fairmesh.problems.identity import class_in_words, without_addresses
 from fairmesh.problems.losses import as_floats
+from fairmesh.problems.weight_norms import copied
 
 _FORMAT = 1
 _SETS = {"train": "training", "test": "test", "validation": "validation", "reserved": "reserved"}
@@ -91,48 +91,23 @@ def frozen_features(
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     kept_in = Path(folder or os.environ.get("FAIRMESH_FEATURES") or cache / "fairmesh" / "features").expanduser()
     features_by_set: dict[int, Any] = {id(None): None}  # by the id of the set: sites may share one
-    with _frozen(encoder):
-        of_encoder = _fingerprint_of_encoder(encoder, batch)
+    tensors = {id(tensor): tensor for tensor in (*encoder.parameters(), *encoder.buffers())}
+    encoder = copied(encoder, tensors).eval()  # shares all tensors, but not the modes of the layers
+    of_encoder = _fingerprint_of_encoder(encoder, batch)
 
-        def features_of(source: Any, what: str) -> Any:
-            if id(source) not in features_by_set:
-                samples = _samples(source, what, targets)
-                features_by_set[id(source)] = _features(encoder, samples, what, of_encoder, kept_in, batch)
-            return features_by_set[id(source)]
+    def features_of(source: Any, what: str) -> Any:
+        if id(source) not in features_by_set:
+            samples = Samples.of(source, what, targets)
+            features_by_set[id(source)] = _features(encoder, samples, what, of_encoder, kept_in, batch)
+        return features_by_set[id(source)]
 
-        made = []
-        for i, site in enumerate(sites):
-            site = site if isinstance(site, Site) else Site(site)
-            label = f"site {i} ({site.name or 'unnamed'})"
-            sets = {kind: features_of(getattr(site, kind), f"{word} rows of {label}") for kind, word in _SETS.items()}
-            made.append(replace(site, **sets, table=None))
+    made = []
+    for i, site in enumerate(sites):
+        site = site if isinstance(site, Site) else Site(site)
+        label = f"site {i} ({site.name or 'unnamed'})"
+        sets = {kind: features_of(getattr(site, kind), f"{word} rows of {label}") for kind, word in _SETS.items()}
+        made.append(replace(site, **sets, table=None))
     return made
-
-
-@contextmanager
-def _frozen(encoder: nn.Module) -> Iterator[None]:
-    """Puts an encoder into evaluation mode meanwhile, without gradients."""
-    modes = {layer: layer.training for layer in encoder.modules()}
-    encoder.eval()
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        for layer, training in modes.items():
-            layer.training = training
-
-
-def _samples(source: Any, what: str, targets: Targets) -> Samples:
-    samples = Samples.of(source, what, targets)
-    if samples.stream is not None:
-        rows = samples.stream.seen_rows[:2]
-        first, again = (samples.stream.read_here(rows, [seed] * len(rows))[0] for seed in (1, 2))
-        if not all(map(torch.equal, trees.leaves(first), trees.leaves(again))):
-            raise BadInput(
-                f"{what} have random transforms, but features are computed once, so that all rounds would see the same "
-                f"random version of a row; remove the transforms; {_IN_EVERY_ROUND}"
-            )
-    return samples
 
 
 # Fingerprints
@@ -148,8 +123,8 @@ def _fingerprint_of_encoder(encoder: nn.Module, batch: int) -> str:
         hasher.update(f"{name} {without_addresses(repr(sorted(settings.items())))}".encode())
     own = {type(layer) for layer in encoder.modules() if not type(layer).__module__.startswith("torch.")}
     packages = {kind: sys.modules.get(kind.__module__.split(".")[0]) for kind in own}
-    for text in sorted(f"{class_in_words(kind)} {getattr(packages[kind], '__version__', '')}" for kind in own):
-        hasher.update(text.encode())
+    code = sorted(f"{class_in_words(kind)} {getattr(packages[kind], '__version__', '')}" for kind in own)
+    hasher.update(repr(code).encode())
     _hash(hasher, {**dict(encoder.named_parameters()), **dict(encoder.named_buffers())})
     return hasher.hexdigest()
 
@@ -172,6 +147,14 @@ def _hash(hasher: Any, tree: Tree) -> None:
 def _features(encoder: nn.Module, samples: Samples, what: str, of_encoder: str, folder: Path, batch: int) -> Any:
     """Returns a set of samples with features as inputs: those of its file, or those that are computed now."""
     rows, streamed = SampleRows([samples], torch.device("cpu")), samples.stream is not None
+    if samples.stream is not None:
+        few = samples.stream.seen_rows[:2]
+        first, again = (trees.leaves(samples.stream.read_here(few, [seed] * len(few))[0]) for seed in (1, 2))
+        if not all(map(torch.equal, first, again)):
+            raise BadInput(
+                f"{what} have random transforms, but features are computed once, so that all rounds would see the same "
+                f"random version of a row; remove the transforms; {_IN_EVERY_ROUND}"
+            )
     hasher = hashlib.sha256(of_encoder.encode())
     for _, (inputs, targets) in rows.chunks(0, len(samples), batch):
         _hash(hasher, (inputs, targets) if streamed else inputs)
@@ -182,15 +165,20 @@ def _features(encoder: nn.Module, samples: Samples, what: str, of_encoder: str, 
             fcntl.flock(lock, fcntl.LOCK_EX)  # whoever comes second waits, and reads what the first has written
             if not _is_whole(path):
                 _write(path, encoder, rows, len(samples), what, batch, streamed)
-        with torch.serialization.set_default_mmap_options(mmap.MAP_SHARED):  # a private mapping counts as memory
-            kept = torch.load(path, mmap=True, weights_only=True)["kept"]
-    except OSError as error:
+        kept = _mapped(path)["kept"]
+    except (OSError, RuntimeError) as error:  # of the disk, or of torch.save that could not write
         raise BadInput(
-            f"cannot keep the features of {what} in {folder}: {error.strerror or error}; free some space, or give "
-            "another folder"
+            f"cannot keep the features of {what} in {folder}: {in_a_line(error)}; free some space, or give another "
+            "folder"
         ) from error
     features, targets = kept if streamed else (kept, samples.targets)
     return Samples(features, targets, samples.subgroups, samples.subgroup_names).parts()
+
+
+def _mapped(path: Path) -> dict[str, Any]:
+    """Returns what a file holds, mapped into memory. A private mapping would count as memory that the process takes."""
+    with torch.serialization.set_default_mmap_options(mmap.MAP_SHARED):
+        return torch.load(path, mmap=True, weights_only=True)
 
 
 def _is_whole(path: Path) -> bool:
@@ -200,7 +188,7 @@ def _is_whole(path: Path) -> bool:
     try:
         with zipfile.ZipFile(path) as archive:
             whole = archive.testzip() is None
-        if whole and torch.load(path, mmap=True, weights_only=True)["fingerprint"] == path.stem:
+        if whole and _mapped(path)["fingerprint"] == path.stem:
             return True
     except Exception:  # whatever a damaged file makes zipfile and torch raise
         pass
@@ -215,11 +203,10 @@ def _write(path: Path, encoder: nn.Module, rows: SampleRows, count: int, what: s
         begun = said = time.monotonic()
         for place, (inputs, targets) in rows.chunks(0, count, batch):
             features = _encoded(encoder, inputs, what, place.start)
+            made = (features, targets) if streamed else features
             if kept is None:
                 _refuse_unsteady(encoder, inputs, features, what)
-                first = (features, targets) if streamed else features
-                kept = trees.mapped(lambda part: _room(scratch, count, part), first)
-            made = (features, targets) if streamed else features
+                kept = trees.mapped(lambda part: _room(scratch, count, part), made)
             trees.mapped(lambda into, part, place=place: into[place].copy_(part), kept, made)
             if time.monotonic() - said >= _EVERY_S:
                 said = time.monotonic()
@@ -247,7 +234,8 @@ def _encoded(encoder: nn.Module, inputs: Tree, what: str, start: int) -> Tree:
     device, dtype = _place_of(encoder)
     seen = trees.mapped(lambda part: as_floats(part.to(device), dtype).clone(), inputs)
     try:
-        returned = called_with(encoder, seen)
+        with torch.no_grad():
+            returned = called_with(encoder, seen)
     except Exception as error:  # a user's module may raise anything
         smaller = "; use a smaller batch" if isinstance(error, torch.OutOfMemoryError) else ""
         raise BadInput(f"the encoder cannot compute the {what}: {in_a_line(error)}{smaller}") from error
