@@ -22,13 +22,13 @@ class Encoder(nn.Module):
         super().__init__()
         self.embedding, self.norm = nn.Embedding(9, 6), nn.BatchNorm1d(6)
         self.drop, self.layer = nn.Dropout(0.5), nn.Linear(6, 6)
-        self.scale = 1.0
+        self.scale, self.shift, self.function = 1.0, torch.zeros(2000), torch.tanh
 
     def forward(self, ids, mask):
         calls.append(len(ids))
         states = self.norm(self.embedding(ids).transpose(1, 2)).transpose(1, 2)
-        states = self.scale * torch.tanh(self.layer(self.drop(states))) * mask.unsqueeze(-1)
-        return {"states": states, "mask": mask}
+        states = self.scale * self.function(self.layer(self.drop(states))) + self.shift[1000]
+        return {"states": states * mask.unsqueeze(-1), "mask": mask}
 
 
 class Head(nn.Module):
@@ -124,17 +124,19 @@ def test_features_are_computed_once(encoder, tmp_path):
     assert rows(encoder) == every + alone
     assert rows(encoder) == 0
     assert rows(copy.deepcopy(encoder)) == 0
-    for change in ("weights", "buffers", "settings", "plain attribute"):
+    changes = {
+        "weights": lambda other: other.layer.bias.data[0].add_(1e-3),
+        "buffers": lambda other: other.norm.running_mean.add_(1.0),
+        "settings of a layer": lambda other: setattr(other.norm, "eps", 0.1),
+        "an attribute": lambda other: setattr(other, "scale", 2.0),
+        "a tensor that is no buffer": lambda other: other.shift[1000].add_(1.0),
+        "a function": lambda other: setattr(other, "function", lambda x: 0.5 * x),
+        "another function": lambda other: setattr(other, "function", lambda x: 0.6 * x),
+    }
+    for what, change in changes.items():
         other = copy.deepcopy(encoder)
-        if change == "weights":
-            other.layer.bias.data[0] += 1e-3
-        elif change == "buffers":
-            other.norm.running_mean += 1.0
-        elif change == "settings":
-            other.norm.eps = 0.1
-        else:
-            other.scale = 2.0
-        assert rows(other) == every + alone, change
+        change(other)
+        assert rows(other) == every + alone, what
     assert rows(encoder, batch=16) == every + alone
     relabelled, changed = sites(), sites()
     relabelled[0].train["labels"] = 1 - relabelled[0].train["labels"]

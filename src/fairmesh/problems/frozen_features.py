@@ -26,7 +26,7 @@ from fairmesh.errors import BadInput, in_a_line
 from fairmesh.numerics import trees
 from fairmesh.numerics.trees import Tree
 from fairmesh.problems.flat_model import architecture_of, called_with
-from fairmesh.problems.identity import class_in_words, without_addresses
+from fairmesh.problems.identity import class_in_words, named, without_addresses
 from fairmesh.problems.losses import as_floats
 from fairmesh.problems.weight_norms import copied
 
@@ -118,14 +118,19 @@ def _fingerprint_of_encoder(encoder: nn.Module, batch: int) -> str:
     device, dtype = _place_of(encoder)
     hasher = hashlib.sha256(f"{_FORMAT} {batch} {device.type} {dtype} {torch.__version__}".encode())
     hasher.update(f"{torch.get_float32_matmul_precision()} {architecture_of(encoder)}".encode())
+    tensors = {**dict(encoder.named_parameters()), **dict(encoder.named_buffers())}
     for name, layer in encoder.named_modules():
-        settings = {key: value for key, value in vars(layer).items() if key[0] != "_" and key != "training"}
-        hasher.update(f"{name} {without_addresses(repr(sorted(settings.items())))}".encode())
+        for key, value in sorted(vars(layer).items()):
+            if isinstance(value, Tensor):  # a plain attribute
+                tensors[f"{name}.{key}"] = value
+            elif key[0] != "_" and key != "training":
+                text = named(value) if callable(value) else without_addresses(repr(value))
+                hasher.update(f"{name}.{key} {text}".encode())
     own = {type(layer) for layer in encoder.modules() if not type(layer).__module__.startswith("torch.")}
     packages = {kind: sys.modules.get(kind.__module__.split(".")[0]) for kind in own}
     code = sorted(f"{class_in_words(kind)} {getattr(packages[kind], '__version__', '')}" for kind in own)
     hasher.update(repr(code).encode())
-    _hash(hasher, {**dict(encoder.named_parameters()), **dict(encoder.named_buffers())})
+    _hash(hasher, tensors)
     return hasher.hexdigest()
 
 
