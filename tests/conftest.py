@@ -60,7 +60,7 @@ def few_recordings(request):
 
 @pytest.fixture(autouse=True, scope="session")
 def features(tmp_path_factory):
-    """Outputs of frozen prefixes are kept in a folder of the tests."""
+    """Features of frozen encoders are kept in a folder of the tests."""
     os.environ["FAIRMESH_FEATURES"] = str(tmp_path_factory.mktemp("features"))
     os.environ["XDG_STATE_HOME"] = str(tmp_path_factory.mktemp("state"))
     yield

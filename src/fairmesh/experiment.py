@@ -34,7 +34,6 @@ from fairmesh.metrics import Metric, NamedMetric, chosen_metrics
 from fairmesh.networks.process_group import ProcessGroup
 from fairmesh.numerics import trees
 from fairmesh.personalization import Personalization
-from fairmesh.problems.backbone import Backbone
 from fairmesh.problems.batch_norm import BatchNormPolicy
 from fairmesh.problems.models import FullyConnected, Logistic, Model, PaperCNN, build_in_units
 from fairmesh.problems.objective import Objective
@@ -102,8 +101,6 @@ class Experiment:
             Default: "refuse".
         trainer: Your own training code for the local work, as in `Problem`: a function (module, data, ctx), in a file
             "file.py:name". Default: None.
-        backbone: A part of the model that is not trained, whose outputs are computed once: `fm.models.Backbone`, in a
-            file { module = "encoder" } (docs/howto/backbones.md). Default: None.
         personalization: How sites get models of their own after the last round, such as
             `fm.personalization.Mixture()`; None for only the common model. Default: None.
         contract: What the data of every site must look like, as in `fm.data.Contract`; None for no check. Default:
@@ -151,7 +148,6 @@ class Experiment:
     parts: Parts = field(default_factory=Parts)
     batch_norm: BatchNormPolicy = "refuse"
     trainer: LocalTrainer | Callable[..., Any] | None = None
-    backbone: Backbone | None = None
     personalization: Personalization | None = None
     contract: Contract | None = None
     observers: tuple[Observer, ...] = ()
@@ -279,7 +275,6 @@ class Experiment:
             batch_norm=self.batch_norm,
             class_names=names,
             trainer=self.trainer,
-            backbone=self.backbone,
         )
         if self.personalization is not None:
             problem.refuse_own_parts("personalization")

@@ -15,8 +15,9 @@ from safetensors import safe_open
 
 import fairmesh as fm
 from fairmesh.data.preprocessing import FittedColumn, FittedTarget, Preprocessing
+from fairmesh.data.tables import encoded
 from fairmesh.inference import export as exporting
-from fairmesh.inference.predictor import Predictor, TableInputs, raw_values
+from fairmesh.inference.predictor import Predictor, TableInputs
 from tests.inference.runs import table_run, write_table
 from tests.refusals import refused
 
@@ -104,10 +105,22 @@ VALUES = {
 }
 
 
+def raw_values(table: Preprocessing, columns) -> torch.Tensor:
+    """Returns columns as `TableInputs` takes them."""
+    made = []
+    for column in table.columns:
+        values = encoded(columns[column.name], column.kind, column.name, "here")
+        if column.kind == "category":
+            place = {None: np.nan} | {name: k for k, name in enumerate(column.categories)}
+            values = np.array([place.get(value, -1.0) for value in values], np.float64)
+        made.append(values)
+    return torch.from_numpy(np.stack(made, axis=1))
+
+
 def test_table_in_the_graph_is_the_preprocessing():
     made = Preprocessing(COLUMNS, FittedTarget("ill", classes=("no", "yes")))
     columns = {name: np.array(values) for name, values in VALUES.items()}
-    found = TableInputs(made)(torch.from_numpy(raw_values(made, columns, "here")))
+    found = TableInputs(made)(raw_values(made, columns))
     np.testing.assert_array_equal(found.numpy(), made.transform(columns))
 
 

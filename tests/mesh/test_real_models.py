@@ -32,6 +32,7 @@ CASES = {
     "lstm": ("lstm", ""),
     "lora": ("lora", ""),
     "streamed": ("streamed", ""),
+    "features of a frozen encoder": ("../backbones/notes", ""),
 }
 LIMITED = {"streamed": 300 << 20}  # bytes that a node may take beyond those it starts with; its data has 983 MB
 # Each start of a node would trace the model again. In float32, a simulation rounds otherwise and quantizes otherwise.

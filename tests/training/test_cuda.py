@@ -19,7 +19,6 @@ from fairmesh.training.replicas import replicas_of
 from tests import toys
 from tests.problems.test_parts import problem as parts_problem
 from tests.trainers import test_local_trainer as local_trainer
-from tests.training import test_features as features
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -338,23 +337,6 @@ def test_gpu_trains_adapters_as_a_cpu_does(algorithm, apart, fuse):
     runs = [fm.train(problem(), fm.Ring(), algorithm, 20, device=device, **given) for device in ("cpu", "cuda")]
     torch.testing.assert_close(*(run.row().cpu() for run in runs), rtol=apart, atol=apart)
     assert runs[0].final[0]["bytes_total"] == pytest.approx(runs[1].final[0]["bytes_total"], rel=1e-3)
-
-
-@pytest.mark.parametrize("kind", ["held", "streamed"])
-def test_gpu_trains_on_the_outputs_of_a_backbone_as_on_a_prefix_in_every_pass(kind, tmp_path):
-    torch.manual_seed(3)
-    model = features.Model().train()
-    ways = {
-        "cpu": features.problem(model, tmp_path / "cpu", kind),
-        "cuda": features.problem(model, tmp_path / "cuda", kind),
-        "in every pass": features.in_every_pass(model, kind),
-    }
-    rows = {
-        way: features.trained(made, 20, device="cpu" if way == "cpu" else "cuda", trace="auto").row().cpu()
-        for way, made in ways.items()
-    }
-    torch.testing.assert_close(rows["cpu"], rows["cuda"], rtol=1e-6, atol=1e-7)
-    torch.testing.assert_close(rows["in every pass"], rows["cuda"], rtol=1e-6, atol=1e-7)
 
 
 def test_training_function_on_a_gpu_takes_the_steps_of_a_cpu_and_of_the_batched_oracle(tmp_path):

@@ -42,8 +42,6 @@ class Samples:
             subgroups. Default: None.
         subgroup_names: The names of these numbers. Default: ().
         stream: Where the samples are read from, if they are not in memory. Default: None.
-        origin: If inputs are outputs of a frozen part of a model, the fingerprint of the samples that they were
-            computed from. Default: None.
 
     Example:
         >>> import numpy as np
@@ -58,7 +56,6 @@ class Samples:
     subgroups: Tensor | None = None
     subgroup_names: tuple[str, ...] = ()
     stream: Stream | None = None
-    origin: str | None = None
 
     @staticmethod
     def elsewhere(count: int, like: "Samples") -> "Samples":
@@ -178,8 +175,8 @@ class Samples:
             BadInput: The samples are empty, inconsistent, sparse or not finite.
         """
         if isinstance(source, Samples):
-            if not source.here or source.stream is not None or source.origin is not None:
-                return source  # not read yet, or read and checked when it was computed
+            if not source.here or source.stream is not None:
+                return source  # not read yet
             source, target = source.parts(), None
         refuse_no_map(source, what)
         asked = isinstance(source, Streamed)

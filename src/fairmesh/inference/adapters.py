@@ -2,12 +2,13 @@
 
 import copy
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
-from fairmesh.errors import BadInput, optional
+from fairmesh.errors import BadInput
 from fairmesh.problems.lora import peft_model_in
 
 _WEIGHTS = "adapter_model.safetensors"
@@ -25,26 +26,8 @@ def write_adapter(module: nn.Module, folder: Path) -> None:
         raise BadInput(f"peft wrote no {_WEIGHTS}; it has several adapters, and one that is called 'default' is needed")
 
 
-def with_adapter_of(module: nn.Module, folder: Path) -> nn.Module:
-    """Returns a copy of a module whose adapters are read from a folder, onto the base model."""
-    with optional("lora"):
-        from peft import PeftModel
-    return _with_inner(module, lambda inner: PeftModel.from_pretrained(inner.unload(), str(folder)))
-
-
-def merged(module: nn.Module) -> nn.Module:
-    """Returns a copy of a module whose adapters are merged into the weights of their layers. It has the names of the
-    base model."""
-    return _with_inner(module, lambda inner: inner.merge_and_unload(safe_merge=True))
-
-
-def without_adapters(module: nn.Module) -> nn.Module:
-    """Returns a copy of a module without its adapters: the base model."""
-    return _with_inner(module, lambda inner: inner.unload())
-
-
-def _with_inner(module: nn.Module, change: Any) -> nn.Module:
-    """Returns a copy of a module in which its `peft.PeftModel` is changed."""
+def with_adapters_changed(module: nn.Module, change: Callable[[Any], nn.Module]) -> nn.Module:
+    """Returns a copy of a module in which a function has changed the `peft.PeftModel` that it is or contains."""
     _adapted(module)
     made = copy.deepcopy(module).cpu()
     inner = peft_model_in(made)

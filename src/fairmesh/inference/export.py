@@ -1,6 +1,5 @@
 """Writes a trained model to a file that needs no fairmesh, after its outputs were compared with PyTorch's."""
 
-import copy
 import dataclasses
 import hashlib
 import json
@@ -16,13 +15,13 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 import fairmesh
+from fairmesh.data.preprocessing import Preprocessing
 from fairmesh.errors import BadInput, in_a_line, optional
 from fairmesh.inference import adapters
 from fairmesh.inference.predictor import finished
-from fairmesh.inference.structured import StructuredPredictor, named_parts
 from fairmesh.inference.trained import TrainedModel, Which, as_trained
 from fairmesh.numerics import random_streams
 from fairmesh.personalization.outcome import PersonalModel
@@ -113,22 +112,15 @@ def export(
         with _quiet():
             write(model, about, partial)
             difference = _compared(model, read(model, partial), path)
-        _move(partial, path)
+        if partial.is_dir():
+            shutil.copytree(partial, path, dirs_exist_ok=True)
+        else:
+            os.replace(partial, path)
     except OSError as error:
         raise BadInput(f"cannot write {path}: {error.strerror or error}") from error
     finally:
         shutil.rmtree(partial) if partial.is_dir() else partial.unlink(missing_ok=True)
     return about | {"largest_difference": difference}
-
-
-def _move(partial: Path, path: Path) -> None:
-    """Gives a file its name, or each file of a folder."""
-    if not partial.is_dir():
-        os.replace(partial, path)
-        return
-    path.mkdir(exist_ok=True)
-    for file in partial.iterdir():
-        os.replace(file, path / file.name)
 
 
 def described(model: TrainedModel) -> dict[str, Any]:
@@ -138,9 +130,8 @@ def described(model: TrainedModel) -> dict[str, Any]:
         digest.update(name.encode() + tensor.detach().cpu().contiguous().numpy().tobytes())
     parts: dict[str, Any] = {}
     if model.form is not None:
-        given = named_parts(model.form)
-        taken = {"kind": "structure", "parts": [{"name": n, "dtype": d, "shape": list(s)} for n, d, s in given]}
-        parts = {"parts": StructuredPredictor(model.module, model.form).output_names(*_drawn(model, 2))}
+        taken = {"kind": "structure", "parts": [{"name": n, "dtype": d, "shape": s} for n, d, s in model.parts]}
+        parts = {"parts": model.predictor.output_names(*_drawn(model, 2))}
     elif table is None:
         taken = {"kind": "array", "shape": list(model.shape), "dtype": model.dtype}
     else:
@@ -161,22 +152,26 @@ def described(model: TrainedModel) -> dict[str, Any]:
 # Comparing with PyTorch
 
 
-def drawn_inputs(model: TrainedModel, rows: int) -> Tensor:
+def _drawn(model: TrainedModel, rows: int) -> tuple[Tensor, ...]:
     """Returns inputs as the model's predictor takes them, drawn at random but always the same."""
-    key = random_streams.keys(torch.tensor([rows]), "inputs to compare an export by", 0, torch.tensor([0])).squeeze(-1)
+    places = torch.arange(len(model.parts))
+    keys = random_streams.keys(torch.tensor(rows), "inputs to compare an export by", 0, places)
     if model.preprocessing is not None:
-        columns = model.preprocessing.columns
-        uniform = random_streams.uniform(key, rows * len(columns), torch.float64).reshape(rows, len(columns))
-        for k, column in enumerate(columns):
-            count = len(column.categories)
-            if column.kind == "category":
-                uniform[:, k] = (uniform[:, k] * (count + 1)).floor() - 1  # also one that is not known
-            else:
-                uniform[:, k] = column.center + column.scale * (6 * uniform[:, k] - 3)
-            if not column.required and rows > 1:
-                uniform[k % rows, k] = torch.nan
-        return uniform
-    return _array(key, rows, model.shape, getattr(torch, model.dtype))
+        return (_drawn_table(keys[0], rows, model.preprocessing),)
+    return tuple(_array(key, rows, shape, getattr(torch, dtype)) for key, (_, dtype, shape) in zip(keys, model.parts))
+
+
+def _drawn_table(key: Tensor, rows: int, table: Preprocessing) -> Tensor:
+    """Returns drawn rows of a table, as `TableInputs` takes them."""
+    values = random_streams.uniform(key, rows * len(table.columns), torch.float64).reshape(rows, len(table.columns))
+    for k, column in enumerate(table.columns):
+        if column.kind == "category":
+            values[:, k] = (values[:, k] * (len(column.categories) + 1)).floor() - 1  # also one that is not known
+        else:
+            values[:, k] = column.center + column.scale * (6 * values[:, k] - 3)
+        if not column.required and rows > 1:
+            values[k % rows, k] = torch.nan
+    return values
 
 
 def _array(key: Tensor, rows: int, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
@@ -187,47 +182,21 @@ def _array(key: Tensor, rows: int, shape: Sequence[int], dtype: torch.dtype) -> 
     return (4 * uniform - 2).to(dtype) if dtype.is_floating_point else (2 * uniform).to(dtype)
 
 
-def _drawn(model: TrainedModel, rows: int) -> tuple[Tensor, ...]:
-    """Returns all inputs of a model, drawn at random but always the same."""
-    if model.form is None:
-        return (drawn_inputs(model, rows),)
-    parts = list(named_parts(model.form))
-    keys = random_streams.keys(torch.tensor(rows), "inputs to compare an export by", 0, torch.arange(len(parts)))
-    return tuple(_array(key, rows, shape, getattr(torch, dtype)) for key, (_, dtype, shape) in zip(keys, parts))
-
-
-def _graph(model: TrainedModel) -> nn.Module:
-    """Returns the module that a file holds."""
-    if model.form is None:
-        return model.predictor
-    return StructuredPredictor(copy.deepcopy(model.module).cpu().float(), model.form)
-
-
-def _wanted(model: TrainedModel, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """Returns what a file's outputs must be, by PyTorch."""
-    if model.form is None:
-        return (_expected(model, inputs[0]),)
-    with torch.no_grad():
-        return _graph(model)(*inputs)
-
-
-def _expected(model: TrainedModel, inputs: Tensor) -> Tensor:
-    """Returns the predictions by PyTorch and fairmesh's own preprocessing."""
+def _expected(model: TrainedModel, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """Returns what a file's outputs must be, by PyTorch and fairmesh's own preprocessing."""
     table = model.preprocessing
-    if table is not None:
-        columns: dict[str, np.ndarray] = {}
-        for k, column in enumerate(table.columns):
-            values = inputs[:, k].numpy()
-            if column.kind == "category":
-                names = [*column.categories, "a category that no site has"]  # at place -1
-                values = np.array([None if np.isnan(v) else names[int(v)] for v in values], object)
-            columns[column.name] = values
-        inputs = torch.from_numpy(table.transform_encoded(columns))
-    elif inputs.dtype == torch.uint8:
-        inputs = inputs.float() / 255.0
+    if table is None:
+        return _without_gradients(model.predictor)(*inputs)
+    columns: dict[str, np.ndarray] = {}
+    for k, column in enumerate(table.columns):
+        values = inputs[0][:, k].numpy()
+        if column.kind == "category":
+            names = [*column.categories, "a category that no site has"]  # at place -1
+            values = np.array([None if np.isnan(v) else names[int(v)] for v in values], object)
+        columns[column.name] = values
+    seen = torch.from_numpy(table.transform_encoded(columns)).float()
     with torch.no_grad():
-        module = model.predictor.module
-        return finished(module(inputs.float() if inputs.is_floating_point() else inputs), model.output)
+        return (finished(model.predictor.module(seen), model.output),)
 
 
 def _compared(model: TrainedModel, run: Callable[..., tuple[Tensor, ...]], path: Path) -> float:
@@ -235,7 +204,7 @@ def _compared(model: TrainedModel, run: Callable[..., tuple[Tensor, ...]], path:
     largest = 0.0
     for rows in _ROWS:
         inputs = _drawn(model, rows)
-        wanted, found = _wanted(model, inputs), run(*inputs)
+        wanted, found = _expected(model, inputs), run(*inputs)
         shapes = [[tuple(one.shape) for one in outputs] for outputs in (wanted, found)]
         if shapes[0] != shapes[1]:
             raise BadInput(
@@ -259,8 +228,7 @@ def _compared(model: TrainedModel, run: Callable[..., tuple[Tensor, ...]], path:
 def _program(model: TrainedModel) -> tuple[Any, Any, Any]:
     """Returns the predictor, an example of its inputs, and which of their sizes may differ."""
     example, rows = _drawn(model, 3), {0: torch.export.Dim("rows")}
-    sizes = tuple(rows for _ in example)
-    return _graph(model), example, sizes if model.form is None else (sizes,)
+    return model.predictor, example, (tuple(rows for _ in example),)
 
 
 @contextmanager
@@ -284,25 +252,20 @@ def _write_onnx(model: TrainedModel, about: dict[str, Any], path: Path) -> None:
     module, example, sizes = _program(model)
     with _exporting("ONNX"):
         program: Any = torch.onnx.export(
-            module, example, dynamo=True, dynamic_shapes=sizes, input_names=_input_names(model),
+            module, example, dynamo=True, dynamic_shapes=sizes, input_names=[name for name, _, _ in model.parts],
             output_names=["predictions"] if model.form is None else about["output"]["parts"], verbose=False,
         )  # fmt: skip
         program.model.metadata_props[ABOUT] = json.dumps(about, ensure_ascii=False)
         program.save(path)
 
 
-def _input_names(model: TrainedModel) -> list[str]:
-    return ["inputs"] if model.form is None else [name for name, _, _ in named_parts(model.form)]
-
-
 def _read_onnx(model: TrainedModel, path: Path) -> Callable[..., tuple[Tensor, ...]]:
     import onnxruntime
 
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-    names = _input_names(model)
 
     def run(*inputs: Tensor) -> tuple[Tensor, ...]:
-        found = session.run(None, {name: part.numpy() for name, part in zip(names, inputs)})
+        found = session.run(None, {name: part.numpy() for (name, _, _), part in zip(model.parts, inputs)})
         return tuple(map(torch.from_numpy, found))
 
     return run
@@ -336,8 +299,8 @@ def _write_safetensors(model: TrainedModel, about: dict[str, Any], path: Path) -
 
 def _read_safetensors(model: TrainedModel, path: Path) -> Callable[..., tuple[Tensor, ...]]:
     """Returns the model's own predictor with the weights of the file."""
-    graph = _graph(model)
-    held = graph.module.state_dict()  # type: ignore[operator, union-attr]
+    graph = model.predictor
+    held = graph.module.state_dict()
     state = {f"module.{name}": tensor.to(held[name].dtype) for name, tensor in read_model(path)[0].items()}
     return _without_gradients(lambda *inputs: torch.func.functional_call(graph, state, inputs))
 
@@ -349,19 +312,25 @@ def _write_peft(model: TrainedModel, about: dict[str, Any], path: Path) -> None:
 
 
 def _read_peft(model: TrainedModel, path: Path) -> Callable[..., tuple[Tensor, ...]]:
-    read = dataclasses.replace(model, module=adapters.with_adapter_of(model.module, path))
-    return lambda *inputs: _wanted(read, inputs)
+    from peft import PeftModel
+
+    def from_folder(inner: Any) -> Any:
+        return PeftModel.from_pretrained(inner.unload(), str(path))
+
+    read = dataclasses.replace(model, module=adapters.with_adapters_changed(model.module, from_folder))
+    return _without_gradients(read.predictor)
 
 
 def _write_merged(model: TrainedModel, about: dict[str, Any], path: Path) -> None:
-    path.write_bytes(model_file(adapters.merged(model.module).state_dict(), about))
+    merged = adapters.with_adapters_changed(model.module, lambda inner: inner.merge_and_unload(safe_merge=True))
+    path.write_bytes(model_file(merged.state_dict(), about))
 
 
 def _read_merged(model: TrainedModel, path: Path) -> Callable[..., tuple[Tensor, ...]]:
-    base = adapters.without_adapters(model.module)
+    base = adapters.with_adapters_changed(model.module, lambda inner: inner.unload())
     base.load_state_dict(read_model(path)[0])
     read = dataclasses.replace(model, module=base)
-    return lambda *inputs: _wanted(read, inputs)
+    return _without_gradients(read.predictor)
 
 
 _FORMATS: dict[str, tuple[Callable[..., None], Callable[..., Callable[..., tuple[Tensor, ...]]]]] = {

@@ -10,18 +10,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fairmesh.data.datasets.own import read_arrays, read_image
+from fairmesh.data.datasets.own import IMAGES, image_planes, read_arrays, read_image
 from fairmesh.data.preprocessing import Preprocessing
 from fairmesh.data.tables import column_of, encoded, is_missing, read_table
 from fairmesh.errors import BadInput
 from fairmesh.inference.predictor import finished
 from fairmesh.inference.trained import TrainedModel, as_trained
 from fairmesh.metrics.base import chosen_metrics
+from fairmesh.problems.row_loss import as_floats
 from fairmesh.training.result import Result
 
 _BAD_AT_MOST = 1000  # rows that cannot be read; with more, the table is another one
 _AT_ONCE = 4096  # rows that the model sees together
-_IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".gif", ".webp")
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,13 +66,14 @@ class Predictions:
 
     def table(self) -> list[list[Any]]:
         """Returns a header and one line per row, as a .csv file has them. Cells of bad rows are empty."""
-        of_classes = bool(self.classes) and self.values.shape[1] == len(self.classes)
-        probabilities = [f"probability {name}" for name in self.classes] if of_classes else []
-        width = self.values.shape[1]
-        numbers = probabilities or (["prediction"] if width == 1 else [f"prediction {k}" for k in range(width)])
-        numbers = ["probability"] if self.classes and not of_classes else numbers
-        labels = self.labels
-        lines: list[list[Any]] = [["row", *(["prediction"] if self.classes else []), *numbers]]
+        width, labels = self.values.shape[1], self.labels
+        if not self.classes:
+            header = ["row", *(["prediction"] if width == 1 else [f"prediction {k}" for k in range(width)])]
+        elif width == len(self.classes):
+            header = ["row", "prediction", *(f"probability {name}" for name in self.classes)]
+        else:
+            header = ["row", "prediction", "probability"]
+        lines: list[list[Any]] = [header]
         for k, row in enumerate(self.rows):
             cells = [""] * width if k in self.bad else [float(f"{value:.7g}") for value in self.values[k]]
             lines.append([row, *([labels[k] or ""] if self.classes else []), *cells])
@@ -105,7 +106,11 @@ def predict(
         True
     """
     model = as_trained(model)
-    model.predictor  # noqa: B018 - which refuses a model with several inputs or outputs
+    if model.form is not None:
+        raise BadInput(
+            "the model has several inputs or outputs, and fm.predict does not know how to read them; call it yourself, "
+            "model.module(**inputs), or fm.export it for other programs"
+        )
     if model.preprocessing is not None:
         return _of_table(model, model.preprocessing, data)
     inputs, targets, rows = _read_inputs(model, data)
@@ -133,12 +138,9 @@ def _class_names(model: TrainedModel, width: int) -> tuple[str, ...]:
 
 def _outputs(model: TrainedModel, inputs: Tensor) -> Tensor:
     """Returns what the module returns for inputs after their preprocessing (rows, outputs)."""
-    module, made = model.predictor.module, []
+    module = model.predictor.module
     with torch.no_grad():
-        for piece in inputs.split(_AT_ONCE):
-            scaled = piece.float() * (1.0 / 255.0) if piece.dtype == torch.uint8 else piece
-            made.append(module(scaled.float() if scaled.is_floating_point() else scaled))
-    outputs = torch.cat(made)
+        outputs = torch.cat([module(as_floats(piece, torch.float32)) for piece in inputs.split(_AT_ONCE)])
     return outputs.reshape(len(outputs), -1)
 
 
@@ -168,18 +170,15 @@ def _of_table(model: TrainedModel, table: Preprocessing, data: Any) -> Predictio
         target = np.asarray(columns[table.target.name])[good]
         known = np.array([not is_missing(value) for value in target.tolist()], bool)
         if known.any():
-            targets = _targets(table, target[known], where)
+            if table.target.kind == "label":
+                targets = torch.from_numpy(table.labels(target[known], where))
+            else:
+                targets = torch.from_numpy(encoded(target[known], "number", table.target.name, where))
             metrics = _metrics(model, outputs[torch.from_numpy(known)], targets)
         if not known.all():
             notes.append(f"{int((~known).sum())} rows have no {table.target.name}, so metrics leave them out")
     names = _class_names(model, outputs.shape[1]) if table.target.kind == "label" else ()
     return Predictions(values, names, [str(k + 1) for k in range(count)], bad, notes, metrics)
-
-
-def _targets(table: Preprocessing, values: np.ndarray, where: str) -> Tensor:
-    if table.target.kind == "label":
-        return torch.from_numpy(table.labels(values, where))
-    return torch.from_numpy(encoded(values, "number", table.target.name, where))
 
 
 def _unreadable(table: Preprocessing, columns: Mapping[str, np.ndarray]) -> dict[int, str]:
@@ -229,7 +228,7 @@ def _read_inputs(model: TrainedModel, data: Any) -> tuple[Tensor, Any, list[str]
         raise BadInput("the model was not trained on a table; give an array, a .npz file or images")
     else:
         path = Path(data)
-        if path.is_dir() or path.suffix.lower() in _IMAGES:
+        if path.is_dir() or path.suffix.lower() in IMAGES:
             return _read_images(model, path)
         if path.suffix.lower() != ".npz":
             raise BadInput(f"{path}: the model was not trained on a table; give a .npz file or images")
@@ -245,9 +244,9 @@ def _read_inputs(model: TrainedModel, data: Any) -> tuple[Tensor, Any, list[str]
 
 
 def _read_images(model: TrainedModel, path: Path) -> tuple[Tensor, Any, list[str]]:
-    files = [path] if path.is_file() else sorted(p for p in path.rglob("*") if p.suffix.lower() in _IMAGES)
+    files = [path] if path.is_file() else sorted(p for p in path.rglob("*") if p.suffix.lower() in IMAGES)
     if not files:
-        raise BadInput(f"{path} holds no image, of {', '.join(_IMAGES)}")
+        raise BadInput(f"{path} holds no image, of {', '.join(IMAGES)}")
     if len(model.shape) not in (2, 3) or model.dtype != "uint8":
         raise BadInput(f"the model was not trained on images of files, but on arrays {model.shape} of {model.dtype}")
     grey, size = len(model.shape) == 2, (model.shape[-2], model.shape[-1])
@@ -256,7 +255,7 @@ def _read_images(model: TrainedModel, path: Path) -> tuple[Tensor, Any, list[str
         image = read_image(file, size)
         if grey and image.ndim == 3:
             raise BadInput(f"{file} has colours, but the model was trained on grey images; convert it")
-        made.append(image if grey else np.stack([image] * 3) if image.ndim == 2 else image.transpose(2, 0, 1))
+        made.append(image_planes(image, 1 if grey else 3))
     labels = [file.parent.name for file in files]
     place = {name: k for k, name in enumerate(model.classes)}
     targets = np.array([place[label] for label in labels]) if all(label in place for label in labels) else None

@@ -1,18 +1,22 @@
 """A trained model as one module from raw inputs to predictions: what exported files hold."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator
 from typing import Any, Literal
 
-import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from fairmesh.data.preprocessing import FittedColumn, Preprocessing
-from fairmesh.data.tables import column_of, encoded
+from fairmesh.numerics import trees
+from fairmesh.problems.flat_model import called_with
+from fairmesh.problems.row_loss import as_floats
+from fairmesh.problems.outputs import tensors_of
 
 Output = Literal[
     "logits", "log-probabilities", "logit", "numbers", "scores", "structure"
 ]  # what a trained module returns
+Form = Any  # [dtype, shape] of one sample of a tensor, or lists and tables of these, as `trees.form` gives them
 
 
 class TableInputs(nn.Module):
@@ -73,47 +77,70 @@ def _code(column: FittedColumn, value: Any) -> float:
     return float(column.categories.index(value)) if value in column.categories else -1.0
 
 
-def raw_values(preprocessing: Preprocessing, columns: Mapping[str, Any], where: str) -> np.ndarray:
-    """Returns a table as `TableInputs` takes it (rows, columns), float64."""
-    made = []
-    for column in preprocessing.columns:
-        values = encoded(column_of(columns, column.name, where), column.kind, column.name, where)
-        if column.kind == "category":
-            values = np.array([np.nan if value is None else _code(column, value) for value in values], np.float64)
-        made.append(values)
-    return np.stack(made, axis=1)
-
-
 class Predictor(nn.Module):
     """A trained module from raw inputs to predictions.
 
     Args:
         module: The trained module.
         output: What it returns.
+        form: What its inputs are, as `trees.form` gives it; None for one tensor. Default: None.
         preprocessing: How rows of a table become its inputs; None if its inputs are arrays. Default: None.
     """
 
-    def __init__(self, module: nn.Module, output: Output, preprocessing: Preprocessing | None = None):
+    def __init__(
+        self, module: nn.Module, output: Output, form: Form = None, preprocessing: Preprocessing | None = None
+    ):
         super().__init__()
-        self.module = module
+        self.module, self.form = module, form
         self.output: Output = output
         self.table = None if preprocessing is None else TableInputs(preprocessing)
         self.eval()
 
-    def forward(self, inputs: Tensor) -> Tensor:
-        """Returns the predictions: probabilities of the classes, or numbers.
+    def forward(self, *inputs: Tensor) -> Any:
+        """Returns the predictions: probabilities of the classes, or numbers; or a tuple of all tensors that the module
+        returns, if it returns several.
 
         Args:
-            inputs: Raw values of a table as `TableInputs` takes them, or arrays as the sites' data has them: bytes are
-                scaled to [0, 1].
+            inputs: Raw values of a table as `TableInputs` takes them; or arrays as the sites' data has them, in the
+                order of `named_parts`: bytes are scaled to [0, 1].
         """
+        returned = self._returned(*inputs)
+        if self.output != "structure":
+            return finished(returned, self.output)
+        return tuple(part for part in tree_leaves(returned) if isinstance(part, Tensor))
+
+    def _returned(self, *inputs: Tensor) -> Any:
         if self.table is not None:
-            inputs = self.table(inputs)
-        elif inputs.dtype == torch.uint8:
-            inputs = inputs.float() * (1.0 / 255.0)
-        elif inputs.is_floating_point():
-            inputs = inputs.float()
-        return finished(self.module(inputs), self.output)
+            return self.module(self.table(*inputs))
+        seen = (as_floats(part, torch.float32) for part in inputs)
+        return tensors_of(called_with(self.module, next(seen) if self.form is None else _filled(self.form, seen)))
+
+    def output_names(self, *inputs: Tensor) -> list[str]:
+        """Returns the names of several outputs: keys of a dictionary, or places in a tuple."""
+        with torch.no_grad():
+            return [name.strip("[]'") or "outputs" for name, _ in trees.named(self._returned(*inputs), "")]
+
+
+def is_leaf(form: Form) -> bool:
+    """Returns whether a form is that of one tensor."""
+    return isinstance(form, list) and len(form) == 2 and isinstance(form[0], str)
+
+
+def named_parts(form: Form, name: str = "") -> Iterator[tuple[str, str, list[int]]]:
+    """Yields name, dtype and shape of each tensor of a form, in a fixed order."""
+    if is_leaf(form):
+        yield name or "inputs", form[0].removeprefix("torch."), list(form[1])
+        return
+    for key, part in form.items() if isinstance(form, dict) else enumerate(form):
+        yield from named_parts(part, f"{name}.{key}" if name else (key if isinstance(key, str) else f"inputs.{key}"))
+
+
+def _filled(form: Form, tensors: Iterator[Tensor]) -> Any:
+    if is_leaf(form):
+        return next(tensors)
+    if isinstance(form, dict):
+        return {key: _filled(part, tensors) for key, part in form.items()}
+    return tuple(_filled(part, tensors) for part in form)
 
 
 def finished(outputs: Tensor, output: Output) -> Tensor:

@@ -4,22 +4,25 @@ import copy
 import functools
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fairmesh.config.overrides import read_toml
 from fairmesh.config.tables import from_table
+from fairmesh.data.items import as_tensors
 from fairmesh.data.preprocessing import Preprocessing
-from fairmesh.errors import BadInput, nearest
-from fairmesh.inference.predictor import Output, Predictor
+from fairmesh.errors import BadInput, in_a_line, nearest
+from fairmesh.inference.predictor import Output, Predictor, named_parts
+from fairmesh.numerics import trees
 from fairmesh.personalization.outcome import PersonalModel
 from fairmesh.problems.batch_norm import under_policy
-from fairmesh.problems.flat_model import architecture_of
+from fairmesh.problems.flat_model import architecture_of, called_with
 from fairmesh.problems.models import Model, build_in_units
+from fairmesh.problems.row_loss import as_floats
 from fairmesh.storage.executed import located, refuse_foreign
 from fairmesh.storage.run_folder import (
     EXPERIMENT,
@@ -70,17 +73,13 @@ class TrainedModel:
 
     @functools.cached_property
     def predictor(self) -> Predictor:
-        """The model from raw inputs to predictions, as one module.
+        """The model from raw inputs to predictions, as one module."""
+        return Predictor(copy.deepcopy(self.module).cpu().float(), self.output, self.form, self.preprocessing)
 
-        Raises:
-            BadInput: The model has several inputs or outputs.
-        """
-        if self.form is not None:
-            raise BadInput(
-                "the model has several inputs or outputs, and fm.predict does not know how to read them; call it "
-                "yourself, model.module(**inputs), or fm.export it for other programs"
-            )
-        return Predictor(copy.deepcopy(self.module).cpu().float(), self.output, self.preprocessing)
+    @property
+    def parts(self) -> list[tuple[str, str, list[int]]]:
+        """Name, dtype and shape of each tensor that the model takes."""
+        return list(named_parts([self.dtype, list(self.shape)] if self.form is None else self.form))
 
     @staticmethod
     def of(
@@ -115,6 +114,60 @@ class TrainedModel:
                 raise BadInput(f"there is no own model of a site {site!r}{nearest(site, found)}")
             module, about = found[site].module(module), about_model(result, replica, "personal") | {"site": site}
         return _trained(module, model_facts(problem), problem.preprocessing, about)
+
+    def with_encoder(self, encoder: nn.Module, inputs: Any) -> "TrainedModel":
+        """Returns the whole model: a frozen encoder, and this model as the head that was trained on its features.
+
+        Args:
+            encoder: The encoder, as `fm.models.frozen_features` was given it.
+            inputs: A few rows of its inputs, as the sites have them: a tensor or an array, or a tuple or dictionary.
+
+        Raises:
+            BadInput: Encoder and head do not fit these inputs or each other.
+
+        Example:
+            >>> import tempfile
+            >>> import torch
+            >>> import fairmesh as fm
+            >>> encoder, labels = torch.nn.Linear(3, 8), torch.arange(20) % 2
+            >>> sites = [fm.Site((torch.randn(20, 3) + labels[:, None], labels)) for _ in range(3)]
+            >>> with tempfile.TemporaryDirectory() as folder:
+            ...     features = fm.models.frozen_features(encoder, sites, folder=folder)
+            ...     result = fm.train(fm.Problem(torch.nn.Linear(8, 2), features), rounds=5)
+            >>> model = fm.inference.TrainedModel.of(result).with_encoder(encoder, sites[0].train[0])
+            >>> fm.predict(model, torch.zeros(4, 3)).values.shape
+            (4, 2)
+        """
+        rows = trees.at(as_tensors(inputs, "inputs"), slice(2))
+        whole = EncoderAndHead(copy.deepcopy(encoder), copy.deepcopy(self.module)).cpu().float().eval()
+        try:
+            with torch.no_grad():
+                called_with(whole, as_floats(rows, torch.float32))
+        except Exception as error:  # a user's module may raise anything
+            raise BadInput(f"encoder and head do not accept these inputs: {in_a_line(error)}") from error
+        about = dict(self.about) | {"architecture": architecture_of(whole)}
+        if isinstance(rows, Tensor) and self.output != "structure":
+            form = {"shape": tuple(rows.shape[1:]), "dtype": str(rows.dtype).removeprefix("torch.")}
+        else:
+            form = {"shape": (), "dtype": "structure", "output": "structure", "form": trees.form(rows)}
+        return replace(self, module=whole, about=about, **form)
+
+
+class EncoderAndHead(nn.Module):
+    """A frozen encoder, and a head that takes what the encoder returns.
+
+    Args:
+        encoder: The encoder.
+        head: The head.
+    """
+
+    def __init__(self, encoder: nn.Module, head: nn.Module):
+        super().__init__()
+        self.encoder, self.head = encoder, head
+
+    def forward(self, *arguments: Any, **keywords: Any) -> Any:
+        """Returns what the head returns for the encoder's features of these inputs."""
+        return called_with(self.head, self.encoder(*arguments, **keywords))
 
 
 def _trained(
@@ -188,24 +241,17 @@ def load_model(
     """
     path = finished_run(Path(folder))
     summary = read_summary(path)
-    if "models" not in summary:
-        raise BadInput(f"{path / SUMMARY} was not written by this version of fairmesh; run the experiment again")
     entry = _entry(summary, which, replica, path)
     _refuse_diverged(summary["diverged"], entry["replica"])
     stored = path / preprocessing_file(entry.get("split", 0))
     preprocessing = Preprocessing.from_json(stored.read_text(encoding="utf-8")) if stored.exists() else None
     module = _module(path, summary["model"], preprocessing, allow)
-    if site is None:
-        file = path / entry["file"]
-        about = load_weights(file, module)
+    file, personal = (path / entry["file"], False) if site is None else _own_file(path, summary, site, entry)
+    if personal:
+        about = _checked_about(file, module)
+        module = PersonalModel.load(file, module)
     else:
-        file = _site_file(path, summary, site, entry)
-        if file is not None:
-            about = load_weights(file, module)
-        else:
-            file = _personal_file(path, summary, site, entry["replica"])
-            about = _checked_about(file, module)
-            module = PersonalModel.load(file, module)
+        about = load_weights(file, module)
     return _trained(module, summary["model"], preprocessing, about)
 
 
@@ -218,8 +264,7 @@ def finished_run(folder: Path) -> Path:
     found = next((base / name for name in ("", "result", "state/result") if (base / name / SUMMARY).exists()), None)
     if found is not None and "planned_rounds" not in read_summary(found):
         return found
-    running = [base / name for name in ("progress", "state/progress") if (base / name).is_dir()]
-    if found is not None or running:
+    if found is not None or any((base / name).is_dir() for name in ("progress", "state/progress")):
         raise BadInput(f"the run of {folder} has not finished; its model is there when all sites have ended it")
     if not (base / METRICS).exists() and not (base / EXPERIMENT).exists():
         raise BadInput(f"{folder} is not the folder of a run: it has neither {SUMMARY} nor {METRICS}")
@@ -238,19 +283,18 @@ def _entry(summary: Mapping[str, Any], which: str, replica: int | None, folder: 
         kept = ", ".join(dict.fromkeys(entry["which"] for entry in summary["models"]))
         remedy = "; it needs validation data and keep_best = true in [options]" if which == "best" else ""
         raise BadInput(f"the run in {folder} has no model {which!r}, only: {kept}{remedy}")
-    if replica is not None:
-        found = [entry for entry in of_kind if entry["replica"] == replica]
-        if not found:
-            raise BadInput(f"the run in {folder} has no replica {replica}; it has {summary['replicas']}, from 0")
-        return found[0]
-    if summary["chosen"] != summary["chosen"]:  # null
+    if replica is None and summary["chosen"] != summary["chosen"]:  # null
         settings = {e["replica"]: ", ".join(f"{key} = {value}" for key, value in e["variant"].items()) for e in of_kind}
         variants = "; ".join(f"{number}: {shown}" for number, shown in settings.items())
         raise BadInput(
             f"the run in {folder} is a sweep without validation data, so that no settings are the best; choose one by "
             f"the number of its replica, as with --replica {of_kind[-1]['replica']} ({variants})"
         )
-    return next(entry for entry in of_kind if entry["replica"] == summary["chosen"])
+    chosen = summary["chosen"] if replica is None else replica
+    entry = next((entry for entry in of_kind if entry["replica"] == chosen), None)
+    if entry is None:
+        raise BadInput(f"the run in {folder} has no replica {chosen}; it has {summary['replicas']}, from 0")
+    return entry
 
 
 def _module(
@@ -319,33 +363,24 @@ def load_weights(path: str | os.PathLike, module: nn.Module) -> dict[str, Any]:
     return about
 
 
-def _site_file(folder: Path, summary: Mapping[str, Any], site: str, entry: Mapping[str, Any]) -> Path | None:
-    """Returns the file of a site's model, if parts of the model stay at the sites; else None."""
-    of_node = folder.parent / "personal" / "site.safetensors"
-    if of_node.exists():
-        own = read_model(of_node)[1].get("site", site)
-        if own != site:
-            raise BadInput(f"{of_node} is the model of {own!r}, not of {site!r}; others are at their sites")
-        return of_node
-    mine = [one for one in summary.get("site_models", []) if one["replica"] == entry["replica"]]
-    names = {one["site"]: f"{one['name']}.safetensors" for one in mine if one["which"] == entry["which"]}
-    if mine and site not in names:
-        raise BadInput(f"there is no {entry['which']} model of a site {site!r} in {folder}{nearest(site, names)}")
-    return folder / names[site] if mine else None
-
-
-def _personal_file(folder: Path, summary: Mapping[str, Any], site: str, replica: int) -> Path:
-    """Returns the file of a site's own model."""
-    of_node = folder.parent / "personal"
-    if "personal" not in summary and (of_node / "personal.safetensors").exists():
-        own = read_model(of_node / "personal.safetensors")[1].get("site", site)
-        if own != site:
-            raise BadInput(f"{of_node} has the own model of {own!r}, not of {site!r}; others are at their sites")
-        return of_node / "personal.safetensors"
-    sites = [one for own in summary.get("personal", []) if own["replica"] == replica for one in own["sites"]]
-    numbers = {one["name"]: one["number"] for one in sites}
-    if not numbers:
-        raise BadInput(f"the run in {folder} has no models of the sites' own; it needs a [personalization]")
-    if site not in numbers:
-        raise BadInput(f"there is no own model of a site {site!r} in {folder}{nearest(site, numbers)}")
-    return folder / f"personal-{numbers[site]}{f'-{replica}' if replica else ''}.safetensors"
+def _own_file(folder: Path, summary: Mapping[str, Any], site: str, entry: Mapping[str, Any]) -> tuple[Path, bool]:
+    """Returns the file of a site's model, and whether it is one of a personalization, not one with local parts."""
+    for name in ("site", "personal"):
+        of_node = folder.parent / "personal" / f"{name}.safetensors"
+        if of_node.exists() and "personal" not in summary:
+            own = read_model(of_node)[1].get("site", site)
+            if own != site:
+                raise BadInput(f"{of_node} is the model of {own!r}, not of {site!r}; others are at their sites")
+            return of_node, name == "personal"
+    which, replica = entry["which"], entry["replica"]
+    with_parts = [own for own in summary.get("site_models", []) if own["replica"] == replica]
+    files = {own["site"]: f"{own['name']}.safetensors" for own in with_parts if own["which"] == which}
+    if not with_parts:
+        last = f"-{replica}.safetensors" if replica else ".safetensors"
+        of_replica = [own["sites"] for own in summary.get("personal", []) if own["replica"] == replica]
+        files = {own["name"]: f"personal-{own['number']}{last}" for sites in of_replica for own in sites}
+        if not files:
+            raise BadInput(f"the run in {folder} has no models of the sites' own; it needs a [personalization]")
+    if site not in files:
+        raise BadInput(f"there is no {which} model of a site {site!r} in {folder}{nearest(site, files)}")
+    return folder / files[site], not with_parts

@@ -232,20 +232,3 @@ def few_samples(problem: "Problem") -> tuple[Tree, Tree, Tree]:
     spread = [torch.linspace(0, len(samples) - 1, min(len(samples), _TARGETS_CHECKED)).long() for samples in some]
     more = trees.joined([trees.at(samples.targets, rows) for samples, rows in zip(some, spread)])
     return as_floats(inputs, torch.float32), as_floats(targets, torch.float32), as_floats(more, torch.float32)
-
-
-def refuse_random_items(problem: "Problem", prefix: str) -> None:
-    """Raises BadInput if items of a Dataset are another version each time, since outputs of a frozen prefix are those
-    of one version."""
-    for i in problem.here:
-        stream = problem.sites[i].train.stream
-        if stream is None:
-            continue
-        rows = stream.seen_rows[:2]
-        first, again = (stream.read_here(rows, [seed] * len(rows))[0] for seed in (1, 2))
-        if not all(map(torch.equal, trees.leaves(first), trees.leaves(again))):
-            raise BadInput(
-                f"{stream.what} has random transforms, but the outputs of {prefix!r} (backbone) are computed once per "
-                "row, so that all rounds would see the same random version of it; remove the transforms; or freeze "
-                f'the module with parts.frozen = ["{prefix}.*"] instead of backbone, which computes it in every pass'
-            )

@@ -23,7 +23,6 @@ from fairmesh.errors import BadInput, in_a_line
 from fairmesh.numerics import random_streams
 from fairmesh.numerics.layout import Layout
 from fairmesh.numerics.trees import Tree
-from fairmesh.problems.backbone import Cut, call
 from fairmesh.problems.batch_norm import STATISTICS, moments, replace_layers, statistics_of
 from fairmesh.problems.torch_draws import TorchDraws, draw_computed_again
 
@@ -83,6 +82,13 @@ def _called(inside: _Inside, tensors: Mapping[str, Tensor], action: Callable[[nn
     return functional_call(inside, {f"module.{name}": tensor for name, tensor in tensors.items()}, (action,))
 
 
+def called_with(module: nn.Module, inputs: Tree) -> Any:
+    """Returns what a module returns: a tuple of inputs is its positional arguments, a dictionary its keywords."""
+    if isinstance(inputs, dict):
+        return module(**inputs)
+    return module(*inputs) if isinstance(inputs, tuple) else module(inputs)
+
+
 class FlatModel:
     """The trainable parameters of a module as one row; frozen parameters and buffers are not part of it.
 
@@ -94,8 +100,6 @@ class FlatModel:
         local: The names of local parameters. Default: ().
         local_affine: Whether the affine parameters of BatchNorm layers in training mode are local too. Default: False.
         pool_statistics: Whether a site is judged with the statistics of all sites together. Default: False.
-        cut: Where the module is cut, if inputs are the outputs of a frozen prefix; the prefix is then not evaluated.
-            Default: None.
     """
 
     def __init__(
@@ -104,18 +108,11 @@ class FlatModel:
         local: Collection[str] = (),
         local_affine: bool = False,
         pool_statistics: bool = False,
-        cut: Cut | None = None,
     ):
         _refuse_unsuitable(module)
-        self._original, self._cut, self._settings = module, cut, (local, local_affine, pool_statistics)
+        self._original = module
         tensors = [*module.parameters(), *module.buffers()]
         self._training = copy.deepcopy(module, {id(t): t for t in tensors})  # the tensors themselves are shared
-        self._not_evaluated: dict[str, Tensor] = {}  # of the prefix
-        if cut is not None:
-            prefix = self._training.get_submodule(cut.path)
-            held = (*prefix.named_parameters(), *prefix.named_buffers())
-            self._not_evaluated = {f"{cut.path}.{name}": tensor.detach() for name, tensor in held}
-            cut.shorten(self._training)
         self._dropouts = _replace_dropouts(self._training)
         self._norms = replace_layers(self._training)
         self._evaluation = copy.deepcopy(self._training, {id(t): t for t in tensors}).eval()
@@ -169,10 +166,6 @@ class FlatModel:
             for name, t in self._fixed.items()
         }
         return placed
-
-    def shortened(self, cut: Cut) -> "FlatModel":
-        """Returns the same model without a frozen prefix, on the same device and in the same dtype."""
-        return FlatModel(self._original, *self._settings, cut).to(self.device, self.dtype)
 
     def reading(self, read: Callable[[Any], Tensor] | None) -> "FlatModel":
         """Returns the same model with outputs that are read as one tensor by a function; None for as they are."""
@@ -230,7 +223,7 @@ class FlatModel:
         """Gives a module of the same architecture the frozen parameters and buffers of this one."""
         held = {**dict(module.named_parameters()), **dict(module.named_buffers())}
         with torch.no_grad():
-            for name, value in (self._not_evaluated | self._fixed).items():
+            for name, value in self._fixed.items():
                 if name in held:  # not those of layers that were put in place of the user's
                     held[name].copy_(value)
 
@@ -312,8 +305,8 @@ class FlatModel:
         draws all the same draws the same numbers every time."""
 
         def outputs(module: nn.Module) -> Any:
-            found = call(module, inputs) if self._cut is None else self._cut.called(module, inputs)
-            return found if self._read is None else self._read(found)
+            returned = called_with(module, inputs)
+            return returned if self._read is None else self._read(returned)
 
         return self.within(row, outputs, key)
 
@@ -416,13 +409,12 @@ class FlatModel:
         return f"{', '.join(sorted(set(drawing)))}" if drawing and not self._original.training else None
 
     def fixed(self) -> list[Tensor]:
-        """Returns frozen parameters and buffers, those of a prefix included, in the order of their names."""
-        every = self._not_evaluated | self._fixed
-        return [every[name] for name in sorted(every)]
+        """Returns frozen parameters and buffers, in the order of their names."""
+        return [self._fixed[name] for name in sorted(self._fixed)]
 
     @property
     def evaluated(self) -> nn.Module:
-        """The module that a pass evaluates: without a prefix whose outputs are known."""
+        """The module that a pass evaluates."""
         return self._training
 
     def state_dict(self, row: Tensor) -> dict[str, Tensor]:

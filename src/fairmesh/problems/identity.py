@@ -27,7 +27,6 @@ NOT_PART: dict[str, tuple[str, ...]] = {
     "Problem": (
         *("model", "sites", "prior", "test", "validation", "targets", "splits"),  # they are in "model" and "data"
         *("models_at_once", "class_names"),  # they change rounding errors, and what people read
-        "backbone",  # the same before and after its outputs are computed: "prefix" has it
     ),
     "Objective": ("local_losses", "untrained_losses", "constant_losses"),  # found when the run starts
     "LocalTrainer": ("function",),  # may be mended during a run
@@ -42,11 +41,9 @@ def identity_of(problem: "Problem", of_sites: Mapping[int, str]) -> dict[str, An
     and the settings that differ from their defaults."""
     module = problem.initial_model(0)
     model = [problem.initial_whole_row(0), *problem.flat_model.fixed()]
-    prefix = {} if problem.prefix is None else {"prefix": problem.prefix.identity}
     return {
         "data": _hashed(sorted(of_sites.items()), problem.prior_of_sites),
         "model": _hashed(_module_in_words(module), *model),
-        **prefix,
         **described(problem),
     }
 
@@ -58,9 +55,7 @@ def digest_of(identity: Mapping[str, Any]) -> str:
 
 def fingerprint(samples: Samples) -> str:
     """Returns a fingerprint of a set of samples. That of a stream covers its length, the numbers of its rows, and the
-    items that are read at the start; that of outputs of a frozen prefix is that of the samples behind them."""
-    if samples.origin is not None:
-        return samples.origin
+    items that are read at the start."""
     parts: list[Any] = []
     if samples.stream is not None:
         rows = samples.stream.rows

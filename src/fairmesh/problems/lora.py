@@ -6,8 +6,8 @@ everywhere. So A is drawn from a seed, the same at all nodes, and frozen. Then a
 
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -15,23 +15,16 @@ from torch import nn
 from fairmesh.errors import BadInput, nearest, optional
 from fairmesh.numerics import random_streams
 
+if TYPE_CHECKING:
+    from fairmesh.problems.models import LoRA
+
 _A, _B = "lora_A", "lora_B"  # of peft's layers
 _KNOWINGLY = "fairmesh_trains_a"  # an attribute of modules whose user has asked to train both factors
 _ADVICE = "target linear and convolutional layers, and train others whole: head = [...]"
 
 
-def with_adapters(
-    module: nn.Module,
-    rank: int,
-    alpha: int,
-    targets: Sequence[str],
-    head: Sequence[str],
-    dropout: float,
-    seed: int,
-    train_a: bool,
-) -> nn.Module:
-    """Returns a module with adapters, as a `peft.PeftModel`; `fm.models.LoRA` explains the arguments. The module itself
-    becomes a part of it.
+def with_adapters(module: nn.Module, lora: "LoRA") -> nn.Module:
+    """Returns a module with adapters, as a `peft.PeftModel`. The module itself becomes a part of it.
 
     Raises:
         BadInput: A name of a layer matches nothing, or a layer that peft or fairmesh cannot adapt.
@@ -45,21 +38,21 @@ def with_adapters(
             "or leave out LoRA here and train the adapters that it has"
         )
     names = [name for name, _ in module.named_modules() if name]
-    everywhere = tuple(targets) == ("all-linear",)
-    for kind, chosen in (("targets", () if everywhere else targets), ("head", head)):
+    everywhere = lora.targets == ("all-linear",)
+    for kind, chosen in (("targets", () if everywhere else lora.targets), ("head", lora.head)):
         for name in chosen:
-            if not any(_is_named(found, name) for found in names):
-                raise BadInput(
-                    f"model.{kind}: {name!r} matches no layer of the model{nearest(name, {*names, *map(_last, names)})}"
-                )
-    if not targets and not hasattr(getattr(module, "config", None), "model_type"):
+            if not any(f".{layer}".endswith(f".{name}") for layer in names):  # as peft compares them
+                ends = {layer.rpartition(".")[2] for layer in names}
+                raise BadInput(f"model.{kind}: {name!r} matches no layer of the model{nearest(name, {*names, *ends})}")
+    if not lora.targets and not hasattr(getattr(module, "config", None), "model_type"):
+        linear = sorted(name for name, layer in module.named_modules() if isinstance(layer, nn.Linear) and name)
         raise BadInput(
             "model.targets: name the layers to adapt, by their names in the model or the ends of these, such as "
-            f"{sorted(_linear_names(module))[:4]}; only for models of transformers does peft know them"
+            f"{linear[:4]}; only for models of transformers does peft know them"
         )
     config = LoraConfig(
-        r=rank, lora_alpha=alpha, lora_dropout=dropout, modules_to_save=list(head) or None,
-        target_modules="all-linear" if everywhere else list(targets) or None,
+        r=lora.rank, lora_alpha=lora.alpha, lora_dropout=lora.dropout, modules_to_save=list(lora.head) or None,
+        target_modules="all-linear" if everywhere else list(lora.targets) or None,
     )  # fmt: skip
     before = set(module.modules())
     try:
@@ -71,16 +64,16 @@ def with_adapters(
     for name, layer in made.named_modules():
         if layer not in before and ".modules_to_save." not in name:  # copies are in the modes of the originals
             layer.training = module.training
-    draw = torch.tensor(seed, dtype=torch.int64)
+    seed = torch.tensor(lora.seed, dtype=torch.int64)
     for name, layer in adapters_of(made):
         if not isinstance(layer, Linear | _ConvNd):
             raise BadInput(f"model.targets: {name} ({type(layer).__name__}) has no common A; {_ADVICE}")
         weight = made.get_parameter(f"{name}.{_A}.default.weight")
-        key = random_streams.keys(draw, f"lora A {name}", 0, torch.tensor([0])).squeeze(-1)
+        key = random_streams.keys(seed, f"lora A {name}", 0, torch.tensor([0])).squeeze(-1)
         uniform = random_streams.uniform(key, weight.numel(), torch.float64).reshape(weight.shape)
         weight.data.copy_((2 * uniform - 1) / weight[0].numel() ** 0.5)  # as peft draws them
-        weight.requires_grad_(train_a)
-    setattr(made, _KNOWINGLY, train_a)
+        weight.requires_grad_(lora.train_a)
+    setattr(made, _KNOWINGLY, lora.train_a)
     return made
 
 
@@ -180,16 +173,3 @@ def _kind(layer: Any) -> str:
             return f"LoRA of {type(layer.get_base_layer()).__name__}"
         return "LoRA"
     return type(layer).__module__.removeprefix("peft.tuners.").partition(".")[0]
-
-
-def _is_named(found: str, name: str) -> bool:
-    """Returns whether a layer has a name, or one that ends in it, as peft compares them."""
-    return found == name or found.endswith(f".{name}")
-
-
-def _last(name: str) -> str:
-    return name.rpartition(".")[2]
-
-
-def _linear_names(module: nn.Module) -> set[str]:
-    return {name for name, layer in module.named_modules() if isinstance(layer, nn.Linear) and name}

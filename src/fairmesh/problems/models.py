@@ -11,10 +11,10 @@ from torch import nn
 from fairmesh.config.imports import called
 from fairmesh.config.tables import checked, register
 from fairmesh.errors import BadInput
-from fairmesh.problems.backbone import Backbone
+from fairmesh.problems.frozen_features import frozen_features
 from fairmesh.problems.lora import with_adapters
 
-__all__ = ["Backbone", "FullyConnected", "ImportedModel", "LoRA", "Logistic", "Model", "PaperCNN"]
+__all__ = ["FullyConnected", "ImportedModel", "LoRA", "Logistic", "Model", "PaperCNN", "frozen_features"]
 
 
 class Model(ABC):
@@ -240,9 +240,7 @@ class LoRA(Model):
         Raises:
             BadInput: A name matches no layer, or one that cannot be adapted.
         """
-        return with_adapters(
-            module, self.rank, self.alpha, self.targets, self.head, self.dropout, self.seed, self.train_a
-        )
+        return with_adapters(module, self)
 
 
 register(

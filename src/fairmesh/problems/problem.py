@@ -23,8 +23,7 @@ from fairmesh.metrics.base import TASKS, Metric, NamedMetric, Task, chosen_metri
 from fairmesh.numerics import trees
 from fairmesh.numerics.trees import Tree
 from fairmesh.problems.augmentation import Augmentation, Augmenter
-from fairmesh.problems.backbone import Backbone, BoundBackbone, Cut, cut_at
-from fairmesh.problems.batch_norm import BatchNormPolicy, layers_of, under_policy
+from fairmesh.problems.batch_norm import BatchNormPolicy, under_policy
 from fairmesh.problems.checks import (
     check_gradient,
     check_mean,
@@ -42,7 +41,6 @@ from fairmesh.problems.data_checks import (
     few_samples,
     read_site,
     refuse_one_hot,
-    refuse_random_items,
     scaled_prior,
 )
 from fairmesh.problems.flat_model import FlatModel, own_copy
@@ -64,7 +62,7 @@ _RESERVED = {
     "consensus_duals", "nominal_bits_busiest", "nominal_bits_total", "bytes_busiest_node", "bytes_total",
 }  # fmt: skip
 _OF_MODEL = {  # what is known of model and loss, for samples of one form
-    "_prepared", "_first_made", "_whole_model", "flat_model", "_readings", "augmenter", "why_not_stacked", "cut",
+    "_prepared", "_first_made", "_whole_model", "flat_model", "_readings", "augmenter", "why_not_stacked",
 }  # fmt: skip
 
 
@@ -134,9 +132,6 @@ class Problem(metaclass=_ShortHelp):
         trainer: Your own training code for the local work of every round: `fm.LocalTrainer(function)`, or the function
             (module, data, ctx) itself. Algorithms then work with its updates instead of gradients
             (docs/howto/own-training-code.md). None for fairmesh's own gradients. Default: None.
-        backbone: A part of the model that is not trained, such as "encoder" for `model.encoder`, or
-            `fm.models.Backbone("encoder", dtype="bfloat16")`. Its outputs are computed once for every row and kept on
-            disk, and the rest of the model is trained on them (docs/howto/backbones.md). Default: None.
 
     Raises:
         BadInput: The sites' data do not fit each other, the model or the loss.
@@ -173,7 +168,6 @@ class Problem(metaclass=_ShortHelp):
     targets: Targets = None
     read: Read | None = None
     trainer: LocalTrainer | TrainingFunction | None = None
-    backbone: Backbone | BoundBackbone | str | None = None
 
     def __post_init__(self):
         refuse_autocast()
@@ -192,10 +186,6 @@ class Problem(metaclass=_ShortHelp):
             if not isinstance(self.trainer, LocalTrainer):
                 object.__setattr__(self, "trainer", LocalTrainer(self.trainer))
             check_trainer(self)
-        if self.backbone is not None:
-            if isinstance(self.backbone, str):
-                object.__setattr__(self, "backbone", Backbone(self.backbone))
-            self._refuse_with_backbone()
         self._read_sites({"test": self.test, "validation": self.validation})
         if isinstance(self.model, nn.Module):  # a copy: training the module later must not change where runs start
             object.__setattr__(self, "model", own_copy(self.model))
@@ -236,40 +226,6 @@ class Problem(metaclass=_ShortHelp):
     def _check_splits(self) -> None:
         for k, other in enumerate(self.splits, start=1):
             check_split(self, other, k)
-
-    @property
-    def prefix(self) -> Backbone | None:
-        """The settings of the frozen prefix, or None."""
-        given = cast(Backbone | BoundBackbone | None, self.backbone)
-        return given.settings if isinstance(given, BoundBackbone) else given
-
-    @property
-    def on_features(self) -> bool:
-        """Whether the sites' inputs are the outputs of the frozen prefix."""
-        return isinstance(self.backbone, BoundBackbone)
-
-    def _refuse_with_backbone(self) -> None:
-        """Raises BadInput for what needs the prefix of the model in every pass."""
-        path = cast(Backbone, self.prefix).module
-        instead = (
-            f'leave it out; or freeze the module with parts.frozen = ["{path}.*"] instead of backbone, which computes '
-            "it in every pass"
-        )
-        if self.augment is not None:
-            raise BadInput(
-                f"augment changes inputs at random in every round, but the outputs of {path!r} (backbone) are computed "
-                f"once per row, so that all rounds would see the same random version of it; {instead}"
-            )
-        if self.trainer is not None:
-            raise BadInput(
-                f"a trainer gets the whole model and the data as it is, so the outputs of {path!r} (backbone) would be "
-                f"of no use; {instead}"
-            )
-        if isinstance(self.loss, ModelLoss):
-            raise BadInput(
-                f"fm.losses.ModelLoss may call the model with other inputs, for which the outputs of {path!r} "
-                f"(backbone) are not known; {instead}"
-            )
 
     def _settle_loss(self) -> None:
         """Chooses the loss of numbers if none was given, and finds balanced class weights."""
@@ -404,23 +360,6 @@ class Problem(metaclass=_ShortHelp):
         made._check_data()
         return made
 
-    def on_outputs(self, backbone: BoundBackbone, sites: Sequence[Site]) -> "Problem":
-        """Returns the same problem, without its splits, whose sites hold the outputs of the frozen prefix. The two have
-        one module in common, which may be large."""
-        kept = {"_prepared", "_first_made"} | {one.name for one in dataclasses.fields(self)}
-        made = copy.copy(self)
-        for name in vars(made).keys() - kept:
-            del vars(made)[name]
-        changes = {"backbone": backbone, "sites": sites, "splits": ()}
-        for name, value in (changes | dict.fromkeys(("test", "validation", "targets"))).items():
-            object.__setattr__(made, name, value)
-        made._read_sites({"test": None, "validation": None})
-        made._check_forms()
-        made._settle_loss()
-        made._check_data()
-        made._check_model()
-        return made
-
     def each(self, change: Callable[["Problem"], "Problem"]) -> "Problem":
         """Returns the problem with every split changed by a function."""
         if not self.splits:
@@ -509,44 +448,17 @@ class Problem(metaclass=_ShortHelp):
         local, shared = self.batch_norm == "local", self.batch_norm == "shared"
         names = self.parts.local_names(module)
         check_adapters(module, names)
-        cut = self.backbone.cut if isinstance(self.backbone, BoundBackbone) else None
-        return FlatModel(module, names, local, shared, cut)
-
-    @cached_property
-    def cut(self) -> Cut:
-        """Where the model is cut, after its frozen prefix."""
-        if isinstance(self.backbone, BoundBackbone):
-            return self.backbone.cut
-        settings = cast(Backbone, self.backbone)
-        seen = self.sites[self.here[0]].train.seen
-        given = trees.at(seen.inputs, torch.arange(min(4, len(seen))))
-        model, row = self._whole_model.to(torch.device("cpu"), torch.float32), self.initial_whole_row(0).float()
-        return cut_at(settings, model, row, as_floats(given, torch.float32), given)
-
-    @property
-    def given_inputs(self) -> Tree:
-        """The inputs of the whole model, of which only the form is known if the sites hold outputs of its prefix."""
-        return self.backbone.cut.inputs if isinstance(self.backbone, BoundBackbone) else self.sites[0].train.inputs
+        return FlatModel(module, names, local, shared)
 
     def prepared(self, module: nn.Module) -> nn.Module:
         """Returns a module of the user's as it is trained: frozen by name, and with its BatchNorm layers under the
         policy. It changes the module."""
-        frozen, prefix = self.parts.frozen, self.prefix
-        if prefix is not None:
-            prefix.freeze(module, sorted(self.parts.local_names(module)))
-            if self.batch_norm == "convert" and layers_of(prefix.found_in(module)):
-                raise BadInput(
-                    f'batch_norm = "convert" would replace BatchNorm layers of the frozen prefix {prefix.module!r} '
-                    '(backbone), which were trained with their statistics; use "frozen", "local" or "shared"'
-                )
-            frozen = (*frozen, f"{prefix.module}.*")
         self.parts.freeze(module)
-        return under_policy(module, self.batch_norm, frozen)
+        return under_policy(module, self.batch_norm, self.parts.frozen)
 
     @cached_property
     def _prepared(self) -> nn.Module:
-        settings = (self.parts, self.batch_norm, self.backbone)
-        module, as_given = cast(nn.Module, self.model), settings == (Parts(), "refuse", None)
+        module, as_given = cast(nn.Module, self.model), (self.parts, self.batch_norm) == (Parts(), "refuse")
         return self.prepared(module if as_given else copy.deepcopy(module))
 
     @cached_property
@@ -565,7 +477,7 @@ class Problem(metaclass=_ShortHelp):
     def structured(self) -> str | None:
         """What model and samples have several of, or read in a special way; None if inputs, targets and outputs are one
         tensor each, as the model takes and gives it."""
-        parts = {"inputs": self.given_inputs, "targets": self.sites[0].train.targets}
+        parts = {"inputs": self.sites[0].train.inputs, "targets": self.sites[0].train.targets}
         found = [what for what, tree in parts.items() if not isinstance(tree, Tensor)]
         outputs = [] if self._readings == (None, None, None) else ["outputs"]
         return " and ".join(found + outputs) or None
@@ -719,8 +631,6 @@ class Problem(metaclass=_ShortHelp):
     def _check_data(self) -> None:
         """Raises BadInput if samples do not fit each other, the model's classes or the way that they are drawn."""
         self.prior_of_sites.sum()  # refuses an invalid prior
-        if self.prefix is not None and not self.on_features:
-            refuse_random_items(self, self.prefix.module)
         for i, site in enumerate(self.sites):
             check_samples(self, site.train, f"site {i} ({site.name})", judges=False)
             if site.reserved is not None:
@@ -731,8 +641,6 @@ class Problem(metaclass=_ShortHelp):
 
     def _check_model(self) -> None:
         """Runs model and loss once as training will, so that an unsuitable problem is refused now."""
-        if self.prefix is not None:
-            self.cut  # noqa: B018 - which refuses a prefix whose outputs cannot be kept
         model, row = self._to_check()
         inputs, targets, more = few_samples(self)
         if isinstance(self.loss, NamedLoss) and self.loss.of_numbers and self.task in ("classes", "masks"):

@@ -46,16 +46,11 @@ def fit_hugging_face(module: nn.Module, data: SiteData, ctx: LocalContext, **arg
         return {**inputs, "labels": targets}
 
     with tempfile.TemporaryDirectory() as folder:
-        quiet: dict[str, Any] = {
-            "report_to": "none",
-            "save_strategy": "no",
-            "logging_strategy": "no",
-            "disable_tqdm": True,
-        }
+        quiet = {"report_to": "none", "save_strategy": "no", "logging_strategy": "no", "disable_tqdm": True}
         round_of = {"num_train_epochs": 1, "lr_scheduler_type": "constant", "seed": ctx.seed}
         place = {"use_cpu": ctx.device.type == "cpu", "remove_unused_columns": False, "output_dir": folder}
-        settings = TrainingArguments(**{**quiet, **round_of, **place, **arguments})
-        trainer = Trainer(model=module, args=settings, train_dataset=data, data_collator=collated)
+        settings: Any = quiet | round_of | place | arguments
+        trainer = Trainer(model=module, args=TrainingArguments(**settings), train_dataset=data, data_collator=collated)
         trainer.remove_callback(PrinterCallback)
         optimizer = trainer.create_optimizer()
         if "optimizer" in ctx.state:

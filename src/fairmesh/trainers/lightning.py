@@ -60,16 +60,9 @@ def fit_lightning(
                 {name: [part.state_dict() for part in parts] for name, parts in _stateful(trainer).items()}
             )
 
-    quiet = {
-        "logger": False,
-        "enable_checkpointing": False,
-        "enable_progress_bar": False,
-        "enable_model_summary": False,
-    }
+    quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
     place = {"accelerator": "gpu" if ctx.device.type == "cuda" else "cpu", "devices": 1}
     settings: dict[str, Any] = {"max_epochs": 1, **quiet, **place, **arguments}
-    others = settings.get("callbacks") or []
-    settings["callbacks"] = [Memory(), *(others if isinstance(others, list | tuple) else [others])]
     chatty = logging.getLogger("lightning.pytorch")  # tells about the machine in every round
     level = chatty.level
     try:
@@ -77,6 +70,7 @@ def fit_lightning(
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", PossibleUserWarning)
             trainer = Trainer(**settings)
+            trainer.callbacks.insert(0, Memory())
             trainer.fit(cast(Any, module), DataLoader(data, batch_size=batch_size, shuffle=True, num_workers=workers))
     finally:
         chatty.setLevel(level)

@@ -30,7 +30,7 @@ def provenance_of(problem: Problem, process_group: ProcessGroup) -> dict[str, An
     return {
         "versions": {"fairmesh": fairmesh.__version__, "torch": torch.__version__, "python": platform.python_version()},
         "data": {
-            "inputs": trees.shapes(problem.given_inputs),
+            "inputs": trees.shapes(problem.sites[0].train.inputs),
             "classes": problem.classes,
             "splits": len(problem.every_split),
             "digest": problem.digest({i: digest for i, (digest, _) in known.items()}),

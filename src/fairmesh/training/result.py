@@ -556,7 +556,7 @@ def parts_of(problem: Problem) -> dict[str, Any]:
 
 def model_facts(problem: Problem) -> dict[str, Any]:
     """Returns what is needed to build the model again and to use it: its inputs, and what its outputs mean."""
-    inputs, targets = problem.given_inputs, problem.sites[0].train.targets
+    inputs, targets = problem.sites[0].train.inputs, problem.sites[0].train.targets
     return {
         "architecture": problem.flat_model.architecture,
         "input_shape": trees.shapes(inputs),

@@ -34,7 +34,6 @@ from fairmesh.storage.state_tree import flatten_state, unflatten_state
 from fairmesh.topology.graphs import Ring, Topology
 from fairmesh.topology.mixing import with_liars
 from fairmesh.training.defaults import ROUNDS, algorithm_for, completed
-from fairmesh.training.features import with_features
 from fairmesh.training.long_work import LongWorkNotices
 from fairmesh.training.loop import Training, TrainingState, check_fits, on_updates
 from fairmesh.training.memory_estimate import footprint_of, memory_sentence
@@ -175,9 +174,6 @@ def train(
         network = process_group.network(
             with_liars(topology.build(problem.n), chosen.lying_neighbours), **kind, count_bytes=chosen.count_bytes
         )
-    with process_group.fail_together():
-        say = announce or (_log_once if process_group.is_leader else lambda text: None)
-        problem = with_features(problem, kind["device"], say=say)
     problem = with_references(problem, topology, rounds, replicas[0].seed, chosen, network)
     with process_group.fail_together():
         need = footprint_of(problem, replicas, chosen, process_group)

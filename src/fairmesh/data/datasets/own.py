@@ -26,7 +26,7 @@ from fairmesh.data.site import Site
 from fairmesh.data.streams import HELD_UP_TO, Streamed
 from fairmesh.errors import BadInput, in_a_line, optional
 
-_IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".gif", ".webp")
+IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".gif", ".webp")
 
 
 def check_split(share: float, seed: int) -> None:
@@ -207,9 +207,9 @@ class ImageFolder(Data):
 def _image_files(folder: Path) -> list[Path]:
     if not folder.is_dir():
         raise BadInput(f"there is no folder {folder}; give one that holds images as site/class/file")
-    files = sorted(path for path in folder.glob("*/*/*") if path.suffix.lower() in _IMAGES and path.is_file())
+    files = sorted(path for path in folder.glob("*/*/*") if path.suffix.lower() in IMAGES and path.is_file())
     if not files:
-        raise BadInput(f"{folder} holds no image at site/class/file, of {', '.join(_IMAGES)}")
+        raise BadInput(f"{folder} holds no image at site/class/file, of {', '.join(IMAGES)}")
     return files
 
 

@@ -7,7 +7,6 @@ from fairmesh.mesh.node.membership import Membership, common_problem, facts
 from fairmesh.mesh.node.rounds import journal_allowed, untrained
 from fairmesh.networks.roles import roles_of
 from fairmesh.storage.state_tree import flatten_state
-from fairmesh.training.features import bytes_of_features
 from fairmesh.training.loop import TrainingState
 
 _CHECKPOINTS = 1 + 3  # being written, and kept to go back to
@@ -40,9 +39,7 @@ def disk_of(membership: Membership, own: Site) -> Disk:
         work = (1 + _TRAINER_ROWS) * model
         kept = max(kept, len(membership.present) + 2)  # rounds are long, so that each may end with a checkpoint
     at_most = (kept + _CHECKPOINTS) * checkpoint + kept * work
-    at_most += (
-        _SEGMENTS * (journal_allowed(model) + model + work) + _MODELS * model + _SMALL + bytes_of_features(problem)
-    )
+    at_most += _SEGMENTS * (journal_allowed(model) + model + work) + _MODELS * model + _SMALL
     return Disk(model, checkpoint, work, at_most, 4 * model + _SMALL)
 
 

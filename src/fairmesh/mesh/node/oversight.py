@@ -213,13 +213,6 @@ class Oversight(Observer):
         self._local_since, self.activity = time.monotonic(), str(activity)
         self._log("info", LOCAL_TRAINING, round=activity.round)
 
-    def computes_features(self, text: str | None) -> None:
-        if text is None:
-            self.activity = "training"
-            return
-        self.activity = "computing the outputs of the frozen prefix"
-        self._log("info", "features", said=text)
-
     def trains_alone(self, done: int, what: str = _REFERENCES) -> None:
         """Shows how far this site's model alone is trained, and raises if the node must stop."""
         rounds = self._membership.experiment.rounds

@@ -17,7 +17,7 @@ from fairmesh.mesh.node.reduction import Branch, spanning_tree
 from fairmesh.mesh.node.reference_losses import with_any_references, with_kept_references
 from fairmesh.mesh.node.restoring import read_shared, restored, shared
 from fairmesh.mesh.node.start import Start
-from fairmesh.mesh.node.store import FEATURES, Store, landmark_every
+from fairmesh.mesh.node.store import Store, landmark_every
 from fairmesh.mesh.wire.mailroom import Mailroom
 from fairmesh.mesh.wire.transport import FIRST_ROUND, PeerTransport
 from fairmesh.networks.bounds import Bounds
@@ -27,7 +27,6 @@ from fairmesh.problems.evaluator import Evaluator
 from fairmesh.problems.problem import Problem
 from fairmesh.storage.run_folder import Record
 from fairmesh.topology.mixing import union_of
-from fairmesh.training.features import with_features
 from fairmesh.training.loop import Training, TrainingState
 from fairmesh.training.observers import ObservedRun, Observer, observe
 from fairmesh.training.options import DTYPES, device_of
@@ -130,8 +129,6 @@ class Rounds:
     def __init__(self, node: "Node", problem: Problem, mailroom: Mailroom, store: Store):
         self.node, self.mailroom, self.store, self.membership = node, mailroom, store, node.membership
         membership, oversight = node.membership, node.oversight
-        if Start.known(membership.site.state):  # the prefix is that of the common start
-            problem = self._on_features(problem)
         network = network_of(membership, problem, mailroom)
         problem = with_kept_references(problem, membership, network, oversight.trains_alone, node.log)
         self.problem, self.training = problem, training_of(membership, problem, network)
@@ -145,17 +142,6 @@ class Rounds:
         """Returns what measures models on a split of this site's data."""
         failed = self.node.oversight.metric_failed
         return Evaluator(self.problem, split, self.training.device, self.training.dtype, failed=failed)
-
-    def _on_features(self, problem: Problem) -> Problem:
-        """Returns the problem with the outputs of its frozen prefix, which are computed here and never leave the site.
-        They are kept in the state folder, so that a node that was interrupted goes on where it was."""
-        if problem.prefix is None:
-            return problem
-        oversight, site = self.node.oversight, self.membership.site
-        device, folder = device_of(self.membership.experiment.options.device), site.state / FEATURES
-        made = with_features(problem, device, folder, oversight.computes_features, oversight.raise_if_stopped)
-        oversight.computes_features(None)
-        return made
 
     @property
     def done(self) -> int:

@@ -30,7 +30,6 @@ RESULT, PERSONAL, LOCAL = (
     "personal",
     "local",
 )  # folders: of the result, the site's own model, that of it alone
-FEATURES = "features"  # outputs of a frozen prefix of the model for this site's rows
 FINISHED = "finished"  # a file that says that every site has its result
 PROGRESS = "progress"  # the folder of the run so far, in the form of a run's folder
 REFERENCES = "references.json"  # the losses that the objective compares this site's with
@@ -167,9 +166,9 @@ class Store:
 
 
 def forget_run(state: Path) -> None:
-    """Removes what only a run in progress needs: checkpoints, journals, the kept models, outputs of a frozen prefix,
-    and the metrics so far, which are in the result too. Results, the log, decisions and what was put aside stay."""
-    for pattern in ("generation-*", "unconfirmed-*", BEST, PROGRESS, FEATURES):
+    """Removes what only a run in progress needs: checkpoints, journals, the kept models, and the metrics so far, which
+    are in the result too. Results, the log, decisions and what was put aside stay."""
+    for pattern in ("generation-*", "unconfirmed-*", BEST, PROGRESS):
         for folder in state.glob(pattern):
             shutil.rmtree(folder, ignore_errors=True)
     for file in (TABLE, START, REFERENCES):
