@@ -187,43 +187,7 @@ def compressed(compressor: fm.compressors.Compressor, row: np.ndarray, dither: n
     if isinstance(compressor, fm.compressors.TopKQuantize):
         count = kept(compressor.fraction, dim)
         return quantized(first_of(row, -np.abs(row), count), dither, compressor.bits, dim, count)
-    if isinstance(compressor, fm.compressors.Natural):
-        return Values(np.array([natural(x, xi) for x, xi in zip(row, dither)]))
-    if isinstance(compressor, fm.compressors.LowRank):
-        return Values(projected_matrices(row, dither, compressor))
     raise NotImplementedError(f"no reference for {compressor}")
-
-
-def natural(x: float, xi: float) -> float:
-    """One of the two nearest powers of two, without bias."""
-    if x == 0:
-        return 0.0
-    power = 2.0 ** math.floor(math.log2(abs(x)))
-    chance = abs(x) / power - 1
-    if abs(xi - chance) < 1e-13:
-        raise OnTheEdge
-    return math.copysign(2 * power if xi < chance else power, x)
-
-
-def matrices_of(dim: int, rank: int) -> list[tuple[int, int, int]]:
-    """First coordinate, height and width of what travels as factors: those of the toys' model, or a square."""
-    side = math.isqrt(dim)
-    every = [(0, 5, 6), (35, 3, 5)] if dim == 53 else [(0, side, dim // side)]
-    return [(first, a, b) for first, a, b in every if rank * (a + b) < a * b]
-
-
-def projected_matrices(row: np.ndarray, dither: np.ndarray, compressor: fm.compressors.LowRank) -> np.ndarray:
-    """P P^T M of every matrix M, where P spans M (M^T M)^k Z; from the left if M is the wider one."""
-    out, at = row.copy(), 0
-    for first, a, b in matrices_of(len(row), compressor.rank):
-        matrix = row[first : first + a * b].reshape(a, b)
-        tall, side = (matrix if a >= b else matrix.T), min(a, b)
-        drawn = dither[at : at + compressor.rank * side].reshape(compressor.rank, side).T - 0.5 + 2.0**-25
-        at += compressor.rank * side
-        span, _ = np.linalg.qr(np.linalg.matrix_power(tall @ tall.T, compressor.iterations) @ tall @ drawn)
-        kept_part = span @ (span.T @ tall)
-        out[first : first + a * b] = (kept_part if a >= b else kept_part.T).flatten()
-    return out
 
 
 def billed(compressor: fm.compressors.Compressor, dim: int) -> float:
@@ -234,10 +198,6 @@ def billed(compressor: fm.compressors.Compressor, dim: int) -> float:
         return 16 * dim
     if isinstance(compressor, fm.Sign):
         return dim
-    if isinstance(compressor, fm.compressors.Natural):
-        return 9 * dim
-    if isinstance(compressor, fm.compressors.LowRank):
-        return FLOAT * (dim + sum(compressor.rank * (a + b) - a * b for _, a, b in matrices_of(dim, compressor.rank)))
     if isinstance(compressor, fm.compressors.TopKQuantize):
         return compressor.bits * kept(compressor.fraction, dim)
     if isinstance(compressor, fm.TopK) and compressor.values == "float16":
@@ -439,7 +399,7 @@ class Mesh:
     """Nodes that know their neighbours over all graphs of a schedule, and the weights of each round."""
 
     def __init__(self, problem: fm.Problem, topology: fm.topologies.Topology, seed: int, calls: int):
-        self.n, self.layout = problem.n, problem.flat_model.layout
+        self.n = problem.n
         self.weights = [mixing.matrix.toarray() for mixing in topology.build(self.n)]
         self.prior = problem.prior_of_sites.numpy()
         self.seed = seed
@@ -647,10 +607,10 @@ def steady(algorithm: fm.TrackedADGDA, mesh: Mesh) -> float:
         return algorithm.consensus_step
     largest = max(np.abs(np.linalg.eigvalsh(np.eye(mesh.n) - W)).max() for W in mesh.weights)
     compressor = algorithm.compressor
-    leaves_out = fm.TopK | fm.compressors.RandomK | fm.compressors.TopKQuantize | fm.compressors.LowRank
+    leaves_out = fm.TopK | fm.compressors.RandomK | fm.compressors.TopKQuantize
     harsh = isinstance(compressor, leaves_out)
     harsh = harsh or getattr(compressor, "rounding", "") == "ceil"
-    rate = (0.8 if harsh else 2) * steady_contraction(compressor.bound(mesh.layout), mesh.dim) / max(largest, 1e-6)
+    rate = (0.8 if harsh else 2) * steady_contraction(compressor, mesh.dim) / max(largest, 1e-6)
     return min(1.0, max(0.001, round(rate, 3)))
 
 

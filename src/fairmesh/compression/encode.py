@@ -10,7 +10,6 @@ from torch import Tensor
 
 from fairmesh.compression.codes import (
     Code,
-    Composite,
     Dense,
     Levels,
     Signs,
@@ -83,8 +82,6 @@ class _RowGaps(NamedTuple):
 
 def encode_part(code: Code) -> bytes:
     """Returns the bytes of one row's code, whose tensors have one row each."""
-    if isinstance(code, Composite):
-        return b"".join(map(encode_part, code.parts))
     if isinstance(code, Dense):
         return PART.pack(RAW, code.values.shape[-1]) + _raw(_array(code.values))
     if isinstance(code, Signs):

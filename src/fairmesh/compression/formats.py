@@ -12,7 +12,6 @@ from torch import Tensor
 from fairmesh.compression import entropy
 from fairmesh.compression.codes import (
     Code,
-    Composite,
     Dense,
     Levels,
     Signs,
@@ -215,8 +214,6 @@ def sizes_of_rows(code: Sparse | Levels) -> Tensor:
 
 def part_sizes(code: Code) -> Tensor | int:
     """Returns the exact bytes of each row's part, (..., nodes), or one number if it follows from the shape."""
-    if isinstance(code, Composite):
-        return sum(map(part_sizes, code.parts))
     if isinstance(code, SizedByShape):
         return size_by_shape(code)
     flat = with_tensors(code, lambda tensor: tensor.reshape(-1, tensor.shape[-1]))
