@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from fairmesh.algorithms.base import Algorithm, Round
+from fairmesh.algorithms.message import NoGradients
 from fairmesh.algorithms.optimizers import AdamW, Optimizer
 from fairmesh.algorithms.schedules import with_run_length
 from fairmesh.compression.compressors import Compressor
@@ -22,7 +23,7 @@ from fairmesh.problems.oracle import Oracle
 from fairmesh.problems.problem import Problem
 from fairmesh.storage.state_tree import flatten_state, unflatten_state
 from fairmesh.testing.hosts import on_hosts
-from fairmesh.testing.problems import NoGradients, small_problem, wide_problem
+from fairmesh.testing.problems import small_problem, wide_problem
 from fairmesh.testing.stacks import End, after, mixed_up, relabelled, stack, tensors_of
 from fairmesh.testing.violations import (
     bits_of,
