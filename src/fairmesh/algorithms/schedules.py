@@ -86,8 +86,16 @@ def _check(condition: bool, message: str) -> None:
         raise BadInput(message)
 
 
-def _check_start(start: float, what: str = "step size") -> None:
-    _check(math.isfinite(start) and start >= 0, f"{what} must be a finite number >= 0, got {start}")
+def check_not_negative(name: str, value: float, advice: str = "") -> None:
+    """Raises BadInput for a number that is not finite or below 0."""
+    _check(
+        math.isfinite(value) and value >= 0,
+        f"{name} must be a finite number >= 0, got {value}{advice and '; ' + advice}",
+    )
+
+
+def _check_start(start: float) -> None:
+    check_not_negative("step size", start)
 
 
 @dataclass(frozen=True)
