@@ -217,7 +217,7 @@ class Polynomial(Linear):
 
 
 @dataclass(frozen=True)
-class Staircase(Schedule):
+class Staircase(Geometric):
     """Step decay: eta_t = start * ratio^floor(t / every).
 
     Args:
@@ -232,17 +232,14 @@ class Staircase(Schedule):
         [1.0, 1.0, 0.5, 0.25]
     """
 
-    start: float
-    ratio: float
     every: int
 
     def __post_init__(self):
-        _check_start(self.start)
-        _check(0 < self.ratio <= 1, f"ratio must lie in (0, 1], got {self.ratio}")
+        super().__post_init__()
         _check(self.every >= 1, f"every must be a number of rounds >= 1, got {self.every}")
 
     def at(self, round_index: Tensor) -> Tensor:
-        return self.start * self.ratio ** (round_index // self.every).double()
+        return super().at(round_index // self.every)
 
 
 @dataclass(frozen=True)

@@ -10,13 +10,7 @@ import torch
 from torch import Tensor
 
 from fairmesh.compression import entropy
-from fairmesh.compression.codes import (
-    Code,
-    Dense,
-    Levels,
-    Signs,
-    Sparse,
-)
+from fairmesh.compression.codes import Code, Dense, Levels, Signs, Sparse
 from fairmesh.compression.formats import (
     CODED,
     COUNT,
