@@ -75,7 +75,7 @@ class MemoryNetwork(Network):
         place = np.arange(cycle[0].n) if order is None else np.asarray(order)
         if sorted(place.tolist()) != list(range(cycle[0].n)):
             raise BadInput(f"order must name each of the {cycle[0].n} nodes once")
-        super().__init__(cycle, place, SingleProcess(), device, dtype, identities, secrets)
+        super().__init__(cycle, place.tolist(), SingleProcess(), device, dtype, identities, secrets)
         device = self.device
         self._fixed = len(cycle) == 1 and not self.liars
         if self.liars:
