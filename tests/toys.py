@@ -46,8 +46,6 @@ COMPRESSORS = {
     "sign": fm.Sign(),
     "sign blocks": fm.Sign(block=5),
     "top-k-quantize": fm.compressors.TopKQuantize(0.4, bits=4),
-    "natural": fm.compressors.Natural(),
-    "low-rank": fm.compressors.LowRank(rank=1),
 }
 
 TOPOLOGIES = {  # all for 8 nodes

@@ -13,7 +13,6 @@ import torch
 
 import fairmesh as fm
 from fairmesh.algorithms import (
-    GossipSettings,
     PublicCopies,
     compressed_difference,
     gossip_step,
@@ -43,9 +42,6 @@ class BEER(fm.algorithms.Algorithm):
     optimizer: fm.optimizers.Optimizer | None = None
 
     copies_at_peak: ClassVar[int] = 19
-
-    def gossip_settings(self):
-        return GossipSettings(self.compressor, self.consensus_step)
 
     def init(self, oracle, network):
         models = oracle.initial_models()

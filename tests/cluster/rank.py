@@ -10,7 +10,6 @@ import torch.distributed as dist
 
 import fairmesh as fm
 from fairmesh.algorithms.base import Round
-from fairmesh.compression.compressors import with_layout
 from fairmesh.networks.cluster import ClusterTransport, blocks_of
 from fairmesh.networks.remote import RemoteNetwork
 from fairmesh.networks.roles import StateView
@@ -44,7 +43,6 @@ def run_cases(folder: Path, rank: int, ranks: int, rounds: int, cases: Iterable[
     ends, oracles = {}, {}
     for case in cases:
         topology, algorithm = CASES[case]
-        algorithm = with_layout(algorithm, problem().flat_model.layout)  # as in a run
         network = RemoteNetwork(topology.build(8), blocks[rank], ClusterTransport(blocks), dtype=torch.float64)
         calls = algorithm.oracle_calls()
         if calls not in oracles:  # recording the gradients takes longer than the rounds

@@ -25,8 +25,6 @@ BITS_OF_A_MODEL = {  # one message of 53 parameters
     "sign": 53,
     "sign blocks": 53,
     "top-k-quantize": 4 * 21,  # K = round(0.4 * 53)
-    "natural": 9 * 53,
-    "low-rank": 32 * (7 + 7 + 4),  # of a matrix of 7 x 7, and four numbers more
 }
 
 DEGREES = {  # how many neighbours nodes 0..7 have, drawn on paper

@@ -320,7 +320,7 @@ class Mesh:
     """Nodes that know their neighbours over all graphs of a schedule, and the weights of each round."""
 
     def __init__(self, problem: fm.Problem, topology: fm.topologies.Topology, seed: int, calls: int):
-        self.n, self.layout = problem.n, problem.flat_model.layout
+        self.n = problem.n
         self.weights = [mixing.matrix.toarray() for mixing in topology.build(self.n)]
         self.prior = problem.prior_of_sites.numpy()
         self.seed = seed
@@ -508,10 +508,10 @@ def steady(algorithm: fm.TrackedADGDA, mesh: Mesh) -> float:
         return algorithm.consensus_step
     largest = max(np.abs(np.linalg.eigvalsh(np.eye(mesh.n) - W)).max() for W in mesh.weights)
     compressor = algorithm.compressor
-    leaves_out = fm.TopK | fm.compressors.RandomK | fm.compressors.TopKQuantize | fm.compressors.LowRank
+    leaves_out = fm.TopK | fm.compressors.RandomK | fm.compressors.TopKQuantize
     harsh = isinstance(compressor, leaves_out)
     harsh = harsh or getattr(compressor, "rounding", "") == "ceil"
-    rate = (0.8 if harsh else 2) * steady_contraction(compressor.bound(mesh.layout), mesh.dim) / max(largest, 1e-6)
+    rate = (0.8 if harsh else 2) * steady_contraction(compressor, mesh.dim) / max(largest, 1e-6)
     return min(1.0, max(0.001, round(rate, 3)))
 
 

@@ -26,14 +26,14 @@ def of(file: str, name: str):
 
 
 EXTRA, BEER, DMHSGD = of("extra", "EXTRA"), of("beer", "BEER"), of("dm_hsgd", "DMHSGD")
-GraphQFFL, PowerSGD = of("q_ffl_graph", "GraphQFFL"), of("power_sgd", "PowerSGD")
+GraphQFFL, LowRankGossip = of("q_ffl_graph", "GraphQFFL"), of("low_rank", "LowRankGossip")
 ALGORITHMS = {
     "extra": EXTRA(),
     "beer": BEER(),
     "dm-hsgd": DMHSGD(),
     "q-ffl": GraphQFFL(q=2.0),
-    "power-sgd": PowerSGD(),
-    "power-sgd, random": PowerSGD(rank=2, warm=False),
+    "low-rank": LowRankGossip(),
+    "low-rank, two columns": LowRankGossip(rank=2),
 }
 
 
@@ -106,13 +106,13 @@ def test_q_ffl_over_a_graph_gives_large_losses_the_weights_of_the_formula():
     assert torch.allclose(found, expected / expected.sum(), rtol=1e-6, atol=0)
 
 
-def test_power_sgd_sends_the_bytes_of_its_factors():
-    problem, rank = of("power_sgd", "digits")(), 2
+def test_low_rank_gossip_sends_the_bytes_of_its_products():
+    problem, rank = of("low_rank", "digits")(), 2
     sent = [
         fm.train(problem, fm.Ring(), algorithm, 2, measure_every=2, trace="no").final[0]["bytes_total"]
-        for algorithm in (fm.ChocoSGD(0.1), PowerSGD(0.1, rank=rank))
+        for algorithm in (fm.ChocoSGD(0.1), LowRankGossip(0.1, rank=rank))
     ]
-    numbers = rank * (64 + 64) + 64 + rank * (10 + 64) + 10
+    numbers = rank * 64 + 64 + rank * 10 + 10
     whole = 64 * 64 + 64 + 64 * 10 + 10
     assert sent[1] / sent[0] == pytest.approx(numbers / whole, rel=0.03)
 

@@ -9,7 +9,6 @@ import torch
 
 import fairmesh as fm
 from fairmesh.algorithms.base import Round
-from fairmesh.compression.compressors import with_layout
 from fairmesh.mesh.roster import Mesh
 from fairmesh.mesh.wire.bulletin import Bulletin
 from fairmesh.mesh.wire.journal import Journal
@@ -83,7 +82,6 @@ def run(folder: Path, own: int, cases: Sequence[str]) -> None:
     problem, ends, lengths, oracles = toys.problem().keeping({own}), {}, 0, {}
     for number, case in enumerate(cases):
         topology, algorithm = CASES[case]
-        algorithm = with_layout(algorithm, problem.flat_model.layout)  # as in a run
         transport = _Later(own, positions, positions, mailroom, number * ROUNDS - FIRST_ROUND)
         network = RemoteNetwork(topology.build(8), [own], transport, dtype=torch.float64, each_copy=True)
         calls = algorithm.oracle_calls()

@@ -39,7 +39,6 @@ def _table(text: str) -> dict:
         ('algorithm = { name = "ad-gda", compressor = { name = "quantize", bits = 4, block = 64 } }', ["4 bits"]),
         ('algorithm = { name = "ad-gda", compressor = { name = "top-k", fraction = 0.25 } }', ["8 bits"]),
         ('algorithm = { name = "tracked-ad-gda", compressor = { name = "quantize", bits = 2 } }', ["4 bits"]),
-        ('algorithm = { name = "ad-gda", compressor = { name = "low-rank", rank = 1 } }', ["more than 2"]),
         ('algorithm = { name = "import", path = "own.py:Mine" }', ["own code"]),
         ('algorithm = { name = "ad-gda", compressor = { name = "import", path = "own.py:Mine" } }', ["own code"]),
         ("sampling = { batch = 31 }", ["31 rows", "fewer than 32", "batch = 32"]),

@@ -493,13 +493,9 @@ ELSEWHERE = {
         "test_schedule_of_a_user_learns_the_length_of_the_run",
     ),
     "sizes and layout in a round": ("tests.problems.test_sampling", "test_round_tells_sizes_and_layout"),
-    "EXTRA, BEER, DM-HSGD, q-FFL over a graph, PowerSGD": (
+    "EXTRA, BEER, DM-HSGD, q-FFL over a graph, low-rank gossip": (
         "tests.extension.test_research_examples",
         "test_example_keeps_the_contract",
-    ),
-    "natural and low-rank compression with their real bytes": (
-        "tests.compression.test_composite",
-        "test_composite_codes_run_everywhere_as_in_memory",
     ),
     "a user's algorithm has no name": (
         "tests.extension.test_identity",

@@ -13,7 +13,6 @@ from torch import Tensor
 from fairmesh.algorithms.base import (
     STRUCTURAL,
     Algorithm,
-    GossipSettings,
     Round,
     capped,
     check_consensus_step,
@@ -113,17 +112,11 @@ class ADGDA(Algorithm):
         check_loss_cap(self.loss_cap)
         check_local_steps(self.local_steps)
 
-    def oracle_calls(self) -> int:
-        return self.local_steps
-
     def check(self, prior: Tensor, dim: int) -> None:
         check_dual_step(self.dual_step, self.regularizer, prior)
 
     def keeps_node_rows(self) -> bool:
         return True
-
-    def gossip_settings(self) -> GossipSettings:
-        return GossipSettings(self.compressor, self.consensus_step)
 
     def with_fixed_weights(self) -> "ADGDA":
         return replace(self, dual_step=0.0)

@@ -3,27 +3,18 @@
 Mohri, Sivek, Suresh: Agnostic Federated Learning, ICML 2019 (stochastic-AFL with the gradient of every client).
 """
 
-from dataclasses import dataclass, field, replace
-from typing import ClassVar, NamedTuple
+from dataclasses import dataclass, field
 
 import torch
 
-from fairmesh.algorithms.base import Algorithm, Round
-from fairmesh.algorithms.optimizers import Optimizer
-from fairmesh.algorithms.schedules import Geometric, Schedule, as_schedule
-from fairmesh.networks.base import Network
-from fairmesh.networks.roles import Duals, Models
-from fairmesh.problems.oracle import Oracle
+from fairmesh.algorithms.base import Round
+from fairmesh.algorithms.schedules import Geometric, Schedule
+from fairmesh.algorithms.server import AscentState, ServerAscent
 from fairmesh.regularizers.simplex import project_onto_simplex
 
 
-class AFLState(NamedTuple):
-    models: Models  # the server's w (..., 1, dim)
-    duals: Duals  # the server's lambda (..., 1, n)
-
-
 @dataclass(frozen=True)
-class AFL(Algorithm):
+class AFL(ServerAscent):
     """AFL: agnostic federated learning, with a server.
 
     Minimises max_lambda sum_i lambda_i f_i(w) over the simplex. In every round all nodes send their gradient and loss
@@ -53,25 +44,12 @@ class AFL(Algorithm):
 
     primal_step: Schedule | float = field(default_factory=lambda: Geometric(0.1, 0.998))
     dual_step: Schedule | float = 0.01
-    optimizer: Optimizer | None = field(default=None, kw_only=True)
 
-    needs_server: ClassVar[bool] = True
-
-    def __post_init__(self):
-        object.__setattr__(self, "primal_step", as_schedule(self.primal_step))
-        object.__setattr__(self, "dual_step", as_schedule(self.dual_step))
-
-    def with_fixed_weights(self) -> "AFL":
-        return replace(self, dual_step=0.0)
-
-    def init(self, oracle: Oracle, network: Network) -> AFLState:
-        return AFLState(oracle.initial_models()[..., :1, :].clone(), oracle.prior.clone())
-
-    def step(self, state: AFLState, ctx: Round) -> AFLState:
+    def step(self, state: AscentState, ctx: Round) -> AscentState:
         weights = ctx.hosted(state.duals)  # lambda_i (..., nodes)
         everyone = torch.ones_like(weights, dtype=torch.bool)
         models = ctx.broadcast(state.models, everyone)
         losses, gradients = ctx.losses_and_gradients(models)
         model = state.models - ctx.step_size(self.primal_step) * ctx.average(gradients, weights)
         ascent = ctx.while_open(ctx.step_size(self.dual_step)) * ctx.report(losses, everyone)
-        return AFLState(model, project_onto_simplex(state.duals + ascent))
+        return AscentState(model, project_onto_simplex(state.duals + ascent))

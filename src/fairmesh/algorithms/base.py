@@ -85,8 +85,8 @@ class Algorithm(ABC):
         """Raises BadInput for settings that cannot work for nodes with this prior (n,) and models of this size."""
 
     def oracle_calls(self) -> int:
-        """Returns how many different batches a node looks at per round. Default: 1."""
-        return 1
+        """Returns how many different batches a node looks at per round. Default: the field `local_steps`, or else 1."""
+        return getattr(self, "local_steps", 1)
 
     def steps(self) -> dict[str, Schedule | float]:
         """Returns the step sizes by their field names, for messages about what to lower. Default: every schedule
@@ -114,8 +114,10 @@ class Algorithm(ABC):
 
     def gossip_settings(self) -> GossipSettings | None:
         """Returns the compressor and the consensus step, if the algorithm gossips compressed differences. A step of
-        None is chosen by the run and can be read from the state. Default: None."""
-        return None
+        None is chosen by the run. Default: the fields `compressor` and `consensus_step`, or else None."""
+        if not (hasattr(self, "compressor") and hasattr(self, "consensus_step")):
+            return None
+        return GossipSettings(self.compressor, self.consensus_step)  # type: ignore[attr-defined]
 
     def local_optimizer(self) -> Optimizer | None:
         """Returns what turns gradients into directions before the algorithm sees them; None for the gradients

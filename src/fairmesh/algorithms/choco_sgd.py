@@ -10,7 +10,6 @@ from typing import NamedTuple
 from fairmesh.algorithms.base import (
     STRUCTURAL,
     Algorithm,
-    GossipSettings,
     Round,
     check_consensus_step,
     prior_weights,
@@ -81,12 +80,6 @@ class ChocoSGD(Algorithm):
         object.__setattr__(self, "primal_step", as_schedule(self.primal_step))
         check_consensus_step(self.consensus_step)
         check_local_steps(self.local_steps)
-
-    def oracle_calls(self) -> int:
-        return self.local_steps
-
-    def gossip_settings(self) -> GossipSettings:
-        return GossipSettings(self.compressor, self.consensus_step)
 
     def init(self, oracle: Oracle, network: Network) -> ChocoState:
         models = oracle.initial_models()

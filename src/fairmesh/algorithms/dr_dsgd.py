@@ -5,23 +5,15 @@ Ben Issaid, Elgabli, Bennis: DR-DSGD: A Distributionally Robust Decentralized Le
 
 import math
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
-from fairmesh.algorithms.base import Algorithm, Round, plain, prior_weights
-from fairmesh.algorithms.optimizers import Optimizer
-from fairmesh.algorithms.schedules import Linear, Schedule, as_schedule
+from fairmesh.algorithms.base import Round, plain, prior_weights
+from fairmesh.algorithms.dsgd import DSGD, DSGDState
+from fairmesh.algorithms.schedules import Linear, Schedule
 from fairmesh.errors import BadInput
-from fairmesh.networks.base import Network
-from fairmesh.networks.roles import Models
-from fairmesh.problems.oracle import Oracle
-
-
-class DRDSGDState(NamedTuple):
-    models: Models  # (..., nodes, dim)
 
 
 @dataclass(frozen=True)
-class DRDSGD(Algorithm):
+class DRDSGD(DSGD):
     """DR-DSGD: distributionally robust decentralized SGD with a KL regularizer; uncompressed.
 
     The inner maximum over the weights is solved exactly, which scales each gradient by an exponential of the loss:
@@ -31,9 +23,9 @@ class DRDSGD(Algorithm):
     Args:
         primal_step: eta, a number >= 0 or a schedule: the learning rate of the scaled gradient. Default:
             Linear(3.0).
+        optimizer: What each node makes of its gradients, such as `fm.optimizers.AdamW()`; None for SGD. Default: None.
         temperature: mu > 0, in units of the loss. The smaller it is, the more weight large losses get. It is n times
             the strength alpha of AD-GDA's objective. Default: 6.0.
-        optimizer: What each node makes of its gradients, such as `fm.optimizers.AdamW()`; None for SGD. Default: None.
 
     Example:
         >>> import fairmesh as fm
@@ -48,18 +40,14 @@ class DRDSGD(Algorithm):
 
     primal_step: Schedule | float = field(default_factory=lambda: Linear(3.0))
     temperature: float = 6.0
-    optimizer: Optimizer | None = field(default=None, kw_only=True)
 
     def __post_init__(self):
-        object.__setattr__(self, "primal_step", as_schedule(self.primal_step))
+        super().__post_init__()
         if not (math.isfinite(self.temperature) and self.temperature > 0):
             raise BadInput(f"temperature must be a finite number > 0, got {self.temperature}")
 
-    def init(self, oracle: Oracle, network: Network) -> DRDSGDState:
-        return DRDSGDState(oracle.initial_models())
-
-    def step(self, state: DRDSGDState, ctx: Round) -> DRDSGDState:
+    def step(self, state: DSGDState, ctx: Round) -> DSGDState:
         losses, gradients = ctx.losses_and_gradients(state.models)
         emphasis = prior_weights(ctx) * (losses / self.temperature).exp() / self.temperature
         models = state.models.addcmul(gradients, ctx.step_size(self.primal_step) * emphasis, value=-1)
-        return DRDSGDState(ctx.exchange(model=plain(models)).mix("model"))
+        return DSGDState(ctx.exchange(model=plain(models)).mix("model"))

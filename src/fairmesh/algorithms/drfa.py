@@ -3,31 +3,29 @@
 Deng, Kamani, Mahdavi: Distributionally Robust Federated Averaging, NeurIPS 2020, Algorithm 1.
 """
 
-from dataclasses import dataclass, field, replace
-from typing import ClassVar, Literal, NamedTuple
+from dataclasses import dataclass, field
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from fairmesh.algorithms.base import STRUCTURAL, Algorithm, Round
-from fairmesh.algorithms.optimizers import Optimizer
-from fairmesh.algorithms.schedules import Geometric, Schedule, as_schedule
-from fairmesh.algorithms.server import by_position, check_participation, drawn_uniformly
+from fairmesh.algorithms.base import STRUCTURAL, Round
+from fairmesh.algorithms.schedules import Geometric, Schedule
+from fairmesh.algorithms.server import (
+    AscentState,
+    ServerAscent,
+    by_position,
+    check_participation,
+    drawn_uniformly,
+    number_of,
+)
 from fairmesh.algorithms.steps import check_local_steps
 from fairmesh.errors import BadInput
-from fairmesh.networks.base import Network
-from fairmesh.networks.roles import Duals, Models
-from fairmesh.problems.oracle import Oracle
 from fairmesh.regularizers.simplex import project_onto_simplex
 
 
-class DRFAState(NamedTuple):
-    models: Models  # the server's w (..., 1, dim)
-    duals: Duals  # the server's lambda (..., 1, n)
-
-
 @dataclass(frozen=True)
-class DRFA(Algorithm):
+class DRFA(ServerAscent):
     """DRFA: distributionally robust federated averaging, with a server.
 
     In a round, clients drawn by the weights lambda take local SGD steps from the server's model. They return their
@@ -44,6 +42,7 @@ class DRFA(Algorithm):
             Geometric(0.02, 0.998).
         dual_step: eta_lambda, a number >= 0 or a schedule by rounds, per local step; the DRFA paper calls it gamma.
             Default: 0.008.
+        optimizer: What each node makes of its gradients, such as `fm.optimizers.AdamW()`; None for SGD. Default: None.
         participation: The share of the clients that is drawn, in (0, 1], for the local steps and for the evaluation;
             at least one client is. Default: 0.5.
         local_steps: tau, local steps per round, >= 1. Default: 10.
@@ -52,7 +51,6 @@ class DRFA(Algorithm):
         floor: Smallest weight of a client, in [0, 1), before all are scaled to sum to one. Default: 0.0.
         repeats: Whether a client may be drawn several times per round, and count as often. Without repeats, the few
             worst clients among many drawn count little. Default: True.
-        optimizer: What each node makes of its gradients, such as `fm.optimizers.AdamW()`; None for SGD. Default: None.
 
     Example:
         >>> import fairmesh as fm
@@ -73,13 +71,9 @@ class DRFA(Algorithm):
     probed: Literal["drawn", "everyone"] = "drawn"
     floor: float = 0.0
     repeats: bool = True
-    optimizer: Optimizer | None = field(default=None, kw_only=True)
-
-    needs_server: ClassVar[bool] = True
 
     def __post_init__(self):
-        object.__setattr__(self, "primal_step", as_schedule(self.primal_step))
-        object.__setattr__(self, "dual_step", as_schedule(self.dual_step))
+        super().__post_init__()
         check_participation(self.participation)
         check_local_steps(self.local_steps)
         if not 0 <= self.floor < 1:
@@ -88,14 +82,8 @@ class DRFA(Algorithm):
     def oracle_calls(self) -> int:
         return self.local_steps + 1
 
-    def with_fixed_weights(self) -> "DRFA":
-        return replace(self, dual_step=0.0)
-
-    def init(self, oracle: Oracle, network: Network) -> DRFAState:
-        return DRFAState(oracle.initial_models()[..., :1, :].clone(), oracle.prior.clone())
-
-    def step(self, state: DRFAState, ctx: Round) -> DRFAState:
-        count = max(1, int(self.participation * ctx.n + 0.5))
+    def step(self, state: AscentState, ctx: Round) -> AscentState:
+        count = number_of(self.participation, ctx.n)
         order = ctx.by_identity
         duals, draws = state.duals.index_select(-1, order), ctx.server_draws("clients")
         if self.repeats:
@@ -122,7 +110,7 @@ class DRFA(Algorithm):
         estimates = ctx.report(values, asked > 0) * probed * (ctx.n / probes)  # unbiased for all clients' values
         ascent = ctx.while_open(ctx.step_size(self.dual_step)) * self.local_steps
         duals = project_onto_simplex(state.duals + ascent * estimates).clamp(min=self.floor)
-        return DRFAState(model, duals / duals.sum(dim=-1, keepdim=True))
+        return AscentState(model, duals / duals.sum(dim=-1, keepdim=True))
 
 
 def _drawn_by(weights: Tensor, uniforms: Tensor) -> Tensor:

@@ -6,8 +6,10 @@ Data, AISTATS 2017.
 
 from dataclasses import dataclass, field
 
+from torch import Tensor
+
 from fairmesh.algorithms.base import STRUCTURAL, Round
-from fairmesh.algorithms.server import LocalSteps, ServerState, check_participation, participants
+from fairmesh.algorithms.server import LocalSteps, by_position, check_participation, drawn_uniformly, number_of
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,10 @@ class FedAvg(LocalSteps):
         super().__post_init__()
         check_participation(self.participation)
 
-    def step(self, state: ServerState, ctx: Round) -> ServerState:
-        weights = ctx.hosted(participants(self.participation, ctx))
-        _, gradients = self.local_gradients(state, ctx, weights > 0)
-        return self.server_step(state, ctx, ctx.average(gradients, weights), self.local_steps)
+    def taking_part(self, ctx: Round) -> Tensor:
+        if self.participation == 1.0:
+            return ctx.prior
+        uniforms = ctx.server_draws("clients").uniforms(ctx.n)
+        chosen = drawn_uniformly(uniforms, number_of(self.participation, ctx.n))
+        weights = ctx.prior * by_position(chosen, ctx.by_identity)
+        return weights / weights.sum(dim=-1, keepdim=True)

@@ -3,16 +3,14 @@
 Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith: Federated Optimization in Heterogeneous Networks, MLSys 2020.
 """
 
-import math
 from dataclasses import dataclass, field
 
-from fairmesh.algorithms.base import STRUCTURAL, Round
-from fairmesh.algorithms.server import LocalSteps, ServerState, check_participation, participants
-from fairmesh.errors import BadInput
+from fairmesh.algorithms.fed_avg import FedAvg
+from fairmesh.algorithms.schedules import check_not_negative
 
 
 @dataclass(frozen=True)
-class FedProx(LocalSteps):
+class FedProx(FedAvg):
     """FedProx: federated averaging in which a proximal term keeps clients near the server's model; not robust.
 
     Minimises sum_i p_i f_i(x), as `FedAvg` does. The local steps of a client are those for
@@ -47,16 +45,11 @@ class FedProx(LocalSteps):
         Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith: Federated Optimization in Heterogeneous Networks, MLSys 2020.
     """
 
-    participation: float = field(default=1.0, metadata=STRUCTURAL, kw_only=True)
     proximal: float = field(default=0.1, kw_only=True)
 
     def __post_init__(self):
         super().__post_init__()
-        check_participation(self.participation)
-        if not (math.isfinite(self.proximal) and self.proximal >= 0):
-            raise BadInput(f"proximal, mu, must be a finite number >= 0, got {self.proximal}; 0 is fedavg")
+        check_not_negative("proximal, mu,", self.proximal, "0 is fedavg")
 
-    def step(self, state: ServerState, ctx: Round) -> ServerState:
-        weights = ctx.hosted(participants(self.participation, ctx))
-        _, gradients = self.local_gradients(state, ctx, weights > 0, pull=self.proximal)
-        return self.server_step(state, ctx, ctx.average(gradients, weights), self.local_steps)
+    def pull(self) -> float:
+        return self.proximal

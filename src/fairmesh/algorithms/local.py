@@ -1,22 +1,13 @@
 """Local: every node trains alone. The reference for what a site gains by joining."""
 
 from dataclasses import dataclass, field
-from typing import ClassVar, NamedTuple
-
-from torch import Tensor
+from typing import ClassVar
 
 from fairmesh.algorithms.base import Round
 from fairmesh.algorithms.optimizers import Optimizer
 from fairmesh.algorithms.steps import Moved, ScaledSteps
 from fairmesh.networks.base import Network
-from fairmesh.networks.roles import Models
 from fairmesh.problems.oracle import Oracle
-
-
-class LocalState(NamedTuple):
-    models: Models  # (..., nodes, dim)
-    momenta: Tensor  # (..., nodes, dim)
-    squares: Tensor | None  # mean squares of the momenta (..., nodes, dim)
 
 
 @dataclass(frozen=True)
@@ -53,9 +44,9 @@ class Local(ScaledSteps):
 
     sends: ClassVar[bool] = False
 
-    def init(self, oracle: Oracle, network: Network) -> LocalState:
-        return LocalState(*self.at_rest(oracle.initial_models()))
+    def init(self, oracle: Oracle, network: Network) -> Moved:
+        return self.at_rest(oracle.initial_models())
 
-    def step(self, state: LocalState, ctx: Round) -> LocalState:
+    def step(self, state: Moved, ctx: Round) -> Moved:
         _, gradients = ctx.losses_and_gradients(state.models)
-        return LocalState(*self.moved(Moved(*state), gradients, ctx))
+        return self.moved(state, gradients, ctx)

@@ -3,15 +3,13 @@
 Li, Sanjabi, Beirami, Smith: Fair Resource Allocation in Federated Learning, ICLR 2020.
 """
 
-import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import ClassVar
 
-import torch
+from torch import Tensor
 
 from fairmesh.algorithms.base import Round
-from fairmesh.algorithms.server import LocalSteps, ServerState, followed_weights
-from fairmesh.errors import BadInput
+from fairmesh.algorithms.server import LocalSteps
 
 _LEAST = 1e-10  # of a loss, so that its powers are finite
 
@@ -57,25 +55,15 @@ class QFFL(LocalSteps):
 
     q: float = field(default=1.0, kw_only=True)
 
-    weighs: ClassVar[bool] = True
+    emphasis: ClassVar[str] = "q"
 
-    def __post_init__(self):
-        super().__post_init__()
-        if not (math.isfinite(self.q) and self.q >= 0):
-            raise BadInput(f"q must be a finite number >= 0, got {self.q}; 0 minimises the average loss")
+    def emphasized(self, losses: Tensor) -> Tensor:
+        return self.q * losses.clamp(min=_LEAST).log()
 
-    def with_fixed_weights(self) -> "QFFL | None":
-        return None if self.q == 0 else replace(self, q=0.0)
-
-    def step(self, state: ServerState, ctx: Round) -> ServerState:
-        everyone = torch.ones_like(ctx.hosted(ctx.prior), dtype=torch.bool)
-        losses, gradients = self.local_gradients(state, ctx, everyone)
-        reported = ctx.report(losses, everyone).clamp(min=_LEAST)
-        duals = followed_weights(state, ctx, (self.q * reported.log() + ctx.prior.log()).softmax(dim=-1))
-        direction = ctx.average(gradients, ctx.hosted(duals))
-        if state.squares is None:
-            norms = ctx.report(gradients.square().sum(dim=-1, keepdim=True), everyone)
-            curvature = (duals * norms / reported).sum(dim=-1, keepdim=True)
-            eta = ctx.step_size(self.primal_step)
-            direction = direction / (1.0 + eta * self.local_steps**2 * self.q * curvature)
-        return self.server_step(state, ctx, direction, self.local_steps, duals)
+    def shortened(self, direction: Tensor, gradients: Tensor, losses: Tensor, weights: Tensor, ctx: Round) -> Tensor:
+        if self.beta2:
+            return direction
+        norms = ctx.report(gradients.square().sum(dim=-1, keepdim=True), ctx.hosted(ctx.prior) > 0)
+        curvature = (weights * norms / losses.clamp(min=_LEAST)).sum(dim=-1, keepdim=True)
+        eta = ctx.step_size(self.primal_step)
+        return direction / (1.0 + eta * self.local_steps**2 * self.q * curvature)

@@ -86,8 +86,16 @@ def _check(condition: bool, message: str) -> None:
         raise BadInput(message)
 
 
-def _check_start(start: float, what: str = "step size") -> None:
-    _check(math.isfinite(start) and start >= 0, f"{what} must be a finite number >= 0, got {start}")
+def check_not_negative(name: str, value: float, advice: str = "") -> None:
+    """Raises BadInput for a number that is not finite or below 0."""
+    _check(
+        math.isfinite(value) and value >= 0,
+        f"{name} must be a finite number >= 0, got {value}{advice and '; ' + advice}",
+    )
+
+
+def _check_start(start: float) -> None:
+    check_not_negative("step size", start)
 
 
 @dataclass(frozen=True)
@@ -209,7 +217,7 @@ class Polynomial(Linear):
 
 
 @dataclass(frozen=True)
-class Staircase(Schedule):
+class Staircase(Geometric):
     """Step decay: eta_t = start * ratio^floor(t / every).
 
     Args:
@@ -224,17 +232,14 @@ class Staircase(Schedule):
         [1.0, 1.0, 0.5, 0.25]
     """
 
-    start: float
-    ratio: float
     every: int
 
     def __post_init__(self):
-        _check_start(self.start)
-        _check(0 < self.ratio <= 1, f"ratio must lie in (0, 1], got {self.ratio}")
+        super().__post_init__()
         _check(self.every >= 1, f"every must be a number of rounds >= 1, got {self.every}")
 
     def at(self, round_index: Tensor) -> Tensor:
-        return self.start * self.ratio ** (round_index // self.every).double()
+        return super().at(round_index // self.every)
 
 
 @dataclass(frozen=True)

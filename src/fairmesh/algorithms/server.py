@@ -1,13 +1,14 @@
 """What algorithms with a server share: which clients take part, their local steps, and the server's step."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
-from fairmesh.algorithms.base import STRUCTURAL, Round
+from fairmesh.algorithms.base import STRUCTURAL, Algorithm, Round
 from fairmesh.algorithms.optimizers import Optimizer
+from fairmesh.algorithms.schedules import Schedule, as_schedule, check_not_negative
 from fairmesh.algorithms.steps import Moved, ScaledSteps, check_local_steps, coordinate_steps
 from fairmesh.errors import BadInput
 from fairmesh.networks.base import Network
@@ -22,6 +23,11 @@ class ServerState(NamedTuple):
     duals: Duals | None  # lambda (..., 1, n), if clients are weighed by their losses
 
 
+class AscentState(NamedTuple):
+    models: Models  # the server's w (..., 1, dim)
+    duals: Duals  # the server's lambda (..., 1, n)
+
+
 @dataclass(frozen=True)
 class ServerSteps(ScaledSteps):
     """An algorithm whose server holds the model and takes the steps of `ScaledSteps`.
@@ -33,11 +39,9 @@ class ServerSteps(ScaledSteps):
     """
 
     needs_server: ClassVar[bool] = True
-    weighs: ClassVar[bool] = False  # whether clients are weighed by their losses
 
     def init(self, oracle: Oracle, network: Network) -> ServerState:
-        models = oracle.initial_models()[..., :1, :].clone()
-        return ServerState(*self.at_rest(models), oracle.prior.clone() if self.weighs else None)
+        return ServerState(*self.at_rest(oracle.initial_models()[..., :1, :].clone()), None)
 
     def server_step(
         self, state: ServerState, ctx: Round, direction: Tensor, times: int = 1, duals: Tensor | None = None
@@ -49,7 +53,7 @@ class ServerSteps(ScaledSteps):
 
 @dataclass(frozen=True)
 class LocalSteps(ServerSteps):
-    """An algorithm whose clients take local steps from the server's model, as in `FedAvg`.
+    """FedAvg, and what differs from it by a few lines: clients take local steps from the server's model.
 
     Args:
         primal_step: As in `ScaledSteps`: the length of a round's step; if `beta2 = 0`, the learning rate of the local
@@ -64,31 +68,68 @@ class LocalSteps(ServerSteps):
     local_steps: int = field(default=5, metadata=STRUCTURAL, kw_only=True)
     optimizer: Optimizer | None = field(default=None, kw_only=True)
 
+    emphasis: ClassVar[str | None] = None  # the field by which large losses count more; at 0, none does
+
     def __post_init__(self):
         super().__post_init__()
         check_local_steps(self.local_steps)
+        if self.emphasis is not None:
+            check_not_negative(self.emphasis, getattr(self, self.emphasis), "0 minimises the average loss")
 
-    def oracle_calls(self) -> int:
-        return self.local_steps
+    def with_fixed_weights(self) -> "LocalSteps | None":
+        if self.emphasis is None or getattr(self, self.emphasis) == 0:
+            return None
+        return replace(self, **{self.emphasis: 0.0})
 
-    def local_gradients(
-        self, state: ServerState, ctx: Round, receivers: Tensor, pull: float | Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
+    def init(self, oracle: Oracle, network: Network) -> ServerState:
+        state = super().init(oracle, network)
+        return state if self.emphasis is None else state._replace(duals=oracle.prior.clone())
+
+    def step(self, state: ServerState, ctx: Round) -> ServerState:
+        weights, duals = self.taking_part(ctx), None
+        clients = ctx.hosted(weights) > 0
+        losses, gradients = self.local_gradients(state, ctx, clients)
+        if state.duals is not None:
+            losses = ctx.report(losses, clients)
+            followed = (self.emphasized(losses) + ctx.prior.log()).softmax(dim=-1)
+            weights = duals = state.duals + ctx.while_open(1.0) * (followed - state.duals)
+        direction = self.shortened(ctx.average(gradients, ctx.hosted(weights)), gradients, losses, weights, ctx)
+        return self.server_step(state, ctx, direction, self.local_steps, duals)
+
+    def taking_part(self, ctx: Round) -> Tensor:
+        """Returns p_i, scaled to sum to one, of the clients that take part in a round, and 0 elsewhere: (..., 1, n).
+        Default: all do."""
+        return ctx.prior
+
+    def emphasized(self, losses: Tensor) -> Tensor:
+        """Returns log(lambda_i / p_i), up to a constant, from the losses of all clients (..., 1, n)."""
+        raise NotImplementedError
+
+    def shortened(self, direction: Tensor, gradients: Tensor, losses: Tensor, weights: Tensor, ctx: Round) -> Tensor:
+        """Returns the direction (..., 1, dim) of the server's step. Default: the mean gradient as it is."""
+        return direction
+
+    def pull(self) -> float | Tensor | None:
+        """Returns mu, if local steps contain mu / 2 times the squared distance to the server's model. Each is then a
+        proximal step, which is stable for every mu, and the mean gradient contains the pull. Default: None."""
+        return None
+
+    def local_gradients(self, state: ServerState, ctx: Round, clients: Tensor) -> tuple[Tensor, Tensor]:
         """Returns each client's loss at the server's model (..., nodes, 1), and its mean gradient along its local
         steps, each on a batch of its own (..., nodes, dim).
 
-        The server's model is sent where `receivers` (..., nodes) is true. Steps that are scaled are scaled by the
-        server's mean squares of earlier rounds, which it sends as well; before round 0 there are none, so clients stay
-        where they are. With a `pull` mu, a step is a proximal one for mu / 2 times the squared distance to the server's
-        model, which is stable for every mu; the mean gradient then contains the pull."""
-        start = models = ctx.broadcast(state.models, receivers)
+        The server's model is sent to the `clients` (..., nodes). Steps that are scaled are scaled by the server's mean
+        squares of earlier rounds, which it sends as well; before round 0 there are none, so clients stay where they
+        are."""
+        pull = self.pull()
+        start = models = ctx.broadcast(state.models, clients)
         losses, total = ctx.losses_and_gradients(models, 0)
         if self.local_steps == 1 and pull is None:
             return losses, total
         step = ctx.step_size(self.primal_step)
         if state.squares is not None:
             scaled = coordinate_steps(state.squares, self.beta2, step / self.local_steps, ctx.index)
-            step = ctx.broadcast(torch.where(ctx.index > 0, scaled, 0.0), receivers)
+            step = ctx.broadcast(torch.where(ctx.index > 0, scaled, 0.0), clients)
         shrink = 1.0 if pull is None else 1.0 / (1.0 + step * pull)
         total = total * shrink
         for call in range(1, self.local_steps):
@@ -98,28 +139,41 @@ class LocalSteps(ServerSteps):
         return losses, total / self.local_steps
 
 
+@dataclass(frozen=True)
+class ServerAscent(Algorithm):
+    """An algorithm whose server ascends the weights of clients along their losses.
+
+    Args:
+        primal_step: The learning rate.
+        dual_step: How much a unit of loss raises a weight.
+        optimizer: What each node makes of its gradients.
+    """
+
+    primal_step: Schedule | float
+    dual_step: Schedule | float
+    optimizer: Optimizer | None = field(default=None, kw_only=True)
+
+    needs_server: ClassVar[bool] = True
+
+    def __post_init__(self):
+        object.__setattr__(self, "primal_step", as_schedule(self.primal_step))
+        object.__setattr__(self, "dual_step", as_schedule(self.dual_step))
+
+    def with_fixed_weights(self) -> "ServerAscent":
+        return replace(self, dual_step=0.0)
+
+    def init(self, oracle: Oracle, network: Network) -> AscentState:
+        return AscentState(oracle.initial_models()[..., :1, :].clone(), oracle.prior.clone())
+
+
 def check_participation(participation: float) -> None:
     if not 0 < participation <= 1:
         raise BadInput(f"participation must be a share in (0, 1], got {participation}")
 
 
-def followed_weights(state: ServerState, ctx: Round, found: Tensor) -> Tensor:
-    """Returns lambda (..., 1, n): what was found in this round, or what is remembered once the problem's objective says
-    that weights follow the losses no longer."""
-    if state.duals is None:
-        raise TypeError("the state has no weights")
-    return state.duals + ctx.while_open(1.0) * (found - state.duals)
-
-
-def participants(participation: float, ctx: Round) -> Tensor:
-    """Returns p_i, scaled to sum to one, of the clients that take part, drawn uniformly, and 0 elsewhere:
-    (..., 1, n)."""
-    if participation == 1.0:
-        return ctx.prior
-    count = max(1, int(participation * ctx.n + 0.5))
-    chosen = drawn_uniformly(ctx.server_draws("clients").uniforms(ctx.n), count)
-    weights = ctx.prior * by_position(chosen, ctx.by_identity)
-    return weights / weights.sum(dim=-1, keepdim=True)
+def number_of(share: float, clients: int) -> int:
+    """Returns how many clients a share of them is, at least one."""
+    return max(1, int(share * clients + 0.5))
 
 
 def by_position(row: Tensor, order: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ from torch import Tensor
 from fairmesh.algorithms.base import EXACT, STRUCTURAL, Algorithm, Round, check_beta, fresh_share
 from fairmesh.algorithms.schedules import Polynomial, Schedule, as_schedule
 from fairmesh.errors import BadInput
+from fairmesh.networks.roles import Models
 
 _TINY = 1e-8  # added to the root of the squares, so that a coordinate without a gradient does not move
 
@@ -48,7 +49,9 @@ def check_local_steps(local_steps: int) -> None:
 
 
 class Moved(NamedTuple):
-    models: Tensor
+    """What a step changes, each (..., nodes, dim)."""
+
+    models: Models
     momenta: Tensor
     squares: Tensor | None  # mean squares of the momenta, if steps are scaled
 

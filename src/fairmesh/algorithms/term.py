@@ -3,15 +3,12 @@
 Li, Beirami, Sanjabi, Smith: Tilted Empirical Risk Minimization, ICLR 2021.
 """
 
-import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import ClassVar
 
-import torch
+from torch import Tensor
 
-from fairmesh.algorithms.base import Round
-from fairmesh.algorithms.server import LocalSteps, ServerState, followed_weights
-from fairmesh.errors import BadInput
+from fairmesh.algorithms.server import LocalSteps
 
 
 @dataclass(frozen=True)
@@ -50,19 +47,7 @@ class TERM(LocalSteps):
 
     tilt: float = field(default=1.0, kw_only=True)
 
-    weighs: ClassVar[bool] = True
+    emphasis: ClassVar[str] = "tilt"
 
-    def __post_init__(self):
-        super().__post_init__()
-        if not (math.isfinite(self.tilt) and self.tilt >= 0):
-            raise BadInput(f"tilt must be a finite number >= 0, got {self.tilt}; 0 minimises the average loss")
-
-    def with_fixed_weights(self) -> "TERM | None":
-        return None if self.tilt == 0 else replace(self, tilt=0.0)
-
-    def step(self, state: ServerState, ctx: Round) -> ServerState:
-        everyone = torch.ones_like(ctx.hosted(ctx.prior), dtype=torch.bool)
-        losses, gradients = self.local_gradients(state, ctx, everyone)
-        tilted = self.tilt * ctx.report(losses, everyone) + ctx.prior.log()
-        duals = followed_weights(state, ctx, tilted.softmax(dim=-1))
-        return self.server_step(state, ctx, ctx.average(gradients, ctx.hosted(duals)), self.local_steps, duals)
+    def emphasized(self, losses: Tensor) -> Tensor:
+        return self.tilt * losses

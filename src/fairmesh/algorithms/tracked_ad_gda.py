@@ -15,7 +15,6 @@ from fairmesh.algorithms.base import (
     EXACT,
     STRUCTURAL,
     Algorithm,
-    GossipSettings,
     Round,
     capped,
     check_beta,
@@ -36,7 +35,7 @@ from fairmesh.algorithms.gossip import (
 )
 from fairmesh.algorithms.optimizers import Optimizer
 from fairmesh.algorithms.schedules import Polynomial, Schedule, as_schedule
-from fairmesh.algorithms.steps import check_local_steps, scaled_step
+from fairmesh.algorithms.steps import Moved, check_local_steps, scaled_step
 from fairmesh.algorithms.weighting import PriorWeights, ShadowPrice, Weighting
 from fairmesh.compression.compressors import Compressor, Sign
 from fairmesh.errors import BadInput
@@ -63,14 +62,6 @@ class TrackedState(NamedTuple):
     weighting: Any
     paces: Tensor | None  # share of a step that a local step has, if there are several (..., nodes, 1)
     drift_limits: Tensor | None  # max_drift, as chosen (..., nodes, 1)
-
-
-class _Moving(NamedTuple):
-    """What changes in a node's local steps, each (..., nodes, dim)."""
-
-    models: Tensor
-    momenta: Tensor
-    squares: Tensor | None
 
 
 @dataclass(frozen=True)
@@ -174,9 +165,6 @@ class TrackedADGDA(Algorithm):
     def check(self, prior: Tensor, dim: int) -> None:
         self.weighting.check(self.regularizer, prior)
 
-    def oracle_calls(self) -> int:
-        return self.local_steps
-
     def keeps_prior_weights(self) -> bool:
         return self.weighting == PriorWeights()
 
@@ -185,9 +173,6 @@ class TrackedADGDA(Algorithm):
 
     def keeps_node_rows(self) -> bool:
         return self.weighting.keeps_rows
-
-    def gossip_settings(self) -> GossipSettings:
-        return GossipSettings(self.compressor, self.consensus_step)
 
     def with_fixed_weights(self) -> "TrackedADGDA | None":
         return None if self.weighting == PriorWeights() else replace(self, weighting=PriorWeights())
@@ -221,20 +206,20 @@ class TrackedADGDA(Algorithm):
 
     def _stepped(
         self,
-        before: "TrackedState | _Moving",
+        before: TrackedState | Moved,
         weighted: Tensor,
         balances: Tensor | None,
         paces: Tensor | None,
         call: int,
         ctx: Round,
-    ) -> tuple["_Moving", Tensor]:
+    ) -> tuple[Moved, Tensor]:
         """Returns models after one step along the tracker of the weighted gradients, and the tracker."""
         momenta = torch.lerp(before.momenta, weighted, fresh_share(self.beta1, weighted.dtype))
         trackers = momenta if balances is None else momenta + balances
         number = ctx.index * self.local_steps + call + 1
         squares, step = scaled_step(trackers, before.squares, self.beta2, ctx.step_size(self.primal_step), number)
         models = before.models.addcmul(trackers, step if paces is None else step * paces, value=-1)
-        return _Moving(models, momenta, squares), trackers
+        return Moved(models, momenta, squares), trackers
 
     def _next_paces(self, paces: Tensor, drift: Tensor, limits: Tensor) -> Tensor:
         """Returns longer paces where the own gradient changed by less than is allowed, and shorter ones elsewhere."""

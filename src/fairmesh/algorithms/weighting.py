@@ -285,8 +285,6 @@ class ShadowPrice(Weighting):
     relative: bool = field(default=True, metadata=STRUCTURAL)
     strength_annealing: Schedule | float = field(default_factory=lambda: Polynomial(30.0, power=3.0))
 
-    keeps_rows: ClassVar[bool] = False
-
     def __post_init__(self):
         object.__setattr__(self, "strength_annealing", as_schedule(self.strength_annealing))
         check_beta("loss_ema", self.loss_ema)
@@ -346,8 +344,6 @@ class PriorWeights(Weighting):
         >>> fm.run(experiment).weights() is None
         True
     """
-
-    keeps_rows: ClassVar[bool] = False
 
     @property
     def discounts_noise(self) -> bool:

@@ -14,8 +14,9 @@ from torch import Tensor, nn
 
 from fairmesh.algorithms.base import Algorithm
 from fairmesh.algorithms.fed_avg import FedAvg
-from fairmesh.algorithms.local import Local, LocalState
+from fairmesh.algorithms.local import Local
 from fairmesh.algorithms.pooled import Pooled
+from fairmesh.algorithms.steps import Moved
 from fairmesh.comparisons.reference_losses import best_constant, constant_values
 from fairmesh.config.tables import to_table
 from fairmesh.data.reserve import FEWEST_ROWS
@@ -501,7 +502,7 @@ class _Work:
         nothing = torch.zeros(len(replicas), dtype=torch.float64)
         of_nodes = torch.zeros(len(replicas), problem.n, dtype=torch.float64)
         state = TrainingState(
-            algorithm=LocalState(models, torch.zeros_like(models), None),
+            algorithm=Moved(models, torch.zeros_like(models), None),
             average_model=models.mean(dim=1),
             average_dual=None,
             sent=Traffic(of_nodes, nothing, of_nodes, nothing),

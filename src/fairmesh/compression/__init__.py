@@ -7,8 +7,7 @@ a zero row under its own settings, so that nothing a stranger declares decides w
 """
 
 from fairmesh.compression.decode import DecodeError, decode
-from fairmesh.compression.encode import encode
-from fairmesh.compression.formats import CODED_HEADER_BYTES, HEADER_BYTES, VERSION, part_sizes, plain_size
+from fairmesh.compression.formats import CODED_HEADER_BYTES, HEADER_BYTES, VERSION, encode, part_sizes, plain_size
 
 __all__ = [
     "CODED_HEADER_BYTES",

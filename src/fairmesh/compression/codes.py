@@ -104,49 +104,16 @@ class Signs(NamedTuple):
         return per_block(self.signs, self.block, self.means.to(self.signs.dtype), torch.mul)
 
 
-class Composite(NamedTuple):
-    """A code made of several others, for compressors that no single one fits.
-
-    The parts travel one after another, each in its own format, so bytes and limits follow from theirs. Only numbers
-    travel: the receiver puts the parts together with the `assemble` of its own compressor.
-
-    Args:
-        parts: The codes, in order. A row of one part may have another length than the rows that are sent.
-        assemble: (decoded rows of each part) -> rows (..., nodes, dim), each row by itself and without random numbers.
-            Two assemblies that do the same should be equal: a function of a module, or an object of a frozen dataclass.
-
-    Example:
-        >>> import operator
-        >>> import torch
-        >>> import fairmesh as fm
-        >>> signs = fm.compressors.Signs(torch.tensor([[1.0, -1.0]]), torch.tensor([[1.0]]), 2)
-        >>> sizes = fm.compressors.Sparse(torch.tensor([[0.5, 0.0]]))
-        >>> fm.compressors.Composite((signs, sizes), operator.mul).decode()
-        tensor([[0.5000, -0.0000]])
-    """
-
-    parts: "tuple[Code, ...]"
-    assemble: Callable[..., Tensor]
-
-    def decode(self) -> Tensor:
-        """Returns the rows (..., nodes, dim) that the receiver reconstructs."""
-        return self.assemble(*(part.decode() for part in self.parts))
-
-
-Code = Dense | Sparse | Levels | Signs | Composite
+Code = Dense | Sparse | Levels | Signs
 
 
 def tensors_in(code: Code) -> list[Tensor]:
     """Returns the tensors of a code, in order."""
-    if isinstance(code, Composite):
-        return [tensor for part in code.parts for tensor in tensors_in(part)]
     return [value for value in code if isinstance(value, Tensor)]
 
 
 def with_tensors(code: Any, change: Callable[[Tensor], Tensor]) -> Any:
     """Returns the code with every tensor changed by a function."""
-    if isinstance(code, Composite):
-        return code._replace(parts=tuple(with_tensors(part, change) for part in code.parts))
     return type(code)(*(change(value) if isinstance(value, Tensor) else value for value in code))
 
 

@@ -3,33 +3,26 @@
 Every cast, rounding and tie-break happens here, never in the codec.
 """
 
-import dataclasses
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Any, Literal, NamedTuple
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from fairmesh.compression.codes import Code, Composite, Dense, Levels, Signs, Sparse, per_block
+from fairmesh.compression.codes import Code, Dense, Levels, Signs, Sparse, per_block
 from fairmesh.config.tables import register
 from fairmesh.errors import BadInput
-from fairmesh.numerics.layout import Layout
 from fairmesh.numerics.random_streams import DITHER, Draw
 from fairmesh.numerics.tracing import values_readable
 
 __all__ = [
-    "Composite",
     "Compressor",
     "Dense",
     "Half",
     "Identity",
-    "Layout",
     "Levels",
-    "LowRank",
-    "Natural",
     "Quantize",
     "RandomK",
     "Sign",
@@ -112,27 +105,6 @@ class Compressor(ABC):
         Args:
             dim: The length of a row.
         """
-
-    def bound(self, layout: Layout) -> "Compressor":
-        """Returns the compressor for rows of this layout. A run calls it once, before its first round, for compressors
-        that need the names or shapes of parameters. The returned one must take rows of other lengths too, such as the
-        sites' weights. Default: the compressor itself.
-
-        Args:
-            layout: The parameters in a row of the run's models.
-        """
-        return self
-
-
-def with_layout(thing: Any, layout: Layout) -> Any:
-    """Returns the same settings, with every compressor in them bound to a layout."""
-    if isinstance(thing, Compressor):
-        return thing.bound(layout)
-    if not dataclasses.is_dataclass(thing) or isinstance(thing, type):
-        return thing
-    inner = {field.name: getattr(thing, field.name) for field in dataclasses.fields(thing) if field.init}
-    changed = {name: new for name, old in inner.items() if (new := with_layout(old, layout)) is not old}
-    return dataclasses.replace(thing, **changed) if changed else thing
 
 
 @dataclass(frozen=True)
@@ -494,255 +466,6 @@ class TopKQuantize(Compressor):
         return self.bits * _kept(self.fraction, dim)
 
 
-_OCTAVES = 64  # powers of two below the largest; a smaller number is rounded to zero or to the least of them
-
-
-@dataclass(frozen=True)
-class Natural(Compressor):
-    """Natural compression: rounds every value at random to one of the two nearest powers of two, without bias.
-
-    delta = 7/8. Nine nominal bits per parameter, a sign and an exponent. The exponents are entropy-coded, which takes
-    about 2.6 bits for normal numbers. Values below 2^-63 times the largest of a row are rounded to zero or to that.
-
-    Example:
-        >>> import fairmesh as fm
-        >>> natural = fm.compressors.Natural()
-        >>> natural.nominal_bits(dim=1000), natural.delta(dim=1000)
-        (9000, 0.875)
-
-    References:
-        Horvath, Ho, Horvath, Sahu, Canini, Richtarik: Natural Compression for Distributed Deep Learning, MSML 2022.
-    """
-
-    def compress(self, rows: Tensor, draw: Draw) -> Code:
-        dim = rows.shape[-1]
-        uniforms = draw.uniforms(dim)  # first, since drawing takes the most memory
-        sizes = rows.abs()
-        largest = sizes.amax(dim=-1, keepdim=True)
-        mantissa, top = torch.frexp(largest)  # largest = mantissa * 2^top, mantissa in [1/2, 1)
-        scales = (largest / torch.where(mantissa > 0, mantissa, 1.0)).float().clamp_(max=2.0**127)  # 2^top, exactly
-        least = scales.to(rows.dtype) * 2.0 ** (1 - _OCTAVES)
-        up = uniforms * least < sizes  # how a number below the least is rounded
-        ordinary = (sizes >= least) & (sizes > 0)
-        mantissas, exponents = torch.frexp(sizes)
-        del sizes
-        levels = exponents.neg_().add_(top)  # octaves between the power of two above and the top one
-        down = uniforms >= mantissas.mul_(2.0).sub_(1.0)
-        del uniforms, mantissas, exponents
-        levels = torch.where(ordinary, levels.add_(down), _OCTAVES - up.to(levels.dtype)).clamp_(max=_OCTAVES)
-        del ordinary, up, down
-        levels = levels.to(rows.dtype)
-        exponent_code = Levels(levels, torch.ones_like(scales), dim, 1.0, _OCTAVES)
-        signs = torch.ones_like(rows).copysign_(rows + 0.0)  # -0.0 + 0.0 is 0.0
-        return Composite((exponent_code, Signs(signs, scales, dim)), _natural)
-
-    def delta(self, dim: int) -> float:
-        return 7.0 / 8.0
-
-    def stable_gossip_multiple(self) -> float:
-        return 2.0
-
-    def nominal_bits(self, dim: int) -> float:
-        return 9 * dim
-
-
-def _power_of_two(octaves: Tensor, dtype: torch.dtype) -> Tensor:
-    """Returns 2^-octaves of whole numbers in 0 .. 126, from the bits of a float32: the same on every device."""
-    return octaves.to(torch.int32).neg_().add_(127).bitwise_left_shift_(23).view(torch.float32).to(dtype)
-
-
-def _natural(levels: Tensor, signed: Tensor) -> Tensor:
-    """Returns the rows of a natural compression, from octaves below the top power and that power with signs."""
-    powers = _power_of_two(levels.clamp(0, _OCTAVES), levels.dtype)
-    return powers.mul_(signed).masked_fill_(levels == _OCTAVES, 0.0)
-
-
-class _Matrix(NamedTuple):
-    """A matrix in a row: where it begins, and its numbers of rows and columns."""
-
-    first: int
-    height: int
-    width: int
-
-
-@dataclass(frozen=True)
-class _Factors:
-    """Which parts of a row travel as factors of low rank, and how rows are put together from these and the rest."""
-
-    dim: int
-    rank: int
-    matrices: tuple[_Matrix, ...]
-
-    @cached_property
-    def rest(self) -> tuple[slice, ...]:
-        """The parts of a row between the matrices."""
-        ends = [0, *(m.first + m.height * m.width for m in self.matrices)]
-        firsts = [*(m.first for m in self.matrices), self.dim]
-        return tuple(slice(end, first) for end, first in zip(ends, firsts) if first > end)
-
-    @cached_property
-    def numbers(self) -> int:
-        """How many numbers travel per row."""
-        return self.dim + sum(self.rank * (m.height + m.width) - m.height * m.width for m in self.matrices)
-
-    @cached_property
-    def share(self) -> float:
-        """The share of a row's energy that is kept at least, in expectation."""
-        return min((self.rank / min(m.height, m.width) for m in self.matrices), default=1.0)
-
-    def __call__(self, left: Tensor, right: Tensor) -> Tensor:
-        """Returns the rows (..., dim) of factors and the rest, by sums in a fixed order."""
-        pieces: dict[int, Tensor] = {}
-        at, beside = 0, 0
-        for first, height, width in self.matrices:
-            u = left[..., at : at + self.rank * height].unflatten(-1, (self.rank, height))
-            v = right[..., beside : beside + self.rank * width].unflatten(-1, (self.rank, width))
-            at, beside = at + self.rank * height, beside + self.rank * width
-            total = u[..., 0, :, None] * v[..., 0, None, :]
-            for k in range(1, self.rank):
-                total = total + u[..., k, :, None] * v[..., k, None, :]
-            pieces[first] = total.flatten(-2)
-        for part in self.rest:
-            length = part.stop - part.start
-            pieces[part.start] = right[..., beside : beside + length]
-            beside += length
-        return torch.cat([pieces[first] for first in sorted(pieces)], dim=-1)
-
-
-@dataclass(frozen=True)
-class LowRank(Compressor):
-    """Sends each matrix of the model as two thin factors, as PowerSGD does.
-
-    A matrix M (a x b, a convolution's filters as a rows) is projected onto the range of M (M^T M)^k Z, where Z has
-    `rank` columns drawn at random in every round: the receiver gets P P^T M as P and M^T P. Vectors, and matrices that
-    the factors would not shorten, travel as they are. delta = rank / min(a, b) of the matrix with the least. The
-    algorithms compress differences to public copies, so that what a low rank leaves out is sent later. PowerSGD starts
-    from the factor of the round before instead of a random Z. That made no difference where it was measured: ten sites
-    of digits, rank 1 and 4, three seeds, mean accuracies within 0.1 points (`python examples/research/power_sgd.py`).
-
-    Rows of another length than the model's, or outside a run, are taken as one matrix that is nearly square.
-
-    Args:
-        rank: Columns of a factor, >= 1. Default: 2.
-        iterations: k, the power iterations: more keep more of the energy, and cost two products with M each, >= 0.
-            Default: 1.
-
-    Example:
-        >>> import torch
-        >>> import fairmesh as fm
-        >>> layout = fm.compressors.Layout(("weight", "bias"), ((100, 50), (100,)))
-        >>> compressor = fm.compressors.LowRank(rank=2).bound(layout)
-        >>> compressor.nominal_bits(dim=5100) / 5100, compressor.delta(dim=5100)
-        (2.5098039215686274, 0.04)
-
-    References:
-        Vogels, Karimireddy, Jaggi: PowerSGD: Practical Low-Rank Gradient Compression for Distributed Optimization,
-        NeurIPS 2019; the same: Practical Low-Rank Communication Compression in Decentralized Deep Learning, NeurIPS
-        2020.
-    """
-
-    rank: int = 2
-    iterations: int = 1
-
-    def __post_init__(self):
-        if self.rank < 1:
-            raise BadInput(f"rank must be a whole number >= 1, got {self.rank}")
-        if self.iterations < 0:
-            raise BadInput(f"iterations must be a whole number >= 0, got {self.iterations}")
-
-    def bound(self, layout: Layout) -> Compressor:
-        return _LowRankOf(self, layout)
-
-    def compress(self, rows: Tensor, draw: Draw) -> Code:
-        return _factored(rows, draw, self._factors(rows.shape[-1]), self.iterations)
-
-    def delta(self, dim: int) -> float:
-        return self._factors(dim).share
-
-    def nominal_bits(self, dim: int) -> float:
-        return FLOAT_BITS * self._factors(dim).numbers
-
-    def _factors(self, dim: int) -> _Factors:
-        side = math.isqrt(dim)
-        return _factors_of((_Matrix(0, side, dim // side),), dim, self.rank)
-
-
-@dataclass(frozen=True)
-class _LowRankOf(Compressor):
-    """LowRank for rows of a layout."""
-
-    settings: LowRank
-    layout: Layout
-
-    @cached_property
-    def _of_models(self) -> _Factors:
-        found = (_Matrix(place.start, shape[0], math.prod(shape[1:])) for _, shape, place in self.layout if shape)
-        return _factors_of(tuple(found), self.layout.dim, self.settings.rank)
-
-    def _factors(self, dim: int) -> _Factors:
-        return self._of_models if dim == self.layout.dim else self.settings._factors(dim)
-
-    def compress(self, rows: Tensor, draw: Draw) -> Code:
-        return _factored(rows, draw, self._factors(rows.shape[-1]), self.settings.iterations)
-
-    def delta(self, dim: int) -> float:
-        return self._factors(dim).share
-
-    def nominal_bits(self, dim: int) -> float:
-        return FLOAT_BITS * self._factors(dim).numbers
-
-
-def _factors_of(matrices: tuple[_Matrix, ...], dim: int, rank: int) -> _Factors:
-    """Returns the factors of those matrices that they shorten."""
-    return _Factors(dim, rank, tuple(m for m in matrices if rank * (m.height + m.width) < m.height * m.width))
-
-
-def _factored(rows: Tensor, draw: Draw, factors: _Factors, iterations: int) -> Composite:
-    """Returns the factors of every matrix, and the rest of the row behind the second ones."""
-    lefts, rights, at = [], [], 0
-    count = sum(factors.rank * min(m.height, m.width) for m in factors.matrices)
-    uniforms = draw.uniforms(count).sub_(0.5 - 2.0**-25) if count else rows  # symmetric: on a grid of 2^-24
-    for first, height, width in factors.matrices:
-        matrix = rows[..., first : first + height * width].unflatten(-1, (height, width))
-        largest = matrix.abs().amax(dim=(-2, -1), keepdim=True)
-        scaled = matrix / largest.clamp(min=torch.finfo(torch.float32).tiny)  # so that no square overflows
-        tall = height >= width
-        side = min(height, width)
-        start = uniforms[..., at : at + factors.rank * side].unflatten(-1, (factors.rank, side))
-        at += factors.rank * side
-        long = scaled if tall else scaled.mT
-        found = _orthonormal(_times(long, start))
-        for _ in range(iterations):
-            found = _orthonormal(_times(long, _orthonormal(_times(long.mT, found))))
-        other = _times(matrix.mT if tall else matrix, found)
-        left, right = (found, other) if tall else (other, found)
-        lefts.append(left.flatten(-2))
-        rights.append(right.flatten(-2))
-    rights += [rows[..., part] for part in factors.rest]
-    empty = rows[..., :0]
-    return Composite((Dense(torch.cat([empty, *lefts], -1)), Dense(torch.cat([empty, *rights], -1))), factors)
-
-
-def _times(matrix: Tensor, columns: Tensor) -> Tensor:
-    """Returns M v of each of the vectors (..., rank, width): (..., rank, height). A sum per entry, since products of
-    matrices add in an order that depends on how many there are."""
-    return torch.stack([(matrix * v.unsqueeze(-2)).sum(dim=-1) for v in columns.unbind(dim=-2)], dim=-2)
-
-
-def _orthonormal(columns: Tensor) -> Tensor:
-    """Returns orthonormal vectors (..., rank, height) with the same span; zero where they depend on each other."""
-    found: list[Tensor] = []
-    for column in columns.unbind(dim=-2):
-        before = torch.linalg.vector_norm(column, dim=-1, keepdim=True)
-        for _ in range(2):  # once is not enough in floating point
-            for other in found:
-                column = column - (column * other).sum(dim=-1, keepdim=True) * other
-        norm = torch.linalg.vector_norm(column, dim=-1, keepdim=True)
-        independent = norm > 100 * torch.finfo(column.dtype).eps * before
-        found.append(torch.where(independent, column / torch.where(independent, norm, 1.0), 0.0))
-    return torch.stack(found, dim=-2)
-
-
 register(
     Compressor,
     {
@@ -754,7 +477,5 @@ register(
         "random-k": RandomK,
         "sign": Sign,
         "top-k-quantize": TopKQuantize,
-        "natural": Natural,
-        "low-rank": LowRank,
     },
 )

@@ -10,14 +10,7 @@ import torch
 from torch import Tensor
 
 from fairmesh.compression import entropy
-from fairmesh.compression.codes import (
-    Code,
-    Composite,
-    Dense,
-    Levels,
-    Signs,
-    Sparse,
-)
+from fairmesh.compression.codes import Code, Dense, Levels, Signs, Sparse
 from fairmesh.compression.formats import (
     CODED,
     COUNT,
@@ -104,12 +97,6 @@ def decode(
 
 
 def _decode_part(reader: _Reader, template: Code, name: str) -> Code:
-    if isinstance(template, Composite):
-        parts = (_decode_part(reader, part, f"{name}, piece {k}") for k, part in enumerate(template.parts))
-        code = template._replace(parts=tuple(parts))
-        finite = bool(code.decode().isfinite().all())  # a product of finite numbers need not be
-        _refuse_if(not finite, f"part {name} has a number that is not finite")
-        return code
     form, dim = reader.unpack(PART, f"part {name}")
     first = next(t for t in template if isinstance(t, Tensor))
     if dim != first.shape[-1]:

@@ -10,8 +10,8 @@ from torch.utils._pytree import tree_leaves
 from fairmesh.data.preprocessing import FittedColumn, Preprocessing
 from fairmesh.numerics import trees
 from fairmesh.problems.flat_model import called_with
-from fairmesh.problems.row_loss import as_floats
 from fairmesh.problems.outputs import tensors_of
+from fairmesh.problems.row_loss import as_floats
 
 Output = Literal[
     "logits", "log-probabilities", "logit", "numbers", "scores", "structure"

@@ -6,9 +6,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from fairmesh.algorithms import ADGDA, DRDSGD, DSGD, Algorithm, ChocoSGD, Local, TrackedADGDA
-from fairmesh.algorithms.weighting import ExactMaximum, PriorWeights, ProjectedAscent, ShadowPrice
-from fairmesh.compression.compressors import Compressor, Identity
+from fairmesh.algorithms import Algorithm, Part
+from fairmesh.algorithms.message import message_of
 from fairmesh.config.overrides import resolved_files
 from fairmesh.config.registry import IMPORT, registered_name
 from fairmesh.config.trusted import import_paths
@@ -16,27 +15,17 @@ from fairmesh.errors import BadInput
 from fairmesh.mesh.approval import is_approved, not_allowed, outside
 from fairmesh.mesh.certificates import fingerprint, valid_until
 from fairmesh.mesh.manifest import Handout, python_files
-from fairmesh.mesh.revealing import ALLOW, algorithm_of, bits_per_parameter, revealing
+from fairmesh.mesh.revealing import ALLOW, algorithm_of, bits_per_parameter, is_compressed, revealing
 from fairmesh.mesh.roster import OF_THE_EXPERIMENT, Mesh, SiteFile
 from fairmesh.problems.models import Logistic
 from fairmesh.storage.files import read_bytes
 from fairmesh.training.defaults import DEFAULT_ALGORITHM, ROUNDS
 
 _MILLION = 10**6
-_LESS_GOSSIP = (
-    "in every round, a neighbour that subtracts the gossip sees the gradient of one batch at a model that it knows, up "
-    "to compression"
+_GRADIENTS = (
+    "computed from gradients of the site's data, plus gossip; in every round, a neighbour that subtracts the gossip "
+    "sees the gradient of one batch at a model that it knows, up to compression"
 )
-_STEP = f"it is a step along a gradient of the site's data, plus gossip; {_LESS_GOSSIP}"
-_TRACKER = f"a moving average of gradients of the site's data, plus gossip; {_LESS_GOSSIP}"
-_WEIGHTS = "its estimate of the weights of all sites, which follow their losses"
-_OF_WEIGHTING = {
-    ShadowPrice: "the price of the weights and an estimate of the mean loss, which show its own loss in the first "
-    "round",
-    ExactMaximum: "its estimate of the losses of all sites, which shows its own loss in the first round",
-    ProjectedAscent: _WEIGHTS,
-    PriorWeights: None,
-}
 ANNOUNCED = {  # by kind of announcement
     "facts": "number of samples, shape and type of inputs and targets, number of outputs, name of its group, and "
     "whether it has test and validation data",
@@ -88,25 +77,22 @@ def sent(algorithm: Algorithm | None, name: str) -> tuple[str, ...]:
     """
     if algorithm is not None and algorithm.needs_server:
         return ("nothing: this algorithm needs a server, and a node refuses it",)
-    if isinstance(algorithm, Local):
-        return ("nothing: this algorithm trains every site alone",)
-    if isinstance(algorithm, DSGD | DRDSGD):
-        return (f"its whole model, uncompressed: {_STEP}",)
-    if not isinstance(algorithm, ADGDA | TrackedADGDA | ChocoSGD):
+    parts = None if algorithm is None else message_of(algorithm)
+    if parts is None:
         return (f"what the algorithm {name} sends, which only the experiment's own code knows",)
-    form = _form(algorithm.compressor)
-    parts = [f"the change of its model, {form}: {_STEP}"]
-    if isinstance(algorithm, ADGDA):
-        parts.append(f"{_WEIGHTS}, {_form(algorithm.dual_compressor)}")
-    if isinstance(algorithm, TrackedADGDA):
-        of_weights = _OF_WEIGHTING.get(type(algorithm.weighting), "what its weighting sends")
-        parts += [f"{of_weights}, {_form(getattr(algorithm.weighting, 'compressor', None))}"] if of_weights else []
-        parts += [f"the change of its gradient tracker, {form}: {_TRACKER}"] if algorithm.tracking else []
-    return tuple(parts)
+    if not parts:
+        return ("nothing: this algorithm trains every site alone",)
+    return tuple(_in_words(part_name, part) for part_name, part in parts.items())
 
 
-def _form(compressor: Compressor | None) -> str:
-    return "uncompressed" if compressor is None or isinstance(compressor, Identity) else "compressed"
+def _in_words(name: str, part: Part) -> str:
+    """Returns what a part of a message is, from what the algorithm declares of it."""
+    form = "compressed" if is_compressed(part) else "uncompressed"
+    if part.content == "vectors":
+        return f"{'the change of its' if part.followed else 'its whole'} {name}, {form}: {_GRADIENTS}"
+    if part.content == "weights":
+        return f"its estimate of the weights of all sites, which follow their losses, {form}"
+    return f"its {name}, {form}: it follows the losses of all sites, and shows its own loss in the first round"
 
 
 def overview(site: SiteFile, mesh: Mesh, handout: Handout) -> dict[str, Any]:

@@ -7,8 +7,12 @@ the same before and after anything is imported."""
 from collections.abc import Mapping
 from typing import Any
 
-from fairmesh.algorithms import DRDSGD, DSGD, Algorithm
-from fairmesh.compression.compressors import FLOAT_BITS, Compressor
+import torch
+
+from fairmesh.algorithms import Algorithm, Part
+from fairmesh.algorithms.message import PARAMETERS, message_of
+from fairmesh.compression.codes import Dense
+from fairmesh.compression.compressors import FLOAT_BITS
 from fairmesh.config.tables import from_table
 from fairmesh.config.trusted import import_paths
 from fairmesh.errors import BadInput
@@ -24,7 +28,6 @@ MOST_BITS = 2.0  # per parameter, of all that a message says about the gradient 
 MOST_BITS_OF_UPDATES = 8.0  # of what a training function makes of a whole round
 _ENOUGH = 'compressor = { name = "sign", block = 64 }'
 _ENOUGH_FOR_UPDATES = 'compressor = { name = "quantize", bits = 4, block = 256 }'
-_SMALL, _LARGE = 10**3, 10**6  # parameters of a model; some compressors send more per parameter of small ones
 
 
 def revealing(table: Mapping[str, Any]) -> list[str]:
@@ -54,7 +57,7 @@ def commented(table: Mapping[str, Any]) -> str:
 
 
 def _by_bits(table: Mapping[str, Any]) -> str | None:
-    bits = bits_per_parameter(table, _SMALL)
+    bits = bits_per_parameter(table)
     updates = "trainer" in table
     most, enough = (MOST_BITS_OF_UPDATES, _ENOUGH_FOR_UPDATES) if updates else (MOST_BITS, _ENOUGH)
     shown = "what the training function makes of a round" if updates else "the gradient of one batch"
@@ -81,7 +84,8 @@ def _by_batch(table: Mapping[str, Any]) -> str | None:
 
 
 def _compresses(table: Mapping[str, Any]) -> bool:
-    return isinstance(getattr(_sender(table), "compressor", None), Compressor)
+    algorithm = _sender(table)
+    return algorithm is not None and algorithm.gossip_settings() is not None
 
 
 def _sender(table: Mapping[str, Any]) -> Algorithm | None:
@@ -93,17 +97,26 @@ def _sender(table: Mapping[str, Any]) -> Algorithm | None:
     return algorithm_of(table)
 
 
-def bits_per_parameter(table: Mapping[str, Any], parameters: int = _LARGE) -> float | None:
-    """Returns the nominal bits per model parameter of a message in a round, or None if only the experiment's own code
-    knows."""
-    algorithm = _sender(table)
-    compressor = getattr(algorithm, "compressor", None)
-    if isinstance(compressor, Compressor):
-        rows = 2 if getattr(algorithm, "tracking", False) else 1
-        return rows * compressor.nominal_bits(parameters) / parameters
-    options = table.get("options")
-    dtype = options.get("dtype", "float32") if isinstance(options, Mapping) else "float32"
-    return (64.0 if dtype == "float64" else 32.0) if isinstance(algorithm, DSGD | DRDSGD) else None
+def bits_per_parameter(table: Mapping[str, Any]) -> float | None:
+    """Returns the bits per model parameter of what a message in a round says about gradients, without norms and heads;
+    None if only the experiment's own code knows."""
+    algorithm, options = _sender(table), table.get("options")
+    if algorithm is None or algorithm.needs_server:
+        return None
+    in_doubles = isinstance(options, Mapping) and options.get("dtype") == "float64"
+    parts = message_of(algorithm, torch.float64 if in_doubles else torch.float32)
+    if not parts:
+        return None
+    return sum(_bits(part) for part in parts.values() if part.content == "vectors") / PARAMETERS
+
+
+def _bits(part: Part) -> float:
+    return part.nominal_bits if is_compressed(part) else 8 * part.rows.element_size() * part.rows.shape[-1]
+
+
+def is_compressed(part: Part) -> bool:
+    """Returns whether a part is sent as anything but its numbers as they are."""
+    return not isinstance(part.code, Dense) or part.code.dtype is not None
 
 
 def algorithm_of(table: Mapping[str, Any]) -> Algorithm | None:

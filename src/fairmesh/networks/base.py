@@ -7,10 +7,14 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from fairmesh.compression import plain_size
 from fairmesh.compression.codes import Code
+from fairmesh.compression.compressors import FLOAT_BITS
+from fairmesh.errors import BadInput
 from fairmesh.networks.bounds import Content
 from fairmesh.networks.process_group import ProcessGroup
 from fairmesh.networks.roles import HeldByAll, PerNode
@@ -73,15 +77,30 @@ class Delivery(ABC):
 class Network(ABC):
     """Connects the nodes hosted here with each other and with those hosted elsewhere."""
 
-    n: int  # all nodes
-    hosted: Tensor  # (nodes,) positions, among all nodes, of those hosted here
-    identities: Tensor  # (nodes,) integers that name the hosted nodes
-    streams: Tensor | SecretIdentities  # these, or secret ones, name their random streams
-    own: Tensor  # (nodes, n) 1 in the column of the hosted node's own position
-    by_identity: Tensor  # (n,) positions of all nodes in the order of their identities
-    kept_of: Tensor | None  # (nodes, slots) identities of the nodes whose copies a node keeps, if it keeps one per node
-    process_group: ProcessGroup  # the processes that together host all nodes
-    cycle: Sequence[Mixing]  # the graphs that rounds use in turn
+    kept_of: Tensor | None = None  # (nodes, slots) identities of the nodes whose copies a node keeps, one per node
+
+    def __init__(
+        self,
+        cycle: Sequence[Mixing],  # the graphs that rounds use in turn
+        hosted: Sequence[int],  # positions, among all nodes, of those hosted here
+        process_group: ProcessGroup,  # the processes that together host all nodes
+        device: torch.device | str,
+        dtype: torch.dtype,
+        identities: Sequence[int] | None,  # integers that name all nodes; None: their positions
+        secrets: Sequence[bytes] | None,  # of the hosted nodes, instead of their identities in random streams
+    ):
+        self.n, self.cycle, self.process_group = cycle[0].n, cycle, process_group
+        self.device = torch.device(device)
+        names = np.arange(self.n) if identities is None else np.asarray(identities)
+        if len(set(names.tolist())) != self.n:
+            raise BadInput(f"identities must be {self.n} different integers, got {names.tolist()}")
+        self._names = torch.as_tensor(names, dtype=torch.int64, device=self.device)
+        self.hosted = torch.as_tensor(hosted, device=self.device)  # (nodes,)
+        self.identities = self._names[self.hosted]  # (nodes,)
+        self.streams = self.identities if secrets is None else SecretIdentities(secrets, self.device)
+        self.own = torch.eye(self.n, dtype=dtype, device=self.device)[self.hosted]  # (nodes, n) 1 at its own position
+        self.by_identity = torch.as_tensor(names.argsort(), device=self.device)  # (n,) positions, ordered by identity
+        self._nobody = torch.zeros((), dtype=torch.float64, device=self.device)
 
     @abstractmethod
     def exchange(self, parts: Mapping[str, Part], round_index: Tensor) -> Delivery:
@@ -111,22 +130,33 @@ class Network(ABC):
     def _clipped_disagreement(self, own: Tensor, kept: Tensor, round_index: Tensor) -> Tensor:
         """Returns the same with each term clipped."""
 
-    @abstractmethod
     def broadcast(self, row: Tensor, receivers: Tensor) -> tuple[Tensor, Traffic]:
         """Returns a server's row (..., 1, dim) at every node; it is sent where `receivers` (..., nodes) is true."""
+        total = self.process_group.all_reduce(receivers.double().sum(dim=-1, keepdim=True)).squeeze(-1)
+        bits, size = total * (FLOAT_BITS * row.shape[-1]), total * plain_size(row)
+        received = row.expand(*row.shape[:-2], len(self.hosted), row.shape[-1])
+        return received, Traffic(self._nobody, bits, self._nobody, size)
 
-    @abstractmethod
     def average(self, rows: Tensor, weights: Tensor) -> tuple[Tensor, Traffic]:
         """Returns sum_i weights[i] rows[i] at the server, (..., 1, dim). A node of weight zero sends nothing."""
+        return self.process_group.all_reduce(weights.unsqueeze(-2) @ rows), self._sent_to_server(weights != 0, rows)
 
-    @abstractmethod
     def report(self, values: Tensor, senders: Tensor) -> tuple[Tensor, Traffic]:
         """Returns one number per node (..., nodes, 1) at the server, (..., 1, n); it is sent where `senders` is
         true."""
+        return self.gather(values).mT, self._sent_to_server(senders, values)
 
-    @abstractmethod
+    def _sent_to_server(self, senders: Tensor, rows: Tensor) -> Traffic:
+        sent = senders.double()
+        return self._sent_by_nodes(sent * (FLOAT_BITS * rows.shape[-1]), sent * plain_size(rows))
+
+    def _sent_by_nodes(self, bits: Tensor, size: Tensor) -> Traffic:
+        return Traffic(bits, self._nobody, size, self._nobody)
+
     def gather(self, rows: Tensor) -> Tensor:
         """Returns all nodes' rows (..., n, dim), ordered by position, for observers. It is not counted as traffic."""
+        placed = rows.new_zeros(*rows.shape[:-2], self.n, rows.shape[-1]).index_copy_(-2, self.hosted, rows)
+        return self.process_group.all_reduce(placed)
 
     def beta(self) -> float:
         """Returns ||I - W||_2, the largest of any round."""

@@ -7,14 +7,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fairmesh.compression import HEADER_BYTES, part_sizes, plain_size
-from fairmesh.compression.compressors import FLOAT_BITS
+from fairmesh.compression import HEADER_BYTES, part_sizes
 from fairmesh.errors import BadInput
 from fairmesh.networks.base import Delivery, Network, Part, Traffic
 from fairmesh.networks.clipping import clipped_weights
 from fairmesh.networks.process_group import ProcessGroup
 from fairmesh.networks.product import Product, current
-from fairmesh.numerics.random_streams import SecretIdentities
 from fairmesh.topology.mixing import Mixing, union_of
 
 
@@ -74,19 +72,11 @@ class MemoryNetwork(Network):
         order: Sequence[int] | None = None,
         count_bytes: bool = True,
     ):
-        self.n, self.process_group, self.kept_of, self.cycle = cycle[0].n, SingleProcess(), None, cycle
-        place = np.arange(self.n) if order is None else np.asarray(order)
-        if sorted(place.tolist()) != list(range(self.n)):
-            raise BadInput(f"order must name each of the {self.n} nodes once")
-        names = np.arange(self.n) if identities is None else np.asarray(identities)
-        if len(set(names.tolist())) != self.n:
-            raise BadInput(f"identities must be {self.n} different integers, got {names.tolist()}")
-        device = torch.device(device)
-        self.hosted = torch.as_tensor(place, device=device)
-        self.identities = torch.as_tensor(names[place], dtype=torch.int64, device=device)
-        self.streams = self.identities if secrets is None else SecretIdentities(secrets, device)
-        self.own = torch.eye(self.n, dtype=dtype, device=device)[self.hosted]
-        self.by_identity = torch.as_tensor(names.argsort(), device=device)
+        place = np.arange(cycle[0].n) if order is None else np.asarray(order)
+        if sorted(place.tolist()) != list(range(cycle[0].n)):
+            raise BadInput(f"order must name each of the {cycle[0].n} nodes once")
+        super().__init__(cycle, place.tolist(), SingleProcess(), device, dtype, identities, secrets)
+        device = self.device
         self._fixed = len(cycle) == 1 and not self.liars
         if self.liars:
             weights = np.stack([mixing.matrix[place][:, place].toarray() for mixing in cycle])
@@ -96,7 +86,6 @@ class MemoryNetwork(Network):
         self._degrees = torch.as_tensor(degrees, dtype=torch.float64, device=device)  # (cycle, nodes)
         reach = union_of(cycle).degrees[place]
         self._reach = torch.as_tensor(reach, dtype=torch.float64, device=device)  # neighbours in any round
-        self._nobody = torch.zeros((), dtype=torch.float64, device=device)
         self._count_bytes = count_bytes
 
     def exchange(self, parts: Mapping[str, Part], round_index: Tensor) -> Delivery:
@@ -104,7 +93,7 @@ class MemoryNetwork(Network):
         everywhere = sum(part.nominal_bits for part in parts.values() if part.followed)
         here = sum(part.nominal_bits for part in parts.values()) - everywhere
         bits = (everywhere + here) * degrees if self._fixed else everywhere * self._reach + here * degrees
-        sent = self._by_nodes(bits, self._bytes_sent(parts, degrees))
+        sent = self._sent_by_nodes(bits, self._bytes_sent(parts, degrees))
         return _MemoryDelivery(parts, partial(self._product, round_index=round_index), self._fixed, sent)
 
     def copies(self, models: Tensor) -> Tensor:
@@ -118,25 +107,6 @@ class MemoryNetwork(Network):
         weights = clipped_weights(current(self._weights, round_index), distances, self.liars)
         return weights @ kept - weights.sum(dim=-1, keepdim=True) * own
 
-    def broadcast(self, row: Tensor, receivers: Tensor) -> tuple[Tensor, Traffic]:
-        sent = receivers.double().sum(dim=-1) * (FLOAT_BITS * row.shape[-1])
-        received = receivers.double().sum(dim=-1) * plain_size(row)
-        return row.expand(*row.shape[:-2], self.n, row.shape[-1]), self._by_server(sent, received)
-
-    def average(self, rows: Tensor, weights: Tensor) -> tuple[Tensor, Traffic]:
-        sent = (weights != 0).double() * (FLOAT_BITS * rows.shape[-1])
-        return weights.unsqueeze(-2) @ rows, self._by_nodes(sent, (weights != 0).double() * plain_size(rows))
-
-    def report(self, values: Tensor, senders: Tensor) -> tuple[Tensor, Traffic]:
-        asked = senders.double()
-        return self.gather(values).mT, self._by_nodes(asked * FLOAT_BITS, asked * plain_size(values))
-
-    def _by_nodes(self, bits: Tensor, size: Tensor) -> Traffic:
-        return Traffic(bits, self._nobody, size, self._nobody)
-
-    def _by_server(self, bits: Tensor, size: Tensor) -> Traffic:
-        return Traffic(self._nobody, bits, self._nobody, size)
-
     def _bytes_sent(self, parts: Mapping[str, Part], degrees: Tensor) -> Tensor:
         """Returns the bytes that each node sends: its message to each neighbour of this round, and to neighbours of
         other rounds only the differences that they follow."""
@@ -148,9 +118,6 @@ class MemoryNetwork(Network):
         if self._fixed or not followed:
             return sent
         return sent + (self._reach - degrees) * _together(followed)
-
-    def gather(self, rows: Tensor) -> Tensor:
-        return torch.empty_like(rows).index_copy_(-2, self.hosted, rows)
 
 
 def _together(sizes: Iterable[Tensor | int]) -> Tensor | int:

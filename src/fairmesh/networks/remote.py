@@ -12,17 +12,14 @@ from fairmesh.compression import (
     DecodeError,
     decode,
     encode,
-    plain_size,
 )
 from fairmesh.compression.codes import Code, Dense, row_of, tensors_in
-from fairmesh.compression.compressors import FLOAT_BITS
 from fairmesh.errors import BadInput, Diverged
 from fairmesh.networks.base import Delivery, Network, Part, Traffic
 from fairmesh.networks.bounds import Bounds
 from fairmesh.networks.clipping import clipped_weights
 from fairmesh.networks.product import current
 from fairmesh.networks.transport import Edge, Read, Transport
-from fairmesh.numerics.random_streams import SecretIdentities
 from fairmesh.topology.mixing import Mixing, union_of
 
 
@@ -55,19 +52,11 @@ class RemoteNetwork(Network):
         each_copy: bool = False,
         bounds: Bounds | None = None,  # of what is accepted from nodes elsewhere; None: everything
     ):
-        self.n, self.cycle, self._transport, self._bounds = cycle[0].n, cycle, transport, bounds
-        self._here = list(hosted)
-        if not self._here or len(set(self._here)) != len(self._here) or not set(self._here) <= set(range(self.n)):
-            raise BadInput(f"hosted must name some of the {self.n} nodes, each once, got {self._here}")
-        names = np.arange(self.n) if identities is None else np.asarray(identities)
-        if len(set(names.tolist())) != self.n:
-            raise BadInput(f"identities must be {self.n} different integers, got {names.tolist()}")
-        self.device, self.process_group = torch.device(device), transport.process_group
-        self.hosted = torch.tensor(self._here, device=self.device)
-        self.identities = torch.as_tensor(names[self._here], dtype=torch.int64, device=self.device)
-        self.streams = self.identities if secrets is None else SecretIdentities(secrets, self.device)
-        self.own = torch.eye(self.n, dtype=dtype, device=self.device)[self.hosted]
-        self.by_identity = torch.as_tensor(names.argsort(), device=self.device)
+        self._here, self._transport, self._bounds = list(hosted), transport, bounds
+        n = cycle[0].n
+        if not self._here or len(set(self._here)) != len(self._here) or not set(self._here) <= set(range(n)):
+            raise BadInput(f"hosted must name some of the {n} nodes, each once, got {self._here}")
+        super().__init__(cycle, self._here, transport.process_group, device, dtype, identities, secrets)
         self._one_row = len(cycle) == 1 and not each_copy and not self.liars
         self._neighbours = [[_neighbours(mixing, i) for i in self._here] for mixing in cycle]  # of each round
         self._reached = [_neighbours(union_of(cycle), i) for i in self._here]  # of any round
@@ -81,11 +70,9 @@ class RemoteNetwork(Network):
         slots = [[self._at[j] for j in (i, *reached)] for i, reached in zip(self._here, self._reached)]
         width = max(map(len, slots))
         self._slots = torch.tensor([row + [row[0]] * (width - len(row)) for row in slots], device=self.device)
-        everyone = torch.as_tensor(names[self._known], dtype=torch.int64, device=self.device)
-        self.kept_of = None if self._one_row else everyone[self._slots]
+        self.kept_of = None if self._one_row else self._names[self._known][self._slots]
         filled = torch.tensor([[k < len(row) for k in range(width)] for row in slots], device=self.device)
         self._slot_weights = (self._weights.gather(-1, self._slots.expand(len(cycle), -1, -1)) * filled).unsqueeze(-1)
-        self._nobody = torch.zeros((), dtype=torch.float64, device=self.device)
 
     def exchange(self, parts: Mapping[str, Part], round_index: Tensor) -> Delivery:
         now = int(round_index)
@@ -112,7 +99,7 @@ class RemoteNetwork(Network):
         arrivals = self._transport.exchange(now, outgoing, expected, read)
         nominal = torch.tensor(bits, dtype=torch.float64, device=self.device)
         real = torch.tensor(size, dtype=torch.float64, device=self.device).mT  # (replicas, nodes)
-        sent = self._by_nodes(nominal, real)
+        sent = self._sent_by_nodes(nominal, real)
         return _RemoteDelivery(self, lambda: self._known_rows(parts, arrivals()), round_index, sent)
 
     def _norms(self, parts: Mapping[str, Part]) -> dict[str, "_Norms"]:
@@ -243,30 +230,6 @@ class RemoteNetwork(Network):
         weights = current(self._slot_weights, round_index).squeeze(-1)
         clipped = clipped_weights(weights, torch.linalg.vector_norm(apart, dim=-1), self.liars)
         return (clipped.unsqueeze(-1) * apart).sum(dim=-2)
-
-    def broadcast(self, row: Tensor, receivers: Tensor) -> tuple[Tensor, Traffic]:
-        total = self.process_group.all_reduce(receivers.double().sum(dim=-1, keepdim=True)).squeeze(-1)
-        sent = self._by_server(total * (FLOAT_BITS * row.shape[-1]), total * plain_size(row))
-        return row.expand(*row.shape[:-2], len(self._here), row.shape[-1]), sent
-
-    def average(self, rows: Tensor, weights: Tensor) -> tuple[Tensor, Traffic]:
-        sent = (weights != 0).double()
-        traffic = self._by_nodes(sent * (FLOAT_BITS * rows.shape[-1]), sent * plain_size(rows))
-        return self.process_group.all_reduce(weights.unsqueeze(-2) @ rows), traffic
-
-    def report(self, values: Tensor, senders: Tensor) -> tuple[Tensor, Traffic]:
-        asked = senders.double()
-        return self.gather(values).mT, self._by_nodes(asked * FLOAT_BITS, asked * plain_size(values))
-
-    def gather(self, rows: Tensor) -> Tensor:
-        placed = rows.new_zeros(*rows.shape[:-2], self.n, rows.shape[-1]).index_copy_(-2, self.hosted, rows)
-        return self.process_group.all_reduce(placed)
-
-    def _by_nodes(self, bits: Tensor, size: Tensor) -> Traffic:
-        return Traffic(bits, self._nobody, size, self._nobody)
-
-    def _by_server(self, bits: Tensor, size: Tensor) -> Traffic:
-        return Traffic(self._nobody, bits, self._nobody, size)
 
 
 class _RemoteDelivery(Delivery):

@@ -17,7 +17,7 @@ import functools
 import operator
 import typing
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Annotated, Any, Literal
 
 from torch import Tensor
@@ -86,17 +86,8 @@ class Role:
 
     def within(self, outer: "Role") -> "Role":
         """Returns this role for a tensor inside a field of the role `outer`."""
-        return Role(
-            self.held_by or outer.held_by,
-            self.over_nodes or outer.over_nodes,
-            self.per_neighbour or outer.per_neighbour,
-            self.sums_to_zero or outer.sums_to_zero,
-            self.on_simplex or outer.on_simplex,
-            self.common or outer.common,
-            self.any_length or outer.any_length,
-            self.shows or outer.shows,
-            self.if_lost or outer.if_lost,
-        )
+        names = [field.name for field in fields(self)]
+        return Role(*(getattr(self, name) or getattr(outer, name) for name in names))
 
 
 OVER_NODES = Role(over_nodes=True)

@@ -11,7 +11,7 @@ from functools import cached_property
 class Layout:
     """The parameters in a row of models: their names, shapes and places, in order.
 
-    A compressor gets it by `Compressor.bound`, an algorithm as `ctx.layout`.
+    An algorithm gets it as `ctx.layout`, an optimizer as an argument.
 
     Args:
         names: The names of the parameters, as `named_parameters()` has them.

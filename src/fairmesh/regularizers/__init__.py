@@ -8,11 +8,11 @@ from fairmesh.regularizers.base import Cappable, Priced, Regularizer
 from fairmesh.regularizers.builtin import (
     Capped,
     ChiSquare,
+    Custom,
     KullbackLeibler,
     NoRegularizer,
     OwnCoordinate,
 )
-from fairmesh.regularizers.custom import Custom
 from fairmesh.regularizers.simplex import project_onto_simplex
 
 __all__ = [

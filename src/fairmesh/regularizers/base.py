@@ -7,6 +7,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from fairmesh.errors import BadInput
+from fairmesh.regularizers.simplex import project_onto_simplex
 
 
 class Regularizer(ABC):
@@ -42,9 +43,10 @@ class Regularizer(ABC):
     def gradient(self, duals: Tensor, prior: Tensor, own: Tensor) -> Tensor:
         """Returns alpha times the gradient of r that a node adds to its ascent direction: (..., nodes, n)."""
 
-    @abstractmethod
     def project(self, rows: Tensor, prior: Tensor) -> Tensor:
-        """Returns the Euclidean projection of each row onto the ambiguity set, the weights that are allowed."""
+        """Returns the Euclidean projection of each row onto the ambiguity set, the weights that are allowed. Default:
+        the simplex."""
+        return project_onto_simplex(rows)
 
     @abstractmethod
     def maximiser(self, losses: Tensor, prior: Tensor) -> Tensor:
@@ -58,9 +60,9 @@ class Regularizer(ABC):
             The weights (..., 1, n).
         """
 
-    @abstractmethod
     def max_stable_dual_step(self, prior: Tensor) -> float:
-        """Returns the dual step size above which gradient ascent oscillates; infinite if there is no such bound."""
+        """Returns the dual step size above which gradient ascent oscillates. Default: infinite, for no such bound."""
+        return math.inf
 
 
 class Cappable(Regularizer, ABC):
@@ -110,8 +112,8 @@ class Priced(Cappable, ABC):
         """Returns lambda_i / p_i for x_i = f_i / softness - price."""
 
 
-def check_strength(strength: float, positive: bool = True) -> None:
-    if not math.isfinite(strength) or strength < 0 or (positive and strength == 0):
+def check_strength(strength: float) -> None:
+    if not (math.isfinite(strength) and strength > 0):
         raise BadInput(
             f"strength, alpha, must be a finite number > 0, got {strength}; use NoRegularizer for no regularizer"
         )

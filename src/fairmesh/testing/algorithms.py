@@ -13,16 +13,17 @@ import torch
 from torch import Tensor
 
 from fairmesh.algorithms.base import Algorithm, Round
+from fairmesh.algorithms.message import NoGradients
 from fairmesh.algorithms.optimizers import AdamW, Optimizer
 from fairmesh.algorithms.schedules import with_run_length
-from fairmesh.compression.compressors import Compressor, with_layout
+from fairmesh.compression.compressors import Compressor
 from fairmesh.networks.memory import MemoryNetwork
 from fairmesh.networks.roles import Role, StateView, roles_of
 from fairmesh.problems.oracle import Oracle
 from fairmesh.problems.problem import Problem
 from fairmesh.storage.state_tree import flatten_state, unflatten_state
 from fairmesh.testing.hosts import on_hosts
-from fairmesh.testing.problems import NoGradients, small_problem, wide_problem
+from fairmesh.testing.problems import small_problem, wide_problem
 from fairmesh.testing.stacks import End, after, mixed_up, relabelled, stack, tensors_of
 from fairmesh.testing.violations import (
     bits_of,
@@ -100,9 +101,10 @@ def check_algorithm(
     problem = small_problem() if problem is None else problem
     topologies = (Ring(), Changing((Ring(), Star()))) if topologies is None else topologies
     algorithm.check(problem.prior_of_sites, problem.flat_model.dim)
-    bound = with_layout(algorithm, problem.flat_model.layout)  # as in a run
     with running("a run in float32"):
-        _check_state(bound, problem, *stack(problem, topologies[0].build(problem.n), bound, dtype=torch.float32))
+        _check_state(
+            algorithm, problem, *stack(problem, topologies[0].build(problem.n), algorithm, dtype=torch.float32)
+        )
     _, oracle = stack(problem, topologies[0].build(problem.n), algorithm, seeds=_SEEDS)
     order = mixed_up(problem.n)
     moved = dataclasses.replace(problem, sites=[problem.sites[i] for i in order])
@@ -111,16 +113,16 @@ def check_algorithm(
         with running(f"a run over {topology}"):
             cycle = topology.build(problem.n)
             network = MemoryNetwork(cycle, dtype=torch.float64)
-            _check_state(bound, problem, network, oracle)
-            _check_purity(bound, network, oracle)
-            ended = after(bound, network, oracle, rounds)
+            _check_state(algorithm, problem, network, oracle)
+            _check_purity(algorithm, network, oracle)
+            ended = after(algorithm, network, oracle, rounds)
             moved_network = MemoryNetwork(relabelled(cycle, order), dtype=torch.float64, identities=order)
-            renamed = after(bound, moved_network, moved_oracle, rounds)
+            renamed = after(algorithm, moved_network, moved_oracle, rounds)
             _check_naming(ended, renamed, order, _roles(algorithm, ended), tolerance)
             if keeps_average:
                 _check_average(algorithm, network, rounds)
         with running(f"a run on several hosts over {topology}"):
-            _check_hosts(ended, bound, problem, topology, rounds, tolerance)
+            _check_hosts(ended, algorithm, problem, topology, rounds, tolerance)
     if may_leave and not algorithm.needs_server:
         with running("a run without gradients"):
             _check_leaving(algorithm, problem.n)
@@ -323,7 +325,6 @@ def _with_optimizer(algorithm: Algorithm, optimizer: Optimizer | None) -> Algori
 def _check_carried(algorithm: Algorithm, topology: Topology, tolerance: float, rounds: int = 3) -> None:
     problem = small_problem(local=("2.*",))
     algorithm = _with_optimizer(algorithm, AdamW(decay=0.01, no_decay=("*.bias",)))
-    algorithm = with_layout(algorithm, problem.flat_model.layout)
     cycle, order = topology.build(problem.n), mixed_up(problem.n)
     network, oracle = stack(problem, cycle, algorithm, seeds=_SEEDS)
     _check_purity(algorithm, network, oracle)

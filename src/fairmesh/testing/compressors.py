@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fairmesh import compression
-from fairmesh.compression.codes import Code, Composite, row_of
+from fairmesh.compression.codes import Code, row_of
 from fairmesh.compression.compressors import Compressor
 from fairmesh.numerics import random_streams
 from fairmesh.numerics.random_streams import Draw
@@ -94,10 +94,7 @@ def _check_purity(compressor: Compressor, dim: int, dtype: torch.dtype) -> None:
     decoded = code.decode()
     require(torch.equal(rows, before), "compress changes the rows that it is given")
     require(torch.equal(torch.get_rng_state(), state), "compress draws from torch's generator; use draw.uniforms(...)")
-    require(
-        isinstance(code, Code),
-        f"compress gives a {type(code).__name__}, none of Dense, Sparse, Levels, Signs, Composite",
-    )
+    require(isinstance(code, Code), f"compress gives a {type(code).__name__}, none of Dense, Sparse, Levels, Signs")
     found, wanted = ((tuple(t.shape), str(t.dtype)[6:]) for t in (decoded, rows))
     require(found == wanted, f"rows {wanted} are decoded as {found}")
     require(
@@ -160,12 +157,6 @@ def _has_negative_zero(values: Tensor) -> bool:
 
 
 def _require_same_code(received: Code, sent: Code, whose: str) -> None:
-    if isinstance(sent, Composite) and isinstance(received, Composite):
-        require(received.assemble == sent.assemble, f"assemble of {whose} differs between a zero row and this one")
-        for k, (one, other) in enumerate(zip(received.parts, sent.parts)):
-            _require_same_code(one, other, f"part {k} of {whose}")
-        require_close(received.decode(), sent.decode(), 0.0, f"{whose} before and after encoding and decoding")
-        return
     for name, value in sent._asdict().items():
         there = getattr(received, name)
         if not isinstance(value, Tensor):

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from fairmesh.algorithms.base import Algorithm, Carried, Round, carried_at_start
-from fairmesh.compression.compressors import with_layout
 from fairmesh.networks.base import Network, Traffic
 from fairmesh.networks.bounds import Bounds
 from fairmesh.networks.process_group import ProcessGroup
@@ -143,7 +142,7 @@ def on_hosts(
         >>> run.states[1].models.shape, run.post.bytes_carried > 0
         (torch.Size([1, 2, 53]), True)
     """
-    post, algorithm = Post(len(blocks)), with_layout(algorithm, problem.flat_model.layout)
+    post = Post(len(blocks))
 
     def one(host: int) -> tuple[Any, list[Traffic], Carried]:
         with post.arrived:  # one computes at a time, and lets others while it waits: tracing is not for threads

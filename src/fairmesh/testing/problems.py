@@ -1,13 +1,9 @@
-"""A problem small enough to train on in milliseconds, and an oracle of nodes that have nothing to learn."""
-
-import math
-from types import SimpleNamespace
+"""Problems small enough to train on in milliseconds."""
 
 import torch
 from torch import Tensor, nn
 
 from fairmesh.data.site import Site
-from fairmesh.numerics.layout import Layout
 from fairmesh.problems.parts import Parts
 from fairmesh.problems.problem import Problem, Sampling
 
@@ -60,36 +56,3 @@ def wide_problem(nodes: int = 8) -> Problem:
         return nn.Sequential(nn.Linear(10, 130), nn.Tanh(), nn.Linear(130, 140), nn.Tanh(), nn.Linear(140, 3))
 
     return Problem(model=model, sites=[Site(train) for train in data], sampling=Sampling(batch=1))
-
-
-class NoGradients:
-    """An oracle whose gradients are zero and whose losses are one: what is left of an algorithm is its gossip."""
-
-    discounts_noise = False
-    subgroups = 0
-
-    def __init__(self, rows: Tensor):
-        side = math.isqrt(rows.shape[-1])
-        layout = Layout(("weight", "bias"), ((side, side), (rows.shape[-1] - side**2,)))
-        self.model = SimpleNamespace(layout=layout, own_dim=0)
-        self.rows, self.seeds, self.dtype = rows, torch.arange(len(rows)), rows.dtype
-        self.initial_rows = rows.mean(dim=-2)
-        self.prior = torch.full((len(rows), 1, rows.shape[-2]), 1 / rows.shape[-2], dtype=rows.dtype)
-
-    def initial_models(self) -> Tensor:
-        return self.rows.clone()
-
-    def initial_memory(self) -> None:
-        return None
-
-    def losses_and_gradients(self, models: Tensor, round_index: Tensor, call: int) -> tuple[Tensor, Tensor]:
-        return torch.ones_like(models[..., :1]), torch.zeros_like(models)
-
-    def weights_open(self, round_index: Tensor) -> Tensor | None:
-        return None
-
-    def losses(self, models: Tensor, round_index: Tensor, call: int) -> Tensor:
-        return torch.ones_like(models[..., :1])
-
-    def errors(self, models: Tensor, round_index: Tensor, call: int) -> Tensor:
-        return torch.ones_like(models[..., :1])

@@ -12,7 +12,6 @@ from fairmesh.algorithms.base import Algorithm, Carried, Round, TrainerMemory, c
 from fairmesh.algorithms.own_parts import OwnState
 from fairmesh.algorithms.schedules import as_schedule
 from fairmesh.algorithms.subgroups import SubgroupState
-from fairmesh.compression.compressors import with_layout
 from fairmesh.config.overrides import portable
 from fairmesh.config.tables import to_table
 from fairmesh.errors import BadInput
@@ -153,9 +152,7 @@ class Training:
                     "that could be clipped; use ad-gda, tracked-ad-gda or choco-sgd"
                 )
         self._round_cache = RoundCache()
-        layout = problem.flat_model.layout
-        algorithms = [with_layout(replica.algorithm, layout) for replica in self.replicas]
-        self.algorithm = stacked(algorithms, self.dtype, self.device)
+        self.algorithm = stacked([replica.algorithm for replica in self.replicas], self.dtype, self.device)
         self.placements = torch.tensor([replica.placement for replica in self.replicas])
         self.data_home = home_of_data(problem, self.device)
         self.oracle = Oracle(
