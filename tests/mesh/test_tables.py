@@ -91,7 +91,7 @@ def test_nodes_with_tables_of_their_own_agree_on_one_preprocessing_also_after_a_
     run.end(*NAMES)
     expected = Preprocessing.fitted(sums)
     assert [preprocessing_of(tmp_path, name) for name in NAMES] == [expected] * 3
-    assert expected.columns[1].categories == ("east", "north", "south")
+    assert expected.columns[1].classes == ("east", "north", "south")
 
 
 @pytest.mark.slow

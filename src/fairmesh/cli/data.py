@@ -267,15 +267,17 @@ def contract(
 
     Prints the section that this data fulfils, with ranges a little wider than seen. Correct it, add the units, and put
     it into the experiment file; every site's data is then checked by it."""
-    from fairmesh.data.contract import drafted, drafted_from_table
+    from fairmesh.data.check import table_of_file
+    from fairmesh.data.draft import drafted
     from fairmesh.experiment import load_experiment
 
     if source.suffix == ".toml":
-        draft = drafted(load_experiment(source).known_data(), without)
+        made = load_experiment(source).known_data()
     elif target is None:
         raise BadInput(f"{source}: name the column to predict with --target")
     else:
-        draft = drafted_from_table(str(source), target, "numbers" if numbers else "labels", without)
+        made = table_of_file(str(source), target, predict="numbers" if numbers else "labels")
+    draft = drafted(made, without)
     print(draft.text)
     for name in draft.identifiers:
         say(

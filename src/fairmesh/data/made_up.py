@@ -8,7 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fairmesh.data.contract import Arrays, Column, Contract
+from fairmesh.data.columns import Column
+from fairmesh.data.contract import Arrays, Contract
 from fairmesh.data.datasets.table import Table
 from fairmesh.data.partitions import Even
 from fairmesh.data.site import Site
@@ -22,10 +23,10 @@ def made_up_site(contract: Contract) -> Site | None:
     the contract does not say what inputs or targets are. That a value is missing is an input of its own where it is
     not filled by a constant, so the number of inputs is then known only from real data."""
     target, inputs = contract.target, contract.inputs
-    plans = [column.plan(contract.standardize) for column in contract.columns]
-    if any(not plan.fixed and not plan.required for plan in plans):
-        return None
     if target is None or not (contract.columns or (inputs is not None and inputs.shape is not None)):
+        return None
+    plan = contract.plan(target)
+    if not all(column.required or plan.is_fixed(column) for column in contract.columns):
         return None
     count = max(_ROWS, *(2 * len(column.classes) for column in (*contract.columns, target)))
     values = _values(target, count)

@@ -144,7 +144,7 @@ def described(model: TrainedModel) -> dict[str, Any]:
     elif table is None:
         taken = {"kind": "array", "shape": list(model.shape), "dtype": model.dtype}
     else:
-        columns = [{"name": c.name, "kind": c.kind, "categories": list(c.categories)} for c in table.columns]
+        columns = [{"name": c.name, "kind": c.kind, "categories": list(c.classes)} for c in table.columns]
         taken = {"kind": "table", "columns": columns}
     mixture = {"mixture": model.module.weights} if isinstance(model.module, PersonalModel) else {}
     return {
@@ -168,7 +168,7 @@ def drawn_inputs(model: TrainedModel, rows: int) -> Tensor:
         columns = model.preprocessing.columns
         uniform = random_streams.uniform(key, rows * len(columns), torch.float64).reshape(rows, len(columns))
         for k, column in enumerate(columns):
-            count = len(column.categories)
+            count = len(column.classes)
             if column.kind == "category":
                 uniform[:, k] = (uniform[:, k] * (count + 1)).floor() - 1  # also one that is not known
             else:
@@ -219,7 +219,7 @@ def _expected(model: TrainedModel, inputs: Tensor) -> Tensor:
         for k, column in enumerate(table.columns):
             values = inputs[:, k].numpy()
             if column.kind == "category":
-                names = [*column.categories, "a category that no site has"]  # at place -1
+                names = [*column.classes, "a category that no site has"]  # at place -1
                 values = np.array([None if np.isnan(v) else names[int(v)] for v in values], object)
             columns[column.name] = values
         inputs = torch.from_numpy(table.transform_encoded(columns))

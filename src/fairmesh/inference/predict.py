@@ -172,12 +172,12 @@ def _of_table(model: TrainedModel, table: Preprocessing, data: Any) -> Predictio
             metrics = _metrics(model, outputs[torch.from_numpy(known)], targets)
         if not known.all():
             notes.append(f"{int((~known).sum())} rows have no {table.target.name}, so metrics leave them out")
-    names = _class_names(model, outputs.shape[1]) if table.target.kind == "label" else ()
+    names = _class_names(model, outputs.shape[1]) if table.target.type == "label" else ()
     return Predictions(values, names, [str(k + 1) for k in range(count)], bad, notes, metrics)
 
 
 def _targets(table: Preprocessing, values: np.ndarray, where: str) -> Tensor:
-    if table.target.kind == "label":
+    if table.target.type == "label":
         return torch.from_numpy(table.labels(values, where))
     return torch.from_numpy(encoded(values, "number", table.target.name, where))
 
@@ -208,7 +208,7 @@ def _unknown_categories(table: Preprocessing, columns: Mapping[str, np.ndarray],
         if column.kind != "category":
             continue
         texts = encoded(columns[column.name][rows], column.kind, column.name, "")
-        unknown = [text for text in texts if text is not None and text not in column.categories]
+        unknown = [text for text in texts if text is not None and text not in column.classes]
         if unknown:
             shown = ", ".join(repr(text) for text in list(dict.fromkeys(unknown))[:3])
             notes.append(

@@ -24,6 +24,7 @@ from fairmesh.data.partitions import (
 )
 from fairmesh.data.site import Site
 from fairmesh.data.streams import HELD_UP_TO, Streamed
+from fairmesh.data.tables import numbered_labels
 from fairmesh.errors import BadInput, in_a_line, optional
 
 _IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".gif", ".webp")
@@ -65,12 +66,7 @@ def labels_of(values: Any, classes: tuple[str, ...], where: str) -> np.ndarray:
     """Returns the class of each value: its place among `classes` or, if none are given, among the distinct values."""
     if not classes:
         return indexed(values)[1]
-    place = {name: k for k, name in enumerate(classes)}
-    texts = [str(value) for value in np.asarray(values).tolist()]
-    unknown = sorted(set(texts) - place.keys())
-    if unknown:
-        raise BadInput(f"{where} has the class {unknown[0]!r}, which is not among classes = {list(classes)}")
-    return np.array([place[text] for text in texts])
+    return numbered_labels([str(value) for value in np.asarray(values).tolist()], classes, where)
 
 
 def streamed_sites(
