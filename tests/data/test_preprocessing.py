@@ -299,7 +299,7 @@ def test_tables_of_sites_that_do_not_fit_together_are_refused_by_name(file, tmp_
     without = {key: values for key, values in columns.items() if key != "age"}
     for south, names in (
         (sums("south", without), ["'age'", "south has no", "north"]),
-        (sums("south", columns | {"ward": np.arange(120)}), ["'ward'", "category at north", "number at south"]),
+        (sums("south", columns | {"ward": np.arange(120)}), ["'ward'", '"category" at north', '"number" at south']),
         (sums("south", columns, standardize=False), ["'age'", "settings", "south"]),
         (sums("south", columns, classes=("ill", "well")), ["classes", "north", "south"]),
     ):

@@ -26,7 +26,7 @@ from fairmesh.data.tables import (
     two_spellings,
     whole_number_text,
 )
-from fairmesh.errors import BadInput
+from fairmesh.errors import BadInput, listed
 from fairmesh.numerics import trees
 
 FEW_TEST_ROWS = 30  # with fewer, a metric of the site says little
@@ -181,7 +181,8 @@ def _between_sites(table: Table, name: str, values: np.ndarray, sites: np.ndarra
         )
     if len(set(kinds.values())) > 1:
         said = "; ".join(
-            f"{kind} at {_listed([s for s, k in kinds.items() if k == kind])}" for kind in dict.fromkeys(kinds.values())
+            f"{kind} at {listed([s for s, k in kinds.items() if k == kind], _SHOWN)}"
+            for kind in dict.fromkeys(kinds.values())
         )
         yield Finding(
             "warning", "kinds differ", f"column {name!r} is not the same everywhere: {said}; write it in the same way"
@@ -194,7 +195,8 @@ def _between_sites(table: Table, name: str, values: np.ndarray, sites: np.ndarra
                 yield Finding(
                     "warning",
                     "categories differ",
-                    f"column {name!r} at {site}: {_listed(alone)}, which no other site has; perhaps another spelling",
+                    f"column {name!r} at {site}: {listed(alone, _SHOWN)}, which no other site has; perhaps another "
+                    "spelling",
                 )
 
 
@@ -212,7 +214,7 @@ def check_sites(sites: Sequence[Site]) -> Iterator[Finding]:
             yield Finding("warning", "no test rows", f"{name} has no test rows, so that it will not be measured")
     few = {name: len(samples) for name, samples in test.items() if len(samples) < FEW_TEST_ROWS}
     if few:
-        said = _listed([f"{name} ({count})" for name, count in few.items()])
+        said = listed([f"{name} ({count})" for name, count in few.items()], _SHOWN)
         least, numbers = min(few.values()), any(one.labels is None for one in train.values())
         sure = f"an accuracy from {least} rows is known to about {100 / math.sqrt(least):.0f} points"
         yield Finding(
@@ -279,7 +281,7 @@ def _duplicates(
         chance = _by_chance(train[first], train[second], columns[first])
         why = _CHANCE if _is_chance(count, chance, len(train) ** 2) else "did they copy?"
         yield Finding(
-            "warning", "same rows at sites", f"{count:,} training rows are the same at {_listed(names)}; {why}"
+            "warning", "same rows at sites", f"{count:,} training rows are the same at {listed(names, _SHOWN)}; {why}"
         )
     done: dict[int, list[bytes]] = {}
     for name, samples in test.items():
@@ -332,16 +334,7 @@ def _by_chance(test: Samples, train: Samples, columns: Sequence[int]) -> float:
         train: The training rows.
         columns: How many inputs each column of a table became; with none, every input is a column.
     """
-    inputs, others = ([_flat(tensor) for tensor in trees.leaves(one.some().inputs)] for one in (train, test))
-    if len(inputs) == 1 and sum(columns) == inputs[0].shape[1]:
-        ends = np.cumsum(columns)[:-1]
-        inputs, others = (np.split(one[0], ends, axis=1) for one in (inputs, others))
-    else:
-        inputs, others = (
-            [part for one in some for part in np.split(one, one.shape[1], axis=1)] for some in (inputs, others)
-        )
-    inputs += [_flat(tensor) for tensor in trees.leaves(train.some().targets)]
-    others += [_flat(tensor) for tensor in trees.leaves(test.some().targets)]
+    inputs, others = (_by_column(samples.some(), columns) for samples in (train, test))
     logs = np.zeros(len(others[0]))
     for mine, theirs in zip(inputs, others):
         counts = Counter(map(bytes, np.ascontiguousarray(mine)))
@@ -350,8 +343,16 @@ def _by_chance(test: Samples, train: Samples, columns: Sequence[int]) -> float:
     return float(-np.expm1(len(inputs[0]) * np.log1p(-np.minimum(np.exp(logs), 1 - 1e-12))).sum())
 
 
+def _by_column(samples: Samples, columns: Sequence[int]) -> list[np.ndarray]:
+    """Returns the numbers (rows, ...) of each column, and of each target."""
+    inputs, targets = ([_flat(part) for part in trees.leaves(tree)] for tree in (samples.inputs, samples.targets))
+    if len(inputs) == 1 and sum(columns) == inputs[0].shape[1]:
+        return np.split(inputs[0], np.cumsum(columns)[:-1], axis=1) + targets
+    return [column for part in inputs for column in np.split(part, part.shape[1], axis=1)] + targets
+
+
 def _flat(tensor: Tensor) -> np.ndarray:
-    return tensor.reshape(len(tensor), -1).numpy()
+    return tensor.reshape(len(tensor), -1).contiguous().numpy()
 
 
 def _columns_of(site: Site) -> list[int]:
@@ -364,11 +365,5 @@ def _columns_of(site: Site) -> list[int]:
 def _keys(samples: Samples) -> list[bytes]:
     """Returns for each sample something that is equal for equal ones."""
     samples = samples.some()
-    tensors = [*trees.leaves(samples.inputs), *trees.leaves(samples.targets)]
-    parts = [tensor.reshape(len(samples), -1).contiguous().numpy() for tensor in tensors]
+    parts = [_flat(tensor) for tree in (samples.inputs, samples.targets) for tensor in trees.leaves(tree)]
     return [b"".join(part.tobytes() for part in row) for row in zip(*parts)]
-
-
-def _listed(names: Sequence[str]) -> str:
-    more = len(names) - _SHOWN
-    return ", ".join(names[:_SHOWN]) + (f" and {more} more" if more > 0 else "")

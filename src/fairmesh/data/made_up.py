@@ -1,8 +1,7 @@
 """A made-up site that fulfils a contract, to try a model on before any site has shown its data."""
 
 import datetime
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -34,30 +33,16 @@ def made_up_site(contract: Contract) -> Site | None:
         numbers = values if target.type != "label" else [target.classes.index(value) for value in values]
         targets = torch.tensor(numbers)
         return Site((_arrays(inputs, count), targets if target.type == "label" else targets.float()), name=_TRIED)
-    columns = {column.name: np.array(_values(column, count)) for column in contract.columns}
-    (site,) = contract.sites(
-        _MadeUp(
-            _TRIED,
-            target.name,
-            inputs=tuple(columns),
-            predict="labels" if target.type == "label" else "numbers",
-            classes=target.classes,
-            standardize=contract.standardize,
-            partition=Even(1),
-            columns=tuple((columns | {target.name: np.array(values)}).items()),
-        )
+    table = Table(
+        _TRIED,
+        target.name,
+        predict="labels" if target.type == "label" else "numbers",
+        classes=target.classes,
+        partition=Even(1),
     )
+    columns = {column.name: np.array(_values(column, count)) for column in contract.columns}
+    (site,) = table.sites_of(columns | {target.name: np.array(values)}, plan)
     return replace(site, name=_TRIED)
-
-
-@dataclass(frozen=True)
-class _MadeUp(Table):
-    """A table that is not in a file."""
-
-    columns: Sequence[tuple[str, np.ndarray]] = ()
-
-    def read(self) -> dict[str, np.ndarray]:
-        return dict(self.columns)
 
 
 def _values(column: Column, count: int) -> list:

@@ -7,7 +7,7 @@ compute it from the same sums in exact arithmetic, so that it is the same to the
 import json
 import math
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -28,7 +28,7 @@ from fairmesh.data.tables import (
     numbered_labels,
     whole_number_text,
 )
-from fairmesh.errors import BadInput
+from fairmesh.errors import BadInput, listed
 
 FEWEST = 5  # rows of a site behind anything that it says about them
 _FORMAT = 1
@@ -452,24 +452,23 @@ class Preprocessing:
     def in_words(self) -> list[str]:
         """Returns what it does, in sentences."""
         said = [f"{len(self.columns)} columns become {len(self.inputs)} inputs"]
-        numbers = [c for c in self.columns if c.kind != "category"]
-        scaled = [c for c in numbers if (c.center, c.scale) != (0.0, 1.0)]
-        for some, how in (
-            (scaled, "scaled by one mean and spread for all sites"),
-            ([c for c in numbers if c not in scaled], "used as they are"),
-        ):
-            if some:
-                said.append(f"numbers, {how}: {_listed([_with_kind(c) for c in some])}")
-        categories = [f"{c.name} ({_listed(c.classes) or 'none'})" for c in self.columns if c.kind == "category"]
-        if categories:
-            said.append(f"categories, one input each and one for all others: {_listed(categories)}")
-        missing = [c for c in self.columns if c.indicator]
-        if missing:
-            filled = [c.name if c.constant is None else f"{c.name} ({_shown(c.constant)})" for c in missing]
-            said.append(f"missing values are filled and marked by an input: {_listed(filled)}")
+        treated = defaultdict[str, list[str]](list)
+        for column in self.columns:
+            name = column.name
+            if column.kind == "category":
+                shown = f"{name} ({listed(column.classes) or 'none'})"
+                treated["categories, one input each and one for all others"].append(shown)
+            else:
+                as_it_is = (column.center, column.scale) == (0.0, 1.0)
+                how = "used as they are" if as_it_is else "scaled by one mean and spread for all sites"
+                treated[f"numbers, {how}"].append(name if column.kind == "number" else f"{name} ({column.kind})")
+            if column.indicator:
+                fill = column.constant if isinstance(column.fill, str) else f"{column.fill:.4g}"
+                treated["missing values are filled and marked by an input"].append(f"{name} ({fill})" if fill else name)
+        said += [f"{how}: {listed(names)}" for how, names in treated.items()]
         target = self.target
         if target.type == "label":
-            said.append(f"{target.name} has the classes {_listed(target.classes)}")
+            said.append(f"{target.name} has the classes {listed(target.classes)}")
         elif target.scale != 1.0:
             said.append(
                 f"{target.name} is a number; the loss is measured in multiples of its spread, {target.scale:.3g}"
@@ -477,26 +476,13 @@ class Preprocessing:
         return said
 
 
-def _with_kind(column: FittedColumn) -> str:
-    return column.name if column.kind == "number" else f"{column.name} ({column.kind})"
-
-
-def _shown(value: float | str) -> str:
-    return value if isinstance(value, str) else f"{value:.4g}"
-
-
-def _listed(names: Sequence[str], at_most: int = 8) -> str:
-    more = len(names) - at_most
-    return ", ".join(names[:at_most]) + (f" and {more} more" if more > 0 else "")
-
-
 def _common_plan(plans: Mapping[str, Plan]) -> Plan:
     """Returns the plan of all sites, which may differ in the order of columns. Refuses others, and names the sites."""
     tables = {site: plan.to_table() for site, plan in plans.items()}
     columns_of = {site: {row["name"]: row for row in table["columns"]} for site, table in tables.items()}
     forms = {site: json.dumps(table | {"columns": columns_of[site]}, sort_keys=True) for site, table in tables.items()}
-    usual, _ = Counter(forms.values()).most_common(1)[0]
-    first = next(site for site, form in forms.items() if form == usual)
+    most_common = Counter(forms.values()).most_common(1)[0][0]
+    first = next(site for site, form in forms.items() if form == most_common)
     for site, table in tables.items():
         columns, theirs = columns_of[first], columns_of[site]
         for name in [*columns, *theirs]:
@@ -506,20 +492,14 @@ def _common_plan(plans: Mapping[str, Plan]) -> Plan:
                     [site], f"{lacking} has no column {name!r}, but {having} has; add or rename it, or leave it out at "
                     f'all sites: exclude = ["{name}"]'
                 )  # fmt: skip
-            kind, other = columns[name]["kind"], theirs[name]["kind"]
-            if kind != other:
-                raise Misfit(
-                    [site], f"column {name!r} has the kind {kind} at {first}, but {other} at {site}; write it in the "
-                    "same way, or name its kind at all sites in types"
-                )  # fmt: skip
-            if columns[name] != theirs[name]:
-                raise Misfit([site], f"column {name!r} has other settings at {site} than at {first}; give it the same")
-        for key in ("target", "predict", "classes", "scale_target", "indicators"):
-            if tables[first][key] != table[key]:
-                raise Misfit(
-                    [site], f"{key} is {json.dumps(tables[first][key])} at {first}, but {json.dumps(table[key])} at "
-                    f"{site}; give all tables the same settings"
-                )  # fmt: skip
+        pairs = [(f"column {name!r}: ", columns[name], theirs[name]) for name in columns]
+        for what, usual, other in [*pairs, ("", tables[first], table)]:
+            for key in usual:
+                if key != "columns" and usual[key] != other[key]:
+                    raise Misfit(
+                        [site], f"{what}{key} is {json.dumps(usual[key])} at {first}, but {json.dumps(other[key])} at "
+                        f"{site}; write it in the same way, and give all tables the same settings"
+                    )  # fmt: skip
     return plans[first]
 
 

@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
-from fairmesh.errors import BadInput, in_a_line, optional, suggestion
+from fairmesh.errors import BadInput, in_a_line, listed, optional, suggestion
 
 Kind = Literal["number", "yes-no", "date", "category"]
 KINDS: tuple[str, ...] = get_args(Kind)
@@ -110,9 +110,8 @@ def column_of(columns: Mapping[str, Any], name: str, where: str) -> np.ndarray:
 
 def rows_in_words(which: np.ndarray) -> str:
     """Returns the rows of a mask in words, numbered from 1 as the rows below a header."""
-    found = (np.flatnonzero(which) + 1).tolist()
-    shown, more = ", ".join(map(str, found[:_SHOWN])), len(found) - _SHOWN
-    return f"row{'s' if len(found) > 1 else ''} {shown}" + (f" and {more} more" if more > 0 else "")
+    numbers = (np.flatnonzero(which) + 1).tolist()
+    return f"row{'s' if len(numbers) > 1 else ''} {listed(numbers, _SHOWN)}"
 
 
 # Single values

@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from fairmesh.data.datasets.base import Data
+from fairmesh.data.datasets.base import Data, check_split
 from fairmesh.data.partitions import (
     BySite,
     Contrast,
@@ -28,13 +28,6 @@ from fairmesh.data.tables import numbered_labels
 from fairmesh.errors import BadInput, in_a_line, optional
 
 _IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".gif", ".webp")
-
-
-def check_split(share: float, seed: int) -> None:
-    if not 0 < share < 1:
-        raise BadInput(f"test_share must lie in (0, 1), got {share}")
-    if seed < 0:
-        raise BadInput(f"seed must be >= 0, got {seed}")
 
 
 def split_by_site(samples: Pair, sites: ArrayLike | None, share: float, seed: int) -> Pool:
@@ -168,7 +161,7 @@ class ImageFolder(Data):
     channels: int | None = None
 
     def __post_init__(self):
-        check_split(self.test_share, self.seed)
+        check_split(self)
         if self.channels not in (None, 1, 3):
             raise BadInput(f"channels must be 1 or 3, got {self.channels}")
         if self.size is not None and (len(self.size) != 2 or min(self.size) < 1):
@@ -176,25 +169,21 @@ class ImageFolder(Data):
 
     def sites(self) -> list[Site]:
         files = _image_files(Path(self.folder))
+        labels = torch.from_numpy(labels_of([path.parent.name for path in files], self.classes, self.folder))
+        names = [path.parent.parent.name for path in files]
         first = read_image(files[0], self.size)
         channels = self.channels or (3 if first.ndim == 3 else 1)
         size = len(files) * channels * first.shape[0] * first.shape[1]
         if self.stream or (self.stream is None and size > HELD_UP_TO):
-            return self._streamed(files, channels)
-        samples, sites = _images(
-            tuple(files), self.size, tuple(path.stat().st_mtime_ns for path in files), self.classes, self.channels
-        )
-        return self.partition.sites(split_by_site(samples, sites, self.test_share, self.seed))
-
-    def _streamed(self, files: list[Path], channels: int) -> list[Site]:
-        labels = torch.from_numpy(labels_of([path.parent.name for path in files], self.classes, self.folder))
-        names = [path.parent.parent.name for path in files]
-        return streamed_sites(
-            labels,
-            names,
-            self,
-            lambda rows: ImageFiles([files[k] for k in rows.tolist()], labels[rows], self.size, channels),
-        )
+            return streamed_sites(
+                labels,
+                names,
+                self,
+                lambda rows: ImageFiles([files[k] for k in rows.tolist()], labels[rows], self.size, channels),
+            )
+        stamped = tuple(path.stat().st_mtime_ns for path in files)
+        images = _images(tuple(files), self.size, stamped, self.channels)
+        return self.partition.sites(split_by_site((images, labels), names, self.test_share, self.seed))
 
     def class_names(self) -> tuple[str, ...]:
         return self.classes or indexed([path.parent.name for path in _image_files(Path(self.folder))])[0]
@@ -211,12 +200,8 @@ def _image_files(folder: Path) -> list[Path]:
 
 @functools.lru_cache(maxsize=2)
 def _images(
-    files: tuple[Path, ...],
-    size: tuple[int, int] | None,
-    stamped: tuple[int, ...],
-    classes: tuple[str, ...],
-    channels: int | None,
-) -> tuple[Pair, tuple[str, ...]]:
+    files: tuple[Path, ...], size: tuple[int, int] | None, stamped: tuple[int, ...], channels: int | None
+) -> Tensor:
     pictures = [read_image(path, size) for path in files]
     channels = channels or (3 if any(picture.ndim == 3 for picture in pictures) else 1)
     first = pictures[0].shape[:2]
@@ -228,10 +213,7 @@ def _images(
             )
         if channels == 1 and picture.ndim == 3:
             raise BadInput(f"{path} has colours; give channels = 3, or convert it")
-    planes = [image_planes(picture, channels) for picture in pictures]
-    labels = labels_of([path.parent.name for path in files], classes, str(files[0].parent.parent.parent))
-    sites = tuple(path.parent.parent.name for path in files)
-    return (torch.from_numpy(np.stack(planes)), torch.from_numpy(labels)), sites
+    return torch.from_numpy(np.stack([image_planes(picture, channels) for picture in pictures]))
 
 
 def image_planes(picture: np.ndarray, channels: int) -> np.ndarray:
@@ -287,7 +269,7 @@ class Npz(Data):
     seed: int = 0
 
     def __post_init__(self):
-        check_split(self.test_share, self.seed)
+        check_split(self)
 
     def sites(self) -> list[Site]:
         arrays = read_arrays(Path(self.file))

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from fairmesh.data.columns import MEAN, Column
-from fairmesh.data.datasets.base import Data
-from fairmesh.data.datasets.own import check_split, split_by_site
+from fairmesh.data.datasets.base import Data, check_split
+from fairmesh.data.datasets.own import split_by_site
 from fairmesh.data.partitions import BySite, Contrast, Instrument, Partition
 from fairmesh.data.preprocessing import Plan, SiteTable, fitted_sites, in_order
 from fairmesh.data.site import Site
@@ -106,14 +106,7 @@ class Table(Data):
     validation_share: float = 0.0
 
     def __post_init__(self):
-        check_split(self.test_share, self.seed)
-        if not 0 <= self.validation_share < 1 - self.test_share:
-            raise BadInput(
-                f"validation_share must lie in [0, 1 - test_share), got {self.validation_share} with test_share = "
-                f"{self.test_share}"
-            )
-        if self.site is None and isinstance(self.partition, BySite):
-            raise BadInput("name the site column, or give a partition that needs none, such as even")
+        check_split(self)
         if isinstance(self.partition, Contrast | Instrument):
             raise BadInput(
                 f"partition {type(self.partition).__name__} changes images, and a table has none; use another, such as "
