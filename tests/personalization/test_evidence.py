@@ -58,7 +58,7 @@ def test_log_evidence_of_a_broken_model_is_nothing(labels):
 
 def test_held_out_losses_are_those_of_the_mixture():
     outputs, targets = drawn()
-    held = fm.personalization.HeldOut(outputs, targets, cross_entropy, labels=True)
+    held = fm.personalization.HeldOutPredictions(outputs, targets, cross_entropy, labels=True)
     probabilities = 0.5 * sum(out.softmax(-1) for out in outputs.values())
     expected = -probabilities[torch.arange(40), targets].log()
     assert torch.allclose(held.losses({"model 0": 0.5, "model 1": 0.5}), expected.double(), atol=1e-5)
@@ -67,7 +67,7 @@ def test_held_out_losses_are_those_of_the_mixture():
 @pytest.mark.parametrize("models", [1, 2, 3, 4])
 def test_mean_weights_sum_to_one(models):
     outputs, targets = drawn(models=models)
-    found = fm.personalization.HeldOut(outputs, targets, cross_entropy, labels=True).mean_weights(
+    found = fm.personalization.HeldOutPredictions(outputs, targets, cross_entropy, labels=True).mean_weights(
         list(outputs), all_of(targets)
     )
     assert sum(found.values()) == pytest.approx(1.0)
@@ -76,14 +76,14 @@ def test_mean_weights_sum_to_one(models):
 
 def test_mean_weights_without_rows_are_equal():
     outputs, targets = drawn(models=3)
-    held = fm.personalization.HeldOut(outputs, targets, cross_entropy, labels=True)
+    held = fm.personalization.HeldOutPredictions(outputs, targets, cross_entropy, labels=True)
     found = held.mean_weights(list(outputs), torch.zeros(40, dtype=torch.bool))
     assert list(found.values()) == pytest.approx([1 / 3] * 3)
 
 
 def test_mean_weights_of_two_models_are_the_mean_of_the_posterior_by_quadrature():
     outputs, targets = drawn(rows=15)
-    found = fm.personalization.HeldOut(outputs, targets, cross_entropy, labels=True).mean_weights(
+    found = fm.personalization.HeldOutPredictions(outputs, targets, cross_entropy, labels=True).mean_weights(
         list(outputs), all_of(targets)
     )
     one, other = (out.double().softmax(-1)[torch.arange(15), targets] for out in outputs.values())
@@ -109,7 +109,7 @@ def test_mean_weights_approach_the_better_model_with_more_rows(labels):
             targets = torch.randn(rows, 1, generator=generator)
             noise = torch.randn(rows, 1, generator=generator)
             outputs, loss = {"good": targets + 0.1 * noise, "bad": torch.full((rows, 1), 3.0)}, mse_loss
-        held = fm.personalization.HeldOut(outputs, targets, loss, labels)
+        held = fm.personalization.HeldOutPredictions(outputs, targets, loss, labels)
         weights.append(held.mean_weights(["good", "bad"], all_of(targets))["good"])
     assert weights == sorted(weights)
     assert weights[-1] > 0.97
@@ -120,7 +120,7 @@ def test_mean_weights_approach_the_better_model_with_more_rows(labels):
 def test_mean_weights_cost_little_more_than_the_best_single_model(seed, models):
     """The bound of the docstring: predictions from the rows before lose at most log(5 k) in total."""
     outputs, targets = drawn(rows=30, models=models, seed=seed, scale=4.0)
-    held = fm.personalization.HeldOut(outputs, targets, cross_entropy, labels=True)
+    held = fm.personalization.HeldOutPredictions(outputs, targets, cross_entropy, labels=True)
     total = 0.0
     for row in range(30):
         weights = held.mean_weights(list(outputs), torch.arange(30) < row)
@@ -132,7 +132,7 @@ def test_mean_weights_cost_little_more_than_the_best_single_model(seed, models):
 def test_mean_weights_leave_out_a_broken_model():
     outputs, targets = drawn()
     outputs["broken"] = torch.full_like(outputs["model 0"], math.nan)
-    held = fm.personalization.HeldOut(outputs, targets, cross_entropy, labels=True)
+    held = fm.personalization.HeldOutPredictions(outputs, targets, cross_entropy, labels=True)
     found = held.mean_weights(["broken", "model 0"], all_of(targets))
     assert found == {"broken": 0.0, "model 0": pytest.approx(1.0)}
     assert held.mean_weights(["broken"], all_of(targets)) == {"broken": 1.0}
@@ -140,7 +140,7 @@ def test_mean_weights_leave_out_a_broken_model():
 
 def test_cross_validated_weights_never_see_the_row_s_own_fold():
     outputs, targets = drawn(rows=20)
-    held = fm.personalization.HeldOut(outputs, targets, cross_entropy, labels=True)
+    held = fm.personalization.HeldOutPredictions(outputs, targets, cross_entropy, labels=True)
     folds, rows = torch.arange(20) % 4, torch.arange(20) >= 5
     asked = []
 

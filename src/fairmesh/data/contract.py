@@ -142,7 +142,7 @@ class Contract:
         if isinstance(table.get("data"), Mapping):
             done["data"] = self.settled(table["data"])
         for key, wanted in self._settings(table.get("name")).items():
-            if key in table and _listed(table[key]) != _listed(wanted):
+            if key in table and table[key] != wanted:
                 raise BadInput(
                     f"data.{key} = {json.dumps(table[key])} here, but the experiment's contract says "
                     f"{json.dumps(wanted)}; it decides what the model sees, so remove {key} here"
@@ -209,13 +209,8 @@ class Contract:
         for i, site in enumerate(sites):
             name = site.name or f"site {i}"
             parts = {
-                part: taken(getattr(site, part), f"{name}, {words}")
-                for part, words in (
-                    ("train", "training samples"),
-                    ("test", "test samples"),
-                    ("validation", "validation samples"),
-                    ("reserved", "reserved samples"),
-                )
+                part: taken(getattr(site, part), f"{name}, {'training' if part == 'train' else part} samples")
+                for part in ("train", "test", "validation", "reserved")
             }
             made.append(replace(site, **parts))
         return made
@@ -286,10 +281,6 @@ def _has_settings(data: Data) -> bool:
     """Returns whether the contract says something about the settings of this source or of one inside it."""
     inside = getattr(data, "data", None)
     return type(data) in (Table, ImageFolder) or (isinstance(inside, Data) and _has_settings(inside))
-
-
-def _listed(value: Any) -> Any:
-    return list(value) if isinstance(value, list | tuple) else value
 
 
 def refuse(wrong: Sequence[str]) -> None:

@@ -4,6 +4,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import numpy as np
@@ -163,15 +164,6 @@ def _altered(pool: Pool, kinds: Sequence[str], views: Sequence, tests: Tests) ->
 
 
 @dataclass(frozen=True)
-class _AtContrast:
-    factor: float
-    transform: shifts.Transform
-
-    def __call__(self, images: Tensor) -> Tensor:
-        return shifts.with_contrast(images, self.factor, self.transform)
-
-
-@dataclass(frozen=True)
 class Contrast(_BuiltIn):
     """Samples dealt equally, in their order, with the images of some sites at another contrast.
 
@@ -210,9 +202,10 @@ class Contrast(_BuiltIn):
     def sites(self, pool: Pool) -> list[Site]:
         factors = (*self.factors, *(1.0,) * (self.nodes - len(self.factors)))
         kinds = [f"{'low' if c < 1 else 'high' if c > 1 else 'original'} contrast" for c in factors]
-        untouched = self.transform == "published"
-        views = [None if untouched and c == 1 else _AtContrast(c, self.transform) for c in factors]
-        return _altered(pool, kinds, views, self.tests)
+        views = {c: partial(shifts.with_contrast, c=c, transform=self.transform) for c in factors}
+        if self.transform == "published":
+            views.pop(1.0, None)  # which leaves images unchanged
+        return _altered(pool, kinds, [views.get(c) for c in factors], self.tests)
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ compute it from the same sums in exact arithmetic, so that it is the same to the
 import json
 import math
 import re
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -452,20 +452,23 @@ class Preprocessing:
     def in_words(self) -> list[str]:
         """Returns what it does, in sentences."""
         said = [f"{len(self.columns)} columns become {len(self.inputs)} inputs"]
-        treated = defaultdict[str, list[str]](list)
+        scaled, as_they_are, categories, missing = [], [], [], []
         for column in self.columns:
-            name = column.name
+            name = column.name if column.kind == "number" else f"{column.name} ({column.kind})"
             if column.kind == "category":
-                shown = f"{name} ({listed(column.classes) or 'none'})"
-                treated["categories, one input each and one for all others"].append(shown)
+                categories.append(f"{column.name} ({listed(column.classes) or 'none'})")
             else:
-                as_it_is = (column.center, column.scale) == (0.0, 1.0)
-                how = "used as they are" if as_it_is else "scaled by one mean and spread for all sites"
-                treated[f"numbers, {how}"].append(name if column.kind == "number" else f"{name} ({column.kind})")
+                (as_they_are if (column.center, column.scale) == (0.0, 1.0) else scaled).append(name)
             if column.indicator:
                 fill = column.constant if isinstance(column.fill, str) else f"{column.fill:.4g}"
-                treated["missing values are filled and marked by an input"].append(f"{name} ({fill})" if fill else name)
-        said += [f"{how}: {listed(names)}" for how, names in treated.items()]
+                missing.append(f"{column.name} ({fill})" if fill else column.name)
+        for how, names in {
+            "numbers, scaled by one mean and spread for all sites": scaled,
+            "numbers, used as they are": as_they_are,
+            "categories, one input each and one for all others": categories,
+            "missing values are filled and marked by an input": missing,
+        }.items():
+            said += [f"{how}: {listed(names)}"] if names else []
         target = self.target
         if target.type == "label":
             said.append(f"{target.name} has the classes {listed(target.classes)}")

@@ -2,7 +2,15 @@
 
 from fairmesh.personalization.base import Personalization
 from fairmesh.personalization.builtin import FineTuned, Mixture
-from fairmesh.personalization.evidence import HeldOut
+from fairmesh.personalization.evidence import HeldOutPredictions
 from fairmesh.personalization.outcome import Personalized, PersonalModel, PersonalSite
 
-__all__ = ["FineTuned", "HeldOut", "Mixture", "PersonalModel", "PersonalSite", "Personalization", "Personalized"]
+__all__ = [
+    "FineTuned",
+    "HeldOutPredictions",
+    "Mixture",
+    "PersonalModel",
+    "PersonalSite",
+    "Personalization",
+    "Personalized",
+]

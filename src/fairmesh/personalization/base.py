@@ -7,7 +7,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from fairmesh.errors import BadInput
-from fairmesh.personalization.evidence import HeldOut
+from fairmesh.personalization.evidence import HeldOutPredictions
 
 COMMON, LOCAL, FINE_TUNED = "common", "local", "fine-tuned"
 
@@ -56,7 +56,7 @@ class Personalization(ABC):
             raise BadInput(f"share must lie in (0, 1), got {self.share}")
 
     @abstractmethod
-    def weights(self, held_out: HeldOut, rows: Tensor) -> dict[str, float]:
+    def weights(self, held_out: HeldOutPredictions, rows: Tensor) -> dict[str, float]:
         """Returns the weight of each of the `components`; they sum to one.
 
         Args:

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from fairmesh.config.tables import register
 from fairmesh.personalization.base import COMMON, FINE_TUNED, LOCAL, Personalization
-from fairmesh.personalization.evidence import HeldOut
+from fairmesh.personalization.evidence import HeldOutPredictions
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class FineTuned(Personalization):
 
     components: ClassVar[tuple[str, ...]] = (FINE_TUNED,)
 
-    def weights(self, held_out: HeldOut, rows: Tensor) -> dict[str, float]:
+    def weights(self, held_out: HeldOutPredictions, rows: Tensor) -> dict[str, float]:
         return {FINE_TUNED: 1.0}
 
 
@@ -79,7 +79,7 @@ class Mixture(Personalization):
 
     components: ClassVar[tuple[str, ...]] = (COMMON, LOCAL, FINE_TUNED)
 
-    def weights(self, held_out: HeldOut, rows: Tensor) -> dict[str, float]:
+    def weights(self, held_out: HeldOutPredictions, rows: Tensor) -> dict[str, float]:
         return held_out.mean_weights(self.components, rows)
 
 

@@ -61,7 +61,7 @@ def _grid(components: int) -> tuple[Tensor, Tensor]:
     return weights, prior.log()
 
 
-class HeldOut:
+class HeldOutPredictions:
     """What several models predict for the held-out rows of one site.
 
     Args:
@@ -75,7 +75,7 @@ class HeldOut:
         >>> import fairmesh as fm
         >>> right, wrong = torch.tensor([[4.0, 0.0]] * 20), torch.tensor([[0.0, 4.0]] * 20)
         >>> labels = torch.zeros(20, dtype=torch.int64)
-        >>> rows = fm.personalization.HeldOut(
+        >>> rows = fm.personalization.HeldOutPredictions(
         ...     {"a": right, "b": wrong}, labels, torch.nn.functional.cross_entropy, labels=True
         ... )
         >>> rows.mean_weights(["a", "b"], rows=labels == 0)["a"] > 0.9

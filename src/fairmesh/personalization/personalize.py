@@ -16,7 +16,7 @@ from fairmesh.numerics import trees
 from fairmesh.personalization.base import COMMON, FINE_TUNED, LOCAL, Personalization
 from fairmesh.personalization.builtin import Mixture
 from fairmesh.personalization.cross_fit import CrossFit, refuse_streams, rows_to_learn_from, sites_at_once
-from fairmesh.personalization.evidence import HeldOut, mixed
+from fairmesh.personalization.evidence import HeldOutPredictions, mixed
 from fairmesh.personalization.outcome import Personalized, PersonalSite
 from fairmesh.problems.evaluator import measured, measured_names
 from fairmesh.problems.losses import as_floats
@@ -201,7 +201,7 @@ class _Site:
         steps: dict[str, float],
     ) -> PersonalSite:
         """Returns the outcome, given what models that were trained without a row predict for it."""
-        held_out = HeldOut(outputs, targets, self._problem.output_loss, self._labels)
+        held_out = HeldOutPredictions(outputs, targets, self._problem.output_loss, self._labels)
         weights, note = self._method.weights(held_out, judged), None
         if unseen and LOCAL in weights:
             # The common model has seen the other rows, so they speak too well of it. If they favour the local model all

@@ -62,11 +62,27 @@ def labels_of(values: Any, classes: tuple[str, ...], where: str) -> np.ndarray:
     return numbered_labels([str(value) for value in np.asarray(values).tolist()], classes, where)
 
 
+class FileRows(Dataset):
+    """Some rows of files with their targets, read when they are asked for.
+
+    Args:
+        read: The number of a row -> its inputs.
+        rows: The numbers.
+        targets: Their targets.
+    """
+
+    def __init__(self, read: Callable[[int], Tensor], rows: Tensor, targets: Tensor):
+        self._read, self._rows, self._targets = read, rows, targets
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, k: int) -> tuple[Tensor, Tensor]:
+        return self._read(int(self._rows[k])), self._targets[k]
+
+
 def streamed_sites(
-    targets: Tensor,
-    names: Sequence[str] | None,
-    data: Any,
-    dataset: Callable[[Tensor], Dataset],
+    targets: Tensor, names: Sequence[str] | None, data: Any, read: Callable[[int], Tensor]
 ) -> list[Site]:
     """Returns sites whose samples are dealt by the numbers of their rows, and streamed.
 
@@ -74,7 +90,7 @@ def streamed_sites(
         targets: The target of every row.
         names: The site of every row, or None.
         data: The source, with a partition, a split, and settings of the stream.
-        dataset: Row numbers -> a Dataset of these rows.
+        read: The number of a row -> its inputs. Worker processes get it.
     """
     if isinstance(data.partition, Contrast | Instrument):
         raise BadInput(
@@ -83,42 +99,14 @@ def streamed_sites(
         )
     done: dict[int, Streamed] = {}  # sites that share a test set still do
 
-    def stream(pair: tuple[Tensor, Tensor] | None) -> Streamed | None:
-        if pair is None:
-            return None
-        rows, theirs = pair
-        if id(pair) not in done:
-            labels = None if theirs.is_floating_point() else theirs
-            done[id(pair)] = Streamed(dataset(rows), data.workers, data.prefetch, labels=labels)
-        return done[id(pair)]
+    def stream(pair: Pair | None) -> Streamed | None:
+        if pair is not None and id(pair) not in done:
+            labels = None if pair[1].is_floating_point() else pair[1]
+            done[id(pair)] = Streamed(FileRows(read, *pair), data.workers, data.prefetch, labels=labels)
+        return None if pair is None else done[id(pair)]
 
-    dealt = data.partition.sites(
-        split_by_site((torch.arange(len(targets)), targets), names, data.test_share, data.seed)
-    )
-    return [replace(site, train=stream(site.train), test=stream(site.test)) for site in dealt]
-
-
-class ImageFiles(Dataset):
-    """Images and their labels, read when they are asked for.
-
-    Args:
-        files: The paths of the images.
-        labels: Their labels.
-        size: As for `ImageFolder`.
-        channels: 1 or 3.
-    """
-
-    def __init__(self, files: Sequence[Path], labels: Tensor, size: tuple[int, ...] | None, channels: int):
-        self._files, self._labels, self._size, self._channels = files, labels, size, channels
-
-    def __len__(self) -> int:
-        return len(self._files)
-
-    def __getitem__(self, k: int) -> tuple[Tensor, Tensor]:
-        picture = read_image(self._files[k], self._size)
-        if self._channels == 1 and picture.ndim == 3:
-            raise BadInput(f"{self._files[k]} has colours, but the first image is grey; give channels = 3")
-        return torch.from_numpy(image_planes(picture, self._channels)), self._labels[k]
+    pool = split_by_site((torch.arange(len(targets)), targets), names, data.test_share, data.seed)
+    return [replace(site, train=stream(site.train), test=stream(site.test)) for site in data.partition.sites(pool)]
 
 
 @dataclass(frozen=True)
@@ -175,12 +163,7 @@ class ImageFolder(Data):
         channels = self.channels or (3 if first.ndim == 3 else 1)
         size = len(files) * channels * first.shape[0] * first.shape[1]
         if self.stream or (self.stream is None and size > HELD_UP_TO):
-            return streamed_sites(
-                labels,
-                names,
-                self,
-                lambda rows: ImageFiles([files[k] for k in rows.tolist()], labels[rows], self.size, channels),
-            )
+            return streamed_sites(labels, names, self, functools.partial(_planes_of, files, self.size, channels))
         stamped = tuple(path.stat().st_mtime_ns for path in files)
         images = _images(tuple(files), self.size, stamped, self.channels)
         return self.partition.sites(split_by_site((images, labels), names, self.test_share, self.seed))
@@ -196,6 +179,13 @@ def _image_files(folder: Path) -> list[Path]:
     if not files:
         raise BadInput(f"{folder} holds no image at site/class/file, of {', '.join(_IMAGES)}")
     return files
+
+
+def _planes_of(files: Sequence[Path], size: tuple[int, ...] | None, channels: int, k: int) -> Tensor:
+    picture = read_image(files[k], size)
+    if channels == 1 and picture.ndim == 3:
+        raise BadInput(f"{files[k]} has colours, but the first image is grey; give channels = 3")
+    return torch.from_numpy(image_planes(picture, channels))
 
 
 @functools.lru_cache(maxsize=2)

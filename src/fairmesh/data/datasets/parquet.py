@@ -1,5 +1,6 @@
 """Rows of parquet files that are read when a batch needs them."""
 
+import functools
 import io
 import os
 from collections import OrderedDict
@@ -11,7 +12,6 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset
 
 from fairmesh.data.datasets.base import Data, check_split
 from fairmesh.data.datasets.own import image_planes, indexed, labels_of, read_image, streamed_sites
@@ -81,12 +81,7 @@ class ParquetRows(Data):
         for name in inputs:
             groups.check(name)
         names = None if self.site is None else [str(name) for name in groups.column(self.site)]
-        return streamed_sites(
-            targets,
-            names,
-            self,
-            lambda rows: _Rows(groups, inputs, rows, targets[rows], self.size),
-        )
+        return streamed_sites(targets, names, self, functools.partial(_inputs_of, groups, inputs, self.size))
 
     def class_names(self) -> tuple[str, ...]:
         if self.predict == "numbers":
@@ -157,31 +152,20 @@ class RowGroups:
         return [table.column(name)[at].as_py() for name in names]
 
 
-class _Rows(Dataset):
-    """Some rows of parquet files with their targets."""
-
-    def __init__(self, groups: RowGroups, inputs: Sequence[str], rows: Tensor, targets: Tensor, size: Any):
-        self._groups, self._inputs, self._rows, self._targets, self._size = groups, inputs, rows, targets, size
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    def __getitem__(self, k: int) -> tuple[Tensor, Tensor]:
-        number = int(self._rows[k])
-        return self._as_tensor(self._groups.row(number, self._inputs), number), self._targets[k]
-
-    def _as_tensor(self, values: list[Any], number: int) -> Tensor:
-        one = values[0]
-        encoded = one.get("bytes") if isinstance(one, dict) else one  # as Hugging Face stores images
-        if len(values) == 1 and isinstance(encoded, bytes):
-            return torch.from_numpy(image_planes(read_image(io.BytesIO(encoded), self._size), 3))
-        missing = [name for name, value in zip(self._inputs, values) if value is None]
-        if missing:
-            raise BadInput(f"row {number} has no {missing[0]!r}; fill or leave out missing values")
-        try:
-            return torch.tensor(one if len(values) == 1 else values, dtype=torch.float32)
-        except (TypeError, ValueError) as error:
-            raise BadInput(
-                f"row {number} has values that are no numbers in {', '.join(self._inputs)}: {in_a_line(error)}; name "
-                "the columns in inputs, or use a table, which knows categories"
-            ) from error
+def _inputs_of(groups: RowGroups, names: Sequence[str], size: tuple[int, ...] | None, number: int) -> Tensor:
+    """Returns the inputs of a row."""
+    values = groups.row(number, names)
+    first = values[0]
+    encoded = first.get("bytes") if isinstance(first, dict) else first  # as Hugging Face stores images
+    if len(values) == 1 and isinstance(encoded, bytes):
+        return torch.from_numpy(image_planes(read_image(io.BytesIO(encoded), size), 3))
+    missing = [name for name, value in zip(names, values) if value is None]
+    if missing:
+        raise BadInput(f"row {number} has no {missing[0]!r}; fill or leave out missing values")
+    try:
+        return torch.tensor(first if len(values) == 1 else values, dtype=torch.float32)
+    except (TypeError, ValueError) as error:
+        raise BadInput(
+            f"row {number} has values that are no numbers in {', '.join(names)}: {in_a_line(error)}; name the columns "
+            "in inputs, or use a table, which knows categories"
+        ) from error
