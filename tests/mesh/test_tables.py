@@ -157,6 +157,10 @@ def test_sums_of_another_form_are_refused_before_anything_is_computed(tmp_path):
         lambda table: table["plan"].__setitem__("more", 1),
         lambda table: table["plan"]["columns"][0].__setitem__("kind", "picture"),
         lambda table: table["plan"]["columns"][0].__setitem__("scale", "1"),
+        lambda table: table["plan"]["columns"][0].__setitem__("fill", 10**400),
+        lambda table: table["plan"]["columns"][0].__setitem__("fill", 1e20),
+        lambda table: table["plan"]["columns"][1].__setitem__("fill", "x" * 1000),
+        lambda table: table["plan"].__setitem__("indicators", 1),
         lambda table: table.__setitem__("plan", []),
     ):
         bad = json.loads(json.dumps(good))

@@ -217,7 +217,7 @@ class TableSums:
             )
             if len(made.columns) != len(made.plan.columns) or not made.columns:
                 raise ValueError("another number of columns than planned")
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise BadInput(f"sums of a table cannot be read: {error}") from error
         return made
 
