@@ -194,7 +194,7 @@ class Table(Data):
             if not plan.target.classes:
                 _refuse_numbers(target, name, self.file)
             classes = plan.target.classes or in_order(set(target.tolist()))
-            pooled = torch.from_numpy(numbered_labels(target, classes, f"{self.file}, column {name!r}"))
+            pooled = torch.from_numpy(numbered_labels(target.tolist(), classes, f"{self.file}, column {name!r}"))
         else:
             target = encoded(target, "number", name, self.file)
             pooled = torch.from_numpy(target.astype(np.float32))
