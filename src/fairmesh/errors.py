@@ -107,6 +107,13 @@ def in_a_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {text.splitlines()[0] if text else ''}"
 
 
+def listed(things: Iterable[object], at_most: int = 8) -> str:
+    """Returns the first few of some things in words, and how many more there are."""
+    names = [str(thing) for thing in things]
+    more = len(names) - at_most
+    return ", ".join(names[:at_most]) + (f" and {more} more" if more > 0 else "")
+
+
 def nearest(word: str, known: Iterable[str]) -> str:
     """Returns a suggestion for a mistyped word, or the list of known words."""
     known = sorted(known)

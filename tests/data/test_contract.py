@@ -251,7 +251,7 @@ def test_draft_names_columns_that_cannot_be_inputs_and_leaves_them_out_if_asked(
     file = table(tmp_path / "rows.csv", rows() | extra).file
     code, _, err = called("data", "contract", file, "--target", "ill")
     named = [
-        "'patient id' has 60 different texts",
+        "'patient id' has a different value in every row",
         "--without 'patient id'",
         "'mixed'",
         "'about 12'",

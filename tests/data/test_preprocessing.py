@@ -182,8 +182,8 @@ def test_table_settings_say_otherwise(file):
     )
     age, ward, smokes, _ = made.columns
     assert (age.fill, age.center, age.scale, age.indicator) == (50.0, 0.0, 1.0, False)
-    assert (ward.categories, ward.fill) == (("north", "south"), "north")
-    assert smokes.categories == ("no", "yes")
+    assert (ward.classes, ward.fill) == (("north", "south"), "north")
+    assert smokes.classes == ("no", "yes")
     assert made.classes == ("well", "ill")
 
 
@@ -211,7 +211,7 @@ def test_numbers_to_predict_are_learned_in_spreads_and_predicted_in_their_units(
     assert final["mae"]["worst"] < 60, "in the units of y"
     assert final["loss"]["worst"] < 0.01, "in spreads"
     target = Preprocessing.from_json((tmp_path / "run" / PREPROCESSING).read_text()).target
-    assert (target.kind, 600 < target.scale < 900) == ("number", True)
+    assert (target.type, 600 < target.scale < 900) == ("number", True)
     assert result.problem.preprocessing.target == target
 
 
@@ -299,7 +299,7 @@ def test_tables_of_sites_that_do_not_fit_together_are_refused_by_name(file, tmp_
     without = {key: values for key, values in columns.items() if key != "age"}
     for south, names in (
         (sums("south", without), ["'age'", "south has no", "north"]),
-        (sums("south", columns | {"ward": np.arange(120)}), ["'ward'", "category at north", "number at south"]),
+        (sums("south", columns | {"ward": np.arange(120)}), ["'ward'", '"category" at north', '"number" at south']),
         (sums("south", columns, standardize=False), ["'age'", "settings", "south"]),
         (sums("south", columns, classes=("ill", "well")), ["classes", "north", "south"]),
     ):
@@ -322,13 +322,13 @@ def test_contract_may_have_categories_and_scale_by_what_all_sites_have(file):
     assert [c.name for c in made.columns] == ["age", "ward", "smokes", "days"]
     assert (made.columns[3].center, made.columns[3].scale) == (40.0, 10.0)
     assert made.columns[0].center == made.columns[0].fill > 0
-    assert made.columns[1].categories == ("north", "south", "east", "rare")
+    assert made.columns[1].classes == ("north", "south", "east", "rare")
     with refused("'ward'", "'rare'", "categories", "row 6"):
         fm.data.Contract((fm.data.Column("ward", "category", classes=("north", "south", "east"), fill="mean"),)).sites(
             fm.data.Table(file, "ill", site="where", inputs=("ward",), standardize=False)
         )
     with refused("'ward'", "fill", "classes"):
-        fm.data.Column("ward", "category", classes=("north",), fill="west")
+        fm.data.Contract((fm.data.Column("ward", "category", classes=("north",), fill="west"),))
     with refused("'age'", "mean", "arrays"):
         contract.checked([fm.Site((torch.zeros(4, 4), torch.zeros(4, dtype=torch.int64)))])
 

@@ -14,7 +14,7 @@ import torch
 from safetensors import safe_open
 
 import fairmesh as fm
-from fairmesh.data.preprocessing import FittedColumn, FittedTarget, Preprocessing
+from fairmesh.data.preprocessing import FittedColumn, Preprocessing
 from fairmesh.data.tables import encoded
 from fairmesh.inference import export as exporting
 from fairmesh.inference.predictor import Predictor, TableInputs
@@ -89,9 +89,9 @@ def test_unknown_format_is_refused(tmp_path):
 
 COLUMNS = (
     FittedColumn("age", "number", fill=50.0, center=50.0, scale=10.0, indicator=True),
-    FittedColumn("ward", "category", categories=("north", "south"), indicator=True),
-    FittedColumn("unit", "category", fill="b", categories=("a", "b")),
-    FittedColumn("kind", "category", categories=("x", "y")),
+    FittedColumn("ward", "category", classes=("north", "south"), fill="mean", indicator=True),
+    FittedColumn("unit", "category", fill="b", classes=("a", "b")),
+    FittedColumn("kind", "category", classes=("x", "y"), fill="mean"),
     FittedColumn("smokes", "yes-no", fill=0.25, center=0.25, scale=0.5),
     FittedColumn("since", "date", fill=100.0, center=100.0, scale=30.0),
 )
@@ -111,14 +111,14 @@ def raw_values(table: Preprocessing, columns) -> torch.Tensor:
     for column in table.columns:
         values = encoded(columns[column.name], column.kind, column.name, "here")
         if column.kind == "category":
-            place = {None: np.nan} | {name: k for k, name in enumerate(column.categories)}
+            place = {None: np.nan} | {name: k for k, name in enumerate(column.classes)}
             values = np.array([place.get(value, -1.0) for value in values], np.float64)
         made.append(values)
     return torch.from_numpy(np.stack(made, axis=1))
 
 
 def test_table_in_the_graph_is_the_preprocessing():
-    made = Preprocessing(COLUMNS, FittedTarget("ill", classes=("no", "yes")))
+    made = Preprocessing(COLUMNS, fm.data.Column("ill", "label", classes=("no", "yes")))
     columns = {name: np.array(values) for name, values in VALUES.items()}
     found = TableInputs(made)(raw_values(made, columns))
     np.testing.assert_array_equal(found.numpy(), made.transform(columns))

@@ -91,7 +91,7 @@ def test_nodes_with_tables_of_their_own_agree_on_one_preprocessing_also_after_a_
     run.end(*NAMES)
     expected = Preprocessing.fitted(sums)
     assert [preprocessing_of(tmp_path, name) for name in NAMES] == [expected] * 3
-    assert expected.columns[1].categories == ("east", "north", "south")
+    assert expected.columns[1].classes == ("east", "north", "south")
 
 
 @pytest.mark.slow
@@ -157,6 +157,10 @@ def test_sums_of_another_form_are_refused_before_anything_is_computed(tmp_path):
         lambda table: table["plan"].__setitem__("more", 1),
         lambda table: table["plan"]["columns"][0].__setitem__("kind", "picture"),
         lambda table: table["plan"]["columns"][0].__setitem__("scale", "1"),
+        lambda table: table["plan"]["columns"][0].__setitem__("fill", 10**400),
+        lambda table: table["plan"]["columns"][0].__setitem__("fill", 1e20),
+        lambda table: table["plan"]["columns"][1].__setitem__("fill", "x" * 1000),
+        lambda table: table["plan"].__setitem__("indicators", 1),
         lambda table: table.__setitem__("plan", []),
     ):
         bad = json.loads(json.dumps(good))

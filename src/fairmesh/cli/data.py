@@ -1,8 +1,6 @@
 """`fairmesh data`: list datasets, fetch and check their official files, and show how sites would share them."""
 
-import json
 import shlex
-import tomllib
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -55,7 +53,7 @@ def listing(context: typer.Context, folder: Folder = None, json_: Json = False) 
                 "name": source.name,
                 "title": source.title,
                 "found": str(place) if place else None,
-                "bytes": sum(path.stat().st_size for path in paths if path) if place else None,
+                "bytes": sum(path.stat().st_size for path in paths if path) or None,
                 "bytes_unpacked": sum(file.bytes or 0 for file in source.files) or None,
                 "licence": source.licence,
                 "source": source.home,
@@ -71,12 +69,12 @@ def listing(context: typer.Context, folder: Folder = None, json_: Json = False) 
         shown = f"{size / 1e6:.1f} MB" if size else ""
         table.append([row["name"], row["found"] or "missing", shown, row["licence"], row["source"]])
     show_table(table)
-    missing = [row["name"] for row in rows if not row["found"]]
+    missing = [row for row in rows if not row["found"]]
     if missing:
-        say(f"to fetch what is missing: fairmesh data fetch {' '.join(missing)}")
-        for source in (SOURCES[name] for name in missing):
-            files = ", ".join(file.name for file in source.files)
-            say(f"or put {files} into {places(source, folder)[0]}")
+        say(f"to fetch what is missing: fairmesh data fetch {' '.join(row['name'] for row in missing)}")
+    for row in missing:
+        files = ", ".join(file.name for file in SOURCES[row["name"]].files)
+        say(f"or put {files} into {row['looked_in'][0]}")
 
 
 @data.command()
@@ -267,15 +265,17 @@ def contract(
 
     Prints the section that this data fulfils, with ranges a little wider than seen. Correct it, add the units, and put
     it into the experiment file; every site's data is then checked by it."""
-    from fairmesh.data.contract import drafted, drafted_from_table
+    from fairmesh.data.check import table_of_file
+    from fairmesh.data.draft import drafted
     from fairmesh.experiment import load_experiment
 
     if source.suffix == ".toml":
-        draft = drafted(load_experiment(source).known_data(), without)
+        made = load_experiment(source).known_data()
     elif target is None:
         raise BadInput(f"{source}: name the column to predict with --target")
     else:
-        draft = drafted_from_table(str(source), target, "numbers" if numbers else "labels", without)
+        made = table_of_file(str(source), target, predict="numbers" if numbers else "labels")
+    draft = drafted(made, without)
     print(draft.text)
     for name in draft.identifiers:
         say(
@@ -306,7 +306,8 @@ def _chosen(
     name: str, partition: str | None, nodes: int | None, assignments: Sequence[str], folder: Path | None
 ) -> Any:
     """Returns the data that the options describe."""
-    from fairmesh.config.registry import registered
+    from fairmesh.config.overrides import assignment, put
+    from fairmesh.config.registry import registered, registered_name
     from fairmesh.config.tables import from_table
     from fairmesh.data.datasets import Data
 
@@ -315,39 +316,11 @@ def _chosen(
     if partition:
         table["partition"] = {"name": partition}
     for text in assignments:
-        _merge(table, _assigned(text))
+        put(table, *assignment(text), "--set")
     if folder and "folder" in fields:
         table["folder"] = str(folder)
-    if nodes is not None and "partition" in fields:
-        inner = table.setdefault("partition", {})
-        inner = {"name": inner} if isinstance(inner, str) else inner
-        table["partition"] = {"name": _default_partition(fields)} | inner | {"nodes": nodes}
-    elif nodes is not None:
-        table["nodes"] = nodes
+    if nodes is not None:
+        put(table, "partition.nodes" if "partition" in fields else "nodes", nodes, "--nodes")
+    if "partition" in table and "partition" in fields and isinstance(table["partition"], dict):
+        table["partition"].setdefault("name", registered_name(fields["partition"].default_factory()))
     return from_table(Data, table, "data")
-
-
-def _default_partition(fields: dict[str, Any]) -> str:
-    from fairmesh.config.registry import registered_name
-
-    return registered_name(fields["partition"].default_factory())
-
-
-def _assigned(text: str) -> dict[str, Any]:
-    """Returns 'dotted.key=value' as nested tables. A value that is not TOML is a string."""
-    key, separator, value = (part.strip() for part in text.partition("="))
-    for written in (value, json.dumps(value)):
-        try:
-            if separator and value:
-                return tomllib.loads(f"{key} = {written}")
-        except tomllib.TOMLDecodeError:
-            continue
-    raise BadInput(f"--set {text!r}: write key=value, for example partition.seed=1")
-
-
-def _merge(table: dict[str, Any], more: dict[str, Any]) -> None:
-    for key, value in more.items():
-        if isinstance(value, dict) and isinstance(table.get(key), dict):
-            _merge(table[key], value)
-        else:
-            table[key] = value

@@ -1,6 +1,7 @@
 """[data] What each site holds: datasets, files of your own, and how samples are dealt to sites. Public as `fm.data`."""
 
-from fairmesh.data.contract import Arrays, Column, Contract
+from fairmesh.data.columns import Column
+from fairmesh.data.contract import Arrays, Contract
 from fairmesh.data.datasets import (
     CIFAR10,
     COOS7,
@@ -29,7 +30,7 @@ from fairmesh.data.partitions import (
     Quantity,
     Shards,
 )
-from fairmesh.data.preprocessing import FittedColumn, FittedTarget, Preprocessing
+from fairmesh.data.preprocessing import Preprocessing
 from fairmesh.data.reserve import reserve
 from fairmesh.data.samples import Samples
 from fairmesh.data.site import Site
@@ -52,8 +53,6 @@ __all__ = [
     "Even",
     "FashionMNIST",
     "Fewer",
-    "FittedColumn",
-    "FittedTarget",
     "HeldOut",
     "ImageFolder",
     "ImportedData",

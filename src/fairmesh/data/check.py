@@ -1,6 +1,7 @@
 """What looks wrong with the data of sites, in words: duplicates, leaks, single classes, columns that differ."""
 
 import math
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +16,9 @@ from fairmesh.data.partitions import Even
 from fairmesh.data.samples import Samples
 from fairmesh.data.site import Site
 from fairmesh.data.tables import (
+    Kind,
     column_of,
+    encoded,
     is_missing,
     kind_of,
     parsed,
@@ -23,7 +26,7 @@ from fairmesh.data.tables import (
     two_spellings,
     whole_number_text,
 )
-from fairmesh.errors import BadInput
+from fairmesh.errors import BadInput, listed
 from fairmesh.numerics import trees
 
 FEW_TEST_ROWS = 30  # with fewer, a metric of the site says little
@@ -36,6 +39,7 @@ _UNLIKELY = 0.01  # so seldom, over all that is looked at, are rows that are equ
 _COPIES = 3  # fewer equal rows are not called copies
 _SHOWN = 4  # names in a sentence
 _WORTH_COMPARING = 10  # rows of a site with which its columns are compared
+_UNFIT = {"empty column", "constant column", "identifier", "unusable column"}
 
 
 @dataclass(frozen=True)
@@ -78,59 +82,62 @@ def check_table(table: Table) -> Iterator[Finding]:
     if said := two_spellings(labels):
         yield Finding("warning", "two spellings", f"the target {table.target!r}: {said}")
     for name in names:
-        found = list(_column(table, name, columns[name], target))
-        yield from found
-        if table.site and not any(one.what in ("identifier", "unusable column") for one in found):
-            yield from _between_sites(table, name, columns[name], sites)
+        values = columns[name]
+        findings = list(check_column(table, name, values))
+        yield from findings
+        kinds = {finding.what for finding in findings}
+        if not kinds & _UNFIT and _tells_target(values, target, table.predict):
+            yield Finding(
+                "error",
+                "leak",
+                f"column {name!r} tells the target {table.target!r} in every row, so that the model learns to copy it; "
+                f'if it is not known when a prediction is made, leave it out: exclude = ["{name}"]',
+            )
+        if table.site and not kinds & {"identifier", "unusable column"}:
+            yield from _between_sites(table, name, values, sites)
 
 
-def _column(table: Table, name: str, values: np.ndarray, target: np.ndarray) -> Iterator[Finding]:
-    texts = ["" if is_missing(value) else str(value) for value in values.tolist()]
-    known = [text for text in texts if text]
+def check_column(table: Table, name: str, values: np.ndarray) -> Iterator[Finding]:
+    """Yields what speaks against a column as an input."""
+    known = [str(value) for value in values.tolist() if not is_missing(value)]
     leave_out = f'leave it out: exclude = ["{name}"]'
     if not known:
         yield Finding("warning", "empty column", f"column {name!r} has no values; {leave_out}", name)
         return
     if len(set(known)) == 1:
-        said = "has the same value in every row" if len(known) == len(texts) else "has only one value and gaps"
+        said = "has the same value in every row" if len(known) == len(values) else "has only one value and gaps"
         yield Finding("warning", "constant column", f"column {name!r} {said} ({known[0]!r}); {leave_out}")
         return
-    if _is_identifier(values, known):
-        said = f"column {name!r} has a different value in every row, as an identifier has; {leave_out}"
-        refused = name not in table.types and np.isnan(parsed(values)[0]).all()
-        yield Finding("error" if refused else "warning", "identifier", said, name)
-        return
     try:
-        if name not in table.types and name not in table.categories and kind_of(values, name, table.file) == "category":
+        kind = table.kind_of_column(name, values)
+        numbers = encoded(values, kind, name, table.file)
+        if _is_identifier(name, kind, numbers, known):
+            said = f"column {name!r} has a different value in every row, as an identifier has; {leave_out}"
+            yield Finding("error" if kind == "category" else "warning", "identifier", said, name)
+            return
+        if kind == "category" and name not in table.categories:
             refuse_many_categories(values, name, table.file)
     except BadInput as error:
         yield Finding("error", "unusable column", str(error), name)
         return
-    if (table.types.get(name) == "category" or name in table.categories) and (said := two_spellings(known)):
+    if kind == "category" and (said := two_spellings(known)):
         yield Finding("warning", "two spellings", f"categories of column {name!r}: {said}")
-    if _tells_target(values, texts, target, table.predict):
-        yield Finding(
-            "error",
-            "leak",
-            f"column {name!r} tells the target {table.target!r} in every row, so that the model learns to copy it; "
-            f"if it is not known when a prediction is made, {leave_out}",
-        )
 
 
-def _is_identifier(values: np.ndarray, known: Sequence[str]) -> bool:
-    """Returns whether a column has another whole number or text in every row."""
-    if len(known) < _WORTH_COMPARING or len(set(known)) < len(known):
+def _is_identifier(name: str, kind: Kind, numbers: np.ndarray, known: Sequence[str]) -> bool:
+    """Returns whether a column has in every row another text, or another whole number, if these are consecutive or
+    have such a name."""
+    if len(known) < _WORTH_COMPARING or len(set(known)) < len(known) or kind not in ("category", "number"):
         return False
-    numbers, missing = parsed(values)
-    numbers = numbers[~missing]
-    if np.isnan(numbers).all():
+    if kind == "category":
         return True
-    return bool((numbers == np.round(numbers)).all() and numbers.max() - numbers.min() == len(numbers) - 1)
+    numbers = numbers[~np.isnan(numbers)]
+    consecutive = numbers.max() - numbers.min() == len(numbers) - 1
+    named = re.search(r"(^|[^a-z])id$", name.lower()) is not None
+    return bool((numbers == np.round(numbers)).all()) and (consecutive or named)
 
 
-def _tells_target(
-    values: np.ndarray, texts: Sequence[str], target: np.ndarray, predict: Literal["labels", "numbers"]
-) -> bool:
+def _tells_target(values: np.ndarray, target: np.ndarray, predict: Literal["labels", "numbers"]) -> bool:
     """Returns whether a column equals the target, or another name for it."""
     if predict == "numbers":
         (x, gone), (y, _) = parsed(values), parsed(target)
@@ -138,6 +145,7 @@ def _tells_target(
         if both.sum() < _WORTH_COMPARING or x[both].std() == 0 or y[both].std() == 0:
             return False
         return bool(abs(np.corrcoef(x[both], y[both])[0, 1]) > 0.9999)
+    texts = ["" if is_missing(value) else str(value) for value in values.tolist()]
     labels = [whole_number_text(label) for label in target.tolist()]
     if len(set(texts)) > _FEW_VALUES or len(set(labels)) < 2 or len(texts) < _WORTH_COMPARING:
         return False
@@ -173,7 +181,8 @@ def _between_sites(table: Table, name: str, values: np.ndarray, sites: np.ndarra
         )
     if len(set(kinds.values())) > 1:
         said = "; ".join(
-            f"{kind} at {_listed([s for s, k in kinds.items() if k == kind])}" for kind in set(kinds.values())
+            f"{kind} at {listed([s for s, k in kinds.items() if k == kind], _SHOWN)}"
+            for kind in dict.fromkeys(kinds.values())
         )
         yield Finding(
             "warning", "kinds differ", f"column {name!r} is not the same everywhere: {said}; write it in the same way"
@@ -186,7 +195,8 @@ def _between_sites(table: Table, name: str, values: np.ndarray, sites: np.ndarra
                 yield Finding(
                     "warning",
                     "categories differ",
-                    f"column {name!r} at {site}: {_listed(alone)}, which no other site has; perhaps another spelling",
+                    f"column {name!r} at {site}: {listed(alone, _SHOWN)}, which no other site has; perhaps another "
+                    "spelling",
                 )
 
 
@@ -204,7 +214,7 @@ def check_sites(sites: Sequence[Site]) -> Iterator[Finding]:
             yield Finding("warning", "no test rows", f"{name} has no test rows, so that it will not be measured")
     few = {name: len(samples) for name, samples in test.items() if len(samples) < FEW_TEST_ROWS}
     if few:
-        said = _listed([f"{name} ({count})" for name, count in few.items()])
+        said = listed([f"{name} ({count})" for name, count in few.items()], _SHOWN)
         least, numbers = min(few.values()), any(one.labels is None for one in train.values())
         sure = f"an accuracy from {least} rows is known to about {100 / math.sqrt(least):.0f} points"
         yield Finding(
@@ -271,7 +281,7 @@ def _duplicates(
         chance = _by_chance(train[first], train[second], columns[first])
         why = _CHANCE if _is_chance(count, chance, len(train) ** 2) else "did they copy?"
         yield Finding(
-            "warning", "same rows at sites", f"{count:,} training rows are the same at {_listed(names)}; {why}"
+            "warning", "same rows at sites", f"{count:,} training rows are the same at {listed(names, _SHOWN)}; {why}"
         )
     done: dict[int, list[bytes]] = {}
     for name, samples in test.items():
@@ -324,16 +334,7 @@ def _by_chance(test: Samples, train: Samples, columns: Sequence[int]) -> float:
         train: The training rows.
         columns: How many inputs each column of a table became; with none, every input is a column.
     """
-    inputs, others = ([_flat(tensor) for tensor in trees.leaves(one.some().inputs)] for one in (train, test))
-    if len(inputs) == 1 and sum(columns) == inputs[0].shape[1]:
-        ends = np.cumsum(columns)[:-1]
-        inputs, others = (np.split(one[0], ends, axis=1) for one in (inputs, others))
-    else:
-        inputs, others = (
-            [part for one in some for part in np.split(one, one.shape[1], axis=1)] for some in (inputs, others)
-        )
-    inputs += [_flat(tensor) for tensor in trees.leaves(train.some().targets)]
-    others += [_flat(tensor) for tensor in trees.leaves(test.some().targets)]
+    inputs, others = (_by_column(samples.some(), columns) for samples in (train, test))
     logs = np.zeros(len(others[0]))
     for mine, theirs in zip(inputs, others):
         counts = Counter(map(bytes, np.ascontiguousarray(mine)))
@@ -342,8 +343,16 @@ def _by_chance(test: Samples, train: Samples, columns: Sequence[int]) -> float:
     return float(-np.expm1(len(inputs[0]) * np.log1p(-np.minimum(np.exp(logs), 1 - 1e-12))).sum())
 
 
+def _by_column(samples: Samples, columns: Sequence[int]) -> list[np.ndarray]:
+    """Returns the numbers (rows, ...) of each column, and of each target."""
+    inputs, targets = ([_flat(part) for part in trees.leaves(tree)] for tree in (samples.inputs, samples.targets))
+    if len(inputs) == 1 and sum(columns) == inputs[0].shape[1]:
+        return np.split(inputs[0], np.cumsum(columns)[:-1], axis=1) + targets
+    return [column for part in inputs for column in np.split(part, part.shape[1], axis=1)] + targets
+
+
 def _flat(tensor: Tensor) -> np.ndarray:
-    return tensor.reshape(len(tensor), -1).numpy()
+    return tensor.reshape(len(tensor), -1).contiguous().numpy()
 
 
 def _columns_of(site: Site) -> list[int]:
@@ -356,11 +365,5 @@ def _columns_of(site: Site) -> list[int]:
 def _keys(samples: Samples) -> list[bytes]:
     """Returns for each sample something that is equal for equal ones."""
     samples = samples.some()
-    tensors = [*trees.leaves(samples.inputs), *trees.leaves(samples.targets)]
-    parts = [tensor.reshape(len(samples), -1).contiguous().numpy() for tensor in tensors]
+    parts = [_flat(tensor) for tree in (samples.inputs, samples.targets) for tensor in trees.leaves(tree)]
     return [b"".join(part.tobytes() for part in row) for row in zip(*parts)]
-
-
-def _listed(names: Sequence[str]) -> str:
-    more = len(names) - _SHOWN
-    return ", ".join(names[:_SHOWN]) + (f" and {more} more" if more > 0 else "")

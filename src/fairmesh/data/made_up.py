@@ -1,14 +1,14 @@
 """A made-up site that fulfils a contract, to try a model on before any site has shown its data."""
 
 import datetime
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fairmesh.data.contract import Arrays, Column, Contract
+from fairmesh.data.columns import Column
+from fairmesh.data.contract import Arrays, Contract
 from fairmesh.data.datasets.table import Table
 from fairmesh.data.partitions import Even
 from fairmesh.data.site import Site
@@ -22,10 +22,10 @@ def made_up_site(contract: Contract) -> Site | None:
     the contract does not say what inputs or targets are. That a value is missing is an input of its own where it is
     not filled by a constant, so the number of inputs is then known only from real data."""
     target, inputs = contract.target, contract.inputs
-    plans = [column.plan(contract.standardize) for column in contract.columns]
-    if any(not plan.fixed and not plan.required for plan in plans):
-        return None
     if target is None or not (contract.columns or (inputs is not None and inputs.shape is not None)):
+        return None
+    plan = contract.plan(target)
+    if not all(column.required or plan.is_fixed(column) for column in contract.columns):
         return None
     count = max(_ROWS, *(2 * len(column.classes) for column in (*contract.columns, target)))
     values = _values(target, count)
@@ -33,30 +33,16 @@ def made_up_site(contract: Contract) -> Site | None:
         numbers = values if target.type != "label" else [target.classes.index(value) for value in values]
         targets = torch.tensor(numbers)
         return Site((_arrays(inputs, count), targets if target.type == "label" else targets.float()), name=_TRIED)
-    columns = {column.name: np.array(_values(column, count)) for column in contract.columns}
-    (site,) = contract.sites(
-        _MadeUp(
-            _TRIED,
-            target.name,
-            inputs=tuple(columns),
-            predict="labels" if target.type == "label" else "numbers",
-            classes=target.classes,
-            standardize=contract.standardize,
-            partition=Even(1),
-            columns=tuple((columns | {target.name: np.array(values)}).items()),
-        )
+    table = Table(
+        _TRIED,
+        target.name,
+        predict="labels" if target.type == "label" else "numbers",
+        classes=target.classes,
+        partition=Even(1),
     )
+    columns = {column.name: np.array(_values(column, count)) for column in contract.columns}
+    (site,) = table.sites_of(columns | {target.name: np.array(values)}, plan)
     return replace(site, name=_TRIED)
-
-
-@dataclass(frozen=True)
-class _MadeUp(Table):
-    """A table that is not in a file."""
-
-    columns: Sequence[tuple[str, np.ndarray]] = ()
-
-    def read(self) -> dict[str, np.ndarray]:
-        return dict(self.columns)
 
 
 def _values(column: Column, count: int) -> list:

@@ -4,6 +4,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import numpy as np
@@ -81,11 +82,15 @@ class Partition(ABC):
         """
 
 
-def _check_nodes(nodes: int, seed: int = 0) -> None:
-    if nodes < 1:
-        raise BadInput(f"nodes must be >= 1, got {nodes}")
-    if seed < 0:
-        raise BadInput(f"seed must be >= 0, got {seed}")
+class _BuiltIn(Partition):
+    """Checks the settings that partitions have in common."""
+
+    def __post_init__(self):
+        for name, least in (("nodes", 1), ("per_node", 1), ("seed", 0), ("concentration", 0.001)):
+            given = getattr(self, name, least)
+            for number in given if isinstance(given, tuple) else (given,):
+                if not least <= number < math.inf:
+                    raise BadInput(f"{name} must be finite and >= {least}, got {number}")
 
 
 def dealt(samples: Pair, hands: int, least: int = 2) -> list[Pair]:
@@ -116,7 +121,7 @@ def by_class(pool: Pool, nodes: int, noun: str) -> list[Site]:
 
 
 @dataclass(frozen=True)
-class OneClass(Partition):
+class OneClass(_BuiltIn):
     """Every site holds a single class: site i an equal share of class i modulo the number of classes.
 
     It is judged by all test samples of its class.
@@ -134,9 +139,6 @@ class OneClass(Partition):
     """
 
     nodes: int = 10
-
-    def __post_init__(self):
-        _check_nodes(self.nodes)
 
     def sites(self, pool: Pool) -> list[Site]:
         return by_class(pool, self.nodes, "class")
@@ -162,16 +164,7 @@ def _altered(pool: Pool, kinds: Sequence[str], views: Sequence, tests: Tests) ->
 
 
 @dataclass(frozen=True)
-class _AtContrast:
-    factor: float
-    transform: shifts.Transform
-
-    def __call__(self, images: Tensor) -> Tensor:
-        return shifts.with_contrast(images, self.factor, self.transform)
-
-
-@dataclass(frozen=True)
-class Contrast(Partition):
+class Contrast(_BuiltIn):
     """Samples dealt equally, in their order, with the images of some sites at another contrast.
 
     Args:
@@ -199,7 +192,7 @@ class Contrast(Partition):
     transform: shifts.Transform = "published"
 
     def __post_init__(self):
-        _check_nodes(self.nodes)
+        super().__post_init__()
         if len(self.factors) > self.nodes:
             raise BadInput(f"{len(self.factors)} contrast factors for {self.nodes} nodes; give at most one per node")
         bad = [factor for factor in self.factors if not (math.isfinite(factor) and factor > 0)]
@@ -209,13 +202,14 @@ class Contrast(Partition):
     def sites(self, pool: Pool) -> list[Site]:
         factors = (*self.factors, *(1.0,) * (self.nodes - len(self.factors)))
         kinds = [f"{'low' if c < 1 else 'high' if c > 1 else 'original'} contrast" for c in factors]
-        untouched = self.transform == "published"
-        views = [None if untouched and c == 1 else _AtContrast(c, self.transform) for c in factors]
-        return _altered(pool, kinds, views, self.tests)
+        views = {c: partial(shifts.with_contrast, c=c, transform=self.transform) for c in factors}
+        if self.transform == "published":
+            views.pop(1.0, None)  # which leaves images unchanged
+        return _altered(pool, kinds, [views.get(c) for c in factors], self.tests)
 
 
 @dataclass(frozen=True)
-class Instrument(Partition):
+class Instrument(_BuiltIn):
     """Samples dealt equally, in their order, with the images of the last sites taken by a second instrument.
 
     Args:
@@ -241,7 +235,7 @@ class Instrument(Partition):
     tests: Tests = "kind"
 
     def __post_init__(self):
-        _check_nodes(self.nodes)
+        super().__post_init__()
         if not 0 <= self.odd <= self.nodes:
             raise BadInput(f"need 0 <= odd <= nodes, got nodes = {self.nodes}, odd = {self.odd}")
 
@@ -253,7 +247,7 @@ class Instrument(Partition):
 
 
 @dataclass(frozen=True)
-class BySite(Partition):
+class BySite(_BuiltIn):
     """One node per site that the data name, judged by all test samples of that site, if it has any.
 
     Args:
@@ -270,10 +264,6 @@ class BySite(Partition):
     """
 
     nodes: tuple[int, ...] = ()
-
-    def __post_init__(self):
-        for count in self.nodes:
-            _check_nodes(count)
 
     def sites(self, pool: Pool) -> list[Site]:
         if pool.sites is None or pool.test_sites is None:
@@ -301,7 +291,7 @@ def _sites_of(pool: Pool, train: Sequence[np.ndarray], test: Sequence[np.ndarray
 
 
 @dataclass(frozen=True)
-class Dirichlet(Partition):
+class Dirichlet(_BuiltIn):
     """Label skew: each class is dealt in proportions drawn from a symmetric Dirichlet distribution.
 
     Training and test samples of a class have the same proportions. A site with fewer than two training samples or no
@@ -326,10 +316,6 @@ class Dirichlet(Partition):
     concentration: float = 0.5
     seed: int = 0
 
-    def __post_init__(self):
-        _check_nodes(self.nodes, self.seed)
-        _check_concentration(self.concentration)
-
     def sites(self, pool: Pool) -> list[Site]:
         generator = np.random.default_rng(self.seed)
         proportions = generator.dirichlet([self.concentration] * self.nodes, pool.classes)  # (classes, nodes)
@@ -338,11 +324,6 @@ class Dirichlet(Partition):
         _even_out(train, labels[0], 2, train, labels[0])
         _even_out(test, labels[1], 1, train, labels[0])
         return _sites_of(pool, [np.sort(part) for part in train], [np.sort(part) for part in test])
-
-
-def _check_concentration(concentration: float) -> None:
-    if not (math.isfinite(concentration) and concentration >= 0.001):
-        raise BadInput(f"concentration must be a finite number >= 0.001, got {concentration}")
 
 
 def _by_proportions(labels: np.ndarray, proportions: np.ndarray, generator: np.random.Generator) -> list[np.ndarray]:
@@ -373,7 +354,7 @@ def _even_out(
 
 
 @dataclass(frozen=True)
-class Shards(Partition):
+class Shards(_BuiltIn):
     """Samples sorted by label and cut into equal shards, of which each site is dealt a few at random.
 
     A site is judged by the test samples at the same places of the sorted test set.
@@ -400,11 +381,6 @@ class Shards(Partition):
     per_node: int = 2
     seed: int = 0
 
-    def __post_init__(self):
-        _check_nodes(self.nodes, self.seed)
-        if self.per_node < 1:
-            raise BadInput(f"per_node must be >= 1, got {self.per_node}")
-
     def sites(self, pool: Pool) -> list[Site]:
         count = self.nodes * self.per_node
         (order, ends), (test_order, test_ends) = (
@@ -430,7 +406,7 @@ def _sorted(labels: np.ndarray, classes: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 @dataclass(frozen=True)
-class Quantity(Partition):
+class Quantity(_BuiltIn):
     """Size skew: samples dealt at random, in proportions drawn from a symmetric Dirichlet distribution.
 
     Every site gets at least two samples, of all classes alike, and is judged by the whole test set.
@@ -454,10 +430,6 @@ class Quantity(Partition):
     concentration: float = 0.5
     seed: int = 0
 
-    def __post_init__(self):
-        _check_nodes(self.nodes, self.seed)
-        _check_concentration(self.concentration)
-
     def sites(self, pool: Pool) -> list[Site]:
         generator = np.random.default_rng(self.seed)
         free = len(pool.train[0]) - 2 * self.nodes
@@ -469,7 +441,7 @@ class Quantity(Partition):
 
 
 @dataclass(frozen=True)
-class Even(Partition):
+class Even(_BuiltIn):
     """Samples dealt equally at random. Every site is judged by the whole test set.
 
     Args:
@@ -487,9 +459,6 @@ class Even(Partition):
 
     nodes: int = 10
     seed: int = 0
-
-    def __post_init__(self):
-        _check_nodes(self.nodes, self.seed)
 
     def sites(self, pool: Pool) -> list[Site]:
         each = len(dealt(pool.train, self.nodes)[0][0])

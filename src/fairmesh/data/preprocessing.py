@@ -9,26 +9,26 @@ import math
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from fairmesh.data.columns import MEAN, Column
 from fairmesh.data.site import Site
 from fairmesh.data.tables import (
-    KINDS,
     LARGEST,
     NAME_AT_MOST,
-    Kind,
     column_of,
     encoded,
-    rows_in_words,
+    no_value,
+    numbered_labels,
     whole_number_text,
 )
-from fairmesh.errors import BadInput
+from fairmesh.errors import BadInput, listed
 
 FEWEST = 5  # rows of a site behind anything that it says about them
 _FORMAT = 1
@@ -47,61 +47,97 @@ _HOW = (
 
 
 @dataclass(frozen=True)
-class ColumnPlan:
-    """How one input column is to be treated.
-
-    Args:
-        name: The column's name.
-        kind: What it has.
-        fill: The constant that stands for a missing value; None for the mean of the known ones or, of categories, an
-            input of its own. Default: None.
-        required: Whether no value may be missing. Default: False.
-        center: What is subtracted from a number; None for the mean over all sites' training rows. Default: None.
-        scale: What it is divided by after that; None for their standard deviation. Default: None.
-        categories: The categories; None for those that the sites have. Default: None.
-    """
-
-    name: str
-    kind: Kind = "number"
-    fill: float | str | None = None
-    required: bool = False
-    center: float | None = None
-    scale: float | None = None
-    categories: tuple[str, ...] | None = None
-
-    @property
-    def fixed(self) -> bool:
-        """Whether nothing about the sites' rows is needed to prepare this column."""
-        known = self.categories is not None if self.kind == "category" else None not in (self.center, self.scale)
-        return known and (self.required or self.fill is not None)
-
-
-@dataclass(frozen=True)
 class Plan:
     """How all columns of a table are to be treated.
 
     Args:
-        columns: The input columns, in order.
-        target: The name of the column to predict.
-        predict: Whether it has labels or numbers. Default: "labels".
-        classes: The labels, in the order of their numbers; empty for those that the sites have. Default: ().
-        scale_target: Whether the model learns numbers in multiples of their standard deviation over all sites.
-            Default: False.
+        columns: The input columns, in order. A category without classes has those that the sites have.
+        target: The column to predict. A label without classes has those that the sites have.
+        by_sites: The columns of numbers whose center and scale are the mean and the standard deviation over all sites'
+            training rows. Default: none.
         indicators: Whether missing values get an input that says so. Default: True.
     """
 
-    columns: tuple[ColumnPlan, ...]
-    target: str
-    predict: Literal["labels", "numbers"] = "labels"
-    classes: tuple[str, ...] = ()
-    scale_target: bool = False
+    columns: tuple[Column, ...]
+    target: Column
+    by_sites: frozenset[str] = frozenset()
     indicators: bool = True
+
+    @staticmethod
+    def of(
+        columns: Sequence[Column], target: Column, standardize: bool, scale_target: bool, indicators: bool
+    ) -> "Plan":
+        """Returns the plan in which columns without a center and a scale of their own are scaled by what all sites
+        have, if asked for; and likewise numbers to predict."""
+        scaled = [c.name for c in columns if standardize and not c.has_classes and (c.center, c.scale) == (0.0, 1.0)]
+        scaled += [target.name] if scale_target and target.type != "label" else []
+        return Plan(tuple(columns), target, frozenset(scaled), indicators)
 
     @property
     def fixed(self) -> bool:
         """Whether nothing about the sites' rows is needed."""
-        known = bool(self.classes) if self.predict == "labels" else not self.scale_target
-        return known and all(column.fixed for column in self.columns)
+        return all(map(self.is_fixed, (*self.columns, self.target)))
+
+    def is_fixed(self, column: Column) -> bool:
+        """Returns whether nothing about the sites' rows is needed to prepare a column."""
+        known = bool(column.classes) if column.has_classes else column.name not in self.by_sites
+        return known and column.fill != MEAN
+
+    def to_table(self) -> dict[str, Any]:
+        """Returns it as a JSON table, as sites tell it each other."""
+        columns = []
+        for column in self.columns:
+            opened = {"categories": list(column.classes) or None}
+            if column.has_classes or column.name in self.by_sites:
+                opened |= {"center": None, "scale": None}
+            columns.append(_described(column) | opened)
+        labels = self.target.type == "label"
+        return {
+            "columns": columns,
+            "target": self.target.name,
+            "predict": "labels" if labels else "numbers",
+            "classes": list(self.target.classes),
+            "scale_target": self.target.name in self.by_sites,
+            "indicators": self.indicators,
+        }
+
+    @staticmethod
+    def from_table(table: Mapping[str, Any]) -> "Plan":
+        """Reads a plan that another site tells. Refuses, by any error, what this one would not write."""
+        columns, name = tuple(map(_column, table["columns"])), _text(table["target"])
+        by_sites = {row["name"] for row in table["columns"] if row["kind"] != "category" and row["center"] is None}
+        by_sites |= {name} if table["scale_target"] else set()
+        kind = {"labels": "label", "numbers": "number"}[table["predict"]]
+        target = Column(name, kind, classes=_texts(table["classes"]))  # type: ignore[arg-type]
+        made = Plan(columns, target, frozenset(by_sites), table["indicators"])
+        if made.to_table() != table or {type(table["scale_target"]), type(made.indicators)} != {bool}:
+            raise ValueError("settings of another form")
+        for column in columns:
+            _texts([column.name, *column.classes, *([column.fill] if isinstance(column.fill, str) else [])])
+            numbers = [number for number in (column.center, column.scale, column.fill) if isinstance(number, float)]
+            if max(map(abs, numbers)) > LARGEST:
+                raise ValueError("a number that is too large")
+        return made
+
+
+def _described(column: Column) -> dict[str, Any]:
+    """Returns a column as files and sites describe it."""
+    return {
+        "name": column.name,
+        "kind": column.kind,
+        "fill": column.constant,
+        "required": column.required,
+        "center": column.center,
+        "scale": column.scale,
+        "categories": list(column.classes),
+    }
+
+
+def _column(row: Mapping[str, Any]) -> Column:
+    """Reads what `_described` returns. A center that is left open is 0."""
+    fill = row["fill"] if row["required"] or row["fill"] is not None else MEAN
+    center, scale = (0.0, 1.0) if row["center"] is None else (row["center"], row["scale"])
+    return Column(row["name"], row["kind"], classes=row["categories"] or (), fill=fill, center=center, scale=scale)
 
 
 # Sums: what a site computes over its training rows, and tells the others
@@ -149,7 +185,7 @@ class TableSums:
 
     def to_table(self) -> dict[str, Any]:
         """Returns it as a JSON table."""
-        table = {"plan": asdict(self.plan), "columns": self.columns, "target": self.target}
+        table = {"plan": self.plan.to_table(), "columns": self.columns, "target": self.target}
         return json.loads(json.dumps(table))
 
     def contradiction(self, rows: int, ranges: Mapping[str, tuple[float, float]]) -> str:
@@ -159,15 +195,13 @@ class TableSums:
             rows: How many it declares.
             ranges: The smallest and the largest value that a contract allows, by column.
         """
-        every = [(self.plan.target, "number", self.target)]
-        every += [(column.name, column.kind, sums) for column, sums in zip(self.plan.columns, self.columns)]
-        for name, kind, sums in every:
-            ends = (0.0, 1.0) if kind == "yes-no" else ranges.get(name, (-math.inf, math.inf))
+        for column, sums in zip((self.plan.target, *self.plan.columns), (self.target, *self.columns)):
+            ends = (0.0, 1.0) if column.type == "yes-no" else ranges.get(column.name, (-math.inf, math.inf))
             reason = sums.contradiction(rows, *ends)
-            if not reason and kind == "category" and FEWEST * len(sums.names) > rows:
+            if not reason and column.type == "category" and FEWEST * len(sums.names) > rows:
                 reason = f"it tells {len(sums.names)} categories, each in {FEWEST} rows or more, of {rows} rows"
             if reason:
-                return f"column {name!r}: {reason}"
+                return f"column {column.name!r}: {reason}"
         return ""
 
     @staticmethod
@@ -178,33 +212,14 @@ class TableSums:
             BadInput: It has another form.
         """
         try:
-            made = TableSums(_plan(table["plan"]), tuple(map(_sums, table["columns"])), _sums(table["target"]))
+            made = TableSums(
+                Plan.from_table(table["plan"]), tuple(map(_sums, table["columns"])), _sums(table["target"])
+            )
             if len(made.columns) != len(made.plan.columns) or not made.columns:
                 raise ValueError("another number of columns than planned")
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise BadInput(f"sums of a table cannot be read: {error}") from error
         return made
-
-
-def _plan(table: Mapping[str, Any]) -> Plan:
-    """Reads a plan that another site tells. Refuses anything that this one would not write."""
-    made = Plan(**table)
-    made = replace(made, columns=tuple(map(_column_plan, table["columns"])), classes=_texts(made.classes))
-    if made.predict not in ("labels", "numbers") or {type(made.scale_target), type(made.indicators)} != {bool}:
-        raise ValueError("settings of another form")
-    return replace(made, target=_text(made.target))
-
-
-def _column_plan(table: Mapping[str, Any]) -> ColumnPlan:
-    made = ColumnPlan(**table)
-    if made.kind not in KINDS or type(made.required) is not bool:
-        raise ValueError("a column of another form")
-    numbers = [one for one in (made.center, made.scale) if one is not None]
-    numbers += [] if made.fill is None or isinstance(made.fill, str) else [made.fill]
-    if not all(type(one) in (int, float) and abs(one) <= LARGEST for one in numbers):
-        raise ValueError("a number that is too large")
-    _texts([made.name, *([made.fill] if isinstance(made.fill, str) else [])])
-    return made if made.categories is None else replace(made, categories=_texts(made.categories))
 
 
 def _text(value: Any) -> str:
@@ -261,15 +276,14 @@ def table_sums(
         target: The targets of the training rows, if they are numbers.
         labels: The labels that the site has in all its rows, if targets are labels. Default: ().
     """
-    found = []
+    sums_of_columns = []
     for column in plan.columns:
-        values = columns[column.name]
         read = _sums_of_categories if column.kind == "category" else _sums_of_numbers
-        found.append(Sums() if column.fixed else read(values))
-    told = Sums(names=() if plan.classes else tuple(labels))
-    if plan.predict == "numbers" and plan.scale_target:
-        told = _sums_of_numbers(np.asarray(target, np.float64))
-    return TableSums(plan, tuple(found), told)
+        sums_of_columns.append(Sums() if plan.is_fixed(column) else read(columns[column.name]))
+    sums_of_target = Sums(names=() if plan.target.classes else tuple(labels))
+    if plan.target.name in plan.by_sites:
+        sums_of_target = _sums_of_numbers(np.asarray(target, np.float64))
+    return TableSums(plan, tuple(sums_of_columns), sums_of_target)
 
 
 class Misfit(BadInput):
@@ -284,32 +298,13 @@ class Misfit(BadInput):
 
 
 @dataclass(frozen=True)
-class FittedColumn:
-    """How one column becomes inputs.
+class FittedColumn(Column):
+    """A column with all that is needed to make inputs of its values.
 
     Args:
-        name: The column's name.
-        kind: What it has.
-        fill: What stands for a missing value; None for nothing. Default: None.
-        required: Whether no value may be missing. Default: False.
-        center: What is subtracted from a number. Default: 0.0.
-        scale: What it is divided by after that. Default: 1.0.
-        categories: The categories, each of which is an input. Default: ().
         indicator: Whether there is an input that says whether the value was missing. Default: False.
-
-    Example:
-        >>> import fairmesh as fm
-        >>> fm.data.FittedColumn("ward", "category", categories=("north", "south"), indicator=True).inputs
-        ('ward = north', 'ward = south', 'ward = other', 'ward missing')
     """
 
-    name: str
-    kind: Kind
-    fill: float | str | None = None
-    required: bool = False
-    center: float = 0.0
-    scale: float = 1.0
-    categories: tuple[str, ...] = ()
     indicator: bool = False
 
     @property
@@ -317,7 +312,7 @@ class FittedColumn:
         """The names of its inputs."""
         own = [self.name]
         if self.kind == "category":
-            own = [*(f"{self.name} = {one}" for one in self.categories), f"{self.name} = other"]
+            own = [*(f"{self.name} = {one}" for one in self.classes), f"{self.name} = other"]
         return (*own, f"{self.name} missing") if self.indicator else tuple(own)
 
     def transform(self, values: np.ndarray, where: str) -> np.ndarray:
@@ -325,48 +320,19 @@ class FittedColumn:
         of_categories = self.kind == "category"
         missing = np.array([value is None for value in values], bool) if of_categories else np.isnan(values)
         if self.required and missing.any():
-            raise BadInput(
-                f"{where}, column {self.name!r}, {rows_in_words(missing)}: no value, but none may be missing; fill "
-                "them, or leave the rows out"
-            )
+            raise BadInput(no_value(where, self.name, missing))
+        filled = values if self.constant is None else np.where(missing, self.constant, values)
         if of_categories:
-            filled = np.where(missing, self.fill, values) if self.fill is not None else values
-            known = np.zeros((len(values), len(self.categories)), bool)
-            for k, one in enumerate(self.categories):
-                known[:, k] = filled == one
-            marked = missing if self.indicator and self.fill is None else np.zeros_like(missing)
-            other = ~known.any(1) & ~marked
-            parts = [known, other[:, None]]
+            known = np.zeros((len(values), len(self.classes)), bool)
+            for k, name in enumerate(self.classes):
+                known[:, k] = filled == name
+            marked = missing if self.indicator and self.constant is None else np.zeros_like(missing)
+            parts = [known, (~known.any(1) & ~marked)[:, None]]
         else:
-            numbers = np.where(missing, self.fill, values) if self.fill is not None else values
-            parts = [((numbers.astype(np.float64) - self.center) / self.scale)[:, None]]
+            parts = [((filled.astype(np.float64) - self.center) / self.scale)[:, None]]
         if self.indicator:
             parts.append(missing[:, None])
         return np.concatenate([np.asarray(part, np.float64) for part in parts], axis=1)
-
-
-@dataclass(frozen=True)
-class FittedTarget:
-    """What a model predicts.
-
-    Args:
-        name: The column's name.
-        kind: "label" or "number". Default: "label".
-        classes: The labels, in the order of the model's outputs. Default: ().
-        center: Of numbers, where the model's scale begins: their mean over all sites. Default: 0.0.
-        scale: Of numbers, the unit of the model's scale: their standard deviation. Default: 1.0.
-
-    Example:
-        >>> import fairmesh as fm
-        >>> fm.data.FittedTarget("days", "number", center=40.0, scale=12.0).scale
-        12.0
-    """
-
-    name: str
-    kind: Literal["label", "number"] = "label"
-    classes: tuple[str, ...] = ()
-    center: float = 0.0
-    scale: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -377,13 +343,14 @@ class Preprocessing:
 
     Args:
         columns: The columns, in the order of their inputs.
-        target: What is predicted.
+        target: The column to predict. Of a number, center and scale are those of the model's own scale.
 
     Example:
         >>> import fairmesh as fm
-        >>> age = fm.data.FittedColumn("age", "number", fill=50.0, center=50.0, scale=10.0, indicator=True)
-        >>> ward = fm.data.FittedColumn("ward", "category", categories=("north", "south"))
-        >>> made = fm.data.Preprocessing((age, ward), fm.data.FittedTarget("ill", classes=("no", "yes")))
+        >>> from fairmesh.data.preprocessing import FittedColumn
+        >>> age = FittedColumn("age", fill=50.0, center=50.0, scale=10.0, indicator=True)
+        >>> ward = FittedColumn("ward", "category", classes=("north", "south"), fill="mean")
+        >>> made = fm.data.Preprocessing((age, ward), fm.data.Column("ill", "label", classes=("no", "yes")))
         >>> made.inputs
         ('age', 'age missing', 'ward = north', 'ward = south', 'ward = other')
         >>> made.transform({"ward": ["south", "east"], "age": [60, ""]}).tolist()
@@ -393,7 +360,7 @@ class Preprocessing:
     """
 
     columns: tuple[FittedColumn, ...]
-    target: FittedTarget
+    target: Column
 
     @staticmethod
     def fitted(sums: Mapping[str, TableSums]) -> "Preprocessing":
@@ -407,10 +374,7 @@ class Preprocessing:
         """
         plan = _common_plan({site: one.plan for site, one in sums.items()})
         by_name = [{c.name: s for c, s in zip(one.plan.columns, one.columns)} for one in sums.values()]
-        columns = [
-            _fitted_column(column, [found[column.name] for found in by_name], plan.indicators)
-            for column in plan.columns
-        ]
+        columns = [_fitted_column(column, [sums[column.name] for sums in by_name], plan) for column in plan.columns]
         return Preprocessing(tuple(columns), _fitted_target(plan, [one.target for one in sums.values()]))
 
     @property
@@ -453,20 +417,16 @@ class Preprocessing:
         Raises:
             BadInput: A label is not among the classes.
         """
-        place = {name: k for k, name in enumerate(self.classes)}
         texts = [whole_number_text(value) for value in np.asarray(values).tolist()]
-        unknown = np.array([text not in place for text in texts], bool)
-        if unknown.any():
-            raise BadInput(
-                f"{where}, column {self.target.name!r}, {rows_in_words(unknown)}: the label "
-                f"{texts[int(unknown.argmax())]!r} is not among classes = {list(self.classes)}; correct it, or list it "
-                "in classes"
-            )
-        return np.array([place[text] for text in texts], np.int64)
+        return numbered_labels(texts, self.classes, f"{where}, column {self.target.name!r}")
 
     def to_json(self) -> str:
         """Returns it as JSON text, which describes itself."""
-        table = {"format": _FORMAT, "how": _HOW, "inputs": self.inputs, **asdict(self)}
+        columns = [_described(column) | {"indicator": column.indicator} for column in self.columns]
+        name, kind, classes = self.target.name, self.target.type, self.target.classes
+        target = {"name": name, "kind": kind, "classes": classes}
+        target |= {"center": self.target.center, "scale": self.target.scale}
+        table = {"format": _FORMAT, "how": _HOW, "inputs": self.inputs, "columns": columns, "target": target}
         return json.dumps(table, indent=1, ensure_ascii=False) + "\n"
 
     @staticmethod
@@ -480,35 +440,38 @@ class Preprocessing:
             table = json.loads(text)
             if table["format"] != _FORMAT:
                 raise BadInput(f"preprocessing of format {table['format']}, but this version reads {_FORMAT}")
-            columns = tuple(FittedColumn(**one | {"categories": tuple(one["categories"])}) for one in table["columns"])
-            target = FittedTarget(**table["target"] | {"classes": tuple(table["target"]["classes"])})
+            columns = [FittedColumn(**vars(_column(row)), indicator=row["indicator"]) for row in table["columns"]]
+            target = dict(table["target"])
+            predicted = Column(type=target.pop("kind"), **target)
         except (KeyError, TypeError, ValueError) as error:
             if isinstance(error, BadInput):
                 raise
             raise BadInput(f"this is not a preprocessing.json: {error}") from error
-        return Preprocessing(columns, target)
+        return Preprocessing(tuple(columns), predicted)
 
     def in_words(self) -> list[str]:
         """Returns what it does, in sentences."""
         said = [f"{len(self.columns)} columns become {len(self.inputs)} inputs"]
-        numbers = [c for c in self.columns if c.kind != "category"]
-        scaled = [c for c in numbers if (c.center, c.scale) != (0.0, 1.0)]
-        for some, how in (
-            (scaled, "scaled by one mean and spread for all sites"),
-            ([c for c in numbers if c not in scaled], "used as they are"),
-        ):
-            if some:
-                said.append(f"numbers, {how}: {_listed([_with_kind(c) for c in some])}")
-        categories = [f"{c.name} ({_listed(c.categories) or 'none'})" for c in self.columns if c.kind == "category"]
-        if categories:
-            said.append(f"categories, one input each and one for all others: {_listed(categories)}")
-        missing = [c for c in self.columns if c.indicator]
-        if missing:
-            filled = [c.name if c.fill is None else f"{c.name} ({_shown(c.fill)})" for c in missing]
-            said.append(f"missing values are filled and marked by an input: {_listed(filled)}")
+        scaled, as_they_are, categories, missing = [], [], [], []
+        for column in self.columns:
+            name = column.name if column.kind == "number" else f"{column.name} ({column.kind})"
+            if column.kind == "category":
+                categories.append(f"{column.name} ({listed(column.classes) or 'none'})")
+            else:
+                (as_they_are if (column.center, column.scale) == (0.0, 1.0) else scaled).append(name)
+            if column.indicator:
+                fill = column.constant if isinstance(column.fill, str) else f"{column.fill:.4g}"
+                missing.append(f"{column.name} ({fill})" if fill else column.name)
+        for how, names in {
+            "numbers, scaled by one mean and spread for all sites": scaled,
+            "numbers, used as they are": as_they_are,
+            "categories, one input each and one for all others": categories,
+            "missing values are filled and marked by an input": missing,
+        }.items():
+            said += [f"{how}: {listed(names)}"] if names else []
         target = self.target
-        if target.kind == "label":
-            said.append(f"{target.name} has the classes {_listed(target.classes)}")
+        if target.type == "label":
+            said.append(f"{target.name} has the classes {listed(target.classes)}")
         elif target.scale != 1.0:
             said.append(
                 f"{target.name} is a number; the loss is measured in multiples of its spread, {target.scale:.3g}"
@@ -516,27 +479,15 @@ class Preprocessing:
         return said
 
 
-def _with_kind(column: FittedColumn) -> str:
-    return column.name if column.kind == "number" else f"{column.name} ({column.kind})"
-
-
-def _shown(value: float | str) -> str:
-    return value if isinstance(value, str) else f"{value:.4g}"
-
-
-def _listed(names: Sequence[str], at_most: int = 8) -> str:
-    more = len(names) - at_most
-    return ", ".join(names[:at_most]) + (f" and {more} more" if more > 0 else "")
-
-
 def _common_plan(plans: Mapping[str, Plan]) -> Plan:
     """Returns the plan of all sites, which may differ in the order of columns. Refuses others, and names the sites."""
-    forms = {site: repr(replace(plan, columns=tuple(sorted(plan.columns, key=repr)))) for site, plan in plans.items()}
-    usual, _ = Counter(forms.values()).most_common(1)[0]
-    first = next(site for site, form in forms.items() if form == usual)
-    plan = plans[first]
-    for site, other in plans.items():
-        columns, theirs = ({column.name: column for column in one.columns} for one in (plan, other))
+    tables = {site: plan.to_table() for site, plan in plans.items()}
+    columns_of = {site: {row["name"]: row for row in table["columns"]} for site, table in tables.items()}
+    forms = {site: json.dumps(table | {"columns": columns_of[site]}, sort_keys=True) for site, table in tables.items()}
+    most_common = Counter(forms.values()).most_common(1)[0][0]
+    first = next(site for site, form in forms.items() if form == most_common)
+    for site, table in tables.items():
+        columns, theirs = columns_of[first], columns_of[site]
         for name in [*columns, *theirs]:
             if name not in columns or name not in theirs:
                 lacking, having = (site, first) if name in columns else (first, site)
@@ -544,21 +495,15 @@ def _common_plan(plans: Mapping[str, Plan]) -> Plan:
                     [site], f"{lacking} has no column {name!r}, but {having} has; add or rename it, or leave it out at "
                     f'all sites: exclude = ["{name}"]'
                 )  # fmt: skip
-            if columns[name].kind != theirs[name].kind:
-                raise Misfit(
-                    [site], f"column {name!r} has the kind {columns[name].kind} at {first}, but {theirs[name].kind} at "
-                    f"{site}; write it in the same way, or name its kind at all sites in types"
-                )  # fmt: skip
-            if columns[name] != theirs[name]:
-                raise Misfit([site], f"column {name!r} has other settings at {site} than at {first}; give it the same")
-        for what in ("target", "predict", "classes", "scale_target", "indicators"):
-            mine, their = getattr(plan, what), getattr(other, what)
-            if mine != their:
-                raise Misfit(
-                    [site], f"{what} is {json.dumps(mine)} at {first}, but {json.dumps(their)} at {site}; give all "
-                    "tables the same settings"
-                )  # fmt: skip
-    return plan
+        pairs = [(f"column {name!r}: ", columns[name], theirs[name]) for name in columns]
+        for what, usual, other in [*pairs, ("", tables[first], table)]:
+            for key in usual:
+                if key != "columns" and usual[key] != other[key]:
+                    raise Misfit(
+                        [site], f"{what}{key} is {json.dumps(usual[key])} at {first}, but {json.dumps(other[key])} at "
+                        f"{site}; write it in the same way, and give all tables the same settings"
+                    )  # fmt: skip
+    return plans[first]
 
 
 def _moments(sums: Sequence[Sums]) -> tuple[float, float]:
@@ -574,29 +519,25 @@ def _moments(sums: Sequence[Sums]) -> tuple[float, float]:
     return float(mean), spread if spread > 1e-12 * abs(float(mean)) else 1.0
 
 
-def _fitted_column(column: ColumnPlan, sums: Sequence[Sums], indicators: bool) -> FittedColumn:
-    any_missing = not column.fixed and any(one.missing for one in sums)
-    indicator = indicators and any_missing and not column.required
-    form = {"name": column.name, "kind": column.kind, "required": column.required, "indicator": indicator}
+def _fitted_column(column: Column, sums: Sequence[Sums], plan: Plan) -> FittedColumn:
+    any_missing = not plan.is_fixed(column) and any(told.missing for told in sums)
+    indicator = plan.indicators and any_missing and not column.required
+    fill = column.fill
     if column.kind == "category":
-        found = column.categories
-        if found is None:
-            found = tuple(sorted({name for one in sums for name in one.names}))
-        return FittedColumn(**form, fill=column.fill, categories=found)
+        classes = column.classes or tuple(sorted({name for told in sums for name in told.names}))
+        return FittedColumn(column.name, "category", classes=classes, fill=fill, indicator=indicator)
     mean, spread = _moments(sums)
-    return FittedColumn(
-        **form,
-        fill=None if column.required else mean if column.fill is None else column.fill,
-        center=mean if column.center is None else column.center,
-        scale=spread if column.scale is None else column.scale,
-    )
+    center, scale = (mean, spread) if column.name in plan.by_sites else (column.center, column.scale)
+    fill = mean if fill == MEAN else fill
+    return FittedColumn(column.name, column.kind, fill=fill, center=center, scale=scale, indicator=indicator)
 
 
-def _fitted_target(plan: Plan, sums: Sequence[Sums]) -> FittedTarget:
-    if plan.predict == "labels":
-        return FittedTarget(plan.target, "label", plan.classes or in_order({n for one in sums for n in one.names}))
-    center, scale = _moments(sums) if plan.scale_target else (0.0, 1.0)
-    return FittedTarget(plan.target, "number", (), center, scale)
+def _fitted_target(plan: Plan, sums: Sequence[Sums]) -> Column:
+    name, classes = plan.target.name, plan.target.classes
+    if plan.target.type == "label":
+        return Column(name, "label", classes=classes or in_order({label for told in sums for label in told.names}))
+    center, scale = _moments(sums) if name in plan.by_sites else (0.0, 1.0)
+    return Column(name, "number", center=center, scale=scale)
 
 
 def in_order(labels: Sequence[str] | set[str]) -> tuple[str, ...]:
@@ -630,7 +571,7 @@ class SiteTable:
     rows: Mapping[str, np.ndarray] | None
     subgroups: np.ndarray | None = None
     file: str = ""
-    preprocessing: Preprocessing | None = field(default=None)
+    preprocessing: Preprocessing | None = None
 
     def without_rows(self) -> "SiteTable":
         """Returns only the plan and the preprocessing, for a site whose samples have been changed."""
@@ -642,7 +583,7 @@ class SiteTable:
             raise BadInput("the samples of this site were changed after they were read, so their table is not known")
         train = self.rows["train"]
         labels = []
-        if self.plan.predict == "labels":
+        if self.plan.target.type == "label":
             labels = sorted({whole_number_text(self.target[i]) for rows in self.rows.values() for i in rows.tolist()})
         return table_sums(self.plan, {name: v[train] for name, v in self.columns.items()}, self.target[train], labels)
 
@@ -663,7 +604,7 @@ class SiteTable:
     def samples(self, rows: np.ndarray, preprocessing: Preprocessing) -> tuple[Any, ...]:
         """Returns some rows as inputs and targets, with the names of the subgroups if there are any."""
         inputs = preprocessing.transform_encoded({name: v[rows] for name, v in self.columns.items()}, self.file)
-        if self.plan.predict == "labels":
+        if self.plan.target.type == "label":
             targets = preprocessing.labels(self.target[rows], self.file)
         else:
             targets = self.target[rows].astype(np.float32)
@@ -695,7 +636,7 @@ def aligned(every: Sequence[Sequence[Site]]) -> list[Sequence[Site]]:
         columns = [
             replace(
                 column,
-                categories=tuple(sorted({name for one in known for name in one.columns[k].categories})),
+                classes=tuple(sorted({name for one in known for name in one.columns[k].classes})),
                 indicator=any(one.columns[k].indicator for one in known),
             )
             for k, column in enumerate(mine.columns)

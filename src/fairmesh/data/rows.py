@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fairmesh.data.samples import Samples
-from fairmesh.data.streams import Held, Pair, Part, Request, Workers, joined
+from fairmesh.data.streams import Held, Pair, Part, Workers, joined
 from fairmesh.numerics import trees
 from fairmesh.numerics.trees import Tree
 
@@ -113,7 +113,7 @@ class SampleRows:
     def take(self, chosen: Tensor) -> Pair:
         """Returns rows by their numbers (count,)."""
         if self.reader is not None:
-            return self.reader.ask(chosen, len(chosen)).result()
+            return self.reader.ask(chosen, len(chosen))()
         return self._inputs.take(chosen), self._targets.take(chosen)
 
     def chunks(self, start: int, stop: int, size: int) -> Iterator[tuple[slice, Pair]]:
@@ -123,22 +123,11 @@ class SampleRows:
             for at in places:
                 yield at, (self._inputs.between(at.start, at.stop), self._targets.between(at.start, at.stop))
             return
-        asked: deque[Asked] = deque()
+        asked: deque[Callable[[], Pair]] = deque()
         for k, at in enumerate(places):
             for ahead in places[k + len(asked) : k + 1 + self.reader.ahead]:
                 asked.append(self.reader.ask(torch.arange(ahead.start, ahead.stop), _AT_ONCE))
-            yield at, asked.popleft().result()
-
-
-class Asked:
-    """Rows of several sets that were asked for, in their order."""
-
-    def __init__(self, requests: Sequence[Request]):
-        self._requests = requests
-
-    def result(self) -> Pair:
-        """Waits for the rows."""
-        return joined([request.result() for request in self._requests])
+            yield at, asked.popleft()()
 
 
 class Reader:
@@ -150,16 +139,15 @@ class Reader:
     """
 
     def __init__(self, sets: Sequence[Samples], order: Tensor | None = None):
-        self._sets = [one.stream or Held(one.inputs, one.targets) for one in sets]
         self._sizes, self._order = [len(one) for one in sets], order
         self._ends = torch.tensor(self._sizes).cumsum(0)
         sources = [one.stream.source for one in sets if one.stream is not None]
         self._count = max(source.workers for source in sources)
         self.ahead = max(source.prefetch for source in sources) if self._count else 0  # rounds
-        self._workers: Workers | None = None
+        self._workers = Workers([one.stream or Held(one.inputs, one.targets) for one in sets], self._count)
 
-    def ask(self, chosen: Tensor, together: int, seeds: Tensor | None = None) -> Asked:
-        """Asks for rows. Workers begin to read at once; without workers, they are read when the result is asked for.
+    def ask(self, chosen: Tensor, together: int, seeds: Tensor | None = None) -> Callable[[], Pair]:
+        """Asks for rows, and returns a function that waits for them. Workers begin to read at once.
 
         Args:
             chosen: Their numbers (count,).
@@ -175,11 +163,10 @@ class Reader:
                 rows = chosen[start : start + count] - (int(self._ends[k]) - self._sizes[k])
                 parts.append((k, rows.tolist(), None if seeds is None else seeds[start : start + count].tolist()))
                 start += count
-        if self._count and self._workers is None:
-            self._workers = Workers(self._sets, self._count)
         # As few messages as keep all workers busy: one takes about a millisecond.
         each = -(-len(parts) // max(1, -(-self._count // max(1, self.ahead))))
-        return Asked([Request(self._sets, parts[k : k + each], self._workers) for k in range(0, len(parts), each)])
+        waits = [self._workers.ask(parts[k : k + each]) for k in range(0, len(parts), each)]
+        return lambda: joined([wait() for wait in waits])
 
 
 class Ahead:
@@ -192,7 +179,7 @@ class Ahead:
 
     def __init__(self, reader: Reader, batches: int):
         self._reader, self._batches = reader, batches
-        self._asked: dict[tuple[Any, int], Asked] = {}
+        self._asked: dict[tuple[Any, int], Callable[[], Pair]] = {}
         self._blocks: dict[Any, tuple[int, Tensor, Tensor | None]] = {}
         self._last: dict[Any, tuple[int, Pair | None]] = {}
         self._repeated: set[Any] = set()  # batches that are asked for more than once in a round
@@ -219,11 +206,13 @@ class Ahead:
             for later in coming:
                 if (what, later) not in self._asked:
                     self._asked[what, later] = self._ask(what, later, wanted)
-        pair = asked.result()
+        pair = asked()
         self._last[what] = number, trees.mapped(torch.clone, pair) if what in self._repeated else None
         return pair
 
-    def _ask(self, what: Any, number: int, wanted: Callable[[Tensor], tuple[Tensor, Tensor | None]]) -> Asked:
+    def _ask(
+        self, what: Any, number: int, wanted: Callable[[Tensor], tuple[Tensor, Tensor | None]]
+    ) -> Callable[[], Pair]:
         first, chosen, seeds = self._blocks.get(what, (0, torch.zeros(0, 0), None))
         if not first <= number < first + len(chosen):
             size = chosen.shape[1] or wanted(torch.zeros(1, dtype=torch.int64))[0].shape[1]

@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, Subset, default_collate
 
 from fairmesh.data.items import Targets, as_labels, as_tensors, divided, first_not_finite, has_items, with_tensors
-from fairmesh.errors import BadInput, LostProcess, in_a_line
+from fairmesh.errors import BadInput, LostProcess, in_a_line, listed
 from fairmesh.numerics import random_streams, trees
 from fairmesh.numerics.generators import GeneratorStates, seed_generators
 from fairmesh.numerics.trees import Tree
@@ -241,9 +241,9 @@ class Stream:
         """Returns the number of an item in the Dataset."""
         return row if self.rows is None else int(self.rows[row])
 
-    def numbers_in_words(self, rows: Sequence[int]) -> str:
-        """Returns the numbers of items in the Dataset, for errors."""
-        return _listed([self._number(row) for row in rows])
+    def named(self, rows: Sequence[int]) -> str:
+        """Returns items of the set in words, for errors."""
+        return f"{self.what}: items {listed(map(self._number, rows))}"
 
     def _collated(self, items: list[Any], numbers: Sequence[int]) -> Pair:
         try:
@@ -258,7 +258,7 @@ class Stream:
                 for item, number in zip(items, numbers):
                     self._check(self._collated([item], [number]), [number])
             raise BadInput(
-                f"{self.what}: items {_listed(numbers)} cannot become a batch: {in_a_line(error)}; pad or crop items "
+                f"{self.what}: items {listed(numbers)} cannot become a batch: {in_a_line(error)}; pad or crop items "
                 "to one size, in the Dataset or with fm.data.Streamed(dataset, collate=...)"
             ) from error
         if subgroups is not None:
@@ -280,7 +280,7 @@ class Stream:
         self._form = self._form or form
         if form != self._form:
             raise BadInput(
-                f"{self.what}: item {_listed(numbers)} gives {form}, but earlier items {self._form}: (inputs, targets) "
+                f"{self.what}: item {listed(numbers)} gives {form}, but earlier items {self._form}: (inputs, targets) "
                 "as dtype and shape; pad or crop items to one size, in the Dataset or with "
                 f"fm.data.Streamed(dataset, collate=...){_THEN_RESUME}"
             )
@@ -299,10 +299,6 @@ class Stream:
                     f"{self.what}: item {numbers[bad]} has the label {int(targets[wrong][0])}, but the model has "
                     f"{classes} classes: labels must lie in 0..{classes - 1}{_THEN_RESUME}"
                 )
-
-
-def _listed(numbers: Sequence[int]) -> str:
-    return ", ".join(map(str, numbers[:8])) + (f" and {len(numbers) - 8} more" if len(numbers) > 8 else "")
 
 
 def _targets_of(dataset: Any) -> Any:
@@ -333,6 +329,10 @@ class Held:
 
     read_here = read
 
+    def named(self, rows: Sequence[int]) -> str:
+        """Returns rows of the set in words, for errors."""
+        return f"rows {listed(rows)} of a set in memory"
+
 
 Source = Stream | Held
 Part = tuple[int, list[int], list[int] | None]  # the number of a set, rows of it, and their seeds
@@ -351,27 +351,50 @@ class Workers:
 
     Args:
         sets: The sets.
-        count: How many processes.
+        count: How many processes. With 0, this process reads items when it waits for them.
     """
 
     def __init__(self, sets: Sequence[Source], count: int):
         self._sets, self._count = list(sets), count
-        self._pool = self._start()
+        self._pool: ProcessPoolExecutor | None = None
+
+    def ask(self, parts: Sequence[Part]) -> Callable[[], Pair]:
+        """Asks for parts of the sets, each of which becomes a batch by itself. Returns a function that waits for inputs
+        and targets. It raises BadInput if an item cannot be read, and LostProcess if workers die of a part."""
+        if not self._count:
+            return lambda: joined([self._sets[of].read_here(rows, seeds) for of, rows, seeds in parts])
+        answer = self._submit(parts)
+
+        def result() -> Pair:
+            try:
+                return answer.result()
+            except BrokenProcessPool:  # asked for once more, one by one, to see which part they die of
+                return joined([self._alone(part) for part in parts])
+
+        return result
+
+    def _submit(self, parts: Sequence[Part]) -> "Future[Pair]":
+        try:
+            return (self._pool or self._start()).submit(_work, parts)
+        except BrokenProcessPool:
+            return self._start().submit(_work, parts)
 
     def _start(self) -> ProcessPoolExecutor:
         method = "fork" if sys.platform == "linux" else None  # as torch's DataLoader: the Dataset is not pickled
         context, given = multiprocessing.get_context(method), (self._sets, os.getpid())
-        pool = ProcessPoolExecutor(self._count, context, _begin_work, given)
-        weakref.finalize(self, pool.shutdown, wait=False, cancel_futures=True)
-        return pool
+        self._pool = ProcessPoolExecutor(self._count, context, _begin_work, given)
+        weakref.finalize(self, self._pool.shutdown, wait=False, cancel_futures=True)
+        return self._pool
 
-    def submit(self, parts: Sequence[Part]) -> "Future[Pair]":
-        """Asks for parts of the sets, one after another."""
+    def _alone(self, part: Part) -> Pair:
         try:
-            return self._pool.submit(_work, parts)
-        except BrokenProcessPool:
-            self._pool = self._start()
-            return self._pool.submit(_work, parts)
+            return self._submit([part]).result()
+        except BrokenProcessPool as error:
+            raise LostProcess(
+                f"{self._sets[part[0]].named(part[1])}: workers die while they are read; they are killed, or memory or "
+                "shared memory (/dev/shm) runs out, or a library crashes: use fewer workers or a smaller prefetch, or "
+                "workers=0 to see the cause; then resume the run"
+            ) from error
 
 
 _sets: list[Source] = []  # those of this worker
@@ -393,44 +416,3 @@ def _begin_work(sets: list[Source], parent: int) -> None:
 
 def _work(parts: Sequence[Part]) -> Pair:
     return joined([_sets[of].read(rows, seeds) for of, rows, seeds in parts])
-
-
-class Request:
-    """Parts of several sets that were asked for. Each part becomes a batch by itself.
-
-    Args:
-        sets: The sets.
-        parts: The parts.
-        workers: Who reads; None if this process does, when the result is asked for.
-    """
-
-    def __init__(self, sets: Sequence[Source], parts: Sequence[Part], workers: Workers | None):
-        self._sets, self._parts, self._workers = sets, parts, workers
-        self._answer = None if workers is None else workers.submit(parts)
-
-    def result(self) -> Pair:
-        """Waits for inputs and targets. If a worker dies, the parts are asked for once more, one by one, to see which
-        of them it dies of.
-
-        Raises:
-            BadInput: An item cannot be read.
-            LostProcess: Workers die of a part.
-        """
-        if self._workers is None or self._answer is None:
-            return joined([self._sets[of].read_here(rows, seeds) for of, rows, seeds in self._parts])
-        try:
-            return self._answer.result()
-        except BrokenProcessPool:
-            return joined([self._alone(part, self._workers) for part in self._parts])
-
-    def _alone(self, part: Part, workers: Workers) -> Pair:
-        try:
-            return workers.submit([part]).result()
-        except BrokenProcessPool as error:
-            stream = self._sets[part[0]]
-            what, items = ("a set", "") if isinstance(stream, Held) else (stream.what, stream.numbers_in_words(part[1]))
-            raise LostProcess(
-                f"{what}: workers die while items {items} are read; they are killed, or memory or shared memory "
-                "(/dev/shm) runs out, or a library crashes: use fewer workers or a smaller prefetch, or workers=0 to "
-                "see the cause; then resume the run"
-            ) from error

@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
-from fairmesh.errors import BadInput, in_a_line, optional, suggestion
+from fairmesh.errors import BadInput, in_a_line, listed, optional, suggestion
 
 Kind = Literal["number", "yes-no", "date", "category"]
 KINDS: tuple[str, ...] = get_args(Kind)
@@ -110,9 +110,8 @@ def column_of(columns: Mapping[str, Any], name: str, where: str) -> np.ndarray:
 
 def rows_in_words(which: np.ndarray) -> str:
     """Returns the rows of a mask in words, numbered from 1 as the rows below a header."""
-    found = (np.flatnonzero(which) + 1).tolist()
-    shown, more = ", ".join(map(str, found[:_SHOWN])), len(found) - _SHOWN
-    return f"row{'s' if len(found) > 1 else ''} {shown}" + (f" and {more} more" if more > 0 else "")
+    numbers = (np.flatnonzero(which) + 1).tolist()
+    return f"row{'s' if len(numbers) > 1 else ''} {listed(numbers, _SHOWN)}"
 
 
 # Single values
@@ -141,9 +140,19 @@ def parsed(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         return np.array([math.nan if gone else number_in(value) for value, gone in zip(values, missing)]), missing
 
 
-def missing_in(values: Iterable[Any]) -> np.ndarray:
+def missing_in(values: np.ndarray) -> np.ndarray:
     """Returns which of the values are missing."""
-    return np.array([is_missing(value) for value in values], bool)
+    if values.dtype.kind in "fiub":
+        return np.isnan(values)
+    return np.array([is_missing(value) for value in values.tolist()], bool)
+
+
+def no_value(where: str, name: str, missing: np.ndarray) -> str:
+    """Returns that a column has missing values where none may be missing, and what to do."""
+    return (
+        f"{where}, column {name!r}, {rows_in_words(missing)}: no value, but none may be missing; fill them, or leave "
+        "the rows out"
+    )
 
 
 def category_text(value: Any) -> str:
@@ -167,6 +176,22 @@ def whole_number_text(value: Any) -> str:
     """Returns a label as a table's `classes` names it: whole numbers without leading zeros and blanks."""
     text = str(value)
     return str(int(text)) if re.fullmatch(r"\s*-?\d{1,18}\s*", text) else text
+
+
+def numbered_labels(texts: Sequence[str], classes: Sequence[str], where: str) -> np.ndarray:
+    """Returns the place of each label among the classes.
+
+    Raises:
+        BadInput: A label is not among the classes; the message names rows and value.
+    """
+    place = {name: k for k, name in enumerate(classes)}
+    unknown = np.array([text not in place for text in texts], bool)
+    if unknown.any():
+        raise BadInput(
+            f"{where}, {rows_in_words(unknown)}: the label {str(texts[int(unknown.argmax())])!r} is not among classes "
+            f"= {list(classes)}; correct it, or add it to classes"
+        )
+    return np.array([place[text] for text in texts], np.int64)
 
 
 def _day(value: Any) -> float:
@@ -275,7 +300,7 @@ def encoded(values: Any, kind: Kind, name: str, where: str) -> np.ndarray:
         numbers, missing = parsed(values)
     else:
         read = _day if kind == "date" else _yes
-        missing = missing_in(values.tolist())
+        missing = missing_in(values)
         numbers = np.array([math.nan if gone else read(v) for v, gone in zip(values.tolist(), missing)])
     odd = ~missing & ~(np.abs(numbers) <= LARGEST)
     if odd.any():

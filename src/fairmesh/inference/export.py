@@ -135,7 +135,7 @@ def described(model: TrainedModel) -> dict[str, Any]:
     elif table is None:
         taken = {"kind": "array", "shape": list(model.shape), "dtype": model.dtype}
     else:
-        columns = [{"name": c.name, "kind": c.kind, "categories": list(c.categories)} for c in table.columns]
+        columns = [{"name": c.name, "kind": c.kind, "categories": list(c.classes)} for c in table.columns]
         taken = {"kind": "table", "columns": columns}
     mixture = {"mixture": model.module.weights} if isinstance(model.module, PersonalModel) else {}
     return {
@@ -166,7 +166,7 @@ def _drawn_table(key: Tensor, rows: int, table: Preprocessing) -> Tensor:
     values = random_streams.uniform(key, rows * len(table.columns), torch.float64).reshape(rows, len(table.columns))
     for k, column in enumerate(table.columns):
         if column.kind == "category":
-            values[:, k] = (values[:, k] * (len(column.categories) + 1)).floor() - 1  # also one that is not known
+            values[:, k] = (values[:, k] * (len(column.classes) + 1)).floor() - 1  # also one that is not known
         else:
             values[:, k] = column.center + column.scale * (6 * values[:, k] - 3)
         if not column.required and rows > 1:
@@ -191,7 +191,7 @@ def _expected(model: TrainedModel, inputs: tuple[Tensor, ...]) -> tuple[Tensor, 
     for k, column in enumerate(table.columns):
         values = inputs[0][:, k].numpy()
         if column.kind == "category":
-            names = [*column.categories, "a category that no site has"]  # at place -1
+            names = [*column.classes, "a category that no site has"]  # at place -1
             values = np.array([None if np.isnan(v) else names[int(v)] for v in values], object)
         columns[column.name] = values
     seen = torch.from_numpy(table.transform_encoded(columns)).float()

@@ -170,14 +170,14 @@ def _of_table(model: TrainedModel, table: Preprocessing, data: Any) -> Predictio
         target = np.asarray(columns[table.target.name])[good]
         known = np.array([not is_missing(value) for value in target.tolist()], bool)
         if known.any():
-            if table.target.kind == "label":
+            if table.target.type == "label":
                 targets = torch.from_numpy(table.labels(target[known], where))
             else:
                 targets = torch.from_numpy(encoded(target[known], "number", table.target.name, where))
             metrics = _metrics(model, outputs[torch.from_numpy(known)], targets)
         if not known.all():
             notes.append(f"{int((~known).sum())} rows have no {table.target.name}, so metrics leave them out")
-    names = _class_names(model, outputs.shape[1]) if table.target.kind == "label" else ()
+    names = _class_names(model, outputs.shape[1]) if table.target.type == "label" else ()
     return Predictions(values, names, [str(k + 1) for k in range(count)], bad, notes, metrics)
 
 
@@ -207,7 +207,7 @@ def _unknown_categories(table: Preprocessing, columns: Mapping[str, np.ndarray],
         if column.kind != "category":
             continue
         texts = encoded(columns[column.name][rows], column.kind, column.name, "")
-        unknown = [text for text in texts if text is not None and text not in column.categories]
+        unknown = [text for text in texts if text is not None and text not in column.classes]
         if unknown:
             shown = ", ".join(repr(text) for text in list(dict.fromkeys(unknown))[:3])
             notes.append(

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from fairmesh.data.preprocessing import FittedColumn, Preprocessing
+from fairmesh.data.columns import Column
+from fairmesh.data.preprocessing import Preprocessing
 from fairmesh.numerics import trees
 from fairmesh.problems.flat_model import called_with
 from fairmesh.problems.outputs import tensors_of
@@ -34,12 +35,12 @@ class TableInputs(nn.Module):
         super().__init__()
         rows: list[dict[str, Any]] = []
         for k, column in enumerate(preprocessing.columns):
-            fill = torch.nan if column.fill is None else float(_code(column, column.fill))
+            fill = torch.nan if column.constant is None else _code(column, column.constant)
             shared = {"source": k, "fill": fill, "center": column.center, "scale": column.scale}
             if column.kind == "category":
-                rows += [shared | {"is_equal": 1, "code": code} for code in range(len(column.categories))]
-                marked = column.indicator and column.fill is None
-                rows.append(shared | {"is_other": 1, "count": len(column.categories), "missing_is_other": not marked})
+                rows += [shared | {"is_equal": 1, "code": code} for code in range(len(column.classes))]
+                marked = column.indicator and column.constant is None
+                rows.append(shared | {"is_other": 1, "count": len(column.classes), "missing_is_other": not marked})
             else:
                 rows.append(shared | {"is_number": 1})
             if column.indicator:
@@ -71,10 +72,10 @@ class TableInputs(nn.Module):
         return torch.where(self.is_number, number, made).float()  # type: ignore[call-overload]
 
 
-def _code(column: FittedColumn, value: Any) -> float:
+def _code(column: Column, value: Any) -> float:
     if column.kind != "category":
         return float(value)
-    return float(column.categories.index(value)) if value in column.categories else -1.0
+    return float(column.classes.index(value)) if value in column.classes else -1.0
 
 
 class Predictor(nn.Module):

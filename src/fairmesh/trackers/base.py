@@ -73,8 +73,8 @@ class Table(NamedTuple):
         rows: One row per site.
 
     Example:
-        >>> import fairmesh as fm
-        >>> print(fm.trackers.Table(["site", "accuracy"], [["north", 0.9]]).markdown())
+        >>> from fairmesh.trackers.base import Table
+        >>> print(Table(["site", "accuracy"], [["north", 0.9]]).markdown())
         | site | accuracy |
         |---|---|
         | north | 0.9 |

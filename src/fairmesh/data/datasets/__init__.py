@@ -14,26 +14,6 @@ from fairmesh.data.datasets.own import ImageFolder, Npz
 from fairmesh.data.datasets.parquet import ParquetRows
 from fairmesh.data.datasets.published import CIFAR10, MNIST, FashionMNIST
 from fairmesh.data.datasets.table import Table
-from fairmesh.data.partitions import Partition, Pool
-
-__all__ = [
-    "CIFAR10",
-    "COOS7",
-    "MNIST",
-    "Corrupted",
-    "Data",
-    "Digits",
-    "FashionMNIST",
-    "Fewer",
-    "HeldOut",
-    "ImageFolder",
-    "ImportedData",
-    "Npz",
-    "ParquetRows",
-    "Partition",
-    "Pool",
-    "Table",
-]
 
 register(
     Data,

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fairmesh.config.imports import called
+from fairmesh.data.partitions import BySite
 from fairmesh.data.samples import Samples
 from fairmesh.data.site import Site
 from fairmesh.errors import BadInput
@@ -53,6 +54,22 @@ class Data(ABC):
                 "is only one; use data with a seed, such as a table, or wrap it in held-out"
             )
         return replace(self, **changes) if k else self
+
+
+def check_split(data: Any) -> None:
+    """Raises BadInput if settings of a split are out of range, or its partition needs a site column."""
+    for name in ("share", "test_share"):
+        if not 0 < getattr(data, name, 0.5) < 1:
+            raise BadInput(f"{name} must lie in (0, 1), got {getattr(data, name)}")
+    if data.seed < 0:
+        raise BadInput(f"seed must be >= 0, got {data.seed}")
+    if not 0 <= getattr(data, "validation_share", 0) < 1 - getattr(data, "test_share", 0):
+        raise BadInput(
+            f"validation_share must lie in [0, 1 - test_share), got {data.validation_share} with test_share = "
+            f"{data.test_share}"
+        )
+    if getattr(data, "site", "") is None and isinstance(data.partition, BySite):
+        raise BadInput("name the site column, or give a partition that needs none, such as even")
 
 
 @dataclass(frozen=True)
@@ -107,10 +124,7 @@ class HeldOut(Data):
     seed: int = 0
 
     def __post_init__(self):
-        if not 0 < self.share < 1:
-            raise BadInput(f"share must lie in (0, 1), got {self.share}")
-        if self.seed < 0:
-            raise BadInput(f"seed must be >= 0, got {self.seed}")
+        check_split(self)
 
     def sites(self) -> list[Site]:
         kept, held = [], {}
@@ -225,8 +239,7 @@ class Corrupted(Data):
     def __post_init__(self):
         if not self.corrupted or len(set(self.corrupted)) < len(self.corrupted) or min(self.corrupted) < 0:
             raise BadInput(f"corrupted lists different sites by their numbers from 0, got {list(self.corrupted)}")
-        if self.seed < 0:
-            raise BadInput(f"seed must be >= 0, got {self.seed}")
+        check_split(self)
 
     def sites(self) -> list[Site]:
         made = self.data.sites()

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from fairmesh.data.datasets.base import Data
+from fairmesh.data.datasets.base import Data, check_split
 from fairmesh.data.partitions import (
     Pair,
     Pool,
@@ -67,15 +67,7 @@ class Digits(Data):
     def __post_init__(self):
         if self.nodes < 1 or not 0 <= self.odd <= self.nodes:
             raise BadInput(f"need nodes >= 1 and 0 <= odd <= nodes, got nodes = {self.nodes}, odd = {self.odd}")
-        if self.seed < 0:
-            raise BadInput(f"seed must be >= 0, got {self.seed}")
-        if not 0 < self.test_share < 1:
-            raise BadInput(f"test_share must lie in (0, 1), got {self.test_share}")
-        if not 0 <= self.validation_share < 1 - self.test_share:
-            raise BadInput(
-                f"validation_share must lie in [0, 1 - test_share), got {self.validation_share} with test_share = "
-                f"{self.test_share}"
-            )
+        check_split(self)
         if self.split != "instrument" and (self.sizes is not None or self.validation_share):
             raise BadInput(f'sizes and validation_share need split = "instrument", got split = "{self.split}"')
         if self.sizes is not None and (len(self.sizes) != self.nodes or min(self.sizes) < 2):

@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from fairmesh.data.datasets.base import Data
+from fairmesh.data.datasets.base import Data, check_split
 from fairmesh.data.partitions import (
     BySite,
     Contrast,
@@ -24,16 +24,10 @@ from fairmesh.data.partitions import (
 )
 from fairmesh.data.site import Site
 from fairmesh.data.streams import HELD_UP_TO, Streamed
+from fairmesh.data.tables import numbered_labels
 from fairmesh.errors import BadInput, in_a_line, optional
 
 IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".gif", ".webp")
-
-
-def check_split(share: float, seed: int) -> None:
-    if not 0 < share < 1:
-        raise BadInput(f"test_share must lie in (0, 1), got {share}")
-    if seed < 0:
-        raise BadInput(f"seed must be >= 0, got {seed}")
 
 
 def split_by_site(samples: Pair, sites: ArrayLike | None, share: float, seed: int) -> Pool:
@@ -65,19 +59,30 @@ def labels_of(values: Any, classes: tuple[str, ...], where: str) -> np.ndarray:
     """Returns the class of each value: its place among `classes` or, if none are given, among the distinct values."""
     if not classes:
         return indexed(values)[1]
-    place = {name: k for k, name in enumerate(classes)}
-    texts = [str(value) for value in np.asarray(values).tolist()]
-    unknown = sorted(set(texts) - place.keys())
-    if unknown:
-        raise BadInput(f"{where} has the class {unknown[0]!r}, which is not among classes = {list(classes)}")
-    return np.array([place[text] for text in texts])
+    return numbered_labels([str(value) for value in np.asarray(values).tolist()], classes, where)
+
+
+class FileRows(Dataset):
+    """Some rows of files with their targets, read when they are asked for.
+
+    Args:
+        read: The number of a row -> its inputs.
+        rows: The numbers.
+        targets: Their targets.
+    """
+
+    def __init__(self, read: Callable[[int], Tensor], rows: Tensor, targets: Tensor):
+        self._read, self._rows, self._targets = read, rows, targets
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, k: int) -> tuple[Tensor, Tensor]:
+        return self._read(int(self._rows[k])), self._targets[k]
 
 
 def streamed_sites(
-    targets: Tensor,
-    names: Sequence[str] | None,
-    data: Any,
-    dataset: Callable[[Tensor], Dataset],
+    targets: Tensor, names: Sequence[str] | None, data: Any, read: Callable[[int], Tensor]
 ) -> list[Site]:
     """Returns sites whose samples are dealt by the numbers of their rows, and streamed.
 
@@ -85,7 +90,7 @@ def streamed_sites(
         targets: The target of every row.
         names: The site of every row, or None.
         data: The source, with a partition, a split, and settings of the stream.
-        dataset: Row numbers -> a Dataset of these rows.
+        read: The number of a row -> its inputs. Worker processes get it.
     """
     if isinstance(data.partition, Contrast | Instrument):
         raise BadInput(
@@ -94,42 +99,14 @@ def streamed_sites(
         )
     done: dict[int, Streamed] = {}  # sites that share a test set still do
 
-    def stream(pair: tuple[Tensor, Tensor] | None) -> Streamed | None:
-        if pair is None:
-            return None
-        rows, theirs = pair
-        if id(pair) not in done:
-            labels = None if theirs.is_floating_point() else theirs
-            done[id(pair)] = Streamed(dataset(rows), data.workers, data.prefetch, labels=labels)
-        return done[id(pair)]
+    def stream(pair: Pair | None) -> Streamed | None:
+        if pair is not None and id(pair) not in done:
+            labels = None if pair[1].is_floating_point() else pair[1]
+            done[id(pair)] = Streamed(FileRows(read, *pair), data.workers, data.prefetch, labels=labels)
+        return None if pair is None else done[id(pair)]
 
-    dealt = data.partition.sites(
-        split_by_site((torch.arange(len(targets)), targets), names, data.test_share, data.seed)
-    )
-    return [replace(site, train=stream(site.train), test=stream(site.test)) for site in dealt]
-
-
-class ImageFiles(Dataset):
-    """Images and their labels, read when they are asked for.
-
-    Args:
-        files: The paths of the images.
-        labels: Their labels.
-        size: As for `ImageFolder`.
-        channels: 1 or 3.
-    """
-
-    def __init__(self, files: Sequence[Path], labels: Tensor, size: tuple[int, ...] | None, channels: int):
-        self._files, self._labels, self._size, self._channels = files, labels, size, channels
-
-    def __len__(self) -> int:
-        return len(self._files)
-
-    def __getitem__(self, k: int) -> tuple[Tensor, Tensor]:
-        picture = read_image(self._files[k], self._size)
-        if self._channels == 1 and picture.ndim == 3:
-            raise BadInput(f"{self._files[k]} has colours, but the first image is grey; give channels = 3")
-        return torch.from_numpy(image_planes(picture, self._channels)), self._labels[k]
+    pool = split_by_site((torch.arange(len(targets)), targets), names, data.test_share, data.seed)
+    return [replace(site, train=stream(site.train), test=stream(site.test)) for site in data.partition.sites(pool)]
 
 
 @dataclass(frozen=True)
@@ -172,7 +149,7 @@ class ImageFolder(Data):
     channels: int | None = None
 
     def __post_init__(self):
-        check_split(self.test_share, self.seed)
+        check_split(self)
         if self.channels not in (None, 1, 3):
             raise BadInput(f"channels must be 1 or 3, got {self.channels}")
         if self.size is not None and (len(self.size) != 2 or min(self.size) < 1):
@@ -180,25 +157,16 @@ class ImageFolder(Data):
 
     def sites(self) -> list[Site]:
         files = _image_files(Path(self.folder))
+        labels = torch.from_numpy(labels_of([path.parent.name for path in files], self.classes, self.folder))
+        names = [path.parent.parent.name for path in files]
         first = read_image(files[0], self.size)
         channels = self.channels or (3 if first.ndim == 3 else 1)
         size = len(files) * channels * first.shape[0] * first.shape[1]
         if self.stream or (self.stream is None and size > HELD_UP_TO):
-            return self._streamed(files, channels)
-        samples, sites = _images(
-            tuple(files), self.size, tuple(path.stat().st_mtime_ns for path in files), self.classes, self.channels
-        )
-        return self.partition.sites(split_by_site(samples, sites, self.test_share, self.seed))
-
-    def _streamed(self, files: list[Path], channels: int) -> list[Site]:
-        labels = torch.from_numpy(labels_of([path.parent.name for path in files], self.classes, self.folder))
-        names = [path.parent.parent.name for path in files]
-        return streamed_sites(
-            labels,
-            names,
-            self,
-            lambda rows: ImageFiles([files[k] for k in rows.tolist()], labels[rows], self.size, channels),
-        )
+            return streamed_sites(labels, names, self, functools.partial(_planes_of, files, self.size, channels))
+        stamped = tuple(path.stat().st_mtime_ns for path in files)
+        images = _images(tuple(files), self.size, stamped, self.channels)
+        return self.partition.sites(split_by_site((images, labels), names, self.test_share, self.seed))
 
     def class_names(self) -> tuple[str, ...]:
         return self.classes or indexed([path.parent.name for path in _image_files(Path(self.folder))])[0]
@@ -213,14 +181,17 @@ def _image_files(folder: Path) -> list[Path]:
     return files
 
 
+def _planes_of(files: Sequence[Path], size: tuple[int, ...] | None, channels: int, k: int) -> Tensor:
+    picture = read_image(files[k], size)
+    if channels == 1 and picture.ndim == 3:
+        raise BadInput(f"{files[k]} has colours, but the first image is grey; give channels = 3")
+    return torch.from_numpy(image_planes(picture, channels))
+
+
 @functools.lru_cache(maxsize=2)
 def _images(
-    files: tuple[Path, ...],
-    size: tuple[int, int] | None,
-    stamped: tuple[int, ...],
-    classes: tuple[str, ...],
-    channels: int | None,
-) -> tuple[Pair, tuple[str, ...]]:
+    files: tuple[Path, ...], size: tuple[int, int] | None, stamped: tuple[int, ...], channels: int | None
+) -> Tensor:
     pictures = [read_image(path, size) for path in files]
     channels = channels or (3 if any(picture.ndim == 3 for picture in pictures) else 1)
     first = pictures[0].shape[:2]
@@ -232,10 +203,7 @@ def _images(
             )
         if channels == 1 and picture.ndim == 3:
             raise BadInput(f"{path} has colours; give channels = 3, or convert it")
-    planes = [image_planes(picture, channels) for picture in pictures]
-    labels = labels_of([path.parent.name for path in files], classes, str(files[0].parent.parent.parent))
-    sites = tuple(path.parent.parent.name for path in files)
-    return (torch.from_numpy(np.stack(planes)), torch.from_numpy(labels)), sites
+    return torch.from_numpy(np.stack([image_planes(picture, channels) for picture in pictures]))
 
 
 def image_planes(picture: np.ndarray, channels: int) -> np.ndarray:
@@ -291,7 +259,7 @@ class Npz(Data):
     seed: int = 0
 
     def __post_init__(self):
-        check_split(self.test_share, self.seed)
+        check_split(self)
 
     def sites(self) -> list[Site]:
         arrays = read_arrays(Path(self.file))

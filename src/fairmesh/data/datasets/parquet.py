@@ -1,5 +1,6 @@
 """Rows of parquet files that are read when a batch needs them."""
 
+import functools
 import io
 import os
 from collections import OrderedDict
@@ -11,10 +12,9 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset
 
-from fairmesh.data.datasets.base import Data
-from fairmesh.data.datasets.own import check_split, image_planes, indexed, labels_of, read_image, streamed_sites
+from fairmesh.data.datasets.base import Data, check_split
+from fairmesh.data.datasets.own import image_planes, indexed, labels_of, read_image, streamed_sites
 from fairmesh.data.partitions import BySite, Partition
 from fairmesh.data.site import Site
 from fairmesh.errors import BadInput, in_a_line, optional
@@ -42,8 +42,8 @@ class ParquetRows(Data):
         test_share: Share of each site's rows, drawn at random, that judges it, in (0, 1). Default: 0.2.
         seed: Seed of the split into training and test rows, >= 0. Default: 0.
         classes: The labels, in the order of their numbers; empty to number them in order. Default: ().
-        size: (height, width) in pixels to which images are resized; None if all have one size. Default: None.
-        channels: Of images: 1 if they are grey, or 3. Default: 3.
+        size: (height, width) in pixels to which images are resized; None if all have one size. Images become (3,
+            height, width), grey ones too. Default: None.
         workers: As for `Streamed`. Default: 0.
         prefetch: As for `Streamed`. Default: 2.
 
@@ -64,16 +64,11 @@ class ParquetRows(Data):
     seed: int = 0
     classes: tuple[str, ...] = ()
     size: tuple[int, ...] | None = None
-    channels: int = 3
     workers: int = 0
     prefetch: int = 2
 
     def __post_init__(self):
-        check_split(self.test_share, self.seed)
-        if self.site is None and isinstance(self.partition, BySite):
-            raise BadInput("name the site column, or give a partition that needs none, such as even")
-        if self.channels not in (1, 3):
-            raise BadInput(f"channels must be 1 or 3, got {self.channels}")
+        check_split(self)
 
     def sites(self) -> list[Site]:
         groups = RowGroups(self.file)
@@ -86,12 +81,7 @@ class ParquetRows(Data):
         for name in inputs:
             groups.check(name)
         names = None if self.site is None else [str(name) for name in groups.column(self.site)]
-        return streamed_sites(
-            targets,
-            names,
-            self,
-            lambda rows: _Rows(groups, inputs, rows, targets[rows], self.size, self.channels),
-        )
+        return streamed_sites(targets, names, self, functools.partial(_inputs_of, groups, inputs, self.size))
 
     def class_names(self) -> tuple[str, ...]:
         if self.predict == "numbers":
@@ -162,35 +152,20 @@ class RowGroups:
         return [table.column(name)[at].as_py() for name in names]
 
 
-class _Rows(Dataset):
-    """Some rows of parquet files with their targets."""
-
-    def __init__(
-        self, groups: RowGroups, inputs: Sequence[str], rows: Tensor, targets: Tensor, size: Any, channels: int
-    ):
-        self._groups, self._inputs, self._rows, self._targets = groups, inputs, rows, targets
-        self._size, self._channels = size, channels
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    def __getitem__(self, k: int) -> tuple[Tensor, Tensor]:
-        number = int(self._rows[k])
-        return self._as_tensor(self._groups.row(number, self._inputs), number), self._targets[k]
-
-    def _as_tensor(self, values: list[Any], number: int) -> Tensor:
-        one = values[0]
-        encoded = one.get("bytes") if isinstance(one, dict) else one  # as Hugging Face stores images
-        if len(values) == 1 and isinstance(encoded, bytes):
-            picture = read_image(io.BytesIO(encoded), self._size)
-            return torch.from_numpy(image_planes(picture, self._channels))
-        missing = [name for name, value in zip(self._inputs, values) if value is None]
-        if missing:
-            raise BadInput(f"row {number} has no {missing[0]!r}; fill or leave out missing values")
-        try:
-            return torch.tensor(one if len(values) == 1 else values, dtype=torch.float32)
-        except (TypeError, ValueError) as error:
-            raise BadInput(
-                f"row {number} has values that are no numbers in {', '.join(self._inputs)}: {in_a_line(error)}; name "
-                "the columns in inputs, or use a table, which knows categories"
-            ) from error
+def _inputs_of(groups: RowGroups, names: Sequence[str], size: tuple[int, ...] | None, number: int) -> Tensor:
+    """Returns the inputs of a row."""
+    values = groups.row(number, names)
+    first = values[0]
+    encoded = first.get("bytes") if isinstance(first, dict) else first  # as Hugging Face stores images
+    if len(values) == 1 and isinstance(encoded, bytes):
+        return torch.from_numpy(image_planes(read_image(io.BytesIO(encoded), size), 3))
+    missing = [name for name, value in zip(names, values) if value is None]
+    if missing:
+        raise BadInput(f"row {number} has no {missing[0]!r}; fill or leave out missing values")
+    try:
+        return torch.tensor(first if len(values) == 1 else values, dtype=torch.float32)
+    except (TypeError, ValueError) as error:
+        raise BadInput(
+            f"row {number} has values that are no numbers in {', '.join(names)}: {in_a_line(error)}; name the columns "
+            "in inputs, or use a table, which knows categories"
+        ) from error

@@ -10,10 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fairmesh.data.datasets.base import Data
-from fairmesh.data.datasets.own import check_split, split_by_site
+from fairmesh.data.columns import MEAN, Column
+from fairmesh.data.datasets.base import Data, check_split
+from fairmesh.data.datasets.own import split_by_site
 from fairmesh.data.partitions import BySite, Contrast, Instrument, Partition
-from fairmesh.data.preprocessing import ColumnPlan, Plan, SiteTable, fitted_sites, in_order
+from fairmesh.data.preprocessing import Plan, SiteTable, fitted_sites, in_order
 from fairmesh.data.site import Site
 from fairmesh.data.tables import (
     Kind,
@@ -23,10 +24,11 @@ from fairmesh.data.tables import (
     is_missing,
     kind_of,
     missing_in,
+    no_value,
+    numbered_labels,
     parsed,
     read_table,
     refuse_many_categories,
-    rows_in_words,
     two_spellings,
     whole_number_text,
 )
@@ -68,7 +70,8 @@ class Table(Data):
             site. Default: {}.
         missing: "impute" fills missing values: numbers by their mean over all sites, categories by an input of their
             own. "refuse" allows none. Default: "impute".
-        fill: What stands for a missing value of a column, by its name, instead. Default: {}.
+        fill: What stands for a missing value of a column, by its name, instead; "mean" for what "impute" does. Default:
+            {}.
         indicators: Whether an input marks missing values, if a site has at least 5 in a column. Default: True.
         scale_target: Whether the model learns numbers to predict in multiples of their standard deviation over all
             sites. Metrics and predictions are in the target's own units. Default: True.
@@ -103,14 +106,7 @@ class Table(Data):
     validation_share: float = 0.0
 
     def __post_init__(self):
-        check_split(self.test_share, self.seed)
-        if not 0 <= self.validation_share < 1 - self.test_share:
-            raise BadInput(
-                f"validation_share must lie in [0, 1 - test_share), got {self.validation_share} with test_share = "
-                f"{self.test_share}"
-            )
-        if self.site is None and isinstance(self.partition, BySite):
-            raise BadInput("name the site column, or give a partition that needs none, such as even")
+        check_split(self)
         if isinstance(self.partition, Contrast | Instrument):
             raise BadInput(
                 f"partition {type(self.partition).__name__} changes images, and a table has none; use another, such as "
@@ -148,25 +144,34 @@ class Table(Data):
         Raises:
             BadInput: A column is missing, or has values that are not understood.
         """
-        planned = tuple(self._column_plan(columns, name) for name in self.input_names(columns))
-        numbers = self.predict == "numbers"
-        return Plan(planned, self.target, self.predict, self.classes, numbers and self.scale_target, self.indicators)
+        planned = [self._column(columns, name) for name in self.input_names(columns)]
+        return Plan.of(planned, self.predicted, self.standardize, self.scale_target, self.indicators)
 
-    def _column_plan(self, columns: Mapping[str, np.ndarray], name: str) -> ColumnPlan:
+    @property
+    def predicted(self) -> Column:
+        """The column to predict."""
+        if self.predict == "numbers":
+            return Column(self.target)
+        return Column(self.target, "label", classes=self.classes)
+
+    def _column(self, columns: Mapping[str, np.ndarray], name: str) -> Column:
         values = column_of(columns, name, self.file)
-        listed = self.categories.get(name)
-        kind = "category" if listed is not None else self.types.get(name) or kind_of(values, name, self.file)
-        fill, required = self.fill.get(name), self.missing == "refuse" and name not in self.fill
+        kind = self.kind_of_column(name, values)
+        fill = self.fill.get(name, None if self.missing == "refuse" else MEAN)
         if kind == "category":
-            if listed is None:
+            if name not in self.categories:
                 refuse_many_categories(values, name, self.file)
             self._warn_of_spellings([category_text(v) for v in values.tolist() if not is_missing(v)], name)
-            fill = None if fill is None else category_text(fill)
-            return ColumnPlan(name, kind, fill, required, categories=listed and tuple(map(category_text, listed)))
-        if fill is not None and not isinstance(fill, int | float):
+            classes = tuple(map(category_text, self.categories.get(name, ())))
+            return Column(name, kind, classes=classes, fill=None if fill is None else category_text(fill))
+        if isinstance(fill, str) and fill != MEAN:
             fill = float(encoded(np.array([fill]), kind, name, f"fill of {self.file}")[0])
-        center, scale = (None, None) if self.standardize else (0.0, 1.0)
-        return ColumnPlan(name, kind, None if fill is None else float(fill), required, center, scale)
+        return Column(name, kind, fill=fill)
+
+    def kind_of_column(self, name: str, values: np.ndarray) -> Kind:
+        """Returns what a column has, as the settings say or as its values look."""
+        given = "category" if name in self.categories else self.types.get(name)
+        return given or kind_of(values, name, self.file)
 
     def _warn_of_spellings(self, texts: Iterable[str], name: str) -> None:
         if said := two_spellings(texts):
@@ -180,16 +185,19 @@ class Table(Data):
             plan: How they are treated; None for as the settings say. Default: None.
         """
         plan = plan or self.plan(columns)
-        read = {one.name: self._read(columns, one) for one in plan.columns}
-        if plan.predict == "numbers":
-            target = encoded(_known(columns, plan.target, self.file), "number", plan.target, self.file)
-            pooled = torch.from_numpy(target.astype(np.float32))
+        read = {column.name: self._read(columns, column) for column in plan.columns}
+        name = plan.target.name
+        target = _known(columns, name, self.file)
+        if plan.target.type == "label":
+            target = _texts(target)
+            self._warn_of_spellings(target.tolist(), name)
+            if not plan.target.classes:
+                _refuse_numbers(target, name, self.file)
+            classes = plan.target.classes or in_order(set(target.tolist()))
+            pooled = torch.from_numpy(numbered_labels(target.tolist(), classes, f"{self.file}, column {name!r}"))
         else:
-            target = _texts(_known(columns, plan.target, self.file))
-            self._warn_of_spellings(target.tolist(), plan.target)
-            if not plan.classes:
-                _refuse_numbers(target, plan.target, self.file)
-            pooled = torch.from_numpy(_numbered(target, plan.classes, f"{self.file}, column {plan.target!r}"))
+            target = encoded(target, "number", name, self.file)
+            pooled = torch.from_numpy(target.astype(np.float32))
         where = _whole_numbers(_known(columns, self.site, self.file)) if self.site else None
         subgroups = _texts(_known(columns, self.subgroup, self.file)) if self.subgroup else None
         number = torch.arange(len(target)).unsqueeze(1)  # what is dealt to sites are the numbers of rows
@@ -198,15 +206,11 @@ class Table(Data):
         judges: dict[int, np.ndarray] = {}  # sites that share a test set still do
         return fitted_sites([self._site(i, site, table, judges) for i, site in enumerate(self.partition.sites(pool))])
 
-    def _read(self, columns: Mapping[str, np.ndarray], plan: ColumnPlan) -> np.ndarray:
-        values = column_of(columns, plan.name, self.file)
-        if plan.required and (gone := missing_in(values.tolist())).any():
-            raise BadInput(
-                f"{self.file}: {rows_in_words(gone)} of column {plan.name!r} "
-                f'{"are" if gone.sum() > 1 else "is"} empty ({str(values[gone][0])!r}), and missing = "refuse"; fill '
-                "it, leave the row out, or impute"
-            )
-        return encoded(values, plan.kind, plan.name, self.file)
+    def _read(self, columns: Mapping[str, np.ndarray], column: Column) -> np.ndarray:
+        values = column_of(columns, column.name, self.file)
+        if column.required and (missing := missing_in(values)).any():
+            raise BadInput(f'{no_value(self.file, column.name, missing)}; or write missing = "impute"')
+        return encoded(values, column.kind, column.name, self.file)
 
     def _site(self, i: int, site: Site, table: SiteTable, judges: dict[int, np.ndarray]) -> Site:
         """Returns a site whose samples are known by the numbers of their rows."""
@@ -259,16 +263,3 @@ def _whole_numbers(column: np.ndarray) -> np.ndarray:
     """Returns names; whole numbers written as text become numbers, so that 10 comes after 9."""
     text = column.astype(str)
     return text.astype(np.int64) if all(re.fullmatch(r"\s*-?\d{1,18}\s*", value) for value in text) else text
-
-
-def _numbered(labels: np.ndarray, classes: tuple[str, ...], where: str) -> np.ndarray:
-    """Returns the number of each label: its place among `classes` or, if none are given, among all labels."""
-    known = classes or in_order(set(labels.tolist()))
-    unknown = ~np.isin(labels, known)
-    if unknown.any():
-        raise BadInput(
-            f"{where}, {rows_in_words(unknown)}: the label {str(labels[unknown][0])!r}, which is not among classes = "
-            f"{list(classes)}; correct it, or add it to classes"
-        )
-    place = {name: k for k, name in enumerate(known)}
-    return np.array([place[label] for label in labels.tolist()], np.int64)

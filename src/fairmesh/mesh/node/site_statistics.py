@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fairmesh.data.contract import Column
+from fairmesh.data.columns import Column
 from fairmesh.data.preprocessing import is_fitted
 from fairmesh.data.samples import Samples
 from fairmesh.data.site import Site

@@ -130,7 +130,8 @@ def _outweighing(told: Mapping[str, TableSums]) -> tuple[list[str], str] | None:
     """Returns a site whose values alone make the spread of a column so large that the rows of all others look equal in
     it, and what to do; or None."""
     by_site = {
-        site: {column.name: sums for column, sums in zip(one.plan.columns, one.columns)} | {one.plan.target: one.target}
+        site: {column.name: sums for column, sums in zip(one.plan.columns, one.columns)}
+        | {one.plan.target.name: one.target}
         for site, one in told.items()
     }
     for name in next(iter(by_site.values()), {}):

@@ -1,0 +1,198 @@
+"""A [contract] section that some data fulfils, to be edited by a person."""
+
+import json
+import math
+import shlex
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fairmesh.data.check import check_column
+from fairmesh.data.columns import MEAN
+from fairmesh.data.contract import refuse
+from fairmesh.data.datasets.base import Data
+from fairmesh.data.datasets.table import Table
+from fairmesh.data.preprocessing import in_order
+from fairmesh.data.samples import Samples
+from fairmesh.data.tables import NAME_AT_MOST, category_text, encoded, missing_in
+from fairmesh.errors import BadInput, nearest
+
+_SHOWN = 5  # categories in a comment
+_RARE = 5  # rows; a category of fewer may say who it is
+_WIDER = 0.25  # of the range that was seen, on either side
+_OF_TABLE = """\
+# Unit and range of every column, in words and numbers: correct them. Ranges are wider than those seen.
+# The model sees (value - center) / scale. Columns are matched by name at every site."""
+_IDENTIFIER = "# This looks like an identifier: a different whole number in every row. If it is one, remove it."
+
+Setting = tuple[str, Any, str]  # key, value and a comment; a key of "#" for a comment alone
+
+
+class Draft(NamedTuple):
+    """A [contract] section, and the columns in it that are numbers but look like identifiers."""
+
+    text: str
+    identifiers: Sequence[str] = ()
+
+
+def drafted(data: Data, without: Sequence[str] = ()) -> Draft:
+    """Returns the [contract] section that some data fulfils, to be edited: ranges are a little wider than seen.
+
+    Args:
+        data: The data.
+        without: Columns of a table that are not inputs. Default: ().
+    """
+    if isinstance(data, Table):
+        return _of_table(data, without)
+    if without:
+        raise BadInput(f"--without {without[0]}: only a table has columns, and this data is not one")
+    return Draft(_of_arrays(data))
+
+
+def _of_table(table: Table, without: Sequence[str]) -> Draft:
+    columns = table.read()
+    for name in without:
+        if name == table.target or name not in columns:
+            why = "is the column to predict" if name == table.target else f"is no column{nearest(name, columns)}"
+            raise BadInput(f"--without {name}: {name!r} {why} in {table.file}")
+    names = [name for name in table.input_names(columns) if name not in without]
+    if not names:
+        raise BadInput(f"{table.file} has no column to predict from; leave out fewer with --without")
+    findings = {name: list(check_column(table, name, columns[name])) for name in names}
+    refuse([said for name in names for said in _unusable(table, name, columns[name], findings[name])])
+    identifiers = [name for name in names if any(finding.what == "identifier" for finding in findings[name])]
+    sections = [_OF_TABLE]
+    for name in names:
+        settings = _settings(table, name, columns[name])
+        sections += [_IDENTIFIER] if name in identifiers else []
+        sections.append(_section("[[contract.columns]]", settings) + "\n")
+    sections.append(_section("[contract.target]", _target_settings(table, columns[table.target])))
+    return Draft("\n".join(sections), identifiers)
+
+
+def _section(heading: str, settings: Iterator[Setting]) -> str:
+    lines = [heading]
+    for key, value, comment in settings:
+        text = f"{value:.10g}" if isinstance(value, float) else json.dumps(value, ensure_ascii=False)
+        line = "" if key == "#" else f"{key} = {text}"
+        lines.append("  ".join(part for part in (line, comment and f"# {comment}") if part))
+    return "\n".join(lines)
+
+
+def _unusable(table: Table, name: str, values: np.ndarray, findings: Sequence[Any]) -> Iterator[str]:
+    """Yields why a column cannot be an input, and what to do."""
+    leave_out = f"--without {shlex.quote(name)}"
+    for finding in findings:
+        if finding.severity == "error" or finding.what == "empty column":
+            said = finding.sentence.replace(f'exclude = ["{name}"]', leave_out)
+            yield said.replace("or say types", "or draft from an experiment file whose [data] has types")
+            return
+    if table.kind_of_column(name, values) != "category":
+        return
+    texts = [category_text(value) for value in values[~missing_in(values)].tolist()]
+    if len(set(texts)) == len(texts) > 1:
+        yield f"{table.file}: column {name!r} has another text in every row: an identifier? Leave it out: {leave_out}"
+    elif len(longest := max(texts, key=len)) > NAME_AT_MOST:
+        yield (
+            f"{table.file}: column {name!r} has a text of {len(longest):,} characters, as a remark has, and categories "
+            f"have at most {NAME_AT_MOST}; leave it out: {leave_out}"
+        )
+
+
+def _settings(table: Table, name: str, values: np.ndarray) -> Iterator[Setting]:
+    """Yields what the contract says about an input column."""
+    yield "name", name, ""
+    kind = table.kind_of_column(name, values)
+    read, missing = encoded(values, kind, name, table.file), missing_in(values)
+    known = read[~missing]
+    if kind == "number":
+        yield from _range(known)
+        if missing.any():
+            yield "fill", _rounded(np.median(known), 3), "stands for a missing value; else none may be missing"
+        if len(np.unique(known)) > 2:
+            yield "center", _rounded(known.mean(), 2), ""
+            yield "scale", _rounded(known.std(), 2), ""
+        return
+    yield "type", kind, ""
+    if kind == "category":
+        counts, listed = Counter(known.tolist()), table.categories.get(name, ())
+        rare = sorted(text for text, count in counts.items() if count < _RARE)
+        yield "classes", [*listed, *sorted(counts.keys() - set(listed))], "one input each; add those of other sites"
+        if rare:
+            shown = json.dumps(rare[:_SHOWN], ensure_ascii=False) + (" and others" if len(rare) > _SHOWN else "")
+            yield "#", None, f"In fewer than {_RARE} rows of this table, and all sites will see them: {shown}"
+    if kind == "date":
+        yield "center", _rounded(known.mean(), 4), "days since 1970-01-01, which the model sees"
+        yield "scale", _rounded(known.std(), 2) or 1.0, ""
+    if missing.any():
+        of = "missing values get an input of their own" if kind == "category" else "of all sites, for a missing value"
+        yield "fill", MEAN, f"{of}; else none may be missing"
+
+
+def _target_settings(table: Table, values: np.ndarray) -> Iterator[Setting]:
+    yield "name", table.target, ""
+    if table.predict == "labels":
+        yield "type", "label", ""
+        yield "classes", table.classes or in_order(set(values.tolist())), "in the order of their numbers"
+        return
+    try:
+        numbers = encoded(values, "number", table.target, table.file)
+    except BadInput as error:
+        raise BadInput(f"{error}; leave out --numbers if the target is a label") from error
+    if np.isnan(numbers).all():
+        raise BadInput(f"{table.file}: column {table.target!r} has no values; predict another one")
+    yield from _range(numbers[~np.isnan(numbers)])
+
+
+def _range(numbers: np.ndarray) -> Iterator[Setting]:
+    whole = bool((numbers == np.round(numbers)).all())
+    low, high = _wider(numbers, whole)
+    yield "type", "whole" if whole else "number", ""
+    yield "unit", "", ""
+    yield "min", low, ""
+    yield "max", high, ""
+
+
+def _rounded(number: float, digits: int) -> float:
+    return float(f"{number:.{digits}g}")
+
+
+def _wider(numbers: np.ndarray, whole: bool) -> tuple[float, float]:
+    """Returns a range that is a little wider than that of the numbers, and rounded. Only those of one sign keep it."""
+    low, high = float(numbers.min()), float(numbers.max())
+    if whole and high - low <= 1:
+        return low, high
+    span = high - low or abs(high) or 1.0
+    step = 10.0 ** (math.floor(math.log10(span)) - 1)
+    step = max(step, 1.0) if whole else step
+    down, up = (math.floor((low - _WIDER * span) / step) * step, math.ceil((high + _WIDER * span) / step) * step)
+    return (max(0.0, down) if low >= 0 else down), (min(0.0, up) if high <= 0 else up)
+
+
+def _of_arrays(data: Data) -> str:
+    every = [Samples.of(site.train, f"site {i}") for i, site in enumerate(data.sites())]
+    samples, targets = [one.some() for one in every], [one.known_targets() for one in every]
+    inputs = samples[0].inputs
+    if not (isinstance(inputs, Tensor) and isinstance(targets[0], Tensor)):
+        raise BadInput("data: samples have several inputs or targets, which a contract cannot describe")
+    ends = np.array([float(end) for one in samples for end in (one.inputs.min(), one.inputs.max())])
+    low, high = (0.0, 255.0) if inputs.dtype == torch.uint8 else _wider(ends, not inputs.is_floating_point())
+    settings = {
+        "shape": list(inputs.shape[1:]),
+        "dtype": str(inputs.dtype).removeprefix("torch."),
+        "min": low,
+        "max": high,
+        "unit": "",
+    }
+    sections = ["# The range is wider than that seen: correct it, and say in unit what the numbers are."]
+    sections.append(_section("[contract.inputs]", ((key, value, "") for key, value in settings.items())))
+    if not targets[0].is_floating_point() and targets[0].ndim == 1:
+        named = getattr(data, "classes", ()) or [str(k) for k in range(1 + max(int(one.max()) for one in targets))]
+        classes = ("classes", list(named), "in the order of their numbers")
+        labels = iter([("name", "class", ""), ("type", "label", ""), classes])
+        sections += ["", _section("[contract.target]", labels)]
+    return "\n".join(sections)
