@@ -19,10 +19,10 @@ import torch
 
 from fairmesh.config.trusted import import_paths
 from fairmesh.mesh.agreement import refuse_undeployable
-from fairmesh.mesh.approval import handed_out, not_allowed, refuse_not_allowed
+from fairmesh.mesh.approval import not_allowed, refuse_not_allowed
 from fairmesh.mesh.certificates import fingerprint, make_authority, renew_authority
 from fairmesh.mesh.founding import founded, hand_out
-from fairmesh.mesh.manifest import Handout, Manifest, collected, loaded, seal
+from fairmesh.mesh.manifest import Handout, Manifest, collected, handed_out, loaded, seal
 from fairmesh.mesh.node.membership import Membership
 from fairmesh.mesh.overview import ANNOUNCED
 from fairmesh.mesh.preflight import checks

@@ -2,18 +2,20 @@
 it is ready, and remove sites."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from fairmesh.cli.terminal import (
     Json,
     print_json,
+    readable_toml,
     say,
     show_table,
 )
+from fairmesh.cli.without_torch import leave_out_torch
 from fairmesh.errors import BadInput
 from fairmesh.mesh.roster import MESH
 
@@ -23,13 +25,38 @@ mesh = typer.Typer(
 )
 
 Days = Annotated[float, typer.Option(min=0.01, help="Days for which it is valid.")]
+Site = Annotated[Path, typer.Argument(metavar="SITE", help="This site's site.toml.", callback=readable_toml)]
 _TEN_YEARS = 3652  # days: an authority has to outlive every run
 SITE = "site.toml"
 
 
+def _tell(json_: bool, facts: Mapping[str, Any], *lines: str) -> None:
+    """Prints the facts as JSON, or else the lines."""
+    if json_:
+        print_json(facts)
+        return
+    for line in lines:
+        say(line)
+
+
+def _revealing_lines(reasons: Sequence[str]) -> list[str]:
+    """Returns what the founder reads about messages that show training rows."""
+    from fairmesh.mesh.revealing import ALLOW
+
+    lines = [f"neighbours could read training rows: {reason}" for reason in reasons]
+    accept = f"every site that accepts this writes {ALLOW} at the beginning of its {SITE}; else its node does not start"
+    return [*lines, accept] if reasons else []
+
+
+def _same_fingerprint(said: str, shown: str) -> bool:
+    return said.replace(" ", "").lower() == shown.replace(" ", "")
+
+
 @mesh.command()
 def init(
-    experiment: Annotated[Path, typer.Argument(help="The experiment file that all sites will run.")],
+    experiment: Annotated[
+        Path, typer.Argument(help="The experiment file that all sites will run.", callback=readable_toml)
+    ],
     site: Annotated[
         list[str], typer.Option(help="name=host:port, or only the name for a site that only dials; one per node.")
     ] = [],  # noqa: B006
@@ -57,34 +84,34 @@ def init(
     handout = hand_out(experiment, made, out, days)
     manifest, needed = handout.manifest, sorted({module for module, _ in not_allowed(handout.contents, ())})
     shown, reasons = fingerprint((out / AUTHORITY).read_bytes()), revealing(handout.table)
-    if json_:
-        edges = [{"dials": a, "answers": b} for a, b in made.edges]
-        facts = {"mesh": made.name, "sites": list(made.names), "edges": edges, "files": manifest.files}
-        facts |= {"manifest": manifest.digest(), "allow": needed, "revealing": reasons}
-        print_json(facts | {"authority": shown, "folder": str(out)})
-        return
-    show_table([["site", "dials", "at"], *([a, b, made.member(b).address or ""] for a, b in made.edges)])
-    say(f"signed: {', '.join(manifest.files)}; the manifest's digest is {manifest.digest()}")
-    if needed:
-        say(f"every site that takes part must allow these modules in its site.toml: {', '.join(needed)}")
-    _say_revealing(reasons)
-    if read.contract is None:
-        say("there is no [contract], so no site's columns, units and classes are checked: fairmesh data contract")
-    say(f"the authority's fingerprint is {shown}; read it out to every site by telephone")
-    say(f"1. send the folder {out} without {AUTHORITY_KEY} to every site; keep {AUTHORITY_KEY} here and secret")
-    say(f"2. each site runs: fairmesh mesh key {out / MESH} NAME, and sends you NAME.csr")
-    say(f"3. you run: fairmesh mesh sign NAME.csr --authority {out}, and send NAME.pem back")
-    if read.data is None:
-        say(f"4. each site names its own data in its {SITE}, which must fulfil the [contract]")
-
-
-def _say_revealing(reasons: Sequence[str]) -> None:
-    from fairmesh.mesh.revealing import ALLOW
-
-    for reason in reasons:
-        say(f"neighbours could read training rows: {reason}")
-    if reasons:
-        say(f"every site that accepts this writes {ALLOW} at the beginning of its {SITE}; else its node does not start")
+    if not json_:
+        show_table([["site", "dials", "at"], *([a, b, made.member(b).address or ""] for a, b in made.edges)])
+    modules = f"every site that takes part must allow these modules in its site.toml: {', '.join(needed)}"
+    own_data = f"4. each site names its own data in its {SITE}, which must fulfil the [contract]"
+    unchecked = "there is no [contract], so no site's columns, units and classes are checked: fairmesh data contract"
+    _tell(
+        json_,
+        {
+            "mesh": made.name,
+            "sites": list(made.names),
+            "edges": [{"dials": a, "answers": b} for a, b in made.edges],
+            "files": manifest.files,
+            "manifest": manifest.digest(),
+            "allow": needed,
+            "revealing": reasons,
+            "authority": shown,
+            "folder": str(out),
+        },
+        f"signed: {', '.join(manifest.files)}; the manifest's digest is {manifest.digest()}",
+        *([modules] if needed else []),
+        *_revealing_lines(reasons),
+        *([unchecked] if read.contract is None else []),
+        f"the authority's fingerprint is {shown}; read it out to every site by telephone",
+        f"1. send the folder {out} without {AUTHORITY_KEY} to every site; keep {AUTHORITY_KEY} here and secret",
+        f"2. each site runs: fairmesh mesh key {out / MESH} NAME, and sends you NAME.csr",
+        f"3. you run: fairmesh mesh sign NAME.csr --authority {out}, and send NAME.pem back",
+        *([own_data] if read.data is None else []),
+    )
 
 
 def _addresses(options: Sequence[str]) -> dict[str, str | None]:
@@ -122,18 +149,20 @@ def seal(
 
     After a correction of the experiment or of a Python file in the founder's folder, before the run has begun. Every
     site then gets the files, and approves them again."""
+    readable_toml(authority / MESH)
     from fairmesh.mesh.founding import hand_out_again
     from fairmesh.mesh.revealing import revealing
 
     handout = hand_out_again(authority)
     manifest, reasons = handout.manifest, revealing(handout.table)
-    if json_:
-        facts = {"mesh": manifest.mesh, "manifest": manifest.digest(), "files": manifest.files}
-        print_json(facts | {"revealing": reasons})
-        return
-    say(f"signed: {', '.join(manifest.files)}; the manifest's digest is {manifest.digest()}")
-    _say_revealing(reasons)
-    say(f"send {', '.join(manifest.files)} and manifest.json to every site; each approves them: fairmesh mesh show")
+    files = ", ".join(manifest.files)
+    _tell(
+        json_,
+        {"mesh": manifest.mesh, "manifest": manifest.digest(), "files": manifest.files, "revealing": reasons},
+        f"signed: {files}; the manifest's digest is {manifest.digest()}",
+        *_revealing_lines(reasons),
+        f"send {files} and manifest.json to every site; each approves them: fairmesh mesh show",
+    )
 
 
 @mesh.command()
@@ -156,7 +185,6 @@ def key(
     The private key never leaves the site. The founder signs the request."""
     from fairmesh.mesh.certificates import AUTHORITY, fingerprint, make_key
     from fairmesh.mesh.manifest import EXPERIMENT, MANIFEST, Handout
-    from fairmesh.mesh.revealing import ALLOW, commented, revealing
     from fairmesh.mesh.roster import OF_THE_EXPERIMENT, Mesh, SiteFile, host_and_port
     from fairmesh.storage.files import read_bytes, write_atomically
 
@@ -165,12 +193,7 @@ def key(
     if listen is None and address:
         listen = f"0.0.0.0:{host_and_port(address, name)[1]}"
     source, folder = mesh_file.parent, out or Path(name)
-    try:
-        authority = (source / AUTHORITY).read_bytes()
-    except OSError as error:
-        raise BadInput(
-            f"cannot read {source / AUTHORITY}: {error.strerror or error}; get it from the founder"
-        ) from error
+    authority = read_bytes(source / AUTHORITY)
     data = {"data": OF_THE_EXPERIMENT} if trial else {}
     site_file = SiteFile.of(folder / SITE, {"name": name, "listen": listen} | data)
     handout = Handout.read(source / EXPERIMENT, authority, joined, mesh_file)
@@ -182,21 +205,33 @@ def key(
     joined.write(folder / MESH)
     write_atomically(folder / AUTHORITY, authority)
     _, request = make_key(folder, name)
+    leave_out_torch()
+    from fairmesh.mesh.revealing import ALLOW, commented, revealing
+
     site_file.write(commented(handout.table))
-    mine, theirs = fingerprint(request.read_bytes()), fingerprint(authority)
-    if json_:
-        facts = {"site": name, "folder": str(folder), "request": str(request), "fingerprint": mine}
-        print_json(facts | {"authority": theirs, "listen": listen, "revealing": revealing(handout.table)})
-        return
-    say(f"{folder} is ready except for its certificate; keep {name}.key there and secret")
-    say(f"1. send {request} to the mesh's founder, and read its fingerprint out to them: {mine}")
-    say(f"2. let the founder read out the authority's fingerprint; it must be: {theirs}")
+    reasons = revealing(handout.table)
+    own_print, authority_print = fingerprint(request.read_bytes()), fingerprint(authority)
     named = "" if trial else f"; name your data in {folder / SITE}"
-    say(f"3. put the {name}.pem that they send back into {folder}{named}")
-    if revealing(handout.table):
-        say(f"neighbours could read training rows; {folder / SITE} says why, and how to accept it: {ALLOW}")
-    say(f"4. read what would run here, and approve it: fairmesh mesh show {folder / SITE} --approve")
-    say(f"5. check the site: fairmesh mesh check {folder / SITE}")
+    revealed = f"neighbours could read training rows; {folder / SITE} says why, and how to accept it: {ALLOW}"
+    _tell(
+        json_,
+        {
+            "site": name,
+            "folder": str(folder),
+            "request": str(request),
+            "fingerprint": own_print,
+            "authority": authority_print,
+            "listen": listen,
+            "revealing": reasons,
+        },
+        f"{folder} is ready except for its certificate; keep {name}.key there and secret",
+        f"1. send {request} to the mesh's founder, and read its fingerprint out to them: {own_print}",
+        f"2. let the founder read out the authority's fingerprint; it must be: {authority_print}",
+        f"3. put the {name}.pem that they send back into {folder}{named}",
+        *([revealed] if reasons else []),
+        f"4. read what would run here, and approve it: fairmesh mesh show {folder / SITE} --approve",
+        f"5. check the site: fairmesh mesh check {folder / SITE}",
+    )
 
 
 @mesh.command()
@@ -220,14 +255,11 @@ def sign(
     records what was signed."""
     from fairmesh.mesh import certificates, signing_ledger
     from fairmesh.mesh.roster import Mesh
-    from fairmesh.storage.files import write_atomically
+    from fairmesh.storage.files import read_bytes, write_atomically
 
-    try:
-        asked = request.read_bytes()
-    except OSError as error:
-        raise BadInput(f"cannot read {request}: {error.strerror or error}") from error
+    asked = read_bytes(request)
     name, shown = certificates.requested_name(asked), certificates.fingerprint(asked)
-    if fingerprint is not None and fingerprint.replace(" ", "").lower() != shown.replace(" ", ""):
+    if fingerprint is not None and not _same_fingerprint(fingerprint, shown):
         raise BadInput(
             f"the request's fingerprint is {shown}, not {fingerprint}: it is not the site's request; ask for it again"
         )
@@ -260,16 +292,17 @@ def authority(
 
     path = renew_authority(folder, days)
     shown, until = fingerprint(path.read_bytes()), f"{valid_until(path.read_bytes()):%Y-%m-%d}"
-    if json_:
-        print_json({"authority": shown, "certificate": str(path), "valid_until": until})
-        return
-    say(f"written: {path}, valid until {until}, with the same fingerprint {shown}")
-    say("send it to every site, which puts it in the place of its own and restarts its node")
+    _tell(
+        json_,
+        {"authority": shown, "certificate": str(path), "valid_until": until},
+        f"written: {path}, valid until {until}, with the same fingerprint {shown}",
+        "send it to every site, which puts it in the place of its own and restarts its node",
+    )
 
 
 @mesh.command()
 def trust(
-    site_file: Annotated[Path, typer.Argument(metavar="SITE", help="This site's site.toml.")],
+    site_file: Site,
     name: Annotated[str, typer.Argument(help="The site that has a new key.")],
     fingerprint: Annotated[str, typer.Argument(help="The new key's fingerprint, as that site reads it out.")],
     json_: Json = False,
@@ -284,15 +317,16 @@ def trust(
     site = SiteFile.read(site_file)
     Mesh.read(site.mesh).member(name)
     shown = confirm(site.state, name, fingerprint)
-    if json_:
-        print_json({"site": name, "fingerprint": shown})
-        return
-    say(f"recorded: {site.name} trusts the key {shown} of {name}, and no longer the one before; the node need not stop")
+    _tell(
+        json_,
+        {"site": name, "fingerprint": shown},
+        f"recorded: {site.name} trusts the key {shown} of {name}, and no longer the one before; the node need not stop",
+    )
 
 
 @mesh.command()
 def accept(
-    site_file: Annotated[Path, typer.Argument(metavar="SITE", help="This site's site.toml.")],
+    site_file: Site,
     name: Annotated[str, typer.Argument(help="The site whose data looks different.")],
     json_: Json = False,
 ) -> None:
@@ -306,15 +340,16 @@ def accept(
     site = SiteFile.read(site_file)
     Mesh.read(site.mesh).member(name)
     accepted = record(site.state, name)
-    if json_:
-        print_json({"site": name, "accepted": accepted})
-        return
-    say(f"recorded: {site.name} accepts the data of {name} ({'; '.join(accepted)}); the node need not stop")
+    _tell(
+        json_,
+        {"site": name, "accepted": accepted},
+        f"recorded: {site.name} accepts the data of {name} ({'; '.join(accepted)}); the node need not stop",
+    )
 
 
 @mesh.command()
 def show(
-    site_file: Annotated[Path, typer.Argument(metavar="SITE", help="The site's site.toml.")],
+    site_file: Site,
     approve: Annotated[bool, typer.Option("--approve", help="Record that this site agrees to what is shown.")] = False,
     fingerprint: Annotated[
         str | None, typer.Option(help="The authority's fingerprint as the founder read it out; another is refused.")
@@ -325,15 +360,19 @@ def show(
 
     Shows what would run here, on which data, what leaves, to whom and for how long. Nothing of the experiment is
     imported. A node runs only what was approved."""
-    from fairmesh.mesh import approval
-    from fairmesh.mesh.overview import in_words, overview
+    from fairmesh.mesh.manifest import handed_out
     from fairmesh.mesh.roster import Mesh, SiteFile
 
     site = SiteFile.read(site_file)
     founded = Mesh.read(site.mesh)
-    handout = approval.handed_out(site, founded)
+    handout = handed_out(site, founded)
+    if not handout.imports_modules():
+        leave_out_torch()
+    from fairmesh.mesh import approval
+    from fairmesh.mesh.overview import in_words, overview
+
     seen = overview(site, founded, handout)
-    if fingerprint is not None and fingerprint.replace(" ", "").lower() != seen["authority"].replace(" ", ""):
+    if fingerprint is not None and not _same_fingerprint(fingerprint, seen["authority"]):
         raise BadInput(
             f"the authority's fingerprint is {seen['authority']}, not {fingerprint}: these files are not from the "
             "mesh's founder; ask for them again"
@@ -354,7 +393,7 @@ def show(
 
 @mesh.command()
 def check(
-    site_file: Annotated[Path, typer.Argument(metavar="SITE", help="The site's site.toml.")],
+    site_file: Site,
     json_: Json = False,
 ) -> None:
     """At a site: check that it is ready.
@@ -378,7 +417,7 @@ def check(
 
 @mesh.command()
 def unit(
-    site_file: Annotated[Path, typer.Argument(metavar="SITE", help="The site's site.toml.")],
+    site_file: Site,
     user: Annotated[str | None, typer.Option(help="Who runs the node; by default the owner of the site file.")] = None,
     options: Annotated[str, typer.Option(help="Options of `fairmesh node`, such as '--prometheus 9464'.")] = "",
 ) -> None:
@@ -396,7 +435,7 @@ def unit(
 
 @mesh.command()
 def remove(
-    site_file: Annotated[Path, typer.Argument(metavar="SITE", help="This site's site.toml.")],
+    site_file: Site,
     gone: Annotated[list[str] | None, typer.Argument(metavar="NAMES", help="The sites that are gone for good.")] = None,
     json_: Json = False,
 ) -> None:
@@ -410,7 +449,7 @@ def remove(
 
 @mesh.command()
 def rewind(
-    site_file: Annotated[Path, typer.Argument(metavar="SITE", help="This site's site.toml.")],
+    site_file: Site,
     back_to: Annotated[int, typer.Argument(metavar="ROUND", min=0, help="A round of which all keep a checkpoint.")],
     json_: Json = False,
 ) -> None:
@@ -423,7 +462,7 @@ def rewind(
 
 @mesh.command()
 def restore(
-    site_file: Annotated[Path, typer.Argument(metavar="SITE", help="This site's site.toml.")],
+    site_file: Site,
     lost: Annotated[list[str], typer.Argument(metavar="NAMES", help="The sites that have lost their state.")],
     json_: Json = False,
 ) -> None:

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from fairmesh.errors import BadInput, optional
 from fairmesh.mesh.roster import Mesh, check_label
-from fairmesh.numerics.random_streams import SECRET_BYTES
+from fairmesh.numerics import SECRET_BYTES
 from fairmesh.storage.files import read_bytes, write_atomically
 
 with optional("mesh"):

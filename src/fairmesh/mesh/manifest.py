@@ -12,17 +12,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fairmesh.config.overrides import put, read_toml
 from fairmesh.config.sealed import SealedFiles, helpers, imported_files, wanted
 from fairmesh.config.tables import checked, from_table
 from fairmesh.config.trusted import import_paths
 from fairmesh.errors import BadInput
-from fairmesh.experiment import Experiment, experiment_from
 from fairmesh.mesh.certificates import AUTHORITY, is_founders, public_digest, signed_by_founder
-from fairmesh.mesh.roster import Member, Mesh
+from fairmesh.mesh.roster import Member, Mesh, SiteFile
 from fairmesh.storage.files import read_bytes, write_atomically
+
+if TYPE_CHECKING:
+    from fairmesh.experiment import Experiment
 
 MANIFEST, EXPERIMENT = "manifest.json", "experiment.toml"
 _PURPOSE = b"fairmesh manifest 1\n"  # what the authority signs as a manifest can be nothing else, such as a certificate
@@ -167,15 +169,24 @@ class Handout:
         """Returns the experiment's settings as they are in the file."""
         return table_of(self.contents)
 
+    def imports_modules(self) -> bool:
+        """Returns whether the experiment names something of a module that is installed, not of its own files."""
+        return not all(path.partition(":")[0].endswith(".py") for path in import_paths(self.table).values())
+
     def write(self, folder: Path) -> None:
         """Writes the files to another folder; not the manifest."""
         for name, content in self.contents.items():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             write_atomically(folder / name, content)
 
-    def load(self, options: Mapping[str, Any] | None = None) -> Experiment:
+    def load(self, options: Mapping[str, Any] | None = None) -> "Experiment":
         """Returns the experiment, with these options instead of its own. This is what imports its Python files."""
         return loaded(self.folder, self.contents, options or {})
+
+
+def handed_out(site: SiteFile, mesh: Mesh) -> Handout:
+    """Returns what the founder handed out to a site, compared with the manifest. `mesh` is the mesh file's."""
+    return Handout.read(site.experiment, read_bytes(site.authority), mesh, site.mesh)
 
 
 def table_of(contents: Mapping[str, bytes]) -> dict[str, Any]:
@@ -214,9 +225,11 @@ def refuse_others(folder: Path, contents: Mapping[str, bytes]) -> None:
                 )
 
 
-def loaded(folder: Path, contents: Mapping[str, bytes], options: Mapping[str, Any]) -> Experiment:
+def loaded(folder: Path, contents: Mapping[str, bytes], options: Mapping[str, Any]) -> "Experiment":
     """Returns the experiment of these files, with these options instead of its own. This executes its Python files:
     the contents, not what the folder contains by now."""
+    from fairmesh.experiment import experiment_from
+
     SealedFiles(folder, python_files(contents))
     table = table_of(contents)
     for key, value in options.items():

@@ -19,7 +19,7 @@ from fairmesh.data.site import Site
 from fairmesh.errors import BadInput, in_a_line
 from fairmesh.experiment import Experiment
 from fairmesh.mesh.agreement import greeting, own_problem, own_site, refuse_undeployable, refuse_unlike
-from fairmesh.mesh.approval import handed_out, import_allowed, refuse_unapproved
+from fairmesh.mesh.approval import import_allowed, refuse_unapproved
 from fairmesh.mesh.certificates import (
     SOON_DAYS,
     check_certificate,
@@ -27,7 +27,7 @@ from fairmesh.mesh.certificates import (
     valid_from,
     valid_until,
 )
-from fairmesh.mesh.manifest import Handout
+from fairmesh.mesh.manifest import Handout, handed_out
 from fairmesh.mesh.node.disk import disk_of
 from fairmesh.mesh.node.finished import is_finished
 from fairmesh.mesh.node.membership import Membership, facts, frozen_facts, refuse_lost_secret
