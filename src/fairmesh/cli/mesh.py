@@ -253,7 +253,7 @@ def sign(
 
     Compare the fingerprint with the site before you send the certificate back. ledger.tsv in the founder's folder
     records what was signed."""
-    from fairmesh.mesh import certificates, signing_ledger
+    from fairmesh.mesh import certificates, keys
     from fairmesh.mesh.roster import Mesh
     from fairmesh.storage.files import read_bytes, write_atomically
 
@@ -264,10 +264,10 @@ def sign(
             f"the request's fingerprint is {shown}, not {fingerprint}: it is not the site's request; ask for it again"
         )
     if not new_key:
-        signing_ledger.refuse_other_key(authority, name, shown)
+        keys.refuse_other_key(authority, name, shown)
     signed = certificates.sign(asked, authority, Mesh.read(authority / MESH), days)
     path = out or request.with_suffix(".pem")
-    signing_ledger.record(authority, name, signed)
+    keys.record_signed(authority, name, signed)
     write_atomically(path, signed)
     until = f"{certificates.valid_until(signed):%Y-%m-%d}"
     if json_:
@@ -311,7 +311,7 @@ def trust(
 
     Until then connections and announcements with the new key are refused, and `fairmesh status` shows its fingerprint.
     Let the other site read it out, over a channel that you trust. From then on the old key is refused."""
-    from fairmesh.mesh.known_keys import trust as confirm
+    from fairmesh.mesh.keys import trust as confirm
     from fairmesh.mesh.roster import Mesh, SiteFile
 
     site = SiteFile.read(site_file)

@@ -305,7 +305,9 @@ class SiteFile:
         usual names."""
         path = Path(path).absolute()
         named = _FILES | {"key": f"{table.get('name')}.key", "certificate": f"{table.get('name')}.pem"} | dict(table)
-        files = {key: path.parent / named[key] for key in (*_FILES, "key", "certificate") if isinstance(named[key], str)}
+        files = {
+            key: path.parent / named[key] for key in (*_FILES, "key", "certificate") if isinstance(named[key], str)
+        }
         try:
             if "path" in table:
                 raise BadInput("path: unknown key")

@@ -11,7 +11,7 @@ from typing import Any
 import fairmesh
 from fairmesh.errors import BadInput, FairmeshError, Interrupted
 from fairmesh.mesh.certificates import SOON_DAYS, valid_until
-from fairmesh.mesh.known_keys import KnownKeys
+from fairmesh.mesh.keys import KnownKeys
 from fairmesh.mesh.node import claims, divergence
 from fairmesh.mesh.node.aside import Aside
 from fairmesh.mesh.node.ledger import Ledger

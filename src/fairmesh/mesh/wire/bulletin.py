@@ -17,7 +17,7 @@ from fairmesh.errors import BadInput
 from fairmesh.mesh import certificates
 from fairmesh.mesh.wire.frames import Refused, read_json
 from fairmesh.mesh.wire.kinds import KINDS, Count, Text, too_deep, wrong
-from fairmesh.mesh.wire.token_bucket import TokenBucket
+from fairmesh.mesh.wire.limits import TokenBucket
 
 _AT_MOST = 1 << 14  # bytes of one announcement, unless its kind needs more or less; `follow` has all sites' signatures
 FOLLOW_AT_MOST = 1 << 18

@@ -19,10 +19,9 @@ from fairmesh.mesh.wire import frames
 from fairmesh.mesh.wire.bulletin import Bulletin
 from fairmesh.mesh.wire.connections import CannotConnect, Connection, ConnectionLost, Listener, dialled
 from fairmesh.mesh.wire.frames import Kind, Refused, RefusedThere, StateLost
-from fairmesh.mesh.wire.log_limiter import LogLimiter, Report
+from fairmesh.mesh.wire.limits import LogLimiter, Report, TokenBucket
 from fairmesh.mesh.wire.mailroom import Mailroom, Progress
 from fairmesh.mesh.wire.tls_stream import Credentials
-from fairmesh.mesh.wire.token_bucket import TokenBucket
 
 _FIRST_TELLING_S, _TELL_EVERY_S = 1.0, 60.0
 _GREETING_S = 20.0
