@@ -184,7 +184,7 @@ def key(
 
     The private key never leaves the site. The founder signs the request."""
     from fairmesh.mesh.certificates import AUTHORITY, fingerprint, make_key
-    from fairmesh.mesh.manifest import EXPERIMENT, MANIFEST, Handout
+    from fairmesh.mesh.manifest import EXPERIMENT, MANIFEST, Handout, read_handed_out
     from fairmesh.mesh.roster import OF_THE_EXPERIMENT, Mesh, SiteFile, host_and_port
     from fairmesh.storage.files import read_bytes, write_atomically
 
@@ -193,7 +193,7 @@ def key(
     if listen is None and address:
         listen = f"0.0.0.0:{host_and_port(address, name)[1]}"
     source, folder = mesh_file.parent, out or Path(name)
-    authority = read_bytes(source / AUTHORITY)
+    authority = read_handed_out(source / AUTHORITY)
     data = {"data": OF_THE_EXPERIMENT} if trial else {}
     site_file = SiteFile.of(folder / SITE, {"name": name, "listen": listen} | data)
     handout = Handout.read(source / EXPERIMENT, authority, joined, mesh_file)

@@ -72,14 +72,15 @@ def approve(site: SiteFile, handout: Handout) -> None:
         write_atomically(_file(site), json.dumps(record | {"approved": int(time.time())}, indent=1).encode())
 
 
-def refuse_unapproved(site: SiteFile, handout: Handout) -> None:
-    """Refuses a manifest that this site has not approved."""
+def refuse_unapproved(site: SiteFile, handout: Handout) -> dict[str, Any]:
+    """Refuses a manifest that this site has not approved. Returns the record of the approval."""
     record, digest = _approved(site), handout.manifest.digest()
     command = f"read what would run here, then approve it: fairmesh mesh show {site.path} --approve"
     if record is None:
         raise BadInput(f"this site has not approved the manifest {digest}; {command}")
     if record["manifest"] != digest:
         raise BadInput(f"this site approved the manifest {record['manifest']}, but this is {digest}; {command}")
+    return record
 
 
 def is_approved(site: SiteFile, handout: Handout) -> bool:
