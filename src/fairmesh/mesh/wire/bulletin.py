@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from fairmesh.errors import BadInput
 from fairmesh.mesh import certificates
 from fairmesh.mesh.wire.frames import Refused, read_json
-from fairmesh.mesh.wire.kinds import KINDS, Count, Text, too_deep, wrong
+from fairmesh.mesh.wire.kinds import KINDS, count, text, too_deep, wrong
 from fairmesh.mesh.wire.limits import TokenBucket
 
 _AT_MOST = 1 << 14  # bytes of one announcement, unless its kind needs more or less; `follow` has all sites' signatures
@@ -324,6 +324,6 @@ def _later_than(number: int) -> int:
 
 def _read(table: Any) -> Announcement:
     site, kind, number, body = (table[name] for name in ("site", "kind", "number", "body"))
-    if not (Text()(site) and Text()(kind) and Count()(number) and isinstance(body, dict)) or too_deep(body):
+    if not (text()(site) and text()(kind) and count()(number) and isinstance(body, dict)) or too_deep(body):
         raise TypeError("not an announcement")
     return Announcement(site, kind, number, body, bytes.fromhex(table["signature"]))
