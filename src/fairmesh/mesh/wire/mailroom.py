@@ -35,18 +35,6 @@ _HELP = (
 Observe = Callable[[str, int], None]  # observe(point, step): called at each point where tests let a node crash
 
 
-class OtherMachine(FairmeshError):
-    """A neighbour has a message that this node has lost and that its machine, which is another one, may not be able to
-    compute again."""
-
-    def __init__(self, step: int, difference: str):
-        super().__init__(
-            f"the journal has lost the message of step {step}, which a neighbour has, and this machine may compute "
-            f"another one ({difference}). Start the node once on a machine and with settings as before, until the log "
-            "says that it trains; then it can move. Or let the other sites vote this site out"
-        )
-
-
 class Progress(NamedTuple):
     """How far one side has received the other's messages; sent when a stream begins."""
 
@@ -181,7 +169,11 @@ class Mailroom:
 
     def _refuse_if_had(self, step: int, positions: Iterable[int], difference: str) -> None:
         """Waits until these neighbours have said how far they have received. Raises if one has the step already."""
-        lost = OtherMachine(step, difference)
+        lost = FairmeshError(
+            f"the journal has lost the message of step {step}, which a neighbour has, and this machine may compute "
+            f"another one ({difference}). Start the node once on a machine and with settings as before, until the log "
+            "says that it trains; then it can move. Or let the other sites vote this site out"
+        )
         with self._changed:
             self._wait_for(lambda: [position for position in positions if self._edges[position].had is None], lost)
             self.waiting_for = {}
