@@ -127,9 +127,9 @@ def test_init_writes_the_mesh_and_says_who_dials_whom(cli, tmp_path):
 
 
 def test_commands_print_json(cli):
-    code, out, err = founded(cli, "alpha=a.example:1", "beta", options=("--json", "--name", "pair"))
+    code, out, err = founded(cli, "alpha=a.example:1", "beta", options=("--json",))
     facts = json.loads(out)
-    assert (code, err, facts["mesh"]) == (0, "", "pair")
+    assert (code, err, facts["mesh"]) == (0, "", "trial")
     assert facts["edges"] == [{"dials": "beta", "answers": "alpha"}]
     code, out, err = cli("key", "mesh/mesh.toml", "beta", "--json")
     made = json.loads(out)

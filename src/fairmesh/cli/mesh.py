@@ -2,7 +2,7 @@
 it is ready, and remove sites."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -30,22 +30,15 @@ _TEN_YEARS = 3652  # days: an authority has to outlive every run
 SITE = "site.toml"
 
 
-def _tell(json_: bool, facts: Mapping[str, Any], *lines: str) -> None:
-    """Prints the facts as JSON, or else the lines."""
-    if json_:
-        print_json(facts)
-        return
-    for line in lines:
-        say(line)
-
-
-def _revealing_lines(reasons: Sequence[str]) -> list[str]:
-    """Returns what the founder reads about messages that show training rows."""
+def _say_signed(handout: Any, reasons: Sequence[str]) -> None:
+    """Says what the founder has signed, and whether its messages show training rows."""
     from fairmesh.mesh.revealing import ALLOW
 
-    lines = [f"neighbours could read training rows: {reason}" for reason in reasons]
-    accept = f"every site that accepts this writes {ALLOW} at the beginning of its {SITE}; else its node does not start"
-    return [*lines, accept] if reasons else []
+    say(f"signed: {', '.join(handout.manifest.files)}; the manifest's digest is {handout.manifest.digest()}")
+    for reason in reasons:
+        say(f"neighbours could read training rows: {reason}")
+    if reasons:
+        say(f"every site that accepts this writes {ALLOW} at the beginning of its {SITE}; else its node does not start")
 
 
 def _same_fingerprint(said: str, shown: str) -> bool:
@@ -60,7 +53,6 @@ def init(
     site: Annotated[
         list[str], typer.Option(help="name=host:port, or only the name for a site that only dials; one per node.")
     ] = [],  # noqa: B006
-    name: Annotated[str | None, typer.Option(help="The mesh's name; by default that of the experiment file.")] = None,
     out: Annotated[Path, typer.Option(help="The founder's folder, which is created.")] = Path("mesh"),
     days: Annotated[float, typer.Option(min=0.01, help="Days for which the authority is valid.")] = _TEN_YEARS,
     json_: Json = False,
@@ -79,39 +71,29 @@ def init(
     from fairmesh.mesh.revealing import revealing
 
     read = load_experiment(experiment)
-    made = founded(read, name or _label(experiment.stem), _addresses(site))
+    made = founded(read, _label(experiment.stem), _addresses(site))
     _new_folder(out, MESH)
     handout = hand_out(experiment, made, out, days)
     manifest, needed = handout.manifest, sorted({module for module, _ in not_allowed(handout.contents, ())})
     shown, reasons = fingerprint((out / AUTHORITY).read_bytes()), revealing(handout.table)
-    if not json_:
-        show_table([["site", "dials", "at"], *([a, b, made.member(b).address or ""] for a, b in made.edges)])
-    modules = f"every site that takes part must allow these modules in its site.toml: {', '.join(needed)}"
-    own_data = f"4. each site names its own data in its {SITE}, which must fulfil the [contract]"
-    unchecked = "there is no [contract], so no site's columns, units and classes are checked: fairmesh data contract"
-    _tell(
-        json_,
-        {
-            "mesh": made.name,
-            "sites": list(made.names),
-            "edges": [{"dials": a, "answers": b} for a, b in made.edges],
-            "files": manifest.files,
-            "manifest": manifest.digest(),
-            "allow": needed,
-            "revealing": reasons,
-            "authority": shown,
-            "folder": str(out),
-        },
-        f"signed: {', '.join(manifest.files)}; the manifest's digest is {manifest.digest()}",
-        *([modules] if needed else []),
-        *_revealing_lines(reasons),
-        *([unchecked] if read.contract is None else []),
-        f"the authority's fingerprint is {shown}; read it out to every site by telephone",
-        f"1. send the folder {out} without {AUTHORITY_KEY} to every site; keep {AUTHORITY_KEY} here and secret",
-        f"2. each site runs: fairmesh mesh key {out / MESH} NAME, and sends you NAME.csr",
-        f"3. you run: fairmesh mesh sign NAME.csr --authority {out}, and send NAME.pem back",
-        *([own_data] if read.data is None else []),
-    )
+    if json_:
+        edges = [{"dials": a, "answers": b} for a, b in made.edges]
+        facts = {"mesh": made.name, "sites": list(made.names), "edges": edges, "files": manifest.files}
+        facts |= {"manifest": manifest.digest(), "allow": needed, "revealing": reasons}
+        print_json(facts | {"authority": shown, "folder": str(out)})
+        return
+    show_table([["site", "dials", "at"], *([a, b, made.member(b).address or ""] for a, b in made.edges)])
+    _say_signed(handout, reasons)
+    if needed:
+        say(f"every site that takes part must allow these modules in its site.toml: {', '.join(needed)}")
+    if read.contract is None:
+        say("there is no [contract], so no site's columns, units and classes are checked: fairmesh data contract")
+    say(f"the authority's fingerprint is {shown}; read it out to every site by telephone")
+    say(f"1. send the folder {out} without {AUTHORITY_KEY} to every site; keep {AUTHORITY_KEY} here and secret")
+    say(f"2. each site runs: fairmesh mesh key {out / MESH} NAME, and sends you NAME.csr")
+    say(f"3. you run: fairmesh mesh sign NAME.csr --authority {out}, and send NAME.pem back")
+    if read.data is None:
+        say(f"4. each site names its own data in its {SITE}, which must fulfil the [contract]")
 
 
 def _addresses(options: Sequence[str]) -> dict[str, str | None]:
@@ -155,14 +137,12 @@ def seal(
 
     handout = hand_out_again(authority)
     manifest, reasons = handout.manifest, revealing(handout.table)
-    files = ", ".join(manifest.files)
-    _tell(
-        json_,
-        {"mesh": manifest.mesh, "manifest": manifest.digest(), "files": manifest.files, "revealing": reasons},
-        f"signed: {files}; the manifest's digest is {manifest.digest()}",
-        *_revealing_lines(reasons),
-        f"send {files} and manifest.json to every site; each approves them: fairmesh mesh show",
-    )
+    if json_:
+        facts = {"mesh": manifest.mesh, "manifest": manifest.digest(), "files": manifest.files}
+        print_json(facts | {"revealing": reasons})
+        return
+    _say_signed(handout, reasons)
+    say(f"send {', '.join(manifest.files)} and manifest.json to every site; each approves them: fairmesh mesh show")
 
 
 @mesh.command()
@@ -172,9 +152,6 @@ def key(
     ],
     name: Annotated[str, typer.Argument(help="This site's name in the mesh.")],
     out: Annotated[Path | None, typer.Option(help="The site's folder, which is created; NAME by default.")] = None,
-    listen: Annotated[
-        str | None, typer.Option(help="host:port to listen on; by default the mesh's port, on all interfaces.")
-    ] = None,
     trial: Annotated[
         bool, typer.Option("--trial", help="For a trial: use the experiment's data at this site's position.")
     ] = False,
@@ -190,8 +167,7 @@ def key(
 
     joined = Mesh.read(mesh_file)
     address = joined.member(name).address
-    if listen is None and address:
-        listen = f"0.0.0.0:{host_and_port(address, name)[1]}"
+    listen = f"0.0.0.0:{host_and_port(address, name)[1]}" if address else None  # on all interfaces
     source, folder = mesh_file.parent, out or Path(name)
     authority = read_handed_out(source / AUTHORITY)
     data = {"data": OF_THE_EXPERIMENT} if trial else {}
@@ -211,27 +187,19 @@ def key(
     site_file.write(commented(handout.table))
     reasons = revealing(handout.table)
     own_print, authority_print = fingerprint(request.read_bytes()), fingerprint(authority)
+    if json_:
+        facts = {"site": name, "folder": str(folder), "request": str(request), "fingerprint": own_print}
+        print_json(facts | {"authority": authority_print, "listen": listen, "revealing": reasons})
+        return
+    say(f"{folder} is ready except for its certificate; keep {name}.key there and secret")
+    say(f"1. send {request} to the mesh's founder, and read its fingerprint out to them: {own_print}")
+    say(f"2. let the founder read out the authority's fingerprint; it must be: {authority_print}")
     named = "" if trial else f"; name your data in {folder / SITE}"
-    revealed = f"neighbours could read training rows; {folder / SITE} says why, and how to accept it: {ALLOW}"
-    _tell(
-        json_,
-        {
-            "site": name,
-            "folder": str(folder),
-            "request": str(request),
-            "fingerprint": own_print,
-            "authority": authority_print,
-            "listen": listen,
-            "revealing": reasons,
-        },
-        f"{folder} is ready except for its certificate; keep {name}.key there and secret",
-        f"1. send {request} to the mesh's founder, and read its fingerprint out to them: {own_print}",
-        f"2. let the founder read out the authority's fingerprint; it must be: {authority_print}",
-        f"3. put the {name}.pem that they send back into {folder}{named}",
-        *([revealed] if reasons else []),
-        f"4. read what would run here, and approve it: fairmesh mesh show {folder / SITE} --approve",
-        f"5. check the site: fairmesh mesh check {folder / SITE}",
-    )
+    say(f"3. put the {name}.pem that they send back into {folder}{named}")
+    if reasons:
+        say(f"neighbours could read training rows; {folder / SITE} says why, and how to accept it: {ALLOW}")
+    say(f"4. read what would run here, and approve it: fairmesh mesh show {folder / SITE} --approve")
+    say(f"5. check the site: fairmesh mesh check {folder / SITE}")
 
 
 @mesh.command()
@@ -292,12 +260,11 @@ def authority(
 
     path = renew_authority(folder, days)
     shown, until = fingerprint(path.read_bytes()), f"{valid_until(path.read_bytes()):%Y-%m-%d}"
-    _tell(
-        json_,
-        {"authority": shown, "certificate": str(path), "valid_until": until},
-        f"written: {path}, valid until {until}, with the same fingerprint {shown}",
-        "send it to every site, which puts it in the place of its own and restarts its node",
-    )
+    if json_:
+        print_json({"authority": shown, "certificate": str(path), "valid_until": until})
+        return
+    say(f"written: {path}, valid until {until}, with the same fingerprint {shown}")
+    say("send it to every site, which puts it in the place of its own and restarts its node")
 
 
 @mesh.command()
@@ -317,11 +284,10 @@ def trust(
     site = SiteFile.read(site_file)
     Mesh.read(site.mesh).member(name)
     shown = confirm(site.state, name, fingerprint)
-    _tell(
-        json_,
-        {"site": name, "fingerprint": shown},
-        f"recorded: {site.name} trusts the key {shown} of {name}, and no longer the one before; the node need not stop",
-    )
+    if json_:
+        print_json({"site": name, "fingerprint": shown})
+        return
+    say(f"recorded: {site.name} trusts the key {shown} of {name}, and no longer the one before; the node need not stop")
 
 
 @mesh.command()
@@ -340,11 +306,10 @@ def accept(
     site = SiteFile.read(site_file)
     Mesh.read(site.mesh).member(name)
     accepted = record(site.state, name)
-    _tell(
-        json_,
-        {"site": name, "accepted": accepted},
-        f"recorded: {site.name} accepts the data of {name} ({'; '.join(accepted)}); the node need not stop",
-    )
+    if json_:
+        print_json({"site": name, "accepted": accepted})
+        return
+    say(f"recorded: {site.name} accepts the data of {name} ({'; '.join(accepted)}); the node need not stop")
 
 
 @mesh.command()

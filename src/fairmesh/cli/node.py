@@ -37,13 +37,6 @@ def node(
     ] = None,
     prometheus: Annotated[int | None, typer.Option(help="A port of 127.0.0.1 for Prometheus metrics.")] = None,
     track: Track = [],  # noqa: B006
-    public_draws: Annotated[
-        bool,
-        typer.Option(
-            "--public-draws",
-            help="For tests only: draw batches as a simulation does. Neighbours can then solve for the training rows.",
-        ),
-    ] = False,
     json_: Json = False,
 ) -> None:
     """Run a site's node until the mesh has finished.
@@ -61,7 +54,6 @@ def node(
             site,
             patience_s=waits,
             monitor_port=prometheus,
-            public_draws=public_draws,
             trackers=trackers_of(track),
             lock=lock,
         )
