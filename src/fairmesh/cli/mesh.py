@@ -24,7 +24,7 @@ mesh = typer.Typer(
     no_args_is_help=True,
 )
 
-Days = Annotated[float, typer.Option(min=0.01, help="Days for which it is valid.")]
+Days = Annotated[float, typer.Option(min=0.01, help="Days for which the certificate is valid.")]
 Site = Annotated[Path, typer.Argument(metavar="SITE", help="This site's site.toml.", callback=readable_toml)]
 _TEN_YEARS = 3652  # days: an authority has to outlive every run
 SITE = "site.toml"
@@ -54,7 +54,7 @@ def init(
         list[str], typer.Option(help="name=host:port, or only the name for a site that only dials; one per node.")
     ] = [],  # noqa: B006
     out: Annotated[Path, typer.Option(help="The founder's folder, which is created.")] = Path("mesh"),
-    days: Annotated[float, typer.Option(min=0.01, help="Days for which the authority is valid.")] = _TEN_YEARS,
+    days: Days = _TEN_YEARS,
     json_: Json = False,
 ) -> None:
     """Found a mesh: its sites, graph and authority.
@@ -62,11 +62,7 @@ def init(
     Fixes the sites, their addresses, the graph and the experiment, and makes the authority that signs certificates."""
     from fairmesh.experiment import load_experiment
     from fairmesh.mesh.approval import not_allowed
-    from fairmesh.mesh.certificates import (
-        AUTHORITY,
-        AUTHORITY_KEY,
-        fingerprint,
-    )
+    from fairmesh.mesh.certificates import AUTHORITY, AUTHORITY_KEY, fingerprint
     from fairmesh.mesh.founding import founded, hand_out
     from fairmesh.mesh.revealing import revealing
 
