@@ -18,7 +18,6 @@ from fairmesh.errors import BadInput
 from fairmesh.experiment import Experiment
 from fairmesh.mesh.roster import OF_ONE_SITE, OF_THE_EXPERIMENT, Mesh, SiteFile
 from fairmesh.mesh.wire.frames import Refused
-from fairmesh.mesh.wire.kinds import shortened
 from fairmesh.problems.problem import Problem
 from fairmesh.trackers import Tracker
 from fairmesh.training.loop import check_objective
@@ -93,7 +92,7 @@ def refuse_unlike(mine: Mapping[str, Any], name: str, theirs: Mapping[str, Any])
 def version_in(greeting: Mapping[str, Any]) -> str:
     """Returns the version of fairmesh that a greeting tells, as text that can be shown."""
     version = greeting.get("version")
-    return shortened(version, 30) if isinstance(version, str) else "of an unknown version"
+    return "".join(c for c in version[:30] if c.isprintable()) if isinstance(version, str) else "of an unknown version"
 
 
 def refuse_undeployable(experiment: Experiment) -> None:

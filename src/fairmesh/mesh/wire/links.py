@@ -292,18 +292,20 @@ class Links:
         mine = self._mailroom.progress(neighbour.position)
         greeting = frames.hello(self._greeting() | {"holds": list(mine), "clock": time.time()})
         await connection.send(greeting)
-        stream = _Stream(asyncio.get_running_loop())
         try:
-            try:
-                async with asyncio.timeout(_GREETING_S):  # wait_for of Python 3.11 may let a cancellation pass
-                    first = await connection.receive()
-            except TimeoutError:
-                raise Refused(f"no greeting within {_GREETING_S:.0f} s") from None
-            if first is None:
-                return
-            if first and first[0] in frames.REFUSALS:
-                raise self._refused_there(neighbour, stream, frames.read_frame(first))
-            replaced = self._streams.get(neighbour.name)
+            async with asyncio.timeout(_GREETING_S):  # wait_for of Python 3.11 may let a cancellation pass
+                first = await connection.receive()
+        except TimeoutError:
+            raise Refused(f"no greeting within {_GREETING_S:.0f} s") from None
+        except Refused as error:
+            await self._refuse(neighbour, connection, error)
+            raise
+        if first is None:
+            return
+        stream, replaced = _Stream(asyncio.get_running_loop()), self._streams.get(neighbour.name)
+        if first and first[0] in frames.REFUSALS:
+            raise self._refused_there(neighbour, stream, frames.read_frame(first))
+        try:
             table = frames.read_hello(first)
             stream.only_news = not self._check(neighbour.name, table)
             if answering and table.get("check") is True:
@@ -319,15 +321,11 @@ class Links:
             if not stream.only_news:
                 self._mailroom.connected(neighbour.position, stream, theirs)
         except StateLost as error:  # news go on, so that its people see how far the others are, and who votes for what
-            self._mailroom.note_refusal(neighbour.position, str(error))
             self._limiter("warning", "refused", neighbour.name, str(error))
             stream.only_news = True
-            await _send_refusal(connection, error)
-        except RefusedThere:
-            raise
+            await self._refuse(neighbour, connection, error)
         except Refused as error:
-            self._mailroom.note_refusal(neighbour.position, str(error))
-            await _send_refusal(connection, error)
+            await self._refuse(neighbour, connection, error)
             raise
         if replaced is not None:
             replaced.ended.set()
@@ -369,6 +367,10 @@ class Links:
                 del self._streams[neighbour.name]
                 if not self._stopping.is_set():  # type: ignore[union-attr]
                     self._limiter("info", "disconnected", neighbour.name, why, at_once=_STREAMS)
+
+    async def _refuse(self, neighbour: Neighbour, connection: Connection, reason: Refused) -> None:
+        self._mailroom.note_refusal(neighbour.position, str(reason))
+        await _send_refusal(connection, reason)
 
     async def _reading(self, neighbour: Neighbour, stream: _Stream, connection: Connection) -> None:
         position = neighbour.position
