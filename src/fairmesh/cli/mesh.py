@@ -8,13 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from fairmesh.cli.terminal import (
-    Json,
-    print_json,
-    readable_toml,
-    say,
-    show_table,
-)
+from fairmesh.cli.terminal import Json, print_json, readable_toml, say, show_table
 from fairmesh.cli.without_torch import leave_out_torch
 from fairmesh.errors import BadInput
 from fairmesh.mesh.roster import MESH
