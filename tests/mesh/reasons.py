@@ -1,6 +1,6 @@
 """Reasons in a node's log, found by the text of TLS or of the socket that they translate."""
 
-from fairmesh.mesh.wire.tls_errors import in_words
+from fairmesh.mesh.wire.tls_stream import in_words
 
 
 def reason(sign: str) -> str:

@@ -7,11 +7,11 @@ import pytest
 
 from fairmesh.mesh import certificates
 from fairmesh.mesh.certificates import make_authority, make_key, sign
-from fairmesh.mesh.known_keys import KnownKeys, trust
+from fairmesh.mesh.keys import KnownKeys, trust
 from fairmesh.mesh.roster import Member, Mesh
 from fairmesh.mesh.wire.bulletin import Announcement, Bulletin
 from fairmesh.mesh.wire.frames import Refused
-from fairmesh.mesh.wire.token_bucket import TokenBucket
+from fairmesh.mesh.wire.limits import TokenBucket
 from tests.refusals import missing_from, refused
 
 NAMES = ("a", "b", "c")

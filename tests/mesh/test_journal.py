@@ -146,7 +146,7 @@ def test_records_within_a_message_are_not_taken_for_records_when_a_segment_is_da
     hidden = other.read_bytes()
     journal = Journal(tmp_path / "own")
     for salt in (0, 1):
-        body = module._RECEIVED.pack(1, 7, 2) + b"forged"
+        body = module._RECORD.pack(1, 7, 2) + b"forged"
         hidden += module._HEAD.pack(len(body), zlib.crc32(body, salt)) + body
     journal.log_received(1, 0, hidden)
     journal.log_received(1, 1, b"one")
@@ -157,18 +157,6 @@ def test_records_within_a_message_are_not_taken_for_records_when_a_segment_is_da
     path.write_bytes(content)
     journal = Journal(tmp_path / "own")
     assert (journal.received(2, 7), journal.received(1, 0), journal.received(1, 1)) == (None, None, b"one")
-
-
-def test_journal_from_before_segments_had_a_salt_is_read(tmp_path):
-    body = module._RECEIVED.pack(1, 3, 1) + b"three"
-    path = tmp_path / "journal-000000000004.log"
-    path.write_bytes(module._HEAD.pack(len(body), zlib.crc32(body)) + body)
-    journal = Journal(tmp_path)
-    journal.log_received(1, 4, b"four")
-    journal.begin_segment({})
-    journal.log_received(1, 5, b"five")
-    journal = reopened(journal, tmp_path)
-    assert [journal.received(1, step) for step in (3, 4, 5)] == [b"three", b"four", b"five"]
 
 
 def test_checkpoint_ends_a_segment_and_only_what_is_needed_is_kept(tmp_path):

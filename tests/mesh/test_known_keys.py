@@ -4,7 +4,7 @@ import pytest
 
 from fairmesh.errors import BadInput
 from fairmesh.mesh.certificates import fingerprint, make_authority, make_key, sign
-from fairmesh.mesh.known_keys import KnownKeys, trust
+from fairmesh.mesh.keys import KnownKeys, trust
 from tests.refusals import missing_from, refused
 
 

@@ -5,8 +5,8 @@ import ssl
 
 import pytest
 
-from fairmesh.mesh.wire.log_limiter import LogLimiter
-from fairmesh.mesh.wire.tls_errors import reason_of
+from fairmesh.mesh.wire.limits import LogLimiter
+from fairmesh.mesh.wire.tls_stream import reason_of
 from tests.mesh.reasons import reason
 
 

@@ -11,7 +11,7 @@ from fairmesh.compression import DecodeError
 from fairmesh.errors import FairmeshError, Interrupted
 from fairmesh.mesh.wire.frames import Kind, Refused, StateLost, read_frame
 from fairmesh.mesh.wire.journal import Journal
-from fairmesh.mesh.wire.mailroom import Mailroom, OtherMachine, Progress
+from fairmesh.mesh.wire.mailroom import Mailroom, Progress
 from tests.examples import THOROUGH
 from tests.refusals import missing_from, refused
 
@@ -288,7 +288,7 @@ def test_other_machine_computes_no_message_again_that_a_neighbour_has(mailroom, 
     if had == 3:
         assert mailroom.as_sent(3, {1: b"new"}) == {1: b"new"}
         return
-    with refused("step 3", "threads 1 before, 2 now", "vote", error=OtherMachine):
+    with refused("step 3", "threads 1 before, 2 now", "vote", error=FairmeshError):
         mailroom.as_sent(3, {1: b"new"})
 
 

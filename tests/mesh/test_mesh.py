@@ -50,10 +50,7 @@ def meshes(draw) -> Mesh:
 def test_mesh_written_and_read_is_the_same(tmp_path_factory, made):
     path = tmp_path_factory.mktemp("mesh") / "mesh.toml"
     made.write(path)
-    read = Mesh.read(path)
-    assert read == made
-    assert read.structure() == made.structure()
-    assert Mesh.from_text(path.read_text()) == made
+    assert Mesh.read(path) == made
 
 
 @given(meshes())
@@ -75,24 +72,6 @@ def test_edges_between_two_addresses_are_dialled_by_the_earlier_site(mesh):
 def test_order_in_which_neighbours_are_written_does_not_matter(mesh):
     turned = tuple(replace(m, neighbours=m.neighbours[::-1]) for m in mesh.members)
     assert replace(mesh, members=turned) == mesh
-    assert replace(mesh, members=turned).structure() == mesh.structure()
-
-
-@pytest.mark.parametrize(
-    "changed",
-    [
-        lambda mesh: replace(mesh, name="other"),
-        lambda mesh: replace(mesh, members=mesh.members[::-1]),
-        lambda mesh: mesh.without("gamma"),
-    ],
-)
-def test_structure_differs_for_another_mesh(mesh, changed):
-    assert changed(mesh).structure() != mesh.structure()
-
-
-def test_structure_does_not_depend_on_addresses(mesh):
-    moved = replace(mesh, members=(replace(mesh.members[0], address="alpha.example:7701"), *mesh.members[1:]))
-    assert moved.structure() == mesh.structure()
 
 
 def test_file_is_short_and_readable(mesh):
@@ -199,6 +178,8 @@ def test_site_file_written_and_read_is_the_same_and_never_written_over(tmp_path)
     [
         ("", ["name:"]),
         ('name = "alpha"\nlisten = "7700"', ["listen", "'7700'", "host:port"]),
+        ('name = "alpha"\npath = "x"', ["path", "unknown"]),
+        ('name = "alpha"\nmesh = 3', ["mesh:", "3"]),
         ('name = "alpha"\nsertificate = "x"', ["sertificate", "'certificate'"]),
         ('name = "alpha"\ndata = "rows.csv"', ["data", "'rows.csv'", "'file.py:function'"]),
         ('name = "alpha"\ndata = 3', ["data:", "string"]),

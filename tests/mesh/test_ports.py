@@ -8,9 +8,8 @@ import ssl
 import time
 
 from fairmesh.mesh.node.watching import Monitor
-from fairmesh.mesh.wire import ports
-from fairmesh.mesh.wire.connections import Listener
-from fairmesh.mesh.wire.ports import keep_from_forks
+from fairmesh.mesh.wire import connections
+from fairmesh.mesh.wire.connections import Listener, keep_from_forks
 from tests.mesh.fleet import free_ports
 
 
@@ -53,7 +52,7 @@ def test_listeners_and_monitors_keep_their_ports_from_forks():
 def _held() -> set[int]:
     """The ports that forks let go."""
     found = set()
-    for one in ports._own:
+    for one in connections._listening:
         if one.fileno() >= 0:
             with socket.socket(fileno=os.dup(one.fileno())) as copy:
                 found.add(copy.getsockname()[1])

@@ -127,9 +127,9 @@ def test_init_writes_the_mesh_and_says_who_dials_whom(cli, tmp_path):
 
 
 def test_commands_print_json(cli):
-    code, out, err = founded(cli, "alpha=a.example:1", "beta", options=("--json", "--name", "pair"))
+    code, out, err = founded(cli, "alpha=a.example:1", "beta", options=("--json",))
     facts = json.loads(out)
-    assert (code, err, facts["mesh"]) == (0, "", "pair")
+    assert (code, err, facts["mesh"]) == (0, "", "trial")
     assert facts["edges"] == [{"dials": "beta", "answers": "alpha"}]
     code, out, err = cli("key", "mesh/mesh.toml", "beta", "--json")
     made = json.loads(out)
@@ -332,12 +332,12 @@ def test_ready_site_passes_every_check_but_those_of_neighbours_that_do_not_run(s
     code, found = verdicts(cli, "gamma")
     assert wrong(found) == {"neighbour alpha", "neighbour beta"}
     assert code == 1
-    assert {"site file", "mesh file", "manifest", "messages", "approval", "experiment", "clock", "certificate", "data",
+    assert {"site file", "mesh file", "manifest", "messages", "approval", "experiment", "certificate", "data",
             "listening", "disk", "secret of the draws", "neighbour alpha", "neighbour beta"} == set(found)  # fmt: skip
     assert NOBODY_LISTENS in found["neighbour beta"]["found"]
     _, out, err = cli("check", "gamma/site.toml")
     assert len(out.splitlines()[0].split("\t")) == 4
-    assert missing_from(err, 2, 14) == []
+    assert missing_from(err, 2, 13) == []
 
 
 @pytest.mark.parametrize(

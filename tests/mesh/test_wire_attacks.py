@@ -20,7 +20,7 @@ import pytest
 import fairmesh
 from fairmesh.mesh import agreement
 from fairmesh.mesh.certificates import fingerprint, make_key, sign, signature
-from fairmesh.mesh.known_keys import trust
+from fairmesh.mesh.keys import trust
 from fairmesh.mesh.roster import Mesh, host_and_port
 from fairmesh.mesh.wire import frames, links
 from fairmesh.mesh.wire.bulletin import Announcement

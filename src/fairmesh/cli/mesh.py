@@ -4,16 +4,12 @@ it is ready, and remove sites."""
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from fairmesh.cli.terminal import (
-    Json,
-    print_json,
-    say,
-    show_table,
-)
+from fairmesh.cli.terminal import Json, print_json, readable_toml, say, show_table
+from fairmesh.cli.without_torch import leave_out_torch
 from fairmesh.errors import BadInput
 from fairmesh.mesh.roster import MESH
 
@@ -22,20 +18,37 @@ mesh = typer.Typer(
     no_args_is_help=True,
 )
 
-Days = Annotated[float, typer.Option(min=0.01, help="Days for which it is valid.")]
+Days = Annotated[float, typer.Option(min=0.01, help="Days for which the certificate is valid.")]
+Site = Annotated[Path, typer.Argument(metavar="SITE", help="This site's site.toml.", callback=readable_toml)]
 _TEN_YEARS = 3652  # days: an authority has to outlive every run
 SITE = "site.toml"
 
 
+def _say_signed(handout: Any, reasons: Sequence[str]) -> None:
+    """Says what the founder has signed, and whether its messages show training rows."""
+    from fairmesh.mesh.revealing import ALLOW
+
+    say(f"signed: {', '.join(handout.manifest.files)}; the manifest's digest is {handout.manifest.digest()}")
+    for reason in reasons:
+        say(f"neighbours could read training rows: {reason}")
+    if reasons:
+        say(f"every site that accepts this writes {ALLOW} at the beginning of its {SITE}; else its node does not start")
+
+
+def _same_fingerprint(said: str, shown: str) -> bool:
+    return said.replace(" ", "").lower() == shown.replace(" ", "")
+
+
 @mesh.command()
 def init(
-    experiment: Annotated[Path, typer.Argument(help="The experiment file that all sites will run.")],
+    experiment: Annotated[
+        Path, typer.Argument(help="The experiment file that all sites will run.", callback=readable_toml)
+    ],
     site: Annotated[
         list[str], typer.Option(help="name=host:port, or only the name for a site that only dials; one per node.")
     ] = [],  # noqa: B006
-    name: Annotated[str | None, typer.Option(help="The mesh's name; by default that of the experiment file.")] = None,
     out: Annotated[Path, typer.Option(help="The founder's folder, which is created.")] = Path("mesh"),
-    days: Annotated[float, typer.Option(min=0.01, help="Days for which the authority is valid.")] = _TEN_YEARS,
+    days: Days = _TEN_YEARS,
     json_: Json = False,
 ) -> None:
     """Found a mesh: its sites, graph and authority.
@@ -43,16 +56,12 @@ def init(
     Fixes the sites, their addresses, the graph and the experiment, and makes the authority that signs certificates."""
     from fairmesh.experiment import load_experiment
     from fairmesh.mesh.approval import not_allowed
-    from fairmesh.mesh.certificates import (
-        AUTHORITY,
-        AUTHORITY_KEY,
-        fingerprint,
-    )
+    from fairmesh.mesh.certificates import AUTHORITY, AUTHORITY_KEY, fingerprint
     from fairmesh.mesh.founding import founded, hand_out
     from fairmesh.mesh.revealing import revealing
 
     read = load_experiment(experiment)
-    made = founded(read, name or _label(experiment.stem), _addresses(site))
+    made = founded(read, _label(experiment.stem), _addresses(site))
     _new_folder(out, MESH)
     handout = hand_out(experiment, made, out, days)
     manifest, needed = handout.manifest, sorted({module for module, _ in not_allowed(handout.contents, ())})
@@ -64,10 +73,9 @@ def init(
         print_json(facts | {"authority": shown, "folder": str(out)})
         return
     show_table([["site", "dials", "at"], *([a, b, made.member(b).address or ""] for a, b in made.edges)])
-    say(f"signed: {', '.join(manifest.files)}; the manifest's digest is {manifest.digest()}")
+    _say_signed(handout, reasons)
     if needed:
         say(f"every site that takes part must allow these modules in its site.toml: {', '.join(needed)}")
-    _say_revealing(reasons)
     if read.contract is None:
         say("there is no [contract], so no site's columns, units and classes are checked: fairmesh data contract")
     say(f"the authority's fingerprint is {shown}; read it out to every site by telephone")
@@ -76,15 +84,6 @@ def init(
     say(f"3. you run: fairmesh mesh sign NAME.csr --authority {out}, and send NAME.pem back")
     if read.data is None:
         say(f"4. each site names its own data in its {SITE}, which must fulfil the [contract]")
-
-
-def _say_revealing(reasons: Sequence[str]) -> None:
-    from fairmesh.mesh.revealing import ALLOW
-
-    for reason in reasons:
-        say(f"neighbours could read training rows: {reason}")
-    if reasons:
-        say(f"every site that accepts this writes {ALLOW} at the beginning of its {SITE}; else its node does not start")
 
 
 def _addresses(options: Sequence[str]) -> dict[str, str | None]:
@@ -122,6 +121,7 @@ def seal(
 
     After a correction of the experiment or of a Python file in the founder's folder, before the run has begun. Every
     site then gets the files, and approves them again."""
+    readable_toml(authority / MESH)
     from fairmesh.mesh.founding import hand_out_again
     from fairmesh.mesh.revealing import revealing
 
@@ -131,8 +131,7 @@ def seal(
         facts = {"mesh": manifest.mesh, "manifest": manifest.digest(), "files": manifest.files}
         print_json(facts | {"revealing": reasons})
         return
-    say(f"signed: {', '.join(manifest.files)}; the manifest's digest is {manifest.digest()}")
-    _say_revealing(reasons)
+    _say_signed(handout, reasons)
     say(f"send {', '.join(manifest.files)} and manifest.json to every site; each approves them: fairmesh mesh show")
 
 
@@ -143,9 +142,6 @@ def key(
     ],
     name: Annotated[str, typer.Argument(help="This site's name in the mesh.")],
     out: Annotated[Path | None, typer.Option(help="The site's folder, which is created; NAME by default.")] = None,
-    listen: Annotated[
-        str | None, typer.Option(help="host:port to listen on; by default the mesh's port, on all interfaces.")
-    ] = None,
     trial: Annotated[
         bool, typer.Option("--trial", help="For a trial: use the experiment's data at this site's position.")
     ] = False,
@@ -155,22 +151,15 @@ def key(
 
     The private key never leaves the site. The founder signs the request."""
     from fairmesh.mesh.certificates import AUTHORITY, fingerprint, make_key
-    from fairmesh.mesh.manifest import EXPERIMENT, MANIFEST, Handout
-    from fairmesh.mesh.revealing import ALLOW, commented, revealing
+    from fairmesh.mesh.manifest import EXPERIMENT, MANIFEST, Handout, read_handed_out
     from fairmesh.mesh.roster import OF_THE_EXPERIMENT, Mesh, SiteFile, host_and_port
     from fairmesh.storage.files import read_bytes, write_atomically
 
     joined = Mesh.read(mesh_file)
     address = joined.member(name).address
-    if listen is None and address:
-        listen = f"0.0.0.0:{host_and_port(address, name)[1]}"
+    listen = f"0.0.0.0:{host_and_port(address, name)[1]}" if address else None  # on all interfaces
     source, folder = mesh_file.parent, out or Path(name)
-    try:
-        authority = (source / AUTHORITY).read_bytes()
-    except OSError as error:
-        raise BadInput(
-            f"cannot read {source / AUTHORITY}: {error.strerror or error}; get it from the founder"
-        ) from error
+    authority = read_handed_out(source / AUTHORITY)
     data = {"data": OF_THE_EXPERIMENT} if trial else {}
     site_file = SiteFile.of(folder / SITE, {"name": name, "listen": listen} | data)
     handout = Handout.read(source / EXPERIMENT, authority, joined, mesh_file)
@@ -182,18 +171,22 @@ def key(
     joined.write(folder / MESH)
     write_atomically(folder / AUTHORITY, authority)
     _, request = make_key(folder, name)
+    leave_out_torch()
+    from fairmesh.mesh.revealing import ALLOW, commented, revealing
+
     site_file.write(commented(handout.table))
-    mine, theirs = fingerprint(request.read_bytes()), fingerprint(authority)
+    reasons = revealing(handout.table)
+    own_print, authority_print = fingerprint(request.read_bytes()), fingerprint(authority)
     if json_:
-        facts = {"site": name, "folder": str(folder), "request": str(request), "fingerprint": mine}
-        print_json(facts | {"authority": theirs, "listen": listen, "revealing": revealing(handout.table)})
+        facts = {"site": name, "folder": str(folder), "request": str(request), "fingerprint": own_print}
+        print_json(facts | {"authority": authority_print, "listen": listen, "revealing": reasons})
         return
     say(f"{folder} is ready except for its certificate; keep {name}.key there and secret")
-    say(f"1. send {request} to the mesh's founder, and read its fingerprint out to them: {mine}")
-    say(f"2. let the founder read out the authority's fingerprint; it must be: {theirs}")
+    say(f"1. send {request} to the mesh's founder, and read its fingerprint out to them: {own_print}")
+    say(f"2. let the founder read out the authority's fingerprint; it must be: {authority_print}")
     named = "" if trial else f"; name your data in {folder / SITE}"
     say(f"3. put the {name}.pem that they send back into {folder}{named}")
-    if revealing(handout.table):
+    if reasons:
         say(f"neighbours could read training rows; {folder / SITE} says why, and how to accept it: {ALLOW}")
     say(f"4. read what would run here, and approve it: fairmesh mesh show {folder / SITE} --approve")
     say(f"5. check the site: fairmesh mesh check {folder / SITE}")
@@ -218,24 +211,21 @@ def sign(
 
     Compare the fingerprint with the site before you send the certificate back. ledger.tsv in the founder's folder
     records what was signed."""
-    from fairmesh.mesh import certificates, signing_ledger
+    from fairmesh.mesh import certificates, keys
     from fairmesh.mesh.roster import Mesh
-    from fairmesh.storage.files import write_atomically
+    from fairmesh.storage.files import read_bytes, write_atomically
 
-    try:
-        asked = request.read_bytes()
-    except OSError as error:
-        raise BadInput(f"cannot read {request}: {error.strerror or error}") from error
+    asked = read_bytes(request)
     name, shown = certificates.requested_name(asked), certificates.fingerprint(asked)
-    if fingerprint is not None and fingerprint.replace(" ", "").lower() != shown.replace(" ", ""):
+    if fingerprint is not None and not _same_fingerprint(fingerprint, shown):
         raise BadInput(
             f"the request's fingerprint is {shown}, not {fingerprint}: it is not the site's request; ask for it again"
         )
     if not new_key:
-        signing_ledger.refuse_other_key(authority, name, shown)
+        keys.refuse_other_key(authority, name, shown)
     signed = certificates.sign(asked, authority, Mesh.read(authority / MESH), days)
     path = out or request.with_suffix(".pem")
-    signing_ledger.record(authority, name, signed)
+    keys.record_signed(authority, name, signed)
     write_atomically(path, signed)
     until = f"{certificates.valid_until(signed):%Y-%m-%d}"
     if json_:
@@ -269,7 +259,7 @@ def authority(
 
 @mesh.command()
 def trust(
-    site_file: Annotated[Path, typer.Argument(metavar="SITE", help="This site's site.toml.")],
+    site_file: Site,
     name: Annotated[str, typer.Argument(help="The site that has a new key.")],
     fingerprint: Annotated[str, typer.Argument(help="The new key's fingerprint, as that site reads it out.")],
     json_: Json = False,
@@ -278,7 +268,7 @@ def trust(
 
     Until then connections and announcements with the new key are refused, and `fairmesh status` shows its fingerprint.
     Let the other site read it out, over a channel that you trust. From then on the old key is refused."""
-    from fairmesh.mesh.known_keys import trust as confirm
+    from fairmesh.mesh.keys import trust as confirm
     from fairmesh.mesh.roster import Mesh, SiteFile
 
     site = SiteFile.read(site_file)
@@ -292,7 +282,7 @@ def trust(
 
 @mesh.command()
 def accept(
-    site_file: Annotated[Path, typer.Argument(metavar="SITE", help="This site's site.toml.")],
+    site_file: Site,
     name: Annotated[str, typer.Argument(help="The site whose data looks different.")],
     json_: Json = False,
 ) -> None:
@@ -314,7 +304,7 @@ def accept(
 
 @mesh.command()
 def show(
-    site_file: Annotated[Path, typer.Argument(metavar="SITE", help="The site's site.toml.")],
+    site_file: Site,
     approve: Annotated[bool, typer.Option("--approve", help="Record that this site agrees to what is shown.")] = False,
     fingerprint: Annotated[
         str | None, typer.Option(help="The authority's fingerprint as the founder read it out; another is refused.")
@@ -325,15 +315,19 @@ def show(
 
     Shows what would run here, on which data, what leaves, to whom and for how long. Nothing of the experiment is
     imported. A node runs only what was approved."""
-    from fairmesh.mesh import approval
-    from fairmesh.mesh.overview import in_words, overview
+    from fairmesh.mesh.manifest import handed_out
     from fairmesh.mesh.roster import Mesh, SiteFile
 
     site = SiteFile.read(site_file)
     founded = Mesh.read(site.mesh)
-    handout = approval.handed_out(site, founded)
+    handout = handed_out(site, founded)
+    if not handout.imports_modules():
+        leave_out_torch()
+    from fairmesh.mesh import approval
+    from fairmesh.mesh.overview import in_words, overview
+
     seen = overview(site, founded, handout)
-    if fingerprint is not None and fingerprint.replace(" ", "").lower() != seen["authority"].replace(" ", ""):
+    if fingerprint is not None and not _same_fingerprint(fingerprint, seen["authority"]):
         raise BadInput(
             f"the authority's fingerprint is {seen['authority']}, not {fingerprint}: these files are not from the "
             "mesh's founder; ask for them again"
@@ -354,7 +348,7 @@ def show(
 
 @mesh.command()
 def check(
-    site_file: Annotated[Path, typer.Argument(metavar="SITE", help="The site's site.toml.")],
+    site_file: Site,
     json_: Json = False,
 ) -> None:
     """At a site: check that it is ready.
@@ -378,7 +372,7 @@ def check(
 
 @mesh.command()
 def unit(
-    site_file: Annotated[Path, typer.Argument(metavar="SITE", help="The site's site.toml.")],
+    site_file: Site,
     user: Annotated[str | None, typer.Option(help="Who runs the node; by default the owner of the site file.")] = None,
     options: Annotated[str, typer.Option(help="Options of `fairmesh node`, such as '--prometheus 9464'.")] = "",
 ) -> None:
@@ -396,7 +390,7 @@ def unit(
 
 @mesh.command()
 def remove(
-    site_file: Annotated[Path, typer.Argument(metavar="SITE", help="This site's site.toml.")],
+    site_file: Site,
     gone: Annotated[list[str] | None, typer.Argument(metavar="NAMES", help="The sites that are gone for good.")] = None,
     json_: Json = False,
 ) -> None:
@@ -410,7 +404,7 @@ def remove(
 
 @mesh.command()
 def rewind(
-    site_file: Annotated[Path, typer.Argument(metavar="SITE", help="This site's site.toml.")],
+    site_file: Site,
     back_to: Annotated[int, typer.Argument(metavar="ROUND", min=0, help="A round of which all keep a checkpoint.")],
     json_: Json = False,
 ) -> None:
@@ -423,7 +417,7 @@ def rewind(
 
 @mesh.command()
 def restore(
-    site_file: Annotated[Path, typer.Argument(metavar="SITE", help="This site's site.toml.")],
+    site_file: Site,
     lost: Annotated[list[str], typer.Argument(metavar="NAMES", help="The sites that have lost their state.")],
     json_: Json = False,
 ) -> None:

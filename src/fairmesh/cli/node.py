@@ -7,15 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from fairmesh.cli.terminal import (
-    Json,
-    Track,
-    print_json,
-    readable_toml,
-    say,
-    show_rows,
-    show_table,
-)
+from fairmesh.cli.terminal import Json, Track, print_json, readable_toml, say, show_rows, show_table
 from fairmesh.errors import BadInput
 
 _SILENT_S, _SILENT_S_PER_SITE = 60.0, 0.2  # without a report; a site reports every 0.05 s per site, or every second
@@ -24,10 +16,10 @@ _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 def seconds_of(text: str, option: str) -> float:
     """Returns '90', '90s', '30m', '2h' or '1d' in seconds."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd]?)", text.strip())
-    if not found:
+    parts = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd]?)", text.strip())
+    if not parts:
         raise BadInput(f"{option} {text!r}: write a time such as 90s, 30m, 2h or 1d")
-    return float(found[1]) * _UNITS[found[2] or "s"]
+    return float(parts[1]) * _UNITS[parts[2] or "s"]
 
 
 def node(
@@ -37,13 +29,6 @@ def node(
     ] = None,
     prometheus: Annotated[int | None, typer.Option(help="A port of 127.0.0.1 for Prometheus metrics.")] = None,
     track: Track = [],  # noqa: B006
-    public_draws: Annotated[
-        bool,
-        typer.Option(
-            "--public-draws",
-            help="For tests only: draw batches as a simulation does. Neighbours can then solve for the training rows.",
-        ),
-    ] = False,
     json_: Json = False,
 ) -> None:
     """Run a site's node until the mesh has finished.
@@ -61,7 +46,6 @@ def node(
             site,
             patience_s=waits,
             monitor_port=prometheus,
-            public_draws=public_draws,
             trackers=trackers_of(track),
             lock=lock,
         )
@@ -138,14 +122,13 @@ def status(
         say(f"{said} different from that of the other sites: {'; '.join(reasons)}")
     for name in seen.get("unaccepted", ()):
         say(f"this node waits; if the data of {name} is right, accept it: fairmesh mesh accept {site} {name}")
-    for name, one in seen.get("heavy", {}).items():
+    for name, heavy in seen.get("heavy", {}).items():
         say(
-            f"{name} has {one['weight']:.0%} of the weight since round {one['since']}, and {one['prior']:.0%} before "
-            "training: it is hard to learn, or its data is broken; ask it to check its data"
+            f"{name} has {heavy['weight']:.0%} of the weight since round {heavy['since']}, and {heavy['prior']:.0%} "
+            "before training: it is hard to learn, or its data is broken; ask it to check its data"
         )
-    if seen["votes"]:
-        for what, voters in seen["votes"].items():
-            say(f"votes to {what}: {', '.join(sorted(voters))}")
+    for decision, voters in seen["votes"].items():
+        say(f"votes to {decision}: {', '.join(sorted(voters))}")
     if sentence := _expected_end(seen, age):
         say(sentence)
     more = ""
@@ -179,14 +162,8 @@ def _site_rows(seen: dict[str, Any], metric: str) -> list[list[str]]:
         silent = reported["heard_s_ago"] > _SILENT_S + _SILENT_S_PER_SITE * len(seen["sites"])
         age = reported["heard_s_ago"]  # by this site's clock; a difference of the other's own moments is exact too
         ended = seen["activity"] == "finished"  # then all sites have their result
-        waits = (
-            ""
-            if ended
-            else ", ".join(
-                f"{who} ({_ago(max(0.0, reported['time'] - since + age))})"
-                for who, since in reported["waiting_for"].items()
-            )
-        )
+        awaited = {} if ended else reported["waiting_for"]
+        waits = ", ".join(f"{who} ({_ago(max(0.0, reported['time'] - t + age))})" for who, t in awaited.items())
         rows.append(
             [
                 name,
@@ -208,26 +185,17 @@ def _edge_rows(seen: dict[str, Any], now: float) -> list[list[str]]:
     rows = [["neighbour", "connected", "last seen", "messages out", "bytes out", "messages in", "bytes in", "overhead"]]
     for name, edge in seen["edges"].items():
         last = "never" if edge["last_seen"] is None else f"{_ago(now - edge['last_seen'])} ago"
-        rows.append(
-            [
-                name,
-                "yes" if edge["connected"] else "no",
-                last,
-                f"{edge['messages_out']:,}",
-                f"{edge['bytes_out']:,}",
-                f"{edge['messages_in']:,}",
-                f"{edge['bytes_in']:,}",
-                f"{edge['overhead_out'] + edge['overhead_in']:,}",
-            ]
-        )
+        counts = [edge[key] for key in ("messages_out", "bytes_out", "messages_in", "bytes_in")]
+        counts.append(edge["overhead_out"] + edge["overhead_in"])
+        rows.append([name, "yes" if edge["connected"] else "no", last, *(f"{count:,}" for count in counts)])
     return rows
 
 
 def _refusal_rows(seen: dict[str, Any], now: float) -> list[list[str]]:
     rows = [["site", "refuses messages of", "why", "since", "times"]]
-    for one in seen["refusing"]:
-        times = str(one["times"]) if "times" in one else ""
-        rows.append([one["by"], one["site"], one["reason"], f"{_ago(max(0.0, now - one['since']))} ago", times])
+    for refusal in seen["refusing"]:
+        since = f"{_ago(max(0.0, now - refusal['since']))} ago"
+        rows.append([refusal["by"], refusal["site"], refusal["reason"], since, str(refusal.get("times", ""))])
     return rows
 
 

@@ -5,8 +5,6 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from torch import nn
-
 from fairmesh.config.registry import role_of
 
 _IMPORT_PATH = re.compile(r"(?P<module>[^:]+):(?P<name>[\w.]+)")
@@ -35,6 +33,8 @@ def is_harmless(module: str, name: str) -> bool:
     """Returns whether something that is already imported is known to do no more than calculate: a model of torch.nn, a
     function of torch.nn.functional, or a class that experiments can name. The rest of torch can run programs
     (torch.hub.load), unpickle files (torch.load) and compile code."""
+    from torch import nn
+
     found = getattr(sys.modules.get(module), name, None)
     if module == "torch.nn":
         return isinstance(found, type) and issubclass(found, nn.Module)

@@ -1,7 +1,7 @@
 """An experiment between organisations: what all sites must agree on, what is refused, and a site's own data."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -91,76 +91,64 @@ def refuse_unlike(mine: Mapping[str, Any], name: str, theirs: Mapping[str, Any])
 
 def version_in(greeting: Mapping[str, Any]) -> str:
     """Returns the version of fairmesh that a greeting tells, as text that can be shown."""
-    found = greeting.get("version")
-    return "".join(c for c in found[:30] if c.isprintable()) if isinstance(found, str) else "of an unknown version"
+    version = greeting.get("version")
+    return "".join(c for c in version[:30] if c.isprintable()) if isinstance(version, str) else "of an unknown version"
 
 
 def refuse_undeployable(experiment: Experiment) -> None:
     """Refuses what sites without a server cannot run. A deployment is one run of one algorithm."""
-    if experiment.algorithm.needs_server and not experiment.algorithm.sends:
-        raise BadInput(
-            f"{registered_name(experiment.algorithm)} trains on the data of all sites in one place, and between "
-            "organisations data stays where it is; use ad-gda or tracked-ad-gda"
-        )
-    if experiment.algorithm.needs_server:
-        raise BadInput(
-            f"{registered_name(experiment.algorithm)} needs a server that all sites trust with their models; "
-            "between organisations there is none; use ad-gda, which is as robust and needs no server"
-        )
-    if not experiment.algorithm.sends:
-        raise BadInput(
-            f"{registered_name(experiment.algorithm)} sends nothing, so there is nothing to deploy; train it with "
-            "`fairmesh run` on each site's own data"
-        )
-    if isinstance(experiment.objective.against, str):
-        raise BadInput(
-            f"objective.against = {experiment.objective.against!r} compares sites by numbers that they do not tell "
-            "each other between organisations; give a table of losses by site name"
-        )
     check_objective(experiment.algorithm, experiment.objective)
-    if experiment.objective.subgroups == "across" and not experiment.objective.subgroup_names:
-        raise BadInput(
-            'objective.subgroups = "across" needs objective.subgroup_names between organisations, since sites do not '
-            "tell each other the names"
-        )
-    if experiment.sampling.order == "cyclic":
-        raise BadInput(
-            'sampling.order = "cyclic" uses the same rows together again and again, so that neighbours could solve for '
-            'them; between organisations use "random"'
-        )
-    if len(experiment.seeds) > 1:
-        raise BadInput(
-            f"a deployment is one run, but seeds = {list(experiment.seeds)} asks for {len(experiment.seeds)}; keep one "
-            "seed, and compare seeds in a simulation"
-        )
-    if experiment.splits > 1:
-        raise BadInput(
-            f"a deployment is one run, but splits = {experiment.splits} asks for more; compare splits in a simulation"
-        )
-    if experiment.sweep:
-        raise BadInput(
-            f"a deployment is one run, but the experiment sweeps over {', '.join(experiment.sweep)}; search in a "
-            "simulation, then write the chosen value into the experiment"
-        )
+    for wrong, reason in _undeployable(experiment):
+        if wrong:
+            raise BadInput(reason)
+
+
+def _undeployable(experiment: Experiment) -> Iterator[tuple[object, str]]:
+    """Yields what would be a reason to refuse an experiment between organisations, and the reason."""
+    algorithm, objective, name = experiment.algorithm, experiment.objective, registered_name(experiment.algorithm)
+    why = "sends nothing" if not algorithm.sends else "needs a server that all sites trust with their models"
+    why = "trains on the data of all sites in one place" if algorithm.needs_server and not algorithm.sends else why
+    yield (
+        algorithm.needs_server or not algorithm.sends,
+        f"{name} {why}, so there is nothing to deploy between organisations; use tracked-ad-gda or ad-gda",
+    )
+    yield (
+        isinstance(objective.against, str),
+        f"objective.against = {objective.against!r} compares sites by numbers that they do not tell each other between "
+        "organisations; give a table of losses by site name",
+    )
+    yield (
+        objective.subgroups == "across" and not objective.subgroup_names,
+        'objective.subgroups = "across" needs objective.subgroup_names between organisations, since sites do not tell '
+        "each other the names",
+    )
+    yield (
+        experiment.sampling.order == "cyclic",
+        'sampling.order = "cyclic" uses the same rows together again and again, so that neighbours could solve for '
+        'them; between organisations use "random"',
+    )
+    for key, runs in (
+        ("seeds", len(experiment.seeds)),
+        ("splits", experiment.splits),
+        ("sweep", 1 + len(experiment.sweep)),
+    ):
+        yield runs > 1, f"a deployment is one run, but {key} asks for more; compare them in a simulation, and keep one"
     for observer in experiment.observers:
-        if isinstance(observer, Tracker):
-            raise BadInput(
-                f"the observer {registered_name(observer)!r} would track the run at every site; between organisations "
-                "each site chooses for itself: remove it, and use fairmesh node SITE --track"
-            )
-        if isinstance(observer, CsvWriter) and not _is_table_here(observer.path):
-            raise BadInput(
-                f"the observer that writes {observer.path!r} could overwrite any file of a site; between organisations "
-                "give a file name that ends in .csv, without a folder"
-            )
-    if experiment.placements is not None:
-        raise BadInput(
-            "placements move data between nodes, but between organisations data cannot move; remove placements"
+        yield (
+            isinstance(observer, Tracker),
+            f"the observer {registered_name(observer)!r} would track the run at every site; between organisations each "
+            "site chooses for itself: remove it, and use fairmesh node SITE --track",
         )
-
-
-def _is_table_here(path: str) -> bool:
-    return Path(path).name == path and path.endswith(".csv")
+        path = observer.path if isinstance(observer, CsvWriter) else ".csv"
+        yield (
+            Path(path).name != path or not path.endswith(".csv"),
+            f"the observer that writes {path!r} could overwrite any file of a site; between organisations give a file "
+            "name that ends in .csv, without a folder",
+        )
+    yield (
+        experiment.placements is not None,
+        "placements move data between nodes, but between organisations data cannot move; remove placements",
+    )
 
 
 def own_site(site_file: SiteFile, experiment: Experiment, mesh: Mesh) -> Site:
@@ -193,7 +181,13 @@ def own_site(site_file: SiteFile, experiment: Experiment, mesh: Mesh) -> Site:
         given = {**given, "partition": {"name": "even", "nodes": 1}}  # all rows are this site's
     settled = given if contract is None else contract.settled(given)
     data = _in_folder(from_table(Data, settled, "data"), folder)
-    return replace(_only(experiment.sites(data)), name=site_file.name)
+    sites = experiment.sites(data)
+    if len(sites) != 1:
+        raise BadInput(
+            f"data gives {len(sites)} sites, but a site has only its own data; for one pool of samples use "
+            "partition = { name = 'even', nodes = 1 }"
+        )
+    return replace(sites[0], name=site_file.name)
 
 
 def _called(path: str) -> Site:
@@ -214,15 +208,6 @@ def _in_folder(data: Data, folder: Path) -> Data:
         elif field.name in ("file", "folder") and isinstance(value, str):
             found[field.name] = str(folder / value)
     return replace(data, **found) if found else data  # type: ignore[type-var]
-
-
-def _only(sites: Sequence[Site]) -> Site:
-    if len(sites) != 1:
-        raise BadInput(
-            f"data gives {len(sites)} sites, but a site has only its own data; for one pool of samples use "
-            "partition = { name = 'even', nodes = 1 }"
-        )
-    return sites[0]
 
 
 @dataclass(frozen=True)

@@ -11,16 +11,18 @@ import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fairmesh.config.sealed import parsed
 from fairmesh.config.trusted import import_paths, is_harmless, under
 from fairmesh.errors import BadInput, in_a_line
-from fairmesh.experiment import Experiment
-from fairmesh.mesh.manifest import EXPERIMENT, Handout, python_files, table_of
+from fairmesh.mesh.manifest import EXPERIMENT, Handout, handed_out, python_files, table_of
 from fairmesh.mesh.revealing import refuse_revealing
 from fairmesh.mesh.roster import Mesh, SiteFile
 from fairmesh.storage.files import private_files, read_bytes, write_atomically
+
+if TYPE_CHECKING:
+    from fairmesh.experiment import Experiment
 
 APPROVED = "approved.json"
 # Modules of the standard library that only calculate: no files, no network, no other programs.
@@ -32,12 +34,7 @@ _CALCULATE = {
 }  # fmt: skip
 
 
-def handed_out(site: SiteFile, mesh: Mesh) -> Handout:
-    """Returns what the founder handed out to a site, compared with the manifest. `mesh` is the mesh file's."""
-    return Handout.read(site.experiment, read_bytes(site.authority), mesh, site.mesh)
-
-
-def approved_experiment(site: SiteFile, mesh: Mesh) -> tuple[Handout, Experiment]:
+def approved_experiment(site: SiteFile, mesh: Mesh) -> "tuple[Handout, Experiment]":
     """Returns the experiment of a site, whose files are those that the founder signed and the site approved. Refuses
     anything else, and messages that reveal more than the site allows, before the first import."""
     handout = handed_out(site, mesh)
@@ -46,7 +43,7 @@ def approved_experiment(site: SiteFile, mesh: Mesh) -> tuple[Handout, Experiment
     return handout, import_allowed(site, handout)
 
 
-def import_allowed(site: SiteFile, handout: Handout) -> Experiment:
+def import_allowed(site: SiteFile, handout: Handout) -> "Experiment":
     """Imports an experiment if all that it takes from outside the manifest is allowed."""
     refuse_not_allowed(site, handout)
     for path in import_paths(handout.table).values():
@@ -75,14 +72,15 @@ def approve(site: SiteFile, handout: Handout) -> None:
         write_atomically(_file(site), json.dumps(record | {"approved": int(time.time())}, indent=1).encode())
 
 
-def refuse_unapproved(site: SiteFile, handout: Handout) -> None:
-    """Refuses a manifest that this site has not approved."""
+def refuse_unapproved(site: SiteFile, handout: Handout) -> dict[str, Any]:
+    """Refuses a manifest that this site has not approved. Returns the record of the approval."""
     record, digest = _approved(site), handout.manifest.digest()
     command = f"read what would run here, then approve it: fairmesh mesh show {site.path} --approve"
     if record is None:
         raise BadInput(f"this site has not approved the manifest {digest}; {command}")
     if record["manifest"] != digest:
         raise BadInput(f"this site approved the manifest {record['manifest']}, but this is {digest}; {command}")
+    return record
 
 
 def is_approved(site: SiteFile, handout: Handout) -> bool:
@@ -135,7 +133,7 @@ def not_allowed(contents: Mapping[str, bytes], allow: Sequence[str]) -> Iterator
                 yield "", f"{EXPERIMENT}: {key} = {path!r} reaches through a name that is no class of {module}"
         elif "." in name:
             yield "", f"{EXPERIMENT}: {key} = {path!r} reaches through a name of {module}; write module:name"
-        elif not under(module, allow) and not is_harmless(module, name):
+        elif not under(module, allow) and not _is_known(module, name):
             known = "a model of torch.nn, a function of torch.nn.functional or a class of fairmesh"
             yield module.partition(".")[0], f"{EXPERIMENT}: {key} = {path!r} is neither in the manifest nor {known}"
     for file in python_files(contents):
@@ -143,6 +141,11 @@ def not_allowed(contents: Mapping[str, bytes], allow: Sequence[str]) -> Iterator
             top = module.partition(".")[0]
             if top not in _CALCULATE and not under(module, ("torch", "fairmesh", *allow)):
                 yield top, f"{file} imports {module}"
+
+
+def _is_known(module: str, name: str) -> bool:
+    importlib.import_module("fairmesh.experiment")  # imports all that experiments can name
+    return is_harmless(module, name)
 
 
 def outside(contents: Mapping[str, bytes], file: str) -> list[str]:

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from fairmesh.errors import BadInput, optional
 from fairmesh.mesh.roster import Mesh, check_label
-from fairmesh.numerics.random_streams import SECRET_BYTES
+from fairmesh.numerics import SECRET_BYTES
 from fairmesh.storage.files import read_bytes, write_atomically
 
 with optional("mesh"):
@@ -39,11 +39,8 @@ def make_authority(folder: Path, mesh_name: str, days: float) -> Path:
         The path of `authority.pem`.
     """
     check_label(mesh_name, "mesh")
-    key = ec.generate_private_key(ec.SECP256R1())
-    made = _authority(key, _subject(f"{mesh_name} authority", mesh_name), days)
-    _write_secret(folder / AUTHORITY_KEY, _pem_of_key(key))
-    write_atomically(folder / AUTHORITY, made)
-    return folder / AUTHORITY
+    key = _made_key(folder / AUTHORITY_KEY)
+    return _write_authority(folder, key, _subject(f"{mesh_name} authority", mesh_name), days)
 
 
 def renew_authority(folder: Path, days: float) -> Path:
@@ -53,24 +50,31 @@ def renew_authority(folder: Path, days: float) -> Path:
         The path of `authority.pem`, which every site needs.
     """
     issuer, key = _authority_in(folder)
-    write_atomically(folder / AUTHORITY, _authority(key, issuer.subject, days))
+    return _write_authority(folder, key, issuer.subject, days)
+
+
+def _write_authority(folder: Path, key: ec.EllipticCurvePrivateKey, name: x509.Name, days: float) -> Path:
+    begun = _clock()
+    made = _certificate(name, name, key.public_key(), key, begun, begun + timedelta(days=days), is_authority=True)
+    write_atomically(folder / AUTHORITY, _pem(made.sign(key, SHA256())))
     return folder / AUTHORITY
 
 
-def _authority(key: ec.EllipticCurvePrivateKey, name: x509.Name, days: float) -> bytes:
-    begun = _clock()
-    made = (
-        _certificate(name, name, key.public_key(), key.public_key(), begun, begun + timedelta(days=days))
-        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .add_extension(_usage(signs_certificates=True), critical=True)
-        .sign(key, SHA256())
-    )
+def _made_key(path: Path) -> ec.EllipticCurvePrivateKey:
+    """Makes a private key, and writes it to a file that only its owner can read."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    plain = serialization.NoEncryption()
+    _write_secret(path, key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, plain))
+    return key
+
+
+def _pem(made: x509.Certificate | x509.CertificateSigningRequest) -> bytes:
     return made.public_bytes(serialization.Encoding.PEM)
 
 
 def _authority_in(folder: Path) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
     """Returns the certificate and the key of the authority in a folder."""
-    issuer = _loaded(x509.load_pem_x509_certificate, read_bytes(folder / AUTHORITY), AUTHORITY)
+    issuer = _read(read_bytes(folder / AUTHORITY), AUTHORITY)
     key = _private_key(read_bytes(folder / AUTHORITY_KEY), AUTHORITY_KEY)
     if key.public_key() != issuer.public_key():
         raise BadInput(f"{folder / AUTHORITY_KEY} does not belong to {folder / AUTHORITY}")
@@ -85,17 +89,15 @@ def make_key(folder: Path, name: str) -> tuple[Path, Path]:
         The paths of key and request.
     """
     check_label(name, "site")
-    key = ec.generate_private_key(ec.SECP256R1())
+    paths = folder / f"{name}.key", folder / f"{name}.csr"
+    key = _made_key(paths[0])
+    make_secret(secret_of(paths[0]))
     request = (
         x509.CertificateSigningRequestBuilder()
         .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]))
         .add_extension(x509.SubjectAlternativeName([x509.DNSName(name)]), critical=False)
-        .sign(key, SHA256())
     )
-    paths = folder / f"{name}.key", folder / f"{name}.csr"
-    _write_secret(paths[0], _pem_of_key(key))
-    make_secret(secret_of(paths[0]))
-    write_atomically(paths[1], request.public_bytes(serialization.Encoding.PEM))
+    write_atomically(paths[1], _pem(request.sign(key, SHA256())))
     return paths
 
 
@@ -125,18 +127,19 @@ def requested_name(request: bytes) -> str:
         raise BadInput(
             "the request is not signed by its own key, so it was changed on its way; ask the site for it again"
         )
-    if not _is_p256(asked.public_key()):
+    key = asked.public_key()
+    if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP256R1):
         raise BadInput("the request's key is not an elliptic key P-256; make it with `fairmesh mesh key`")
     try:
         names = _alternative_names(asked)
     except ValueError as error:
         raise BadInput(f"the request cannot be read: {error}") from error
     name = check_label(_common_name(asked.subject), "the request's site")
-    if not names:
-        raise BadInput(f"the request of site {name!r} lacks its name as alternative name; use `fairmesh mesh key`")
     if names != [name]:
-        other = next((one for one in names if one != name), name)
-        raise BadInput(f"the request of site {name!r} asks for the name {other!r} as well; a site has one name")
+        raise BadInput(
+            f"the request of site {name!r} has the alternative names {names}, and must have its own name alone; make "
+            "it with `fairmesh mesh key`"
+        )
     return name
 
 
@@ -158,14 +161,11 @@ def sign(request: bytes, authority: Path, mesh: Mesh, days: float) -> bytes:
     ends = min(begun + timedelta(days=days), issuer.not_valid_after_utc)
     public = x509.load_pem_x509_csr(request).public_key()
     made = (
-        _certificate(_subject(name, mesh.name), issuer.subject, public, issuer.public_key(), begun, ends)
-        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        .add_extension(_usage(signs_certificates=False), critical=True)
+        _certificate(_subject(name, mesh.name), issuer.subject, public, key, begun, ends, is_authority=False)
         .add_extension(x509.ExtendedKeyUsage(_PURPOSES), critical=False)
         .add_extension(x509.SubjectAlternativeName([x509.DNSName(name)]), critical=False)
-        .sign(key, SHA256())
     )
-    return made.public_bytes(serialization.Encoding.PEM)
+    return _pem(made.sign(key, SHA256()))
 
 
 def signed_by_founder(folder: Path, data: bytes) -> bytes:
@@ -175,16 +175,17 @@ def signed_by_founder(folder: Path, data: bytes) -> bytes:
 
 def is_founders(authority: bytes, data: bytes, signature: bytes) -> bool:
     """Returns whether the data was signed with the key of this authority, given as its certificate."""
-    public = _loaded(x509.load_pem_x509_certificate, authority, "the authority's certificate").public_key()
-    return isinstance(public, ec.EllipticCurvePublicKey) and _verifies(public, data, signature)
+    return _verifies(_read(authority, "the authority's certificate").public_key(), data, signature)
 
 
-def _verifies(public: ec.EllipticCurvePublicKey, data: bytes, signature: bytes) -> bool:
+def _verifies(public: Any, data: bytes, signature: bytes) -> bool:
     try:
-        public.verify(signature, data, ec.ECDSA(SHA256()))
+        if isinstance(public, ec.EllipticCurvePublicKey):
+            public.verify(signature, data, ec.ECDSA(SHA256()))
+            return True
     except InvalidSignature:
-        return False
-    return True
+        pass
+    return False
 
 
 def check_certificate(
@@ -194,8 +195,7 @@ def check_certificate(
     The list is empty if nothing is wrong."""
     now = now or _clock()
     try:
-        issuer = _loaded(x509.load_pem_x509_certificate, authority, "the authority's certificate")
-        held = _loaded(x509.load_pem_x509_certificate, certificate, "the certificate")
+        issuer, held = _read(authority, "the authority's certificate"), _read(certificate)
     except BadInput as error:
         return [str(error)]
     wrong = [problem for problem in (_wrong_issuer(held, issuer), _wrong_name(held, name)) if problem]
@@ -228,15 +228,14 @@ def _wrong_issuer(held: x509.Certificate, issuer: x509.Certificate) -> str | Non
 
 def _wrong_name(held: x509.Certificate, name: str) -> str | None:
     try:
-        names = {_common_name(held.subject), *_alternative_names(held)}
-        complete = list(_alternative_names(held)) == [name]
+        names = [_common_name(held.subject), *_alternative_names(held)]
     except ValueError as error:
         return f"the certificate's names cannot be read: {error}"
-    if names == {name} and complete:
+    if names == [name, name]:
         return None
     return (
-        f"the certificate is for {', '.join(sorted(map(repr, names)))}, not for site {name!r}; put {name}.pem here, "
-        f"which the founder made from {name}.csr, or correct name and certificate in site.toml"
+        f"the certificate is for {', '.join(sorted(map(repr, set(names))))}, not for site {name!r}; put {name}.pem "
+        f"here, which the founder made from {name}.csr, or correct name and certificate in site.toml"
     )
 
 
@@ -269,15 +268,15 @@ def public_digest(pem: bytes) -> str:
 
 
 def valid_from(certificate: bytes) -> datetime:
-    return _loaded(x509.load_pem_x509_certificate, certificate, "the certificate").not_valid_before_utc
+    return _read(certificate).not_valid_before_utc
 
 
 def valid_until(certificate: bytes) -> datetime:
-    return _loaded(x509.load_pem_x509_certificate, certificate, "the certificate").not_valid_after_utc
+    return _read(certificate).not_valid_after_utc
 
 
 def serial_of(certificate: bytes) -> int:
-    return _loaded(x509.load_pem_x509_certificate, certificate, "the certificate").serial_number
+    return _read(certificate).serial_number
 
 
 def signature(key: bytes, data: bytes) -> bytes:
@@ -291,14 +290,22 @@ def verified(
     """Returns whether the site `name` signed the data, with a certificate of this authority that is valid at `now`."""
     if check_certificate(certificate, authority, name, now):
         return False
-    public = x509.load_pem_x509_certificate(certificate).public_key()
-    return isinstance(public, ec.EllipticCurvePublicKey) and _verifies(public, data, signature)
+    return _verifies(_read(certificate).public_key(), data, signature)
 
 
 def _certificate(
-    subject: x509.Name, issuer: x509.Name, public: Any, issuer_public: Any, begun: datetime, ends: datetime
+    subject: x509.Name,
+    issuer: x509.Name,
+    public: Any,
+    issuer_key: ec.EllipticCurvePrivateKey,
+    begun: datetime,
+    ends: datetime,
+    is_authority: bool,
 ) -> x509.CertificateBuilder:
     """Returns a builder with what all certificates have. They begin a little in the past, since clocks differ."""
+    others = ("content_commitment", "key_encipherment", "data_encipherment", "key_agreement")
+    usage = dict.fromkeys((*others, "encipher_only", "decipher_only"), False)
+    usage |= {"digital_signature": True, "key_cert_sign": is_authority, "crl_sign": is_authority}
     return (
         x509.CertificateBuilder()
         .subject_name(subject)
@@ -308,21 +315,9 @@ def _certificate(
         .not_valid_before(min(begun, ends) - _SKEW)
         .not_valid_after(ends)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(public), critical=False)
-        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer_public), critical=False)
-    )
-
-
-def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
-    return x509.KeyUsage(
-        digital_signature=True,  # of messages and, by the authority, of the manifest
-        content_commitment=False,
-        key_encipherment=False,
-        data_encipherment=False,
-        key_agreement=False,
-        key_cert_sign=signs_certificates,
-        crl_sign=signs_certificates,
-        encipher_only=False,
-        decipher_only=False,
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer_key.public_key()), critical=False)
+        .add_extension(x509.BasicConstraints(ca=is_authority, path_length=0 if is_authority else None), critical=True)
+        .add_extension(x509.KeyUsage(**usage), critical=True)
     )
 
 
@@ -352,10 +347,6 @@ def _alternative_names(holder: x509.Certificate | x509.CertificateSigningRequest
     return [name.value if isinstance(name, x509.DNSName) else str(name) for name in found]
 
 
-def _is_p256(key: Any) -> bool:
-    return isinstance(key, ec.EllipticCurvePublicKey) and isinstance(key.curve, ec.SECP256R1)
-
-
 def _private_key(pem: bytes, what: str) -> ec.EllipticCurvePrivateKey:
     key = _loaded(lambda data: serialization.load_pem_private_key(data, password=None), pem, what)
     if not isinstance(key, ec.EllipticCurvePrivateKey):
@@ -363,9 +354,8 @@ def _private_key(pem: bytes, what: str) -> ec.EllipticCurvePrivateKey:
     return key
 
 
-def _pem_of_key(key: ec.EllipticCurvePrivateKey) -> bytes:
-    plain = serialization.NoEncryption()
-    return key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, plain)
+def _read(certificate: bytes, what: str = "the certificate") -> x509.Certificate:
+    return _loaded(x509.load_pem_x509_certificate, certificate, what)
 
 
 def _loaded(load: Callable[[bytes], T], pem: bytes, what: str) -> T:

@@ -12,17 +12,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fairmesh.config.overrides import put, read_toml
 from fairmesh.config.sealed import SealedFiles, helpers, imported_files, wanted
 from fairmesh.config.tables import checked, from_table
 from fairmesh.config.trusted import import_paths
 from fairmesh.errors import BadInput
-from fairmesh.experiment import Experiment, experiment_from
 from fairmesh.mesh.certificates import AUTHORITY, is_founders, public_digest, signed_by_founder
-from fairmesh.mesh.roster import Member, Mesh
+from fairmesh.mesh.roster import Member, Mesh, SiteFile
 from fairmesh.storage.files import read_bytes, write_atomically
+
+if TYPE_CHECKING:
+    from fairmesh.experiment import Experiment
 
 MANIFEST, EXPERIMENT = "manifest.json", "experiment.toml"
 _PURPOSE = b"fairmesh manifest 1\n"  # what the authority signs as a manifest can be nothing else, such as a certificate
@@ -70,23 +72,18 @@ class Manifest:
     @staticmethod
     def read(path: Path, authority: bytes) -> "Manifest":
         """Reads a manifest. Refuses one that the founder with this authority's certificate did not sign."""
-        try:
-            text = path.read_bytes()
-        except OSError as error:
-            raise BadInput(f"cannot read {path}: {error.strerror or error}; get it from the mesh's founder") from error
+        text = read_handed_out(path)
         try:
             if len(text) > _LARGEST_BYTES:
                 raise BadInput(f"it has {len(text)} bytes, more than {_LARGEST_BYTES}")
             table = json.loads(text)
             if not isinstance(table, dict):
                 raise BadInput("it is not a table")
-            signature = table.pop("signature", None)
+            signature = bytes.fromhex(table.pop("signature", ""))
             manifest = from_table(Manifest, table)
-        except (BadInput, ValueError, RecursionError) as error:
+        except (BadInput, ValueError, RecursionError, TypeError) as error:
             raise BadInput(f"{path} is not a manifest: {error}; get it from the mesh's founder") from error
-        if not isinstance(signature, str):
-            raise BadInput(f"{path} is not signed; get it from the mesh's founder")
-        if not is_founders(authority, manifest.content(), _bytes_of(signature)):
+        if not is_founders(authority, manifest.content(), signature):
             raise BadInput(
                 f"{path} was not signed by the authority whose certificate is {AUTHORITY}, or was changed afterwards; "
                 "get both from the mesh's founder, and compare the authority's fingerprint by telephone"
@@ -100,31 +97,31 @@ class Manifest:
         again = "; get mesh.toml from the mesh's founder"
         if mesh.name != self.mesh:
             raise BadInput(f"{where} is of the mesh {mesh.name}, but the manifest is of {self.mesh}{again}")
-        signed, here = [member.name for member in self.members], list(mesh.names)
-        if here != signed:
-            raise BadInput(f"{where} has the sites {here}, but the manifest has {signed}{again}")
-        for one, other in zip(mesh.members, self.members):
-            if set(one.neighbours) != set(other.neighbours):
+        signed, here = ({m.name: sorted(m.neighbours) for m in members} for members in (self.members, mesh.members))
+        if list(here) != list(signed):
+            raise BadInput(f"{where} has the sites {list(here)}, but the manifest has {list(signed)}{again}")
+        for name, neighbours in here.items():
+            if neighbours != signed[name]:
                 raise BadInput(
-                    f"{where}: {one.name} has the neighbours {list(one.neighbours)}, but in the manifest it has "
-                    f"{list(other.neighbours)}{again}"
+                    f"{where}: {name} has the neighbours {neighbours}, but in the manifest it has {signed[name]}{again}"
                 )
         if mesh.removed:
             gone = ", ".join(mesh.removed)
             raise BadInput(f"{where} says that {gone} left, but nobody had left when it was signed{again}")
 
 
+def read_handed_out(path: Path) -> bytes:
+    """Returns the content of a file that the founder hands out."""
+    try:
+        return read_bytes(path)
+    except BadInput as error:
+        raise BadInput(f"{error}; get it from the mesh's founder") from error
+
+
 def _is_inside(name: str) -> bool:
     """Returns whether a path is one below its folder, and reads the same everywhere."""
     parts = name.split("/")
     return all(part and part.isprintable() and not part.startswith(".") and "\\" not in part for part in parts)
-
-
-def _bytes_of(digits: str) -> bytes:
-    try:
-        return bytes.fromhex(digits)
-    except ValueError:
-        return b""
 
 
 @dataclass(frozen=True)
@@ -146,13 +143,7 @@ class Handout:
         contents = {}
         for name, digest in manifest.files.items():
             path = experiment if name == EXPERIMENT else folder / name
-            try:
-                contents[name] = path.read_bytes()
-            except OSError as error:
-                raise BadInput(
-                    f"{path} is in the manifest, but cannot be read: {error.strerror or error}; get it from the mesh's "
-                    "founder"
-                ) from error
+            contents[name] = read_handed_out(path)
             here = hashlib.sha256(contents[name]).hexdigest()
             if here != digest:
                 raise BadInput(
@@ -167,15 +158,24 @@ class Handout:
         """Returns the experiment's settings as they are in the file."""
         return table_of(self.contents)
 
+    def imports_modules(self) -> bool:
+        """Returns whether the experiment names something of a module that is installed, not of its own files."""
+        return not all(path.partition(":")[0].endswith(".py") for path in import_paths(self.table).values())
+
     def write(self, folder: Path) -> None:
         """Writes the files to another folder; not the manifest."""
         for name, content in self.contents.items():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             write_atomically(folder / name, content)
 
-    def load(self, options: Mapping[str, Any] | None = None) -> Experiment:
+    def load(self, options: Mapping[str, Any] | None = None) -> "Experiment":
         """Returns the experiment, with these options instead of its own. This is what imports its Python files."""
         return loaded(self.folder, self.contents, options or {})
+
+
+def handed_out(site: SiteFile, mesh: Mesh) -> Handout:
+    """Returns what the founder handed out to a site, compared with the manifest. `mesh` is the mesh file's."""
+    return Handout.read(site.experiment, read_bytes(site.authority), mesh, site.mesh)
 
 
 def table_of(contents: Mapping[str, bytes]) -> dict[str, Any]:
@@ -214,9 +214,11 @@ def refuse_others(folder: Path, contents: Mapping[str, bytes]) -> None:
                 )
 
 
-def loaded(folder: Path, contents: Mapping[str, bytes], options: Mapping[str, Any]) -> Experiment:
+def loaded(folder: Path, contents: Mapping[str, bytes], options: Mapping[str, Any]) -> "Experiment":
     """Returns the experiment of these files, with these options instead of its own. This executes its Python files:
     the contents, not what the folder contains by now."""
+    from fairmesh.experiment import experiment_from
+
     SealedFiles(folder, python_files(contents))
     table = table_of(contents)
     for key, value in options.items():
@@ -227,10 +229,7 @@ def loaded(folder: Path, contents: Mapping[str, bytes], options: Mapping[str, An
 def collected(experiment: Path) -> dict[str, bytes]:
     """Returns what a founder hands out: the experiment file, as experiment.toml, the Python files that it names, and
     what those import from their own folders. All files are then next to each other. Nothing is imported."""
-    try:
-        text = experiment.read_text(encoding="utf-8")
-    except OSError as error:
-        raise BadInput(f"cannot read {experiment}: {error.strerror or error}") from error
+    text = read_bytes(experiment).decode()
     contents: dict[str, bytes] = {}
     homes: dict[str, Path] = {}
     for file in dict.fromkeys(found["file"] for found in _QUOTED.finditer(text)):

@@ -1,12 +1,10 @@
 """Checks whether a site is ready to take part: its files, certificate, port, data and neighbours."""
 
 import errno
-import json
 import secrets
 import shutil
 import socket
 import ssl
-import time
 from collections.abc import Callable, Generator, Iterator
 from datetime import UTC, datetime
 from functools import partial
@@ -19,19 +17,14 @@ from fairmesh.data.site import Site
 from fairmesh.errors import BadInput, in_a_line
 from fairmesh.experiment import Experiment
 from fairmesh.mesh.agreement import greeting, own_problem, own_site, refuse_undeployable, refuse_unlike
-from fairmesh.mesh.approval import handed_out, import_allowed, refuse_unapproved
-from fairmesh.mesh.certificates import (
-    SOON_DAYS,
-    check_certificate,
-    secret_of,
-    valid_from,
-    valid_until,
-)
-from fairmesh.mesh.manifest import Handout
+from fairmesh.mesh.approval import import_allowed, refuse_unapproved
+from fairmesh.mesh.certificates import SOON_DAYS, check_certificate, secret_of, valid_until
+from fairmesh.mesh.manifest import Handout, handed_out
 from fairmesh.mesh.node.disk import disk_of
 from fairmesh.mesh.node.finished import is_finished
 from fairmesh.mesh.node.membership import Membership, facts, frozen_facts, refuse_lost_secret
 from fairmesh.mesh.node.store import FINISHED
+from fairmesh.mesh.node.watching import live_status
 from fairmesh.mesh.probing import Check, neighbour_checks
 from fairmesh.mesh.revealing import ALLOW, LEAST_ROWS, refuse_revealing, revealing
 from fairmesh.mesh.roster import Mesh, SiteFile, host_and_port
@@ -41,7 +34,6 @@ T = TypeVar("T")
 
 _WAIT_S = 5.0
 _HERE_S = 2.0  # for a connection to this machine itself
-_STATUS, _STATUS_S = "status.json", 10.0  # written by a running node every second
 
 
 def checks(path: Path) -> Iterator[Check]:
@@ -59,38 +51,29 @@ def checks(path: Path) -> Iterator[Check]:
             "signed by the mesh's authority, and every file is as it was signed",
         )
     if handout:
-        yield from _tried(
-            "messages",
-            lambda: refuse_revealing(site_file, handout),
-            "do what is named",
-            _sent(handout),
-        )
+        reasons = "; ".join(revealing(handout.table))
+        sent = f"{ALLOW}: {reasons}" if reasons else "no training rows could be read from such messages so far"
+        yield from _tried("messages", lambda: refuse_revealing(site_file, handout), good=sent)
         approved = yield from _tried(
             "approval",
-            lambda: _approved(site_file, handout),
+            lambda: refuse_unapproved(site_file, handout),
             "read what is shown, and approve it; nothing was imported",
             "this site has approved the manifest",
         )
         if approved:
             experiment = yield from _tried(
                 "experiment",
-                lambda: _deployable(import_allowed(site_file, handout)),
+                lambda: _deployable(site_file, handout),
                 "do what is named; or agree on another experiment and found the mesh again",
                 "can be imported and deployed",
             )
     yield from certificate_checks(site_file)
     if not secret_of(site_file.key).exists():
-        yield from _tried(
-            "secret of the draws", lambda: refuse_lost_secret(site_file), "do what is named", "is made at the start"
-        )
+        yield from _tried("secret of the draws", lambda: refuse_lost_secret(site_file), good="is made at the start")
     yield from privacy_checks(site_file)
     if handout and (site_file.state / FINISHED).exists():
-        yield from _tried(
-            "state",
-            lambda: is_finished(site_file.state, handout.manifest),
-            "do what is named",
-            "the run has finished, and its result is there",
-        )
+        done = "the run has finished, and its result is there"
+        yield from _tried("state", lambda: is_finished(site_file.state, handout.manifest), good=done)
     if mesh:
         yield listen_check(site_file, mesh)
     if mesh and experiment:
@@ -118,15 +101,15 @@ def privacy_checks(site_file: SiteFile) -> Iterator[Check]:
 def _connected(site_file: SiteFile) -> dict[str, bool] | None:
     """Returns which neighbours are connected to this site's node, or None if the node is not running."""
     try:
-        status = json.loads((site_file.state / _STATUS).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        status = live_status(site_file.state)
+    except BadInput:
         return None
-    fresh = abs(time.time() - status["time"]) < _STATUS_S and status["activity"] not in ("stopped", "finished")
-    return {name: edge["connected"] for name, edge in status["edges"].items()} if fresh else None
+    edges = status.get("edges", {}) if status["running"] else None
+    return None if edges is None else {name: edge["connected"] for name, edge in edges.items()}
 
 
 def _tried(
-    what: str, read: Callable[[], T], advice: str, good: str = "can be read"
+    what: str, read: Callable[[], T], advice: str = "do what is named", good: str = "can be read"
 ) -> Generator[Check, None, T | None]:
     """Yields the check that something can be read; returns what was read, or None."""
     try:
@@ -150,17 +133,8 @@ def _mesh(site_file: SiteFile) -> Mesh:
     return mesh
 
 
-def _sent(handout: Handout) -> str:
-    reasons = revealing(handout.table)
-    return f"{ALLOW}: {'; '.join(reasons)}" if reasons else "no training rows could be read from such messages so far"
-
-
-def _approved(site_file: SiteFile, handout: Handout) -> Handout:
-    refuse_unapproved(site_file, handout)
-    return handout
-
-
-def _deployable(experiment: Experiment) -> Experiment:
+def _deployable(site_file: SiteFile, handout: Handout) -> Experiment:
+    experiment = import_allowed(site_file, handout)
     refuse_undeployable(experiment)
     return experiment
 
@@ -174,7 +148,6 @@ def certificate_checks(site_file: SiteFile) -> Iterator[Check]:
         yield Check("certificate", False, str(error), f"have {request} signed: fairmesh mesh sign {request}")
         return
     now = datetime.now(UTC)
-    yield _clock_check(now, authority)
     wrong = check_certificate(held, authority, site_file.name, now, site_file.key)
     if wrong:
         yield Check("certificate", False, "; ".join(wrong), "fix what is named; `fairmesh mesh sign` signs again")
@@ -182,18 +155,6 @@ def certificate_checks(site_file: SiteFile) -> Iterator[Check]:
     days = (valid_until(held) - now).days
     ends = f"for {site_file.name}, valid for {days} more days"
     yield Check("certificate", True, f"{ends}; have it signed again soon" if days < SOON_DAYS else ends)
-
-
-def _clock_check(now: datetime, authority: bytes) -> Check:
-    """Checks that this machine's clock is not before the founding of the mesh."""
-    try:
-        begun = valid_from(authority)
-    except BadInput as error:
-        return Check("clock", False, str(error), "ask the mesh's founder for authority.pem")
-    shown = f"{now:%Y-%m-%d %H:%M} UTC"
-    if now < begun:
-        return Check("clock", False, f"{shown} is before the mesh was founded, {begun:%Y-%m-%d %H:%M}", "set the clock")
-    return Check("clock", True, shown)
 
 
 def listen_check(site_file: SiteFile, mesh: Mesh) -> Check:
@@ -258,19 +219,12 @@ def _leads_to(listening: socket.socket, port: int, address: str) -> bool:
 
 def _is_own_node(site_file: SiteFile, host: str, port: int) -> bool:
     """Returns whether the process that listens there shows this site's certificate."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # the certificate itself is compared below
     reached = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     try:
-        own = ssl.PEM_cert_to_DER_cert(site_file.certificate.read_text())
-        with (
-            socket.create_connection((reached, port), timeout=_WAIT_S) as plain,
-            context.wrap_socket(plain) as secured,
-        ):
-            shown = secured.getpeercert(binary_form=True)
+        shown = ssl.get_server_certificate((reached, port), timeout=_WAIT_S)
+        return ssl.PEM_cert_to_DER_cert(shown) == ssl.PEM_cert_to_DER_cert(site_file.certificate.read_text())
     except (OSError, ValueError):
         return False
-    return shown == own
 
 
 def data_check(site_file: SiteFile, experiment: Experiment, mesh: Mesh) -> tuple[Check, Site | None]:

@@ -13,13 +13,7 @@ from fairmesh.mesh import clocks
 from fairmesh.mesh.certificates import SOON_DAYS, valid_until
 from fairmesh.mesh.roster import Mesh, SiteFile
 from fairmesh.mesh.wire.connections import CannotConnect, ConnectionLost, dialled
-from fairmesh.mesh.wire.frames import (
-    REFUSALS,
-    Refused,
-    hello,
-    read_frame,
-    read_hello,
-)
+from fairmesh.mesh.wire.frames import REFUSALS, Refused, hello, read_frame, read_hello
 from fairmesh.mesh.wire.tls_stream import Credentials
 
 _WAIT_S = 5.0
@@ -106,7 +100,10 @@ def _asked(site_file: SiteFile, other: str, address: str, greeting: Mapping[str,
                 f"let both compare their ports with mesh.toml: `fairmesh mesh check` at {there} and at {other} does it",
             ) from None
         if error.in_handshake:
-            raise _Wrong(f"no handshake: {error}", _handshake_advice(other)) from None
+            raise _Wrong(
+                f"no handshake: {error}",
+                f"compare certificate and authority with {other}: both must be valid, and of this mesh and these names",
+            ) from None
         raise _Wrong(
             str(error),
             f"is its node running, and may this machine open a connection to {address}? `fairmesh mesh check` at "
@@ -139,20 +136,17 @@ async def _exchange(address: str, other: str, context: ssl.SSLContext, greeting:
             mine = {**greeting, "check": True, "holds": [0, 0], "clock": time.time()}
             await connection.send(hello(mine))
         first = await connection.receive()
-        here = time.time()
+        at = time.time()
         if first is None:
             raise Refused("it closed the connection without a greeting")
-        if first and first[0] in REFUSALS:
-            raise Refused(f"it refuses: {read_frame(first).reason()}")
+        if refusal := _refusal_in(first):
+            raise Refused(refusal)
         last = None if greeting is None else await connection.receive()
-        refusal = None
-        if last and last[0] in REFUSALS:
-            refusal = f"it refuses: {read_frame(last).reason()}"
-        return _Answer(first, here, connection.peer_certificate(), refusal)
+        return _Answer(first, at, connection.peer_certificate(), _refusal_in(last))
 
 
-def _handshake_advice(other: str) -> str:
-    return f"compare certificate and authority with {other}: both must be valid, of this mesh, and for these names"
+def _refusal_in(frame: bytes | None) -> str | None:
+    return f"it refuses: {read_frame(frame).reason()}" if frame and frame[0] in REFUSALS else None
 
 
 def _compared(answer: _Answer, other: str, mesh: Mesh, compare: Compare) -> str:

@@ -1,23 +1,23 @@
 """The members of a mesh and who dials whom (mesh.toml, the same at every site), and one site's settings (site.toml)."""
 
-import hashlib
 import ipaddress
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import tomli_w
 
 from fairmesh.config.overrides import read_toml
-from fairmesh.config.tables import checked, from_table
+from fairmesh.config.tables import checked, from_table, to_table
 from fairmesh.errors import BadInput, nearest
 from fairmesh.storage.files import write_atomically
 
 MESH = "mesh.toml"
+_FILES = {"mesh": MESH, "experiment": "experiment.toml", "authority": "authority.pem", "state": "state"}
 OF_THE_EXPERIMENT = "experiment"  # as `data` of a site: the experiment's data at the site's position
 LARGEST_PRIOR = 0.8
 OF_ONE_SITE = frozenset(
@@ -51,12 +51,6 @@ def host_and_port(address: str, where: str) -> tuple[str, int]:
     return host, int(port)
 
 
-def _check_address(address: str, where: str) -> None:
-    host, _ = host_and_port(address, where)
-    if host in ("0.0.0.0", "::"):
-        raise BadInput(f"{where}: {host} is an address to listen on, but others cannot dial it; give the host name")
-
-
 @checked
 @dataclass(frozen=True)
 class Member:
@@ -68,8 +62,11 @@ class Member:
 
     def __post_init__(self):
         check_label(self.name, "site")
-        if self.address is not None:
-            _check_address(self.address, f"site {self.name}")
+        host = None if self.address is None else host_and_port(self.address, f"site {self.name}")[0]
+        if host in ("0.0.0.0", "::"):
+            raise BadInput(
+                f"site {self.name}: {host} is an address to listen on, but others cannot dial it; give the host name"
+            )
 
 
 @checked
@@ -105,7 +102,7 @@ class Mesh:
         _refuse_twice([m.address for m in self.members if m.address], "two sites have the address {}")
         ordered = tuple(replace(m, neighbours=self._in_order(m)) for m in self.members)
         object.__setattr__(self, "members", ordered)
-        for a, b in self._ends():
+        for a, b in ((member, self.member(other)) for member in ordered for other in member.neighbours):
             if a.name not in b.neighbours:
                 raise BadInput(f"site {a.name} names {b.name} as a neighbour, but {b.name} does not name {a.name}")
             if a.address is None and b.address is None:
@@ -137,11 +134,6 @@ class Mesh:
                 )
         return tuple(name for name in self.names if name in member.neighbours)
 
-    def _ends(self) -> Iterator[tuple[Member, Member]]:
-        for member in self.members:
-            for other in member.neighbours:
-                yield member, self.member(other)
-
     def _pieces(self) -> list[list[str]]:
         """Returns the connected components of the present sites."""
         left, pieces = [member.name for member in self.present], []
@@ -170,8 +162,7 @@ class Mesh:
     @property
     def edges(self) -> tuple[tuple[str, str], ...]:
         """Returns every edge between present sites once, with the end that dials first."""
-        pairs = [(a.name, b) for a in self.present for b in self.neighbours(a.name) if self.dials(a.name, b)]
-        return tuple(pairs)
+        return tuple((a.name, b) for a in self.present for b in self.neighbours(a.name) if self.dials(a.name, b))
 
     def position(self, name: str) -> int:
         """Returns a site's index among all sites, also those that left."""
@@ -201,10 +192,7 @@ class Mesh:
 
     def without(self, *names: str) -> "Mesh":
         """Returns the mesh after these sites have left for good; each one adds a generation."""
-        for name in names:
-            if name in self.removed:
-                raise BadInput(f"site {name} has already left the mesh {self.name}")
-            self.member(name)
+        self._refuse_gone(names)
         gone = tuple(name for name in self.names if name in names)
         return replace(self, removed=(*self.removed, *gone))
 
@@ -215,46 +203,41 @@ class Mesh:
             raise BadInput("a decision removes sites, goes back to a round or restores sites: one of these at a time")
         if back_to is None and not restored:
             return self.without(*gone)
-        for name in restored:
-            if name in self.removed:
-                raise BadInput(f"site {name} has left the mesh {self.name}")
-            self.member(name)
-        if restored and not self._restorable(restored):
-            raise BadInput(f"{', '.join(restored)} cannot be restored at once: each needs a neighbour with a state")
+        self._refuse_gone(restored)
+        if any(other in restored for name in restored for other in self.neighbours(name)):
+            raise BadInput(f"{', '.join(restored)} cannot be restored at once: all neighbours of each need a state")
         return replace(self, restarts=self.restarts + 1)
 
-    def _restorable(self, lost: Sequence[str]) -> bool:
-        """Returns whether all neighbours of these sites have a state."""
-        return not any(other in lost for name in lost for other in self.neighbours(name))
-
-    def structure(self) -> str:
-        """Returns the SHA-256 of the members, those that left, and the edges. Addresses may change."""
-        graph = [[member.name, list(member.neighbours)] for member in self.members]
-        return hashlib.sha256(json.dumps([self.name, graph, list(self.removed)]).encode()).hexdigest()
-
-    def table(self) -> dict[str, Any]:
-        """Returns the content of mesh.toml as a table."""
-        head = {"name": self.name, "generation": 1 + len(self.removed)}
-        sites = [
-            {"name": m.name, **({"address": m.address} if m.address else {}), "neighbours": list(m.neighbours)}
-            for m in self.members
-        ]
-        return {"mesh": head | {"removed": list(self.removed)}, "site": sites}
-
-    @staticmethod
-    def from_text(text: str, where: str = MESH) -> "Mesh":
-        """Returns the mesh that the text of a mesh.toml describes."""
-        return _mesh_from(read_toml(text, where), where)
+    def _refuse_gone(self, names: Sequence[str]) -> None:
+        """Refuses names that are not of sites of the mesh, or of sites that left."""
+        for name in names:
+            if self.member(name).name in self.removed:
+                raise BadInput(f"site {name} has already left the mesh {self.name}")
 
     @staticmethod
     def read(path: str | os.PathLike) -> "Mesh":
-        return _mesh_from(read_toml(Path(path)), str(path))
+        try:
+            file = from_table(_MeshFile, read_toml(Path(path)))
+            mesh = Mesh(file.mesh.name, file.site, file.mesh.removed)
+            if mesh.generation != file.mesh.generation:
+                raise BadInput(
+                    f"mesh.generation is {file.mesh.generation}, but with {len(mesh.removed)} removed sites it must be "
+                    f"{mesh.generation}"
+                )
+        except BadInput as error:
+            raise BadInput(f"{path}: {error}") from error
+        return mesh
 
     def text(self) -> str:
         """Returns the text of mesh.toml, with one line per setting."""
-        table = self.table()
-        parts = [_section("[mesh]", table["mesh"]), *(_section("[[site]]", site) for site in table["site"])]
-        return "\n".join(parts)
+        head = _Head(self.name, 1 + len(self.removed), self.removed)
+        sections = [("[mesh]", head), *(("[[site]]", member) for member in self.members)]
+        # Like tomli_w, but with lists on one line. JSON and TOML write all strings that occur here in the same way.
+        lines = [
+            "\n".join([title, *(f"{key} = {json.dumps(value)}" for key, value in to_table(content).items()), ""])
+            for title, content in sections
+        ]
+        return "\n".join(lines)
 
     def write(self, path: str | os.PathLike) -> None:
         """Writes mesh.toml atomically."""
@@ -269,46 +252,7 @@ def _refuse_twice(values: Any, sentence: str) -> None:
         seen.add(value)
 
 
-def _section(title: str, table: Mapping[str, Any]) -> str:
-    # Like tomli_w, but with lists on one line. JSON and TOML write all strings that occur here in the same way.
-    return "\n".join([title, *(f"{key} = {json.dumps(value)}" for key, value in table.items()), ""])
-
-
-def _mesh_from(table: dict[str, Any], where: str) -> Mesh:
-    try:
-        file = from_table(_MeshFile, table)
-        mesh = Mesh(file.mesh.name, file.site, file.mesh.removed)
-        if mesh.generation != file.mesh.generation:
-            raise BadInput(
-                f"mesh.generation is {file.mesh.generation}, but with {len(mesh.removed)} removed sites it must be "
-                f"{mesh.generation}"
-            )
-    except BadInput as error:
-        raise BadInput(f"{where}: {error}") from error
-    return mesh
-
-
 @checked
-@dataclass(frozen=True)
-class _SiteTable:
-    name: str
-    mesh: str = MESH
-    experiment: str = "experiment.toml"
-    key: str | None = None  # NAME.key
-    certificate: str | None = None  # NAME.pem
-    authority: str = "authority.pem"
-    listen: str | None = None
-    state: str = "state"
-    data: str | Mapping[str, Any] | None = None
-    allow: tuple[str, ...] = ()
-    allow_revealing: bool = False
-    announce_statistics: bool = True
-    on_unusual_data: Literal["warn", "wait"] = "warn"
-    largest_prior: float = LARGEST_PRIOR
-    compare_with_local: bool = True
-    options: Mapping[str, Any] = field(default_factory=dict)
-
-
 @dataclass(frozen=True)
 class SiteFile:
     """The settings of one site. Paths in the file are relative to it. The file contains no secret."""
@@ -360,28 +304,14 @@ class SiteFile:
         """Returns the settings in a table read from this path. Files that it does not name are next to it, under their
         usual names."""
         path = Path(path).absolute()
+        named = _FILES | {"key": f"{table.get('name')}.key", "certificate": f"{table.get('name')}.pem"} | dict(table)
+        files = {
+            key: path.parent / named[key] for key in (*_FILES, "key", "certificate") if isinstance(named[key], str)
+        }
         try:
-            given = from_table(_SiteTable, table)
-            folder = path.parent
-            return SiteFile(
-                path=path,
-                name=given.name,
-                mesh=folder / given.mesh,
-                experiment=folder / given.experiment,
-                key=folder / (given.key or f"{given.name}.key"),
-                certificate=folder / (given.certificate or f"{given.name}.pem"),
-                authority=folder / given.authority,
-                state=folder / given.state,
-                listen=given.listen,
-                data=given.data,
-                allow=given.allow,
-                allow_revealing=given.allow_revealing,
-                announce_statistics=given.announce_statistics,
-                on_unusual_data=given.on_unusual_data,
-                largest_prior=given.largest_prior,
-                compare_with_local=given.compare_with_local,
-                options=given.options,
-            )
+            if "path" in table:
+                raise BadInput("path: unknown key")
+            return from_table(SiteFile, named | files | {"path": path})
         except BadInput as error:
             raise BadInput(f"{path}: {error}") from error
 
@@ -390,25 +320,16 @@ class SiteFile:
         return SiteFile.of(path, read_toml(Path(path)))
 
     def table(self) -> dict[str, Any]:
-        """Returns the content of site.toml. Paths in the file's folder are relative to it."""
-
-        def relative(path: Path) -> str:
-            return str(path.relative_to(self.folder) if path.is_relative_to(self.folder) else path)
-
-        paths = ("mesh", "experiment", "key", "certificate", "authority", "state")
-        table: dict[str, Any] = {"name": self.name} | {name: relative(getattr(self, name)) for name in paths}
-        others = {"listen": self.listen, "allow": list(self.allow), "data": self.data, "options": dict(self.options)}
-        if self.allow_revealing:
-            table["allow_revealing"] = True
-        if not self.announce_statistics:
-            table["announce_statistics"] = False
-        if self.on_unusual_data != "warn":
-            table["on_unusual_data"] = self.on_unusual_data
-        if not self.compare_with_local:
-            table["compare_with_local"] = False
-        if self.largest_prior != LARGEST_PRIOR:
-            table["largest_prior"] = self.largest_prior
-        return table | {key: value for key, value in others.items() if value}
+        """Returns the content of site.toml: its files, relative to the folder if they are in it, and all settings that
+        do not have their defaults."""
+        table: dict[str, Any] = {}
+        for setting in fields(self)[1:]:  # without the path of the file itself
+            value = getattr(self, setting.name)
+            if isinstance(value, Path):
+                value = str(value.relative_to(self.folder) if value.is_relative_to(self.folder) else value)
+            if value not in (setting.default, {}):
+                table[setting.name] = value
+        return table
 
     def write(self, comment: str = "") -> None:
         """Writes the file, with a comment before it. Refuses to overwrite one that exists."""

@@ -12,7 +12,8 @@ from functools import lru_cache, partial
 import torch
 from torch import Tensor
 
-SECRET_BYTES = 32
+from fairmesh.numerics import SECRET_BYTES
+
 SERVER = -1  # the identity under which a server draws
 
 

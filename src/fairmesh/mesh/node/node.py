@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import fairmesh
 from fairmesh.mesh import clocks
 from fairmesh.mesh.agreement import refuse_unlike, version_in
-from fairmesh.mesh.known_keys import KnownKeys
+from fairmesh.mesh.keys import KnownKeys
 from fairmesh.mesh.node import machine
 from fairmesh.mesh.node.aside import Aside
 from fairmesh.mesh.node.ledger import Ledger
@@ -31,8 +31,8 @@ from fairmesh.mesh.node.watching import Log, Monitor
 from fairmesh.mesh.roster import Mesh
 from fairmesh.mesh.wire.bulletin import Bulletin
 from fairmesh.mesh.wire.journal import Journal
+from fairmesh.mesh.wire.limits import LogLimiter
 from fairmesh.mesh.wire.links import Links
-from fairmesh.mesh.wire.log_limiter import LogLimiter
 from fairmesh.mesh.wire.mailroom import Mailroom, Observe
 from fairmesh.mesh.wire.transport import FIRST_ROUND
 from fairmesh.problems.problem import Problem

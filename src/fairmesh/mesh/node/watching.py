@@ -13,7 +13,7 @@ from typing import Any
 
 from fairmesh.errors import BadInput, optional
 from fairmesh.mesh.node.state_lock import running_since
-from fairmesh.mesh.wire.ports import keep_from_forks
+from fairmesh.mesh.wire.connections import keep_from_forks
 from fairmesh.storage.files import replace_quickly
 from fairmesh.storage.strict_json import as_json
 

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 from fairmesh.errors import BadInput
 from fairmesh.mesh import certificates
 from fairmesh.mesh.wire.frames import Refused, read_json
-from fairmesh.mesh.wire.kinds import KINDS, Count, Text, too_deep, wrong
-from fairmesh.mesh.wire.token_bucket import TokenBucket
+from fairmesh.mesh.wire.kinds import KINDS, count, text, too_deep, wrong
+from fairmesh.mesh.wire.limits import TokenBucket
 
 _AT_MOST = 1 << 14  # bytes of one announcement, unless its kind needs more or less; `follow` has all sites' signatures
 FOLLOW_AT_MOST = 1 << 18
@@ -80,7 +80,7 @@ class Bulletin:
         self._by_clock: set[str] = set()  # the kinds whose numbers this site takes from its clock
         self._known: dict[tuple[str, str], _Known] = {}  # by site and kind
         self._allowed: dict[tuple[str, str], TokenBucket] = {}  # by neighbour and site
-        self._order, self._lock = 0, threading.Lock()
+        self._order, self._lock = 0, threading.RLock()
         self._changed: Callable[[], None] = lambda: None
         self.since = int(certificates.valid_from(certificate).timestamp())  # a renewed one replaces the old
         self.announce("certificate", {"pem": certificate.decode()}, self.since)
@@ -99,12 +99,11 @@ class Bulletin:
         the same number or a higher one."""
         said = json.loads(json.dumps(body), parse_constant=lambda text: None)  # JSON has no NaN and no infinity
         with self._lock:
-            known = self._known.get((self._name, kind))
-            before = known.one.number if known else -1
+            known = self.entry(self._name, kind)
             if number is None:
-                number = _later_than(max(before, self._said.get(kind, -1)))
+                number = self.next_number(kind)
                 self._by_clock.add(kind)
-            if before >= number:
+            if known is not None and known.number >= number:
                 return
             self._put(self._signed_here(Announcement(self._name, kind, number, said, b"")))
         self._changed()
@@ -119,7 +118,8 @@ class Bulletin:
     def next_number(self, kind: str, after: int = -1) -> int:
         """Returns a number for this site's next announcement of a kind, higher than all before and than `after`."""
         known = self.entry(self._name, kind)
-        return _later_than(max(after, self._said.get(kind, -1), -1 if known is None else known.number))
+        before = max(after, self._said.get(kind, -1), -1 if known is None else known.number)
+        return max(before + 1, int(1000 * time.time()))
 
     def entry(self, site: str, kind: str) -> Announcement | None:
         with self._lock:
@@ -188,7 +188,8 @@ class Bulletin:
         for one in found:
             if not self._is_new(one) and not self._is_older_certificate(one):
                 continue
-            if not self._allowance(neighbour, one.site).spend(1):
+            allowed = self._allowed.setdefault((neighbour, one.site), TokenBucket(_PER_SECOND, _AT_ONCE))
+            if not allowed.spend(1):
                 dropped.add(one.site)
                 continue
             if not self._is_new(one):
@@ -199,15 +200,11 @@ class Bulletin:
             self._changed()
         return dropped
 
-    def _allowance(self, neighbour: str, site: str) -> TokenBucket:
-        return self._allowed.setdefault((neighbour, site), TokenBucket(_PER_SECOND, _AT_ONCE))
-
     def _is_new(self, one: Announcement) -> bool:
         if one.site not in self._sites or one.kind not in KINDS:
             raise Refused(f"news of kind {one.kind!r} from {one.site!r}, which this mesh does not know")
-        with self._lock:
-            known = self._known.get((one.site, one.kind))
-        return known is None or known.one.number < one.number or self._replaces(one, known.one)
+        known = self.entry(one.site, one.kind)
+        return known is None or known.number < one.number or self._replaces(one, known)
 
     def _replaces(self, one: Announcement, known: Announcement) -> bool:
         """Returns whether a certificate replaces one with a higher number: one of a key that was replaced, or one that
@@ -239,10 +236,10 @@ class Bulletin:
             return False
         with self._lock:
             self._said[one.kind] = max(one.number, self._said.get(one.kind, -1))
-            known = self._known.get((self._name, one.kind))
+            known = self.entry(self._name, one.kind)
             if known is None or one.kind not in self._by_clock:
                 return False
-            self._put(self._signed_here(known.one._replace(number=one.number + 1)))
+            self._put(self._signed_here(known._replace(number=one.number + 1)))
         return True
 
     def _heard(self, one: Announcement, stream: object | None = None) -> bool:
@@ -262,8 +259,10 @@ class Bulletin:
             raise Refused(f"news of kind {one.kind!r} from {one.site} with {found} in it")
         with self._lock:
             if one.kind == "certificate":  # what the old key signed can no longer be passed on
-                for kind in [kind for kind in KINDS if self._is_unsigned(one, kind)]:
-                    del self._known[one.site, kind]
+                said = {kind: self.entry(one.site, kind) for kind in KINDS if kind != "certificate"}
+                for kind, before in said.items():
+                    if before is not None and not self._signed(before, pem.encode()):
+                        del self._known[one.site, kind]
             self._put(one, stream)
         return True
 
@@ -275,14 +274,6 @@ class Bulletin:
         except BadInput:
             return False
         return certificates.verified(pem, self._authority, one.site, one.text(), one.signature, when)
-
-    def _is_unsigned(self, certificate: Announcement, kind: str) -> bool:
-        known = self._known.get((certificate.site, kind))
-        return (
-            known is not None
-            and kind != "certificate"
-            and not self._signed(known.one, certificate.body["pem"].encode())
-        )
 
     def saved(self) -> bytes:
         """Returns everything known, for `restored` to read again."""
@@ -317,12 +308,8 @@ class Bulletin:
         return passed_over
 
 
-def _later_than(number: int) -> int:
-    return max(number + 1, int(1000 * time.time()))
-
-
 def _read(table: Any) -> Announcement:
     site, kind, number, body = (table[name] for name in ("site", "kind", "number", "body"))
-    if not (Text()(site) and Text()(kind) and Count()(number) and isinstance(body, dict)) or too_deep(body):
+    if not (text()(site) and text()(kind) and count()(number) and isinstance(body, dict)) or too_deep(body):
         raise TypeError("not an announcement")
     return Announcement(site, kind, number, body, bytes.fromhex(table["signature"]))

@@ -7,19 +7,18 @@ Each side sends a heartbeat every few seconds, so that a peer that hangs or cann
 import asyncio
 import errno
 import ipaddress
+import os
 import resource
 import socket
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 from fairmesh.errors import BadInput
 from fairmesh.mesh.roster import host_and_port
 from fairmesh.mesh.wire.frames import LENGTH, check_length
-from fairmesh.mesh.wire.ports import keep_from_forks
-from fairmesh.mesh.wire.tls_errors import reason_of
-from fairmesh.mesh.wire.tls_stream import READ_AHEAD, TlsStream
+from fairmesh.mesh.wire.tls_stream import READ_AHEAD, TlsStream, reason_of
 
 FRAME_OVERHEAD_BYTES = 1 << 20  # that a frame may have beyond the largest message, which is checked exactly later
 _HEARTBEAT = 0xFFFFFFFF
@@ -31,6 +30,7 @@ _BACKLOG = 256
 _WITHIN = "it closed the connection within a frame"
 _OPEN_FILES = 8192
 _CONNECTIONS = 2048  # at once, strangers included; about 55 kB each during a handshake
+_listening: list[Any] = []  # sockets that belong to this process alone
 
 
 class CannotConnect(ConnectionError):
@@ -138,6 +138,26 @@ async def _dial(address: str, name: str, context: ssl.SSLContext, largest: int) 
             raise CannotConnect(reason_of(error), in_handshake=stream is not None) from None
         raise
     return Connection(stream, largest)
+
+
+def keep_from_forks(sockets: Iterable[Any]) -> None:
+    """Closes listening sockets in every process that this one forks from now on. A port is taken as long as any process
+    holds it: workers that read data outlive a killed node by a moment, and the node could not start again."""
+    _listening[:] = [*(opened for opened in _listening if opened.fileno() >= 0), *sockets]
+
+
+def _let_go() -> None:
+    if not _listening:
+        return
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for opened in _listening:
+        if opened.fileno() >= 0:  # it is replaced, not closed, since the object will close its number once more
+            os.dup2(nothing, opened.fileno(), inheritable=False)
+    os.close(nothing)
+    _listening.clear()
+
+
+os.register_at_fork(after_in_child=_let_go)
 
 
 class Listener:

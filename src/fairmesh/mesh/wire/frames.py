@@ -7,6 +7,7 @@ from enum import IntEnum
 from typing import Any, NamedTuple
 
 from fairmesh.errors import FairmeshError
+from fairmesh.mesh.wire.kinds import shortened
 
 PROTOCOL = 1
 _MAGIC = b"fairmesh"
@@ -71,7 +72,7 @@ class Frame(NamedTuple):
 
     def reason(self) -> str:
         """Returns the text of a refusal, printable and of bounded length."""
-        return "".join(c if c.isprintable() else "?" for c in self.body[:_REASON_AT_MOST].decode(errors="replace"))
+        return shortened(self.body[:_REASON_AT_MOST].decode(errors="replace"), _REASON_AT_MOST)
 
 
 def hello(table: dict[str, Any], protocol: int = PROTOCOL) -> bytes:

@@ -25,14 +25,12 @@ from fairmesh.errors import BadInput, FairmeshError
 from fairmesh.storage.files import sync_folder, write_atomically
 
 _HEAD = struct.Struct("<II")  # length and CRC-32 of what follows
-_RECEIVED = struct.Struct("<BQH")  # kind, step, sender
-_SENT = struct.Struct("<BQH")  # kind, step, number of receivers; their positions follow
+_RECORD = struct.Struct("<BQH")  # kind, step, and the sender; or the number of receivers, whose positions follow
 _POSITION = struct.Struct("<H")
 _IS_RECEIVED, _IS_SENT, _IS_ACK = 1, 2, 3
 _STEPS = 1 << 40  # more than any run has
 # How a record begins: any length and checksum, a known kind, and a step whose three highest bytes are zero.
 _BEGINNING = re.compile(rb"(?s)(?=.{8}[\x01-\x03].{5}\x00{3})")
-_SALT = re.compile(r"journal-\d+-(?P<salt>[0-9a-f]{8})")
 
 Report = Callable[..., None]
 
@@ -114,8 +112,8 @@ class Journal:
         )
 
     def _note(self, path: Path, start: int, body: bytes) -> None:
-        kind, step, whom = _RECEIVED.unpack_from(body)
-        head = _RECEIVED.size
+        kind, step, whom = _RECORD.unpack_from(body)
+        head = _RECORD.size
         if kind == _IS_ACK:
             self.acknowledged[whom] = step
             return
@@ -123,7 +121,7 @@ class Journal:
             self._received[whom, step] = _Place(path, start + head, len(body) - head)
         else:
             head += whom * _POSITION.size
-            positions = tuple(p for (p,) in _POSITION.iter_unpack(body[_SENT.size : head]))
+            positions = tuple(p for (p,) in _POSITION.iter_unpack(body[_RECORD.size : head]))
             self._sent.setdefault(step, []).append((positions, _Place(path, start + head, len(body) - head)))
         self._last_step[path] = max(step, self._last_step.get(path, -1))
 
@@ -137,11 +135,11 @@ class Journal:
             self.bytes_since_segment += len(record)
 
     def log_received(self, whom: int, step: int, payload: bytes) -> None:
-        self._append(_RECEIVED.pack(_IS_RECEIVED, step, whom) + payload)
+        self._append(_RECORD.pack(_IS_RECEIVED, step, whom) + payload)
 
     def log_ack(self, whom: int, step: int) -> None:
         """Logs an acknowledgement, so that a node that restarts at the end knows whether a neighbour still needs it."""
-        self._append(_RECEIVED.pack(_IS_ACK, step, whom))
+        self._append(_RECORD.pack(_IS_ACK, step, whom))
 
     def log_sent(self, step: int, payloads: Mapping[int, bytes]) -> None:
         """Logs the messages of a step, with one record for all receivers of the same bytes."""
@@ -150,7 +148,7 @@ class Journal:
             receivers.setdefault(payload, []).append(position)
         for payload, positions in receivers.items():
             self._append(
-                _SENT.pack(_IS_SENT, step, len(positions)) + b"".join(map(_POSITION.pack, positions)) + payload
+                _RECORD.pack(_IS_SENT, step, len(positions)) + b"".join(map(_POSITION.pack, positions)) + payload
             )
 
     def received(self, whom: int, step: int) -> bytes | None:
@@ -214,8 +212,8 @@ class Journal:
             self._segments = [path for path in self._segments if path not in gone]
             self._last_step = {path: step for path, step in self._last_step.items() if path not in gone}
             self._received = {key: place for key, place in self._received.items() if place.path not in gone}
-            kept = {step: [e for e in entries if e[1].path not in gone] for step, entries in self._sent.items()}
-            self._sent = {step: entries for step, entries in kept.items() if entries}
+            left = {step: [e for e in entries if e[1].path not in gone] for step, entries in self._sent.items()}
+            self._sent = {step: entries for step, entries in left.items() if entries}
             for path in gone:
                 path.unlink()
 
@@ -235,8 +233,7 @@ def is_complete(folder: Path) -> bool:
 
 
 def _salt_of(path: Path) -> int:
-    found = _SALT.match(path.name)
-    return int(found["salt"], 16) if found else 0
+    return int(path.stem.rpartition("-")[2], 16)
 
 
 def _intact(content: mmap.mmap, salt: int) -> tuple[list[tuple[int, int]], int, bool]:
@@ -259,15 +256,13 @@ def _intact(content: mmap.mmap, salt: int) -> tuple[list[tuple[int, int]], int, 
 def _length_at(content: mmap.mmap, at: int, salt: int) -> int | None:
     """Returns the length of the intact record at an offset, or None if there is none."""
     start = at + _HEAD.size
-    if start + _RECEIVED.size > len(content):
+    if start + _RECORD.size > len(content):
         return None
     length, checksum = _HEAD.unpack_from(content, at)
-    kind, step, whom = _RECEIVED.unpack_from(content, start)
-    least = _SENT.size + whom * _POSITION.size if kind == _IS_SENT else _RECEIVED.size
-    known = kind in (_IS_RECEIVED, _IS_SENT, _IS_ACK) and step < _STEPS
-    if not known or length < least or start + length > len(content):
-        return None
-    return length if zlib.crc32(content[start : start + length], salt) == checksum else None
+    kind, step, whom = _RECORD.unpack_from(content, start)
+    least = _RECORD.size + whom * _POSITION.size if kind == _IS_SENT else _RECORD.size
+    possible = kind in (_IS_RECEIVED, _IS_SENT, _IS_ACK) and step < _STEPS and least <= length <= len(content) - start
+    return length if possible and zlib.crc32(content[start : start + length], salt) == checksum else None
 
 
 def _next_after(content: mmap.mmap, at: int, salt: int) -> int | None:

@@ -4,10 +4,8 @@ Other sites' numbers are hostile input. This is the one wall that they pass, whe
 from disk again: nothing is computed from a body, and nothing of it is written, before `wrong` finds nothing wrong."""
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
 from typing import Any
 
-from fairmesh.data.preprocessing import TableSums
 from fairmesh.errors import BadInput
 
 Field = Callable[[Any], bool]
@@ -28,98 +26,55 @@ STATISTICS = (1e-30, 1e15)  # the smallest and the largest number in a site's st
 INPUTS_AT_MOST, CLASSES_AT_MOST = 64, 100  # of a site's statistics
 
 
-@dataclass(frozen=True)
-class Count:
+def count(low: int = 0, high: int = LARGEST_COUNT) -> Field:
     """A whole number; true and false are none."""
-
-    low: int = 0
-    high: int = LARGEST_COUNT
-
-    def __call__(self, value: Any) -> bool:
-        return type(value) is int and self.low <= value <= self.high
+    return lambda value: type(value) is int and low <= value <= high
 
 
-@dataclass(frozen=True)
-class Number:
+def number(low: float = -_FINITE, high: float = _FINITE, smallest: float = 0.0) -> Field:
     """A finite number of either sign, unless a range is given. One that is closer to 0 than `smallest` must be 0."""
 
-    low: float = -_FINITE
-    high: float = _FINITE
-    smallest: float = 0.0
-
-    def __call__(self, value: Any) -> bool:
-        if type(value) not in (int, float) or not self.low <= value <= self.high:
+    def holds(value: Any) -> bool:
+        if type(value) not in (int, float) or not low <= value <= high:
             return False
-        return (type(value) is float or abs(value) <= LARGEST_COUNT) and (value == 0 or abs(value) >= self.smallest)
+        return (type(value) is float or abs(value) <= LARGEST_COUNT) and (value == 0 or abs(value) >= smallest)
+
+    return holds
 
 
-@dataclass(frozen=True)
-class Text:
+def text(at_most: int = _SHORT, printable: bool = True) -> Field:
     """A string of bounded length that may be shown to people."""
-
-    at_most: int = _SHORT
-    printable: bool = True
-
-    def __call__(self, value: Any) -> bool:
-        return isinstance(value, str) and len(value) <= self.at_most and (value.isprintable() or not self.printable)
+    return lambda value: isinstance(value, str) and len(value) <= at_most and (value.isprintable() or not printable)
 
 
-@dataclass(frozen=True)
-class OneOf:
+_NAME = text()
+
+
+def one_of(*values: Any) -> Field:
     """One of some values."""
-
-    values: Collection[Any]
-
-    def __call__(self, value: Any) -> bool:
-        return any(type(value) is type(one) and value == one for one in self.values)
+    return lambda value: any(type(value) is type(allowed) and value == allowed for allowed in values)
 
 
-@dataclass(frozen=True)
-class Maybe:
+def maybe(of: Field) -> Field:
     """Something, or null."""
-
-    of: Field
-
-    def __call__(self, value: Any) -> bool:
-        return value is None or self.of(value)
+    return lambda value: value is None or of(value)
 
 
-@dataclass(frozen=True)
-class ListOf:
+def list_of(of: Field, at_most: int = _ENTRIES, at_least: int = 0) -> Field:
     """A list of as many entries as allowed, all of one form."""
-
-    of: Field
-    at_most: int = _ENTRIES
-    at_least: int = 0
-
-    def __call__(self, value: Any) -> bool:
-        return isinstance(value, list) and self.at_least <= len(value) <= self.at_most and all(map(self.of, value))
+    return lambda value: isinstance(value, list) and at_least <= len(value) <= at_most and all(map(of, value))
 
 
-@dataclass(frozen=True)
-class TableOf:
+def table_of(of: Field, at_most: int = _ENTRIES, keys: Field = _NAME) -> Field:
     """A table from names to entries of one form."""
-
-    of: Field
-    at_most: int = _ENTRIES
-    keys: Field = Text()
-
-    def __call__(self, value: Any) -> bool:
-        return (
-            isinstance(value, dict)
-            and len(value) <= self.at_most
-            and all(self.keys(key) and self.of(entry) for key, entry in value.items())
-        )
+    return lambda value: (
+        isinstance(value, dict) and len(value) <= at_most and all(map(keys, value)) and all(map(of, value.values()))
+    )
 
 
-@dataclass(frozen=True)
-class Record:
+def record(**fields: Field) -> Field:
     """A table with exactly these fields."""
-
-    fields: Mapping[str, Field]
-
-    def __call__(self, value: Any) -> bool:
-        return isinstance(value, dict) and value.keys() == self.fields.keys() and not _wrong_fields(self.fields, value)
+    return lambda value: isinstance(value, dict) and value.keys() == fields.keys() and not _wrong_fields(fields, value)
 
 
 def _sample_form(value: Any, depth: int = 0) -> bool:
@@ -128,15 +83,17 @@ def _sample_form(value: Any, depth: int = 0) -> bool:
     parts, deep = 64, 4
     if isinstance(value, dict | list) and value and not (isinstance(value, list) and isinstance(value[0], str)):
         inner = value.values() if isinstance(value, dict) else value
-        names = all(map(Text(), value)) if isinstance(value, dict) else True
+        names = all(map(text(), value)) if isinstance(value, dict) else True
         return depth < deep and len(value) <= parts and names and all(_sample_form(one, depth + 1) for one in inner)
-    if not (isinstance(value, list) and len(value) == 2 and Text()(value[0])):
+    if not (isinstance(value, list) and len(value) == 2 and text()(value[0])):
         return False
-    return ListOf(Count(high=1 << 32), 8)(value[1])
+    return list_of(count(high=1 << 32), 8)(value[1])
 
 
 def _table(value: Any) -> bool:
     """Returns whether this is what a site tells about its table."""
+    from fairmesh.data.preprocessing import TableSums
+
     try:
         return isinstance(value, dict) and TableSums.from_table(value) is not None
     except BadInput:
@@ -145,83 +102,84 @@ def _table(value: Any) -> bool:
 
 def _row(value: Any) -> bool:
     """Returns whether this is a round with the numbers that were measured after it."""
-    return ListOf(Maybe(Number()), 1000, 1)(value) and Count()(value[0])
+    return list_of(maybe(number()), 1000, 1)(value) and count()(value[0])
 
 
-_NAMES = ListOf(Text())
-_GENERATION = Count()
+_NAMES = list_of(text())
+_GENERATION = count()
 _PROPOSAL: dict[str, Field] = {
     "generation": _GENERATION,
     "sites": _NAMES,
-    "round": Maybe(Count()),
+    "round": maybe(count()),
     "restored": _NAMES,
 }
-_CLAIM: dict[str, Field] = {"begun": ListOf(ListOf(Count(), 4, 4), 256), "outputs": Count()}
-_VOTES = TableOf(Count())
-_COMMIT = Record({**_CLAIM, "number": Count(), "signature": Text()})
-_WEIGHT = Number(-LARGEST_COUNT, LARGEST_COUNT)  # estimates of lambda may be a little below 0
-_STATISTICS = Number(-STATISTICS[1], STATISTICS[1], STATISTICS[0])
+_CLAIM: dict[str, Field] = {"begun": list_of(list_of(count(), 4, 4), 256), "outputs": count()}
+_VOTES = table_of(count())
+_COMMIT = record(**_CLAIM, number=count(), signature=text())
+_MOMENT = number(-LARGEST_COUNT, LARGEST_COUNT)
+_WEIGHT = number(-LARGEST_COUNT, LARGEST_COUNT)  # estimates of lambda may be a little below 0
+_STATISTICS = number(-STATISTICS[1], STATISTICS[1], STATISTICS[0])
 
 # The fields that the body of each kind must have, with the type and the range of each.
 KINDS: dict[str, dict[str, Field]] = {
-    "certificate": {"pem": Text(1 << 12, printable=False)},
+    "certificate": {"pem": text(1 << 12, printable=False)},
     "facts": {
-        "samples": Count(1, SAMPLES_AT_MOST),
+        "samples": count(1, SAMPLES_AT_MOST),
         "inputs": _sample_form,
         "targets": _sample_form,
-        "outputs": Count(),
-        "test": OneOf((True, False)),
-        "validation": OneOf((True, False)),
-        "group": Text(),
+        "outputs": count(),
+        "test": one_of(True, False),
+        "validation": one_of(True, False),
+        "group": text(),
     },
     "statistics": {
-        "mean": ListOf(_STATISTICS, INPUTS_AT_MOST),
-        "spread": ListOf(Number(0, STATISTICS[1], STATISTICS[0]), INPUTS_AT_MOST),
-        "shares": ListOf(Number(0, 1, STATISTICS[0]), CLASSES_AT_MOST),
-        "relation": ListOf(Number(-1, 1, STATISTICS[0]), INPUTS_AT_MOST),
+        "mean": list_of(_STATISTICS, INPUTS_AT_MOST),
+        "spread": list_of(number(0, STATISTICS[1], STATISTICS[0]), INPUTS_AT_MOST),
+        "shares": list_of(number(0, 1, STATISTICS[0]), CLASSES_AT_MOST),
+        "relation": list_of(number(-1, 1, STATISTICS[0]), INPUTS_AT_MOST),
     },
     "table": {"sums": _table, "fitted_by": _NAMES},
     "status": {
-        "round": Count(),
-        "activity": Text(),
-        "metric": Maybe(Number()),
-        "metric_round": Maybe(Count()),
-        "weight": Maybe(_WEIGHT),
-        "waiting_for": TableOf(Number(-LARGEST_COUNT, LARGEST_COUNT)),
-        "bytes_out": Count(),
-        "time": Number(-LARGEST_COUNT, LARGEST_COUNT),
+        "round": count(),
+        "activity": text(),
+        "metric": maybe(number()),
+        "metric_round": maybe(count()),
+        "weight": maybe(_WEIGHT),
+        "waiting_for": table_of(_MOMENT),
+        "bytes_out": count(),
+        "time": _MOMENT,
     },
     "measured": {
         "generation": _GENERATION,
-        "columns": ListOf(Text(), 999),
-        "rows": ListOf(_row),
-        "complete": Count(),
-        "kept": Maybe(ListOf(Count())),
+        "columns": list_of(text(), 999),
+        "rows": list_of(_row),
+        "complete": count(),
+        "kept": maybe(list_of(count())),
     },
     "refusing": {
-        "sites": TableOf(Record({"reason": Text(), "since": Number(-LARGEST_COUNT, LARGEST_COUNT)})),
+        "sites": table_of(record(reason=text(), since=_MOMENT)),
     },
     "result": {
         "generation": _GENERATION,
-        "digest": Text(),
-        "metrics": TableOf(Maybe(Number())),
-        "measured": TableOf(Text()),
+        "digest": text(),
+        "metrics": table_of(maybe(number())),
+        "measured": table_of(text()),
     },
-    "ready": {"facts": Text()},
+    "ready": {"facts": text()},
     "versus_local": {
         "generation": _GENERATION,
-        "cells": TableOf(
-            lambda value: OneOf((FEW,))(value) or Count(FEWEST, SAMPLES_AT_MOST)(value), len(CELLS), OneOf(CELLS)
+        "cells": table_of(
+            lambda value: one_of(FEW)(value) or count(FEWEST, SAMPLES_AT_MOST)(value), len(CELLS), one_of(*CELLS)
         ),
-        "verdict": OneOf(("", *VERDICTS)),
-        "why_not": Text(),
+        "verdict": one_of("", *VERDICTS),
+        "why_not": text(),
     },
-    "diverged": {"generation": _GENERATION, "since": Count(), "round": Count(), "what": Text()},
+    "diverged": {"generation": _GENERATION, "since": count(), "round": count(), "what": text()},
     "vote": _PROPOSAL,
     "commit": _PROPOSAL | {"votes": _VOTES, **_CLAIM},
     "follow": {
-        "certificates": ListOf(
-            Record(_PROPOSAL | {"votes": _VOTES, "commits": TableOf(_COMMIT)}),
+        "certificates": list_of(
+            record(**_PROPOSAL, votes=_VOTES, commits=table_of(_COMMIT)),
         )
     },
 }
@@ -257,9 +215,9 @@ def wrong_row(columns: Collection[str], row: Any) -> str:
     if not _row(row) or len(row) != 1 + len(columns):
         return f"another form than a round and {len(columns)} numbers"
     weight, *traffic = row[-len(FURTHER) :]
-    if not Maybe(_WEIGHT)(weight):
+    if not maybe(_WEIGHT)(weight):
         return "a weight that is too large"
-    return "" if all(map(Number(0, 2.0**63), traffic)) else "traffic that is negative, too large or not known"
+    return "" if all(map(number(0, 2.0**63), traffic)) else "traffic that is negative, too large or not known"
 
 
 def _of_counts(body: Mapping[str, Any]) -> str:
@@ -321,6 +279,6 @@ def _outputs_in(value: Any) -> list[int]:
     return [*inner, value["outputs"]] if type(value.get("outputs")) is int else inner
 
 
-def shortened(text: str) -> str:
-    """Returns a text as it may be in an announcement: printable, and of bounded length."""
-    return "".join(c if c.isprintable() else "?" for c in text[:_SHORT])
+def shortened(words: str, at_most: int = _SHORT) -> str:
+    """Returns a text of others as it may be shown to people: printable, and of bounded length."""
+    return "".join(c if c.isprintable() else "?" for c in words[:at_most])

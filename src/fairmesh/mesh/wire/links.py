@@ -9,20 +9,19 @@ import ssl
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
-from fairmesh.errors import FairmeshError
+from fairmesh.errors import FairmeshError, in_a_line
 from fairmesh.mesh.wire import frames
 from fairmesh.mesh.wire.bulletin import Bulletin
 from fairmesh.mesh.wire.connections import CannotConnect, Connection, ConnectionLost, Listener, dialled
 from fairmesh.mesh.wire.frames import Kind, Refused, RefusedThere, StateLost
-from fairmesh.mesh.wire.log_limiter import LogLimiter, Report
+from fairmesh.mesh.wire.limits import LogLimiter, Report, TokenBucket
 from fairmesh.mesh.wire.mailroom import Mailroom, Progress
 from fairmesh.mesh.wire.tls_stream import Credentials
-from fairmesh.mesh.wire.token_bucket import TokenBucket
 
 _FIRST_TELLING_S, _TELL_EVERY_S = 1.0, 60.0
 _GREETING_S = 20.0
@@ -119,21 +118,17 @@ class Links:
             self._wake_all()
 
     def _wake(self, positions: Iterable[int]) -> None:
-        loop = self._loop
-        if loop is None or loop.is_closed():
-            return
+        names = [self._name_at[position] for position in positions]
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._wake_streams, names)
 
-        def set_() -> None:
-            for position in positions:
-                stream = self._streams.get(self._name_at[position])
-                if stream is not None:
-                    stream.wake.set()
-                    stream.room.set()
-
-        loop.call_soon_threadsafe(set_)
+    def _wake_streams(self, names: Iterable[str]) -> None:
+        for stream in filter(None, map(self._streams.get, names)):
+            stream.wake.set()
+            stream.room.set()
 
     def _wake_all(self) -> None:
-        self._wake(list(self._name_at))
+        self._wake(self._name_at)
 
     # The thread
 
@@ -143,7 +138,7 @@ class Links:
         except FairmeshError as error:
             self._failed = error
         except Exception as error:
-            self._failed = FairmeshError(f"the links of this node failed: {type(error).__name__}: {error}")
+            self._failed = FairmeshError(f"the links of this node failed: {in_a_line(error)}")
             self._mailroom.stop(self._failed)
         finally:
             self._ready.set()
@@ -211,32 +206,40 @@ class Links:
                     await self._converse(neighbour, connection)
             except CannotConnect as error:
                 self._limiter("warning", "cannot connect", neighbour.name, str(error))
-            except Refused as error:
-                self._limiter("warning", "refused", neighbour.name, str(error))
-            except ConnectionLost as error:
-                self._limiter("warning", "connection lost", neighbour.name, str(error))
             except Exception as error:
-                self._limiter("warning", "connection lost", neighbour.name, f"{type(error).__name__}: {error}")
+                self._log_end(neighbour.name, error)
             if met is not None and time.monotonic() - met > 5:  # the connection had worked
                 lost, pause = time.monotonic(), _FIRST_PAUSE_S
             # Pauses grow with the length of the absence, so that a short absence costs little time.
             pause = min(max(1.5 * pause, _FIRST_PAUSE_S), 0.2 * (time.monotonic() - lost) + 0.2, _LONGEST_PAUSE_S)
             await asyncio.sleep(pause)
 
+    def _log_end(self, name: str, error: Exception) -> None:
+        """Logs why a connection ended."""
+        known = isinstance(error, Refused | CannotConnect | ConnectionLost)
+        what = "refused" if isinstance(error, Refused) else "connection lost"
+        self._limiter("warning", what, name, str(error) if known else in_a_line(error))
+
+    @contextmanager
+    def _counted(self, who: str) -> Iterator[None]:
+        """Counts a stream as open."""
+        self._open[who] += 1
+        try:
+            yield
+        finally:
+            self._open[who] -= 1
+
     async def _answer(self, connection: Connection) -> None:
         """Serves a connection that a neighbour opened."""
         names = connection.peer_names
-        neighbour = self._neighbours.get(names[0]) if len(names) == 1 else None
         who = ", ".join(names) or "a peer without a name"
+        neighbour = self._neighbours.get(who)
         refusal = None
-        if len(names) == 1 and names[0] in self._left:
+        if who in self._left:
             refusal = "it has left the mesh: the others voted to continue without it"
             if self._open[who] < _STREAMS:
-                self._open[who] += 1
-                try:
+                with self._counted(who):
                     await self._tell_why(connection)
-                finally:
-                    self._open[who] -= 1
         elif neighbour is None:
             refusal = "it is not a neighbour"
         elif neighbour.address is not None:
@@ -247,17 +250,11 @@ class Links:
             self._limiter("warning", "refused", who, refusal)
             await _send_refusal(connection, Refused(f"{who}: {refusal}"))
             return
-        self._open[who] += 1
-        try:
-            await self._converse(neighbour, connection, answering=True)
-        except Refused as error:
-            self._limiter("warning", "refused", who, str(error))
-        except (CannotConnect, ConnectionLost) as error:
-            self._limiter("warning", "connection lost", who, str(error))
-        except Exception as error:
-            self._limiter("warning", "connection lost", who, f"{type(error).__name__}: {error}")
-        finally:
-            self._open[who] -= 1
+        with self._counted(who):
+            try:
+                await self._converse(neighbour, connection, answering=True)
+            except Exception as error:
+                self._log_end(who, error)
 
     async def _tell(self, former: Neighbour, context: ssl.SSLContext) -> None:
         """Dials a former neighbour that cannot dial this node, to tell it that it is no longer in the mesh. Tells it
@@ -287,7 +284,6 @@ class Links:
     async def _converse(self, neighbour: Neighbour, connection: Connection, answering: bool = False) -> None:
         """Exchanges greetings, then frames in both directions until one side ends the stream. A connection that is lost
         after the greetings is logged here and raises no error."""
-        loop = asyncio.get_running_loop()
         shown = ssl.DER_cert_to_PEM_cert(connection.peer_certificate()).encode()
         unknown = self._refusal(neighbour.name, shown)
         if unknown:
@@ -302,12 +298,11 @@ class Links:
         except TimeoutError:
             raise Refused(f"no greeting within {_GREETING_S:.0f} s") from None
         except Refused as error:
-            self._mailroom.note_refusal(neighbour.position, str(error))
-            await _send_refusal(connection, error)
+            await self._refuse(neighbour, connection, error)
             raise
         if first is None:
             return
-        stream, replaced = _Stream(loop), self._streams.get(neighbour.name)
+        stream, replaced = _Stream(asyncio.get_running_loop()), self._streams.get(neighbour.name)
         if first and first[0] in frames.REFUSALS:
             raise self._refused_there(neighbour, stream, frames.read_frame(first))
         try:
@@ -326,13 +321,11 @@ class Links:
             if not stream.only_news:
                 self._mailroom.connected(neighbour.position, stream, theirs)
         except StateLost as error:  # news go on, so that its people see how far the others are, and who votes for what
-            self._mailroom.note_refusal(neighbour.position, str(error))
             self._limiter("warning", "refused", neighbour.name, str(error))
             stream.only_news = True
-            await _send_refusal(connection, error)
+            await self._refuse(neighbour, connection, error)
         except Refused as error:
-            self._mailroom.note_refusal(neighbour.position, str(error))
-            await _send_refusal(connection, error)
+            await self._refuse(neighbour, connection, error)
             raise
         if replaced is not None:
             replaced.ended.set()
@@ -374,6 +367,10 @@ class Links:
                 del self._streams[neighbour.name]
                 if not self._stopping.is_set():  # type: ignore[union-attr]
                     self._limiter("info", "disconnected", neighbour.name, why, at_once=_STREAMS)
+
+    async def _refuse(self, neighbour: Neighbour, connection: Connection, reason: Refused) -> None:
+        self._mailroom.note_refusal(neighbour.position, str(reason))
+        await _send_refusal(connection, reason)
 
     async def _reading(self, neighbour: Neighbour, stream: _Stream, connection: Connection) -> None:
         position = neighbour.position

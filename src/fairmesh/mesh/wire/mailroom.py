@@ -17,13 +17,7 @@ from typing import Any, NamedTuple
 
 from fairmesh.compression import DecodeError
 from fairmesh.errors import FairmeshError, in_a_line
-from fairmesh.mesh.wire.frames import (
-    MESSAGE_HEAD_BYTES,
-    Refused,
-    StateLost,
-    ack,
-    message,
-)
+from fairmesh.mesh.wire.frames import MESSAGE_HEAD_BYTES, Refused, StateLost, ack, message
 from fairmesh.mesh.wire.journal import Journal
 
 _WINDOW = 64  # messages that a neighbour has not acknowledged; with more, the node waits
@@ -33,19 +27,12 @@ _LOOK_EVERY_S = 1.0
 _AFTER_ROUNDS = 4  # steps: sums at the end, the comparison of results, and that all have one
 _BEFORE_THE_MODEL_IS_KNOWN = 1 << 16
 
+_HELP = (
+    "put back its newest state from a backup, let all sites vote to give it a new one with `fairmesh mesh restore`, or "
+    "vote it out"
+)
+
 Observe = Callable[[str, int], None]  # observe(point, step): called at each point where tests let a node crash
-
-
-class OtherMachine(FairmeshError):
-    """A neighbour has a message that this node has lost and that its machine, which is another one, may not be able to
-    compute again."""
-
-    def __init__(self, step: int, difference: str):
-        super().__init__(
-            f"the journal has lost the message of step {step}, which a neighbour has, and this machine may compute "
-            f"another one ({difference}). Start the node once on a machine and with settings as before, until the log "
-            "says that it trains; then it can move. Or let the other sites vote this site out"
-        )
 
 
 class Progress(NamedTuple):
@@ -149,7 +136,7 @@ class Mailroom:
         self._stop: FairmeshError | None = None
         self.waiting_for: dict[int, float] = {}  # position -> since when, by time.monotonic(), while waiting
         self._unsettled, self._settling = threading.Event(), True
-        self.alone = False  # no stream will bring what the journal does not have
+        self.alone = False  # nothing can arrive that the journal does not have
         self.other_machine: str | None = None  # how this machine differs from the one that sent what the journal has
         self.syncing_since: float | None = None  # by time.monotonic(), while the journal is synced to disk
         self._spent: deque[float] = deque(maxlen=1000)  # seconds per step
@@ -182,17 +169,26 @@ class Mailroom:
 
     def _refuse_if_had(self, step: int, positions: Iterable[int], difference: str) -> None:
         """Waits until these neighbours have said how far they have received. Raises if one has the step already."""
-        now = time.monotonic()
+        lost = FairmeshError(
+            f"the journal has lost the message of step {step}, which a neighbour has, and this machine may compute "
+            f"another one ({difference}). Start the node once on a machine and with settings as before, until the log "
+            "says that it trains; then it can move. Or let the other sites vote this site out"
+        )
         with self._changed:
-            while silent := [position for position in positions if self._edges[position].had is None]:
-                self._raise_if_stopped()
-                if self.alone:
-                    raise OtherMachine(step, difference)
-                self.waiting_for = {position: self.waiting_for.get(position, now) for position in silent}
-                self._changed.wait(_LOOK_EVERY_S)
+            self._wait_for(lambda: [position for position in positions if self._edges[position].had is None], lost)
             self.waiting_for = {}
             if any(step < (self._edges[position].had or 0) for position in positions):
-                raise OtherMachine(step, difference)
+                raise lost
+
+    def _wait_for(self, awaited: Callable[[], Iterable[int]], if_alone: FairmeshError | None = None) -> None:
+        """Waits, with the lock, as long as there are neighbours to wait for. Raises `if_alone` if none can answer."""
+        now = time.monotonic()
+        while positions := awaited():
+            self._raise_if_stopped()
+            if self.alone and if_alone is not None:
+                raise if_alone
+            self.waiting_for = {position: self.waiting_for.get(position, now) for position in positions}
+            self._changed.wait(_LOOK_EVERY_S)
 
     def post(self, step: int, payloads: Mapping[int, bytes]) -> None:
         """Logs the messages of a step and hands them to the streams.
@@ -230,12 +226,8 @@ class Mailroom:
 
     def _wait_for_room(self, positions: Iterable[int]) -> None:
         """Waits for neighbours that have not acknowledged the last messages: they, or their disks, hang."""
-        now = time.monotonic()
         with self._changed:
-            while full := [position for position in positions if not self._edges[position].has_room()]:
-                self._raise_if_stopped()
-                self.waiting_for = {position: self.waiting_for.get(position, now) for position in full}
-                self._changed.wait(_LOOK_EVERY_S)
+            self._wait_for(lambda: [position for position in positions if not self._edges[position].has_room()])
             self._raise_if_stopped()
             self.waiting_for = {}
 
@@ -292,23 +284,17 @@ class Mailroom:
 
     def _arrived(self, step: int, missing: Sequence[int]) -> list[tuple[int, bytes]]:
         """Waits for at least one missing message of a step; returns those that are there."""
-        now = time.monotonic()
+        lost = FairmeshError(
+            f"the journal has lost messages of step {step}, which this node needs to go back; put back its state from "
+            "a backup, or let all sites vote to give it a new one with `fairmesh mesh restore`"
+        )
 
-        def there() -> list[tuple[int, bytes]]:
-            edges = [(position, self._edges[position].inbox.get(step)) for position in missing]
-            return [(position, payload) for position, payload in edges if payload is not None]
+        def arrived() -> list[int]:
+            return [position for position in missing if step in self._edges[position].inbox]
 
         with self._changed:
-            while not (found := there()):
-                self._raise_if_stopped()
-                if self.alone:
-                    raise FairmeshError(
-                        f"the journal has lost messages of step {step}, which this node needs to go back; put back its "
-                        "state from a backup, or let all sites vote to give it a new one with `fairmesh mesh restore`"
-                    )
-                self.waiting_for = {position: self.waiting_for.get(position, now) for position in missing}
-                self._changed.wait(_LOOK_EVERY_S)
-        return found
+            self._wait_for(lambda: () if arrived() else missing, lost)
+            return [(position, self._edges[position].inbox[step]) for position in arrived()]
 
     def stop(self, reason: FairmeshError) -> None:
         """Ends any wait of the training thread with this error."""
@@ -355,11 +341,10 @@ class Mailroom:
         with self._changed:
             waiting = {position for position, edge in self._edges.items() if edge.acknowledged < edge.posted}
             free = {position: edge.acknowledged for position, edge in self._edges.items() if position not in waiting}
-        unlogged = {
-            position: step for position, step in free.items() if self._journal.acknowledged.get(position, 0) < step
-        }
-        for position, step in unlogged.items():
-            self._journal.log_ack(position, step)
+        known = self._journal.acknowledged
+        unlogged = [position for position, step in free.items() if known.get(position, 0) < step]
+        for position in unlogged:
+            self._journal.log_ack(position, free[position])
         if unlogged:
             self._journal.settle()
         return sorted(waiting)
@@ -417,18 +402,16 @@ class Mailroom:
                 raise Refused(f"it claims to have step {theirs.due - 1}, which this run does not have")
             edge.had = theirs.due if edge.had is None else edge.had
             asked = range(theirs.due, edge.next_post)
+            lost = next((s for s in asked if s not in edge.outbox and position not in self._journal.receivers(s)), None)
             if theirs.due == 0 and edge.posted and edge.durable > 1 and 0 not in edge.outbox:
                 raise StateLost(
                     "it begins again, but it has taken part in this run already: what it computes now may differ from "
-                    "what it has sent; put back its newest state from a backup, let all sites vote to give it a new "
-                    "one with `fairmesh mesh restore`, or vote it out"
+                    f"what it has sent; {_HELP}"
                 )
-            lost = next((s for s in asked if s not in edge.outbox and position not in self._journal.receivers(s)), None)
             if lost is not None:
                 raise StateLost(
                     f"it asks for step {lost}, which it had acknowledged and which is no longer kept here: it has "
-                    "lost what it had; put back its newest state from a backup, let all sites vote to give it a new "
-                    "one with `fairmesh mesh restore`, or vote it out"
+                    f"lost what it had; {_HELP}"
                 )
             if theirs.durable < edge.acknowledged:
                 edge.acknowledged = theirs.durable
@@ -534,7 +517,7 @@ class Mailroom:
             if over is not None and edge.stream is not over:
                 return
             edge.inbox.clear()
-            self._note_refusal(edge, reason)
+            self.note_refusal(position, reason)
             stream, edge.stream = edge.stream, None
         if stream is not None:
             self._close(stream, reason)
@@ -542,11 +525,9 @@ class Mailroom:
     def note_refusal(self, position: int, reason: str) -> None:
         """Notes that something a neighbour sent was refused before it reached the mailroom."""
         with self._changed:
-            self._note_refusal(self._edges[position], reason)
-
-    def _note_refusal(self, edge: _Edge, reason: str) -> None:
-        edge.counters.refused += 1
-        edge.refusal = _again(edge.refusal, reason)
+            edge = self._edges[position]
+            edge.counters.refused += 1
+            edge.refusal = _again(edge.refusal, reason)
 
     def note_state_lost(self, position: int, stream: object, reason: str) -> None:
         """Notes that a neighbour says that this side has lost its state, and takes no messages over this stream."""

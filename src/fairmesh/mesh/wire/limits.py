@@ -1,4 +1,4 @@
-"""Limits repeated log events, so that nobody can fill a log by repeating the same error."""
+"""Limits what others can make a node do: how much a neighbour may send, and how often an event is logged."""
 
 import threading
 import time
@@ -14,6 +14,23 @@ _EVERY_S = 60.0
 _REASONS = 50  # per subject, counting each address; more reasons than this are invented by the sender
 _KNOWN = 1000
 _LETTERS = 500
+
+
+class TokenBucket:
+    """Allows `per_second` on average, and up to `at_once` after a pause."""
+
+    def __init__(self, per_second: float, at_once: float, clock: Callable[[], float] = time.monotonic):
+        self.per_second, self.at_once, self._clock = per_second, at_once, clock
+        self._left, self._looked = at_once, clock()
+
+    def spend(self, amount: float) -> bool:
+        """Returns whether this amount is allowed now. An amount that is not allowed costs nothing."""
+        now = self._clock()
+        self._left = min(self.at_once, self._left + (now - self._looked) * self.per_second)
+        self._looked = now
+        allowed = amount <= self._left
+        self._left -= amount * allowed
+        return allowed
 
 
 @dataclass

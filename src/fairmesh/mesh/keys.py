@@ -1,25 +1,67 @@
-"""The keys by which a site knows the others. The founder could sign any key for any name, so another key of a site is
-refused until a person has confirmed its fingerprint.
+"""Whose key is whose: the founder's ledger of the certificates that the authority has signed, a text file next to the
+authority's key, and the keys by which a site knows the others.
+
+The founder could sign any key for any name, so another key of a site is refused until a person has confirmed its
+fingerprint.
 
 The first key of a site that the authority has signed is recorded. A certificate with other dates for the same key is
 accepted and logged. A site that has to replace its key reads the new fingerprint out to the others, and they confirm it
 with `fairmesh mesh trust`; from then on the old key is refused.
 """
 
+import csv
 import json
+import os
 import re
 import threading
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from fairmesh.errors import BadInput
-from fairmesh.mesh.certificates import fingerprint, serial_of
+from fairmesh.mesh.certificates import fingerprint, serial_of, valid_until
 from fairmesh.storage.files import private_files, private_folder, write_atomically
 
+LEDGER = "ledger.tsv"
+_COLUMNS = ("signed", "site", "fingerprint", "serial", "valid until")
+_DATE = "%Y-%m-%dT%H:%M:%SZ"
 _KEYS, _TRUSTED = "keys.json", "trusted.json"
 
 Report = Callable[..., None]
+
+
+def refuse_other_key(folder: Path, site: str, shown: str) -> None:
+    """Refuses to sign a second key for a site whose certificate for another key, by the ledger, is still valid."""
+    path, now = folder / LEDGER, datetime.now(UTC).strftime(_DATE)
+    if not path.exists():
+        return
+    with open(path, encoding="utf-8", newline="") as file:
+        for number, entry in enumerate(csv.reader(file, delimiter="\t"), start=1):
+            if len(entry) != len(_COLUMNS):
+                raise BadInput(f"{path}, line {number}: expected {len(_COLUMNS)} columns, got {len(entry)}")
+            if number > 1 and entry[1] == site and entry[2] != shown and entry[4] > now:
+                raise BadInput(
+                    f"site {site} has a certificate for another key, with the fingerprint {entry[2]}, valid until "
+                    f"{entry[4]}. To renew it, sign the request of that key again. If the site had to replace its key, "
+                    "sign with --new-key; every other site then has to confirm the new fingerprint with `fairmesh mesh "
+                    "trust`"
+                )
+
+
+def record_signed(folder: Path, site: str, certificate: bytes) -> None:
+    """Adds a certificate to the founder's ledger."""
+    path = folder / LEDGER
+    dates = [moment.strftime(_DATE) for moment in (datetime.now(UTC), valid_until(certificate))]
+    entry = (dates[0], site, fingerprint(certificate), f"{serial_of(certificate):x}", dates[1])
+    try:
+        with open(path, "a", encoding="utf-8") as file:
+            for row in [entry] if file.tell() else [_COLUMNS, entry]:
+                file.write("\t".join(row) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        raise BadInput(f"cannot write {path}: {error.strerror or error}") from error
 
 
 def trust(state: Path, site: str, text: str) -> str:
