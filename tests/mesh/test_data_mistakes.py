@@ -118,7 +118,7 @@ MISTAKES: dict[str, tuple[Callable[[Path], object], list[str]]] = {
     ),
     "another type": (
         lambda home: write(home, rows(2) | {"age": np.array(["old", *rows(2)["age"][1:]])}),
-        ["column 'age', row 1", "'old'", "number"],
+        ["row 1", "column 'age'", "'old'", "number"],
     ),
     "a wrong column": (
         lambda home: write(home, {"alter": rows(2)["age"], **rows(2)} | {"age": rows(2)["ill"]}),
