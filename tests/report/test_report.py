@@ -252,7 +252,7 @@ def test_verdicts_lead_the_page_and_the_json(undrawn):
     found = card(run)
     read = Page(page([run], "a run"))
     better, worse, unclear, unknown = (site["sentence"] for site in found["sites"])
-    assert "3.0 to 9.0" in better
+    assert "3 to 9 points" in better
     assert "better" in better
     assert "2.0 to 8.0" in worse
     assert "worse" in worse

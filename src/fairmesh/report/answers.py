@@ -1,5 +1,6 @@
 """What the answers that a run keeps say beyond its summary: comparisons with references, and calibration."""
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,7 @@ _BINS = 10
 
 def answers_of(run: Run) -> Outcomes | None:
     """Returns what the models of a run, or of a variant of a sweep, answered after the last round, if it was kept."""
-    if run.folder is None:
-        return None
-    return _read(run.folder / OUTCOMES, run.variant)
+    return _read(run.folder / OUTCOMES, run.variant) if run.folder else None
 
 
 def _read(path: Path, variant: int = 0) -> Outcomes | None:
@@ -38,15 +37,10 @@ def compared(run: Run, known: set[str]) -> dict[str, dict[str, dict[str, Any]]]:
         known: The references that the summary compares with already.
     """
     ours, found = answers_of(run), {}
-    for name, table in run.summary.get("references", {}).items():
-        theirs = None
-        if ours is not None and run.folder is not None and name not in known and "folder" in table:
-            theirs = _read(run.folder / table["folder"] / OUTCOMES)
-        if ours is not None and theirs is not None:
-            try:
-                found[name] = versus(ours, theirs, run.metric).table()["sites"]
-            except BadInput:  # a metric of the user's own, which the folder does not know
-                continue
+    for name, table in run.summary.get("references", {}).items() if ours and run.folder else ():
+        theirs = _read(run.folder / table["folder"] / OUTCOMES) if name not in known and "folder" in table else None
+        with suppress(BadInput):  # a metric of the user's own, which the folder does not know
+            found |= {name: versus(ours, theirs, run.metric).table()["sites"]} if theirs else {}
     return found
 
 
