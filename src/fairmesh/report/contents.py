@@ -16,7 +16,7 @@ from fairmesh.config.trusted import import_paths
 from fairmesh.errors import BadInput
 from fairmesh.evidence.intervals import LEVEL
 from fairmesh.metrics.units import defined
-from fairmesh.report.answers import calibration, compared
+from fairmesh.report.answers import calibration
 from fairmesh.report.runs import Run, choices_in_words, links_of, mean_of, ranked
 from fairmesh.report.sentences import REFERENCES, hints, network_sentence, site_sentence
 from fairmesh.storage.run_folder import PREPROCESSING
@@ -116,7 +116,7 @@ def _sites(run: Run) -> list[Json]:
     support = summary.get("support") or [{}] * len(names)  # None for a site that is not measured
     weights, compared = run.weights(), references(run)
     values = {metric: run.by_site(metric) for metric in run.metrics}
-    versus = _versus(run, evidence)
+    versus = _versus(evidence)
     found = []
     for i, name in enumerate(names):
         known, counted = evidence.get(name, {}), support[i] if isinstance(support[i], dict) else {"n": 0}
@@ -146,13 +146,12 @@ def _known(interval: Any) -> list[float] | None:
     return interval if isinstance(interval, list) and all(map(defined, interval)) else None
 
 
-def _versus(run: Run, evidence: Mapping[str, Json]) -> dict[str, dict[str, Json]]:
+def _versus(evidence: Mapping[str, Json]) -> dict[str, dict[str, Json]]:
     """Returns how each site differs from each model that it is compared with: by model, then by site."""
     by_model: dict[str, dict[str, Json]] = {}
     for name, known in evidence.items():
         for kind, difference in known.get("versus", {}).items():
             by_model.setdefault("average" if kind == "fixed weights" else kind, {})[name] = difference
-    by_model |= compared(run, set(by_model))
     return {
         kind: {site: one for site, one in sites.items() if "interval" not in one or _known(one["interval"])}
         for kind, sites in by_model.items()

@@ -232,11 +232,9 @@ def plot(
         ...     pathlib.Path(folder, "curves.png").exists()
         True
     """
-    if isinstance(results, Mapping):
-        runs = [Run.from_result(one, name) for name, one in results.items()]
-    else:
-        several = [results] if isinstance(results, Result | Run) else results
-        runs = [one if isinstance(one, Run) else Run.from_result(one) for one in several]
+    several = [results] if isinstance(results, Result | Run) else results
+    pairs = several.items() if isinstance(several, Mapping) else [(None, result) for result in several]
+    runs = [result if isinstance(result, Run) else Run.from_result(result, name) for name, result in pairs]
     if not runs:
         raise BadInput("nothing to plot")
     against = tuple(_AXES) if against is None else against
