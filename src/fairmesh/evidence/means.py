@@ -6,7 +6,7 @@ docs/concepts/evidence.md has the measured coverage.
 """
 
 import math
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -40,34 +40,6 @@ class Stratum:
     weight: float
     rows: Sequence[np.ndarray] | None = None
     overlap: float = 0.0
-
-
-def strata_of(
-    scores: Mapping[int, Scores],
-    keys: Mapping[int, Hashable],
-    rows: Mapping[int, Sequence[np.ndarray] | None],
-    overlaps: Sequence[float],
-) -> list[Stratum]:
-    """Returns the strata of sites. Sites that are judged by the same rows are one.
-
-    Args:
-        scores: The scores at each site: one array (seeds, rows) per split.
-        keys: By site, what is equal for sites with the same rows.
-        rows: The numbers of each site's rows.
-        overlaps: For each site, the share of its rows that a split has in common with another.
-    """
-    groups: dict[Hashable, list[int]] = {}
-    for i in scores:
-        groups.setdefault(keys[i], []).append(i)
-    return [
-        Stratum(
-            [np.mean([scores[i][k] for i in sites], axis=0) for k in range(len(scores[sites[0]]))],
-            len(sites) / len(scores),
-            rows[sites[0]],
-            overlaps[sites[0]],
-        )
-        for sites in groups.values()
-    ]
 
 
 def mean_share(strata: Sequence[Stratum], training: float | None = None) -> Share:

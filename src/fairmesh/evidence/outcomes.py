@@ -24,7 +24,7 @@ from fairmesh.data.rows import SampleRows
 from fairmesh.data.samples import Samples
 from fairmesh.errors import BadInput, listed
 from fairmesh.evidence.intervals import Estimate, Scores, Share, Worst, bootstrapped, mean, share
-from fairmesh.evidence.means import Stratum, mean_number, mean_of, mean_share, strata_of
+from fairmesh.evidence.means import Stratum, mean_number, mean_of, mean_share
 from fairmesh.metrics.base import MeanMetric, NamedMetric, chosen_metrics, resampled
 from fairmesh.metrics.builtin import Accuracy
 from fairmesh.metrics.over_sites import WORST_NEEDS_ROWS
@@ -361,12 +361,19 @@ class Outcomes:
         Args:
             scores: The scores at sites: one array (seeds, rows) per split.
         """
-        defined = {i: one for i, one in scores.items() if one and not any(np.isnan(of).any() for of in one)}
-        guessed, numbers = self.guessed_overlaps or (None,) * len(self.sites), {}
-        for i in defined:
-            known = [one.rows.numpy() for one in self.at(i) if one.rows is not None and guessed[i] is None]
-            numbers[i] = known if len(known) == len(self.of_sites) else None
-        return strata_of(defined, {i: self.rows_key(i) for i in defined}, numbers, self.overlaps)
+        groups: dict[tuple[str, ...], list[int]] = {}
+        for i, of_site in scores.items():
+            if of_site and not any(np.isnan(of_split).any() for of_split in of_site):
+                groups.setdefault(self.rows_key(i), []).append(i)
+        guessed, count = self.guessed_overlaps or (None,) * len(self.sites), sum(map(len, groups.values()))
+        strata = []
+        for sites in groups.values():
+            first = sites[0]
+            numbers = [of_split.rows.numpy() for of_split in self.at(first) if of_split.rows is not None]
+            known = len(numbers) == len(self.of_sites) and guessed[first] is None
+            means = [np.mean(of_split, axis=0) for of_split in zip(*(scores[i] for i in sites))]
+            strata.append(Stratum(means, len(sites) / count, numbers if known else None, self.overlaps[first]))
+        return strata
 
     def without_outputs(self) -> "Outcomes":
         """Returns the same without the outputs, which only some metrics need."""
