@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fairmesh.evidence.intervals import (
+    Estimate,
     Number,
     PairedShare,
     Scores,
@@ -53,7 +54,7 @@ def mean_share(strata: Sequence[Stratum], training: float | None = None) -> Shar
         return Share(math.nan, 0)
     total = _sum_of(strata, training)
     effective, freedom = total.effective(total.value * (1.0 - total.value))
-    return Share(min(max(total.value, 0.0), 1.0), total.count, effective, freedom)
+    return Share(min(max(total.value, 0.0), 1.0), total.row_count, effective, freedom)
 
 
 def mean_paired_share(strata: Sequence[Stratum], training: float | None = None) -> PairedShare:
@@ -71,7 +72,7 @@ def mean_paired_share(strata: Sequence[Stratum], training: float | None = None) 
         for sign in (1.0, -1.0)
     )
     effective, freedom = total.effective(only_a + only_b - (only_a - only_b) ** 2)
-    return PairedShare(only_a, only_b, total.count, effective, freedom)
+    return PairedShare(only_a, only_b, total.row_count, effective, freedom)
 
 
 def mean_number(
@@ -89,7 +90,7 @@ def mean_number(
     total = _sum_of(strata, training)
     return Number(
         total.value,
-        total.count,
+        total.row_count,
         error=math.sqrt(total.variance) if total.variance >= 0 else math.nan,
         freedom=_freedom(total.variance, [*total.parts, (total.variance, total.freedom)]),
         skew=total.third / total.variance**1.5 if total.variance > 0 else 0.0,
@@ -97,12 +98,12 @@ def mean_number(
     )
 
 
-def mean_of(parts: Sequence[Share] | Sequence[Number]) -> Share | Number:
+def mean_of(parts: Sequence[Estimate]) -> Share | Number:
     """Returns the mean of independent estimates that have a value, such as of one metric at several sites. An estimate
     without an interval counts as if its rows varied like those of the others.
 
     Args:
-        parts: The estimates, all of one kind; those without a value may be of another.
+        parts: The estimates: all that have a value are a `Share`, or all are a `Number`.
     """
     defined = [part for part in parts if not math.isnan(part.value)]
     if not defined:
@@ -178,7 +179,7 @@ class _Sum(NamedTuple):
     """A weighted sum over strata, its variance, and what intervals need of its parts."""
 
     value: float
-    count: int  # rows, the mean over splits
+    row_count: int  # the mean over splits
     variance: float
     freedom: float | None  # of what seeds and splits differ by
     floor: float
@@ -208,7 +209,7 @@ def _sum_of(strata: Sequence[Stratum], training: float | None) -> _Sum:
     of_split, together = float(of_row @ squares), alike * float(of_row @ pairs)
     between = np.array([interactions_of(stratum.scores) for stratum in strata])
     value, variance, freedom = spread(
-        [sum(w * np.asarray(s.scores[k]).mean(axis=1) for w, s in zip(weights, strata)) for k in range(splits)],
+        [np.sum([one.weight * one.scores[k].mean(axis=1) for one in strata], axis=0) for k in range(splits)],
         [of_split] * splits,
         (weights**2 @ between).tolist(),
         float(shares.mean()),

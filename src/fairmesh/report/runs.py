@@ -52,7 +52,7 @@ class Run:
             runs.append(run.of_replicas(variant["replicas"], more))
         return runs
 
-    def of_replicas(self, replicas: Collection[int], more: Mapping[str, Any]) -> "Run":
+    def of_replicas(self, replicas: Collection[int], more: dict[str, Any]) -> "Run":
         """Returns the run with some of its replicas only, and with what else its summary says of them."""
         lost = [r for r in self.summary["diverged"] if r in replicas]
         summary = self.summary | more | {"replicas": len(replicas), "diverged": lost}
