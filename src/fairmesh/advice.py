@@ -75,13 +75,11 @@ class Advice:
     def settings(self) -> dict[str, Any]:
         """Returns what the experiment file should say. A file without `[algorithm]` uses Tracked AD-GDA with its
         defaults and an objective to match."""
-        if self.experiment.algorithm == algorithm_for(self.experiment.objective, self.experiment.trainer is not None):
-            return {"rounds": self.experiment.rounds}
-        return {
-            "rounds": self.experiment.rounds,
-            "algorithm": to_table(self.experiment.algorithm),
-            "objective": to_table(self.experiment.objective),
-        }
+        chosen = self.experiment
+        if chosen.algorithm == algorithm_for(chosen.objective, chosen.trainer is not None):
+            return {"rounds": chosen.rounds}
+        names = ("algorithm", "objective")
+        return {"rounds": chosen.rounds} | {name: to_table(getattr(chosen, name)) for name in names}
 
     def next_step(self, path: str | os.PathLike) -> str:
         """Returns a sentence on how to use the advice for this file."""
@@ -156,24 +154,21 @@ def advise(experiment: Experiment, announce: Callable[[str], None] | None = None
         raise BadInput("the data has one site, so there is nobody to train with; fm.Local() trains a site alone")
     algorithm = algorithm_for(plain.objective, plain.trainer is not None)
     network = MemoryNetwork(plain.topology.build(problem.n))
-    facts, step = _facts(problem, network), _step(algorithm, problem, network)
+    facts = _facts(problem, network)
+    step = steady_consensus_step(algorithm.compressor, facts["parameters"], network)
     if plain.trainer is None and step * facts["spectral_gap"] < _SLOW:
         algorithm = replace(algorithm, compressor=_FINER)
-        step = _step(algorithm, problem, network)
+        step = steady_consensus_step(_FINER, facts["parameters"], network)
     rounds, why = _rounds(facts, step, plain)
     chosen = replace(plain, algorithm=algorithm, rounds=rounds)
-    return Advice(
-        chosen,
-        facts,
-        (
-            _algorithm(experiment, chosen),
-            _compressor(algorithm, chosen.trainer is not None, facts),
-            _consensus(step, facts),
-            why,
-        ),
-        tuple(_hints(facts, problem)),
-        _predicted(chosen, problem, announce),
+    bears = f"what this compressor bears on a graph with {facts['neighbours']} neighbours at most"
+    recommended = (
+        _algorithm(experiment, chosen),
+        _compressor(algorithm, chosen.trainer is not None, facts),
+        Recommended("consensus_step", f"{step:g}, chosen by itself", bears),
+        why,
     )
+    return Advice(chosen, facts, recommended, tuple(_hints(facts, problem)), _predicted(chosen, problem, announce))
 
 
 def _facts(problem: Problem, network: MemoryNetwork) -> dict[str, Any]:
@@ -191,15 +186,10 @@ def _facts(problem: Problem, network: MemoryNetwork) -> dict[str, Any]:
     }
 
 
-def _step(algorithm: TrackedADGDA, problem: Problem, network: MemoryNetwork) -> float:
-    return steady_consensus_step(algorithm.compressor, problem.flat_model.dim, network)
-
-
 def _rounds(facts: dict[str, Any], step: float, experiment: Experiment) -> tuple[int, Recommended]:
     """Returns the number of rounds and its reason."""
     if experiment.trainer is not None:
-        rounds = 20
-        return rounds, Recommended("rounds", f"{rounds}", "a training function does an epoch or more in each")
+        return 20, Recommended("rounds", "20", "a training function does an epoch or more in each")
     mixing = _MIXED / max(1e-6, step * facts["spectral_gap"])
     passes = _PASSES * facts["largest_site"] / max(1, experiment.sampling.batch)
     reasons = {
@@ -242,14 +232,6 @@ def _compressor(algorithm: TrackedADGDA, own_code: bool, facts: dict[str, Any]) 
         reason = "news spreads slowly over this graph, and faster with more than one bit"
     value = ", ".join(f"{value}" if name == "name" else f"{name} = {value}" for name, value in table.items())
     return Recommended("compressor", value, f"messages {32 / bits:.0f} times smaller than the model; {reason}")
-
-
-def _consensus(step: float, facts: dict[str, Any]) -> Recommended:
-    return Recommended(
-        "consensus_step",
-        f"{step:g}, chosen by itself",
-        f"what this compressor bears on a graph with {facts['neighbours']} neighbours at most",
-    )
 
 
 def _hints(facts: dict[str, Any], problem: Problem) -> list[str]:

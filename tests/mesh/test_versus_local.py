@@ -10,12 +10,12 @@ import torch
 import fairmesh as fm
 from fairmesh.errors import Diverged
 from fairmesh.evidence import versus_counts
+from fairmesh.evidence.verdicts import verdict_in_words
 from fairmesh.mesh.node import versus_local
 from fairmesh.mesh.node.aside import Aside
 from fairmesh.mesh.node.versus_local import difference, evidence_of, sentences
 from fairmesh.mesh.wire.kinds import CELLS, FEW, FEWEST, KINDS
 from fairmesh.metrics.units import Unit
-from fairmesh.report.sentences import versus
 from fairmesh.storage.strict_json import as_json
 from tests.mesh.experiments import experiment
 from tests.mesh.scenarios import Run, played
@@ -130,7 +130,7 @@ def test_evidence_of_numbers_has_verdicts_and_no_number_of_the_comparison():
     assert (found["worst"]["site"], found["worst"]["value"]) == ("b", 0.9)
     assert [said.split(":")[0] for said in sentences({"evidence": found})] == ["a", "b"]
     unit = Unit("loss", share=False)
-    assert versus(a["versus"]["local"], unit, "alone") == "better than alone"
+    assert verdict_in_words(a["versus"]["local"], unit, "alone") == "better than alone"
 
 
 def test_announced_verdicts_are_words_and_nothing_else():

@@ -252,11 +252,11 @@ def test_verdicts_lead_the_page_and_the_json(undrawn):
     found = card(run)
     read = Page(page([run], "a run"))
     better, worse, unclear, unknown = (site["sentence"] for site in found["sites"])
-    assert "3.0 to 9.0" in better
+    assert "3 to 9 points" in better
     assert "better" in better
-    assert "2.0 to 8.0" in worse
+    assert "2 to 8 points" in worse
     assert "worse" in worse
-    assert "−1.0 to +2.0" in unclear
+    assert "−1 to +2 points" in unclear
     assert not {"better", "worse"} & set(unknown.replace(",", " ").split())
     said = read.texts["li"]
     assert [text.split(":")[0] for text in said[:4]] == NAMES
@@ -414,13 +414,13 @@ def test_leave_one_out_is_shown_next_to_the_run(tmp_path, undrawn):
 def with_reference(tmp_path_factory):
     """A run next to a reference that was hardly trained, on the same rows."""
     folder = tmp_path_factory.mktemp("references") / "run"
-    for rounds, out in ((1, folder / "references" / "local"), (60, folder / "main")):
+    result, alone = (
         fm.run(fm.Experiment(fm.data.Digits(nodes=4, odd=1), algorithm=fm.DSGD(), rounds=rounds), out=out)
-    for path in (folder / "main").iterdir():
-        path.rename(folder / path.name)
+        for rounds, out in ((60, folder), (1, None))
+    )
     summary = json.loads((folder / "summary.json").read_text())
-    other = json.loads((folder / "references" / "local" / "summary.json").read_text())
-    table = {"title": "alone", "diverged": False, "sites": other["final"][0]["accuracy"]["sites"]}
+    summary["evidence"] = result.evidence(against={"local": alone})
+    table = {"title": "alone", "diverged": False, "sites": alone.final[0]["accuracy"]["sites"]}
     summary["references"] = {
         "local": table | {"folder": "references/local"},
         "pooled": {"title": "pooled", "diverged": True, "sites": [None] * 4, "folder": "references/pooled"},

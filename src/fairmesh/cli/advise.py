@@ -71,10 +71,5 @@ def _write(path: Path, source: Path, assignments: list[str], settings: dict) -> 
         put(table, key, value, f"--set {key}")
     for name in ("algorithm", "sweep", "objective"):
         table.pop(name, None)
-    # Single values must stand before the tables.
-    table = (
-        {"rounds": settings["rounds"]}
-        | {name: value for name, value in table.items() if name != "rounds"}
-        | {name: value for name, value in settings.items() if name != "rounds"}
-    )
-    write_atomically(path, (_FIRST_LINES.format(source=source.name) + tomli_w.dumps(table)).encode())
+    content = tomli_w.dumps(table | settings)
+    write_atomically(path, (_FIRST_LINES.format(source=source.name) + content).encode())

@@ -5,7 +5,6 @@ import gc
 import importlib
 import multiprocessing
 import os
-import statistics
 import sys
 import threading
 import warnings
@@ -121,34 +120,12 @@ def experiment(contender: Contender, seed: int, rounds: int, splits: int) -> Exp
 class Outcome:
     """What the demo trained and wrote."""
 
-    runs: dict[str, Run]  # by the contender's name; one replica per split
-    outcomes: dict[str, Outcomes]  # what each contender answered on the test digits of all splits
-    evidence: dict[str, dict[str, Any]]  # the intervals of each contender, compared with training alone
+    runs: dict[str, Run]  # by the contender's name; one replica per split, and intervals against training alone
     together: Comparison  # fixed weights, compared with training alone
     robust: Comparison  # fairmesh's default, compared with fixed weights
     joining: Comparison  # fairmesh's default, compared with training alone
     report: Path | None = None  # the page, if one was written
     without_plots: str = ""  # why there is no page although a folder was given
-
-    @staticmethod
-    def of(runs: dict[str, Run], outcomes: dict[str, Outcomes]) -> "Outcome":
-        """Returns the outcome of trained contenders, with its intervals."""
-        alone, fixed, default = (outcomes[name] for name in ("alone", "fixed-weights", "default"))
-        evidence = {
-            name: evidence_table(one, against={} if name == "alone" else {"local": alone})
-            for name, one in outcomes.items()
-        }
-        references = {"local": {"diverged": False, "sites": runs["alone"].by_site()}}
-        runs = {
-            name: replace(
-                run,
-                summary=run.summary | {"evidence": evidence[name], "references": {} if name == "alone" else references},
-            )
-            for name, run in runs.items()
-        }
-        return Outcome(
-            runs, outcomes, evidence, versus(fixed, alone), versus(default, fixed), joining=versus(default, alone)
-        )
 
     @property
     def sentence(self) -> str:
@@ -165,36 +142,39 @@ class Outcome:
 
     def as_json(self) -> dict[str, Any]:
         """Returns the accuracies as fractions: by contender, and the gains of the sentence."""
+        default = self.runs["default"]
         return {
-            "contenders": {
-                name: {
-                    "worst": self.evidence[name]["worst"]["value"],
-                    "worst_site": self.evidence[name]["worst"]["site"],
-                    "worst_interval": self.evidence[name]["worst"]["interval"],
-                    "mean": self.evidence[name]["mean"]["value"],
-                    "mean_interval": self.evidence[name]["mean"]["interval"],
-                    "best": max(site["value"] for site in self.evidence[name]["sites"]),
-                    "sites": {
-                        site["name"]: {key: site[key] for key in ("value", "n", "interval")}
-                        | {"versus_local": site["versus"].get("local")}
-                        for site in self.evidence[name]["sites"]
-                    },
-                    **{key: run.summary[key] for key in ("bytes_busiest_node", "nominal_bits_busiest", "steps")},
-                }
-                for name, run in self.runs.items()
-            },
+            "contenders": {name: _table(run) for name, run in self.runs.items()},
             "gains": {
                 "training together, worst": self.together.worst.table(),
                 "robust weights, worst": self.robust.worst.table(),
                 "robust weights, mean": self.robust.mean.table(),
             },
             "level": LEVEL,
-            "covers": self.outcomes["default"].covers,
-            "rounds": next(iter(self.runs.values())).summary["rounds"],
-            "splits": len(next(iter(self.runs.values())).summary["final"]),
+            "covers": default.evidence["covers"],
+            "rounds": default.summary["rounds"],
+            "splits": len(default.summary["final"]),
             "sentence": self.sentence,
             "sentences": self.sentences(),
         }
+
+
+def _table(run: Run) -> dict[str, Any]:
+    worst, mean, sites = (run.evidence[key] for key in ("worst", "mean", "sites"))
+    return {
+        "worst": worst["value"],
+        "worst_site": worst["site"],
+        "worst_interval": worst["interval"],
+        "mean": mean["value"],
+        "mean_interval": mean["interval"],
+        "best": max(site["value"] for site in sites),
+        "sites": {
+            site["name"]: {key: site[key] for key in ("value", "n", "interval")}
+            | {"versus_local": site["versus"].get("local")}
+            for site in sites
+        },
+        **{key: run.summary[key] for key in ("bytes_busiest_node", "nominal_bits_busiest", "steps")},
+    }
 
 
 def demo(seed: int, out: Path | None, watch: Callable[[str, int], Watching | None] | None = None) -> Outcome:
@@ -206,14 +186,21 @@ def demo(seed: int, out: Path | None, watch: Callable[[str, int], Watching | Non
         out: The folder to write; None to write nothing.
         watch: Makes a watcher from the name of a contender and the number of its rounds.
     """
-    runs, answered = {}, {}
-    tasks = [(name, seed, ROUNDS, SPLITS, out) for name in _ORDER]
-    for name, run, outcomes in _carried_out(tasks):
-        runs[name], answered[name] = run, outcomes
+    trained = {}
+    for name, run, answers in _carried_out([(name, seed, ROUNDS, SPLITS, out) for name in _ORDER]):
+        trained[name] = run, answers
         if watched := watch and watch(run.label, ROUNDS):
             watched(ROUNDS, run.summary["final"])
-    names = list(contenders())
-    outcome = Outcome.of({name: runs[name] for name in names}, {name: answered[name] for name in names})
+    of_alone, alone = trained["alone"]
+    references = {"local": {"diverged": False, "sites": of_alone.by_site()}}
+    runs = {}
+    for name in contenders():
+        run, answers = trained[name]
+        evidence = evidence_table(answers, against={} if name == "alone" else {"local": alone})
+        more = {"evidence": evidence, "references": {} if name == "alone" else references}
+        runs[name] = replace(run, summary=run.summary | more)
+    fixed, default = trained["fixed-weights"][1], trained["default"][1]
+    outcome = Outcome(runs, versus(fixed, alone), versus(default, fixed), joining=versus(default, alone))
     if out is None:
         return outcome
     try:
@@ -288,34 +275,23 @@ def _worst_on_validation(result: Result, alone: bool) -> list[float]:
 
 def _chosen_run(result: Result, contender: Contender, chosen: Sequence[int]) -> Run:
     """Returns the run of the chosen replicas, one per split."""
-    number, run = {r: k for k, r in enumerate(chosen)}, Run.from_result(result)
-
-    def of_chosen(known: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-        return [r | {"replica": number[r["replica"]]} for r in known if r["replica"] in number]
-
-    whole, records, final = run.summary, of_chosen(run.records), of_chosen(run.summary["final"])
+    run = Run.from_result(result, contender.label)
     steps = [result.replicas[r].algorithm.primal_step.start for r in chosen] if contender.steps else []  # type: ignore[attr-defined]
-    summary = whole | {
-        **{what: statistics.fmean(r["accuracy"][what] for r in final) for what in ("worst", "mean", "best", "gap")},
-        **{what: max(r[what] for r in final) for what in ("bytes_busiest_node", "nominal_bits_busiest", "bytes_total")},
-        "variants": [whole["variants"][0] | {"changes": {}, "replicas": list(range(len(chosen)))}],
-        "diverged": [number[r] for r in result.diverged if r in number],
-        "steps": steps,
-        "replicas": len(chosen),
-        "metrics": metric_tables(result, final),
-        "final": final,
-    }
-    return Run(contender.label, summary, records)
+    variant = run.summary["variants"][0] | {"changes": {}, "replicas": list(chosen)}
+    run = run.of_replicas(chosen, {"variants": [variant], "steps": steps})
+    final = run.summary["final"]
+    sent = {what: max(r[what] for r in final) for what in ("bytes_busiest_node", "nominal_bits_busiest", "bytes_total")}
+    return replace(run, summary=run.summary | sent | {"metrics": metric_tables(result, final)})
 
 
 def _write_report(outcome: Outcome, out: Path) -> Path:
     runs = list(outcome.runs.values())
     series = {
-        said: scaled_series([outcome.evidence[name][what] for name in outcome.runs], 100)
+        said: scaled_series([run.evidence[what] for run in runs], 100)
         for what, said in (("worst", "worst site"), ("mean", "mean over sites"))
     }
     save_figure(dots([run.label for run in runs], series, "accuracy, %"), out / "methods.png")
-    return write_report(runs, out, TITLE, outcome.sentence, NOTE).page
+    return write_report(runs, out, TITLE, outcome.sentence, NOTE).report
 
 
 TITLE = "Ten sites, six of them small and with another scanner"

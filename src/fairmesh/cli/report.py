@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fairmesh.cli.terminal import Json, Overwrite, draw, existing, print_json, say, show_rows, show_table
+from fairmesh.cli.terminal import Json, Overwrite, draw, existing, print_json, say, show, show_rows, show_table
 
 if TYPE_CHECKING:
     from fairmesh.report.runs import Run
@@ -28,6 +28,7 @@ def compare(
     from fairmesh.report.plots import curves
     from fairmesh.report.runs import caption_of, rows_of, unequal_choices
     from fairmesh.report.style import save_figure
+    from fairmesh.report.text import Table
 
     runs = _loaded(folders)
     found = compared(runs)
@@ -37,21 +38,13 @@ def compare(
         print_json(found.as_json() | {"plot": str(path) if path else None})
         return
     show_rows(rows_of(found.shown))
-    if verdicts := found.table():
-        show_table(verdicts, "Differences")
+    show(Table(found.table(), "Differences"))
     if sites:
         show_table(found.by_site(), "Site by site")
-    for line in [
-        caption_of(found.shown),
-        *found.choices,
-        *found.left_out,
-        *(f"warning: {text}" for text in found.warnings),
-    ]:
-        if line:
-            say(line)
-    for run in found.shown:
-        for note in run.notes():
-            say(f"{run.label}: {note}")
+    warnings = [f"warning: {text}" for text in found.warnings]
+    of_runs = [f"{run.label}: {note}" for run in found.shown for note in run.notes()]
+    for line in (caption_of(found.shown), *found.choices, *found.left_out, *warnings, *of_runs):
+        show(line)
     if path:
         say(f"picture: {path}")
 
@@ -77,13 +70,7 @@ def report(
     title = f"Run {runs[0].label}" if len(runs) == 1 else f"{len(runs)} runs: {', '.join(run.label for run in runs)}"
     written = write_report(runs, out or (found[0] if len(found) == 1 else Path()), title)
     if json_:
-        print_json(
-            {
-                "report": str(written.page),
-                "json": str(written.contents),
-                "model_card": written.card and str(written.card),
-            }
-        )
+        print_json({name: path and str(path) for name, path in written._asdict().items()})
         return
     for path in written:
         if path:

@@ -112,12 +112,11 @@ def leave_one_site_out(
     result = train(with_splits(without, same_sites=False), topology, algorithm, rounds, seeds=seeds, **options)
     judged_on = "test" if problem.held_out("test")[1] else "train"
     rows = torch.stack([result.whole_row(r) for r in range(len(result.replicas))]).cpu().float()
-    of_run = [[r for r, one in enumerate(result.replicas) if one.split == k] for k in range(len(without))]
+    at = {(replica.split, replica.seed): r for r, replica in enumerate(result.replicas)}
     values: dict[str, list[list[float]]] = {}
     for k, split in enumerate(every):
-        runs = of_run[k * problem.n : (k + 1) * problem.n]
         for name, found in Evaluator(split, judged_on, "cpu", torch.float32).of_sites(rows).items():
-            of_seeds = [[float(found[run[s], i]) for i, run in enumerate(runs)] for s in range(len(runs[0]))]
+            of_seeds = [[float(found[at[k * problem.n + i, seed], i]) for i in range(problem.n)] for seed in seeds]
             values.setdefault(name, []).extend(of_seeds)
     return LeftOut(problem, result, judged_on, values)
 

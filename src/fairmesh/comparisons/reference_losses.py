@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -14,9 +14,9 @@ from fairmesh.algorithms.local import Local
 from fairmesh.algorithms.schedules import with_run_length
 from fairmesh.data.samples import Samples
 from fairmesh.data.site import Site
-from fairmesh.errors import BadInput
+from fairmesh.errors import BadInput, listed
 from fairmesh.evidence.intervals import paired, quantile
-from fairmesh.evidence.outcomes import Outcomes
+from fairmesh.evidence.outcomes import Answers, Outcomes
 from fairmesh.losses import ModelLoss
 from fairmesh.networks.base import Network
 from fairmesh.networks.process_group import ProcessGroup
@@ -228,16 +228,10 @@ def worse_than_constant(outcomes: Outcomes, problem: Problem, group: ProcessGrou
     if len(outcomes.of_sites) != len(splits):  # all replicas of a split diverged
         return None
     sets = {i: [getattr(split.sites[i], outcomes.judged_on) for split in splits] for i in problem.here}
-    here = [
-        i
-        for i, of_splits in sets.items()
-        if (at := outcomes.at(i))
-        and all(answers.predicted for answers in at)
-        and all(samples.stream is None and _vary(samples.targets) for samples in of_splits)
-    ]
+    here = [i for i, of_splits in sets.items() if _can_be_worse(outcomes.at(i), of_splits)]
     constants = {i: [best_constant(split, i) for split in splits] for i in here}
     told = {i: [len(problem.sites[i].train), constants[i][0].flatten().tolist()] for i in here}
-    every = {int(i): one for part in group.all_gather_json(told) for i, one in part.items()}
+    every = _gathered(group, told)
     if not every:
         return None
     rows, columns = zip(*every.values())
@@ -249,26 +243,33 @@ def worse_than_constant(outcomes: Outcomes, problem: Problem, group: ProcessGrou
         worse = paired(answered, own, outcomes.overlaps[i], shares=False).bound(_SURE / len(every), upper=False) > 0
         more = answered[0].mean(axis=0) - _losses_of(common.reshape(constants[i][0].shape), splits[0], sets[i][0])[0]
         told[i] = [bool(worse), len(more), float(more.sum()), float(np.square(more).sum())]
-    every = {int(i): one for part in group.all_gather_json(told) for i, one in part.items()}
+    every = _gathered(group, told)
     names = [outcomes.sites[i] for i in sorted(every) if every[i][0]]
-    where = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-    count, total, squares = (sum(one[k] for one in every.values()) for k in (1, 2, 3))
+    _, count, total, squares = map(sum, zip(*every.values()))
     error = math.sqrt(max(0.0, squares - total * total / count) * count / max(1, count - 1))
     if count > 1 and total > quantile(1 - _SURE, count - 1) * error:
-        at = f", and at {where} than a constant of their own" if names else ""
+        at = f", and at {listed(names, 3)} than a constant of their own" if names else ""
         remedy = "train longer, with other steps, or on scaled targets"
         return f"clearly worse than one constant answer for all sites{at}: {remedy}"
     if not names:
         return None
     return (
-        f"clearly worse than a constant answer, the best for the site's training rows, at {where}; over all sites the "
-        "model is no worse than one constant, so these sites may need models of their own: [personalization]"
+        f"clearly worse than a constant answer, the best for the site's training rows, at {listed(names, 3)}; over all "
+        "sites the model is no worse than one constant, so these sites may need models of their own: [personalization]"
     )
 
 
-def _vary(targets: Any) -> bool:
-    """Returns whether targets are not all the same, so that a model has something to learn."""
-    return isinstance(targets, Tensor) and bool((targets != targets[:1]).any())
+def _can_be_worse(answers: Sequence[Answers], sets: Sequence[Samples]) -> bool:
+    """Returns whether models answered at all rows of a site, and there is something to learn: its targets vary."""
+    if not answers or not all(of_split.predicted for of_split in answers):
+        return False
+    targets = [None if samples.stream is not None else samples.targets for samples in sets]
+    return all(isinstance(tensor, Tensor) and bool((tensor != tensor[:1]).any()) for tensor in targets)
+
+
+def _gathered(group: ProcessGroup, told: dict[int, list]) -> dict[int, list]:
+    """Returns what each process tells of its sites, from all processes."""
+    return {int(i): row for part in group.all_gather_json(told) for i, row in part.items()}
 
 
 def _losses_of(constant: Tensor, problem: Problem, samples: Samples) -> np.ndarray:

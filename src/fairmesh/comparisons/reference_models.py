@@ -1,10 +1,12 @@
 """Compares a run with reference models: each site alone, all data in one place, the average model, the common model
 fine-tuned at each site, and a constant answer."""
 
+import itertools
 import math
 import os
+import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +23,7 @@ from fairmesh.comparisons.reference_losses import best_constant, constant_values
 from fairmesh.config.tables import to_table
 from fairmesh.data.reserve import FEWEST_ROWS
 from fairmesh.data.site import Site
-from fairmesh.errors import BadInput, FairmeshError, Interrupted, nearest
+from fairmesh.errors import BadInput, FairmeshError, Interrupted, listed, nearest
 from fairmesh.evidence import Comparison, versus
 from fairmesh.evidence.outcomes import packed
 from fairmesh.losses import ModelLoss
@@ -114,7 +116,7 @@ class ReferenceComparison:
         Args:
             metric: The metric; None for the primary one. Default: None.
         """
-        if len(self.result.diverged) == len(self.result.replicas):
+        if not _is_sound(self.result):
             return {}
         against = {name: one for name, one in self.references.items() if self._sound(name)}
         return self.result.evidence(metric, against=against)
@@ -122,7 +124,7 @@ class ReferenceComparison:
     def sentences(self) -> list[str]:
         """Returns what the run brought over each site alone: a sentence per site, and one for all sites. Nothing if
         that is not known."""
-        if "local" not in self.references or not self._sound("local"):
+        if not self._sound("local"):
             return []
         found = self.versus("local")
         return [*found.sentences("alone"), found.sentence("alone")]
@@ -130,13 +132,11 @@ class ReferenceComparison:
     def constant_sentence(self) -> str | None:
         """Returns what a constant answer reaches, and at which sites it does as well as the run; None if that is not
         known."""
-        if "constant" not in self.references or not self._sound("constant"):
-            return None
-        return constant_sentence(self.result, self.values("constant"))
+        return constant_sentence(self.result, self.values("constant")) if self._sound("constant") else None
 
     def _sound(self, name: str) -> bool:
         """Returns whether some replicas of the run and of a reference did not diverge."""
-        return all(len(one.diverged) < len(one.replicas) for one in (self.result, self.references[name]))
+        return name in self.references and _is_sound(self.result) and _is_sound(self.references[name])
 
     def as_json(self) -> dict[str, Any]:
         """Returns the references by name, as summary.json has them: the metric of each at every site, averaged over
@@ -171,16 +171,20 @@ class ReferenceComparison:
 
         columns = {"this run": column()}
         for name, title in TITLES.items():
-            if name in self.failed:
+            if name in self.references:
+                columns[title] = column(name) if _is_sound(self.references[name]) else ["diverged"] * problem.n
+            elif name in self.failed:
                 columns[title] = ["failed"] * problem.n
-            elif name in self.references:
-                lost = len(self.references[name].diverged) == len(self.references[name].replicas)
-                columns[title] = ["diverged"] * problem.n if lost else column(name)
         rows = zip((str(site.name) for site in problem.sites), *columns.values())
         return [[f"site ({unit.metric})", *columns], *map(list, rows)]
 
     def __str__(self) -> str:
         return aligned(self.table())
+
+
+def _is_sound(result: Result) -> bool:
+    """Returns whether some replica did not diverge."""
+    return len(result.diverged) < len(result.replicas)
 
 
 def _mean(values: Sequence[float]) -> float:
@@ -225,8 +229,7 @@ def constant_sentence(result: Result, constants: Sequence[float] | None = None) 
     counted = [c for site, c, _ in known if len(getattr(site, result.judged_on)) >= result.worst_needs_rows]
     worst, mean = (min if higher else max)(counted or values), _mean(values)
     as_good = [str(site.name) for site, c, reached in known if (c >= reached if higher else c <= reached)]
-    more = f" and {len(as_good) - 5} more" if len(as_good) > 5 else ""
-    where = f"; it does as well as the run at {', '.join(as_good[:5])}{more}" if as_good else ""
+    where = f"; it does as well as the run at {listed(as_good, 5)}" if as_good else ""
     return (
         "a constant answer, the best for each site's training rows, reaches "
         f"{unit.shown(worst)} at the worst site and {unit.shown(mean)} on average{where}"
@@ -369,6 +372,7 @@ class _Work:
         self._first = list(first.values())  # the run's replicas with another split or seed
         n = result.problem.n
         self._replicas = [Replica(seed, tuple(range(n)), Local(), split) for split, seed in first]
+        self._sites = [(replica, i) for replica in self._replicas for i in range(n)]
         self._problem = result.problem.each(lambda split: split.with_other(objective=Objective()))
         # A site alone has no parts that are shared, so all that is trained is one row.
         self._alone = self._problem.each(lambda split: replace(split, parts=replace(split.parts, local=())))
@@ -397,12 +401,13 @@ class _Work:
             fixed = result.replicas[0].algorithm.with_fixed_weights()
             algorithm = FedAvg() if fixed is None else fixed
             problem = self._problem if fixed is None else result.problem
-        options = to_table(self._options)
-        out = None if self._folder is None else self._folder / name
+        return self._train(problem, algorithm, None if self._folder is None else self._folder / name)
+
+    def _train(self, problem: Problem, algorithm: Algorithm, out: Path | None = None) -> Result:
         return train(
-            problem, self._topology, algorithm, result.rounds,
+            problem, self._topology, algorithm, self._result.rounds,
             seeds=sorted({replica.seed for replica in self._replicas}),
-            out=out, resume=self._resume and out is not None and out.exists(), **options,
+            out=out, resume=self._resume and out is not None and out.exists(), **to_table(self._options),
         )  # fmt: skip
 
     def _kept(self, name: str, result: Result) -> Result:
@@ -416,33 +421,17 @@ class _Work:
 
     # References with a model at every site ----------------------------------------------------------------------------
 
-    def _sites(self) -> list[tuple[Replica, int]]:
-        return [(replica, i) for replica in self._replicas for i in range(self._problem.n)]
-
-    def _fits(self) -> Iterator[tuple[list[int], CrossFit]]:
-        """Yields the sites of all replicas, as many at once as fit, and their rows in folds."""
-        sites = [_enough(self._alone.of_split(replica.split), i) for replica, i in self._sites()]
-        together = replace(self._alone, sites=sites, prior=None, test=None, validation=None, splits=())
-        folds = FineTuned().folds
-        for part in sites_at_once(together, range(len(sites)), folds, self._dtype):
-            trace = self._options.trace == "auto"
-            seed = self._replicas[0].seed
-            yield part, CrossFit(together, part, folds, seed, self._device, self._dtype, trace)
-
     def _local(self) -> Tensor:
         if self._alone.flat_model.own_dim:
             return self._local_with_statistics()
-        starts = torch.stack([self._alone.initial_row(replica.seed) for replica, _ in self._sites()])
+        starts = torch.stack([self._alone.initial_row(replica.seed) for replica, _ in self._sites])
         step = Local().primal_step.start  # type: ignore[union-attr]
         return self._of_fits(lambda fit, rows: fit.stopped(fit.same(rows), self._result.rounds, step), starts)
 
     def _local_with_statistics(self) -> Tensor:
         """Returns each site's model with the statistics of its BatchNorm layers. Folds would need statistics of their
         own, so these models are trained to the end."""
-        result = train(
-            self._alone, self._topology, Local(), self._result.rounds,
-            seeds=sorted({replica.seed for replica in self._replicas}), **to_table(self._options),
-        )  # fmt: skip
+        result = self._train(self._alone, Local())
         models, own = result.state.algorithm.models, result.own_parts()
         return torch.cat([models, own.to(models)], dim=-1).cpu()  # type: ignore[union-attr]
 
@@ -457,7 +446,7 @@ class _Work:
         method = FineTuned()
         rows = torch.stack([self._common(r, i) for r in self._first for i in range(self._problem.n)])
         tuned = self._of_fits(lambda fit, rows: fit.tuned(fit.same(rows), method.steps, method.step), rows)
-        few = [rows_to_learn_from(self._problem.of_split(r.split), i) < FEWEST_ROWS for r, i in self._sites()]
+        few = [rows_to_learn_from(self._problem.of_split(r.split), i) < FEWEST_ROWS for r, i in self._sites]
         few = torch.tensor(few).view(len(self._replicas), -1, 1)
         return torch.where(few, rows.view_as(tuned).to(tuned), tuned)  # these keep the common model
 
@@ -469,9 +458,13 @@ class _Work:
         return self._alone.flat_model.row_of_state_dict(self._problem.flat_model.state_dict(whole.cpu()))
 
     def _of_fits(self, fitted: Callable[[CrossFit, Tensor], Any], starts: Tensor) -> Tensor:
-        """Returns each site's model (replicas, sites, dim), trained from its start."""
+        """Returns each site's model (replicas, sites, dim), trained from its start, as many sites at once as fit."""
+        sites = [_enough(self._alone.of_split(replica.split), i) for replica, i in self._sites]
+        together = replace(self._alone, sites=sites, prior=None, test=None, validation=None, splits=())
+        folds, seed, trace = FineTuned().folds, self._replicas[0].seed, self._options.trace == "auto"
         rows = torch.empty(len(starts), starts.shape[-1], dtype=self._dtype)
-        for part, fit in self._fits():
+        for part in sites_at_once(together, range(len(sites)), folds, self._dtype):
+            fit = CrossFit(together, part, folds, seed, self._device, self._dtype, trace)
             rows[part] = fitted(fit, starts[part].to(self._device, self._dtype)).models[:, -1].cpu()
         return rows.view(len(self._replicas), self._problem.n, -1)
 
@@ -482,7 +475,7 @@ class _Work:
         )
 
     def _constants(self) -> Tensor:
-        rows = [best_constant(self._problem.of_split(replica.split), i).flatten() for replica, i in self._sites()]
+        rows = [best_constant(self._problem.of_split(replica.split), i).flatten() for replica, i in self._sites]
         return torch.stack(rows).view(len(self._replicas), self._problem.n, -1)
 
     def _result_of(self, problem: Problem, models: Tensor, seconds: float) -> Result:
@@ -557,12 +550,11 @@ class _Work:
             return None
         if read_summary(path).get("identity") != self._identity():
             return None
-        flat = problem.flat_model
         rows = []
-        for r in range(len(self._replicas)):
-            for i in range(problem.n):
-                tensors, _ = read_model(path / f"{_file(i, r)}.safetensors")
-                rows.append(flat.row_of_state_dict({k.removeprefix(f"{name}."): t for k, t in tensors.items()}))
+        for r, i in itertools.product(range(len(self._replicas)), range(problem.n)):
+            tensors, _ = read_model(path / f"{_file(i, r)}.safetensors")
+            state = {key.removeprefix(f"{name}."): tensor for key, tensor in tensors.items()}
+            rows.append(problem.flat_model.row_of_state_dict(state))
         return torch.stack(rows).view(len(self._replicas), problem.n, -1)
 
 
@@ -573,8 +565,7 @@ def _file(site: int, replica: int) -> str:
 def _emptied(path: Path) -> Path:
     """Returns the folder of a reference without what an earlier attempt left in it."""
     if path.is_dir():
-        for file in path.iterdir():
-            file.unlink()
+        shutil.rmtree(path)
     return path
 
 

@@ -1,8 +1,9 @@
 """Whether the weights helped: a run next to the same run with fixed weights, site by site."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
 
 from fairmesh.evidence.intervals import Combined
 from fairmesh.evidence.verdicts import difference_of, versus
@@ -102,7 +103,8 @@ def verdict_of(result: "Result", fixed: "Result") -> WeightsVerdict:
     """Returns what the weights did, from the run and the same run with fixed weights."""
     problem, metric, ours, theirs = result.problem, result.problem.primary, result.outcomes(), fixed.outcomes()
     robust, plain, compared = ours.estimates(), theirs.estimates(), versus(ours, theirs)
-    weights, prior = _mean([record["lambda"] for record in result.final]), problem.prior_of_sites.tolist()
+    weights = np.mean([record["lambda"] for record in result.final], axis=0).tolist()
+    prior = problem.prior_of_sites.tolist()
     sites = tuple(
         SiteVerdict(name, b.value, a.value, found.interval, weights[i], prior[i], _OUTCOMES[found.verdict])
         for i, (name, a, b, found) in enumerate(zip(ours.sites, robust, plain, compared.at_sites))
@@ -121,7 +123,3 @@ def verdict_of(result: "Result", fixed: "Result") -> WeightsVerdict:
             "rows that judge the sites are too few"
         )
     return WeightsVerdict(metric, sites, raised.name, low.name, warning)
-
-
-def _mean(rows: Sequence[Sequence[float]]) -> list[float]:
-    return [sum(column) / len(rows) for column in zip(*rows)]

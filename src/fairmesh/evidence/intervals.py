@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy.optimize import brentq
@@ -322,9 +322,9 @@ class Worst(Estimate):
         parts = [self.parts[i] for i in self._known]
         if not parts:
             return math.nan, math.nan
-        extreme = min if self.higher_is_better else max
-        own = _defined((part.interval(level) for part in parts), not self.higher_is_better)
-        far = extreme(own) if own else math.nan
+        extreme, side = (min, 0) if self.higher_is_better else (max, 1)
+        ends = [part.interval(level)[side] for part in parts]
+        far = extreme((end for end in ends if not math.isnan(end)), default=math.nan)
         near = self._near_bound((1.0 - level) / 2)
         return (far, near) if self.higher_is_better else (near, far)
 
@@ -424,10 +424,6 @@ def _confidence(part: Estimate, upper: bool) -> np.ndarray:
     return np.maximum.accumulate(found)
 
 
-def _defined(intervals: Any, upper: bool) -> list[float]:
-    return [pair[int(upper)] for pair in intervals if not math.isnan(pair[int(upper)])]
-
-
 def quantile(probability: float, freedom: float | None) -> float:
     """Returns a quantile of Student's t; of the normal distribution if `freedom` is None.
 
@@ -458,10 +454,7 @@ def share(scores: Scores, overlap: float = 0.0, training: float | None = None) -
     if not arrays:
         return Share(math.nan, 0)
     of_rows = [float(a.mean(axis=0).var()) / a.shape[1] for a in arrays]
-    value, variance, freedom = spread(
-        [a.mean(axis=1) for a in arrays], of_rows, interactions_of(arrays), overlap, training
-    )
-    return _as_share(value, variance, freedom, arrays)
+    return _as_share(*_spread_of(arrays, of_rows, overlap, training), arrays)
 
 
 def _as_share(value: float, variance: float, freedom: float | None, arrays: Sequence[np.ndarray]) -> Share:
@@ -512,42 +505,26 @@ def mean(
         return Number(math.nan, 0, math.nan)
     by_row = [a.mean(axis=0) for a in arrays]
     moments = moments_of(by_row)
-    value, variance, freedom = spread(
-        [a.mean(axis=1) for a in arrays],
-        [moments.variance / len(a) for a in by_row],
-        interactions_of(arrays),
-        overlap,
-        training,
-    )
+    of_rows = [moments.variance / len(a) for a in by_row]
+    value, variance, freedom = _spread_of(arrays, of_rows, overlap, training)
     if freedom is None:
         freedom = max(1.0, float(moments.freedom))
     if not variance > 0:
         return Number(value, _rows(arrays), 0.0 if variance == 0 else math.nan, freedom, limits=limits)
-    of_rows = moments.variance * float(np.mean([1.0 / len(a) for a in by_row])) if moments.variance > 0 else 0.0
-    of_rows *= 1.0 / len(by_row) + (1.0 - 1.0 / len(by_row)) * overlap
-    found = moments.skewness if skewness is None else skewness
-    skew = found * of_rows**2 / math.sqrt(moments.variance) / variance**1.5 if of_rows > 0 else 0.0
+    skew = 0.0
+    if moments.variance > 0:
+        due_to_rows = float(np.mean(of_rows)) * (1.0 / len(by_row) + (1.0 - 1.0 / len(by_row)) * overlap)
+        of_one = moments.third / moments.variance**1.5 if skewness is None else skewness
+        skew = of_one * due_to_rows**2 / math.sqrt(moments.variance) / variance**1.5
     return Number(value, _rows(arrays), math.sqrt(variance), freedom, skew, limits)
 
 
-@dataclass(frozen=True)
-class Moments:
-    """The variance and the third cumulant of a row, without bias, from all splits; NaN and 0 of a single row.
-
-    Args:
-        variance: The variance.
-        third: The third cumulant.
-        freedom: How many rows beyond the first of each split there are.
-    """
+class Moments(NamedTuple):
+    """The variance and the third cumulant of a row, without bias, from all splits; NaN and 0 of a single row."""
 
     variance: float
     third: float
-    freedom: int
-
-    @property
-    def skewness(self) -> float:
-        """The skewness of a row."""
-        return self.third / self.variance**1.5 if self.variance > 0 else 0.0
+    freedom: int  # how many rows beyond the first of each split there are
 
 
 def moments_of(by_row: Sequence[np.ndarray]) -> Moments:
@@ -594,12 +571,19 @@ def paired(a: Scores, b: Scores, overlap: float = 0.0, shares: bool = True, trai
     if not differences:
         return PairedShare(math.nan, math.nan, 0)
     of_rows = [float(d.mean(axis=0).var()) / d.shape[1] for d in differences]
-    _, variance, freedom = spread(
-        [d.mean(axis=1) for d in differences], of_rows, interactions_of(differences), overlap, training
-    )
-    only_a, only_b = (float(np.mean([np.maximum(sign * d, 0.0).mean() for d in differences])) for sign in (1.0, -1.0))
+    _, variance, freedom = _spread_of(differences, of_rows, overlap, training)
+    only_a, only_b = (share_above_zero([sign * d for d in differences]) for sign in (1.0, -1.0))
     of_one = only_a + only_b - (only_a - only_b) ** 2
     return PairedShare(only_a, only_b, _rows(differences), *_effective(of_one, variance, freedom, differences))
+
+
+def share_above_zero(differences: Scores) -> float:
+    """Returns the mean of the differences that are positive, with 0 for the others.
+
+    Args:
+        differences: One array (seeds, rows) per split.
+    """
+    return float(np.mean([np.maximum(d, 0.0).mean() for d in differences]))
 
 
 def paired_counts(rows: int, only_a: int, only_b: int) -> PairedShare:
@@ -685,16 +669,9 @@ def bootstrapped(
     if freedom is None:
         freedom = max(1.0, float(sum(rows) - len(rows)))
     error = math.sqrt(variance) if variance >= 0 else math.nan
-    if bounded:
-        limits = -1.0, 1.0
-    return Number(
-        value,
-        _rows(empty),
-        error,
-        freedom,
-        limits=limits,
-        relative=limits is not None and limits[0] == 0.0 and not difference,
-    )
+    limits = (-1.0, 1.0) if bounded else limits
+    relative = limits is not None and limits[0] == 0.0 and not difference
+    return Number(value, _rows(empty), error, freedom, limits=limits, relative=relative)
 
 
 def spread(
@@ -744,6 +721,12 @@ def spread(
             variance += (found - explained) * factor
             uncertain += min(variance**2, (found - explained) * found * factor**2) / (splits - 1)
     return value, variance, variance * variance / uncertain if uncertain > 0 else None
+
+
+def _spread_of(
+    arrays: Scores, of_rows: Sequence[float], overlap: float, training: float | None
+) -> tuple[float, float, float | None]:
+    return spread([a.mean(axis=1) for a in arrays], of_rows, interactions_of(arrays), overlap, training)
 
 
 def _arrays(scores: Scores) -> list[np.ndarray]:

@@ -6,7 +6,7 @@ import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,9 +22,9 @@ from torch.func import vmap
 from fairmesh.config.tables import from_table, to_table
 from fairmesh.data.rows import SampleRows
 from fairmesh.data.samples import Samples
-from fairmesh.errors import BadInput
+from fairmesh.errors import BadInput, listed
 from fairmesh.evidence.intervals import Estimate, Scores, Share, Worst, bootstrapped, mean, share
-from fairmesh.evidence.means import Stratum, mean_number, mean_of, mean_share, strata_of
+from fairmesh.evidence.means import Stratum, mean_number, mean_of, mean_share
 from fairmesh.metrics.base import MeanMetric, NamedMetric, chosen_metrics, resampled
 from fairmesh.metrics.builtin import Accuracy
 from fairmesh.metrics.over_sites import WORST_NEEDS_ROWS
@@ -34,13 +34,8 @@ from fairmesh.problems.identity import fingerprint
 from fairmesh.problems.problem import Problem
 from fairmesh.problems.row_loss import answering, as_floats, lowest_loss
 
-_NAMES_SHOWN = 5
 _FORMAT = 1
 _TENSORS = ("losses", "right", "outputs", "targets", "rows")  # of Answers
-_PLAIN = (  # fields of Outcomes that JSON can hold
-    "sites", "metric", "higher_is_better", "of_sites", "judged_on", "trained_in_common", "worst_needs_rows",
-    "guessed_overlaps", "lowest_loss",
-)  # fmt: skip
 _UNPREDICTED = 2  # in `right`, of a row for which the model predicts NaN
 _FLOATS_AT_ONCE = 1 << 22  # of inputs and outputs times models
 _OUTPUTS_UP_TO = 1 << 22  # floats of outputs that are kept with a run; losses and right or wrong always are
@@ -196,8 +191,12 @@ class Outcomes:
         function = self.function(metric)
         if not isinstance(function, MeanMetric):
             return None
-        each = [values_of(function, one) for one in here]
-        return None if any(np.isnan(one).any() for one in each) else each
+        each = [
+            torch.stack([function.each(outputs, answers.targets) for outputs in answers.outputs]).double().numpy()
+            for answers in here
+            if answers.outputs is not None and answers.targets is not None  # else they were not kept
+        ]
+        return each if len(each) == len(here) and not any(np.isnan(values).any() for values in each) else None
 
     def counts_right(self, metric: str | None = None) -> bool:
         """Returns whether the metric is a share of rows that are right.
@@ -217,35 +216,31 @@ class Outcomes:
         metric = metric or self.metric
         keys = list(zip(*self.of_sites))
         first = {key: i for i, key in reversed(list(enumerate(keys)))}
-        scores = {key: self.scores(i, metric) if self._is_answered(i) else None for key, i in first.items()}
-        skewness = None if self.counts_right(metric) else _skewness([one for one in scores.values() if one])
-        found = {key: self._estimate(i, metric, scores[key], skewness) for key, i in first.items()}
+        answered = {i for i in first.values() if self.at(i) and all(answers.predicted for answers in self.at(i))}
+        scores = {i: self.scores(i, metric) for i in answered}
+        skewness = None if self.counts_right(metric) else _skewness([of_site for of_site in scores.values() if of_site])
+        found = {
+            key: self._estimate(i, metric, scores[i], skewness) if i in answered else Share(math.nan, self.rows(i))
+            for key, i in first.items()
+        }
         return [found[key] for key in keys]
-
-    def _is_answered(self, site: int) -> bool:
-        here = self.at(site)
-        return bool(here) and all(one.predicted for one in here)
 
     def _estimate(
         self, site: int, metric: str, scores: Sequence[np.ndarray] | None, skewness: float | None
     ) -> Estimate:
-        here = self.at(site)
-        if not self._is_answered(site):
-            return Share(math.nan, self.rows(site))
+        here, function, overlap = self.at(site), self.function(metric), self.overlaps[site]
+        training, limits = self.training_overlap(site), _limits(function)
         if scores is None:
-            function = self.function(metric)
-            sizes, seeds = [len(one) for one in here], [len(one.losses) for one in here]
+            sizes, seeds = [len(answers) for answers in here], [len(answers.losses) for answers in here]
 
             def resample(split: int, seed: int, counts: np.ndarray) -> np.ndarray:
                 return resamples_of(function, here[split], seed, counts)
 
-            limits = _limits(function)
-            bounded, training = limits == (0.0, 1.0), self.training_overlap(site)
-            return bootstrapped(resample, sizes, seeds, self.overlaps[site], bounded, training=training, limits=limits)
+            bounded = limits == (0.0, 1.0)
+            return bootstrapped(resample, sizes, seeds, overlap, bounded, training=training, limits=limits)
         if self.counts_right(metric):
-            return share(scores, self.overlaps[site], self.training_overlap(site))
-        limits = _limits(self.function(metric))
-        return mean(scores, self.overlaps[site], self.training_overlap(site), skewness, limits)
+            return share(scores, overlap, training)
+        return mean(scores, overlap, training, skewness, limits)
 
     def function(self, metric: str) -> Any:
         """Returns a metric.
@@ -301,7 +296,7 @@ class Outcomes:
         measured = [self.rows(i) for i in range(len(self.sites)) if self.rows(i)]
         if few := self.few_rows:
             found.append(
-                f"With fewer than {least} {self.judged_on} rows, {_listed(few)} cannot be the worst site "
+                f"With fewer than {least} {self.judged_on} rows, {listed(few)} cannot be the worst site "
                 "(worst_needs_rows sets another number); the mean over sites includes them."
             )
         elif measured and max(measured) < least:
@@ -309,14 +304,14 @@ class Outcomes:
         heavy = [name for name, one in zip(self.sites, self.estimates(metric)) if getattr(one, "is_heavy", False)]
         if heavy:
             found.append(
-                f"The {metric or self.metric} has so heavy a tail that intervals are too narrow at {_listed(heavy)}: a "
+                f"The {metric or self.metric} has so heavy a tail that intervals are too narrow at {listed(heavy)}: a "
                 "few rows decide it, and rarer ones may be missing. More test rows, or a metric that limits the "
                 "influence of single rows, such as mean-absolute-error, say more."
             )
         if self.guessed_overlaps is not None:
             sites = [name for name, one in zip(self.sites, self.guessed_overlaps) if one is not None]
             found.append(
-                f"Intervals do not cover splits: at {_listed(sites)} all splits have the same targets but no input in "
+                f"Intervals do not cover splits: at {listed(sites)} all splits have the same targets but no input in "
                 "common, so inputs were changed in each split, and it is not known which rows splits share. Name the "
                 "test rows: fm.Site(..., rows=ids)."
             )
@@ -355,7 +350,7 @@ class Outcomes:
         if any(one is None for one in scores.values()):
             return mean_of(self.estimates(metric))
         strata = self.strata({i: one for i, one in scores.items() if one is not None})
-        training = self.mean_training_overlap
+        training = float(np.mean(self.trained_in_common)) if self.trained_in_common else None
         if self.counts_right(metric):
             return mean_share(strata, training)
         return mean_number(strata, training, _limits(self.function(metric)))
@@ -366,17 +361,19 @@ class Outcomes:
         Args:
             scores: The scores at sites: one array (seeds, rows) per split.
         """
-        defined = {i: one for i, one in scores.items() if one and not any(np.isnan(of).any() for of in one)}
-        guessed, numbers = self.guessed_overlaps or (None,) * len(self.sites), {}
-        for i in defined:
-            known = [one.rows.numpy() for one in self.at(i) if one.rows is not None and guessed[i] is None]
-            numbers[i] = known if len(known) == len(self.of_sites) else None
-        return strata_of(defined, {i: self.rows_key(i) for i in defined}, numbers, self.overlaps)
-
-    @property
-    def mean_training_overlap(self) -> float | None:
-        """The mean over sites of `training_overlap`; None for a model of all sites."""
-        return None if not self.trained_in_common else float(np.mean(self.trained_in_common))
+        groups: dict[tuple[str, ...], list[int]] = {}
+        for i, of_site in scores.items():
+            if of_site and not any(np.isnan(of_split).any() for of_split in of_site):
+                groups.setdefault(self.rows_key(i), []).append(i)
+        guessed, count = self.guessed_overlaps or (None,) * len(self.sites), sum(map(len, groups.values()))
+        strata = []
+        for sites in groups.values():
+            first = sites[0]
+            numbers = [of_split.rows.numpy() for of_split in self.at(first) if of_split.rows is not None]
+            known = len(numbers) == len(self.of_sites) and guessed[first] is None
+            means = [np.mean(of_split, axis=0) for of_split in zip(*(scores[i] for i in sites))]
+            strata.append(Stratum(means, len(sites) / count, numbers if known else None, self.overlaps[first]))
+        return strata
 
     def without_outputs(self) -> "Outcomes":
         """Returns the same without the outputs, which only some metrics need."""
@@ -394,11 +391,6 @@ class Outcomes:
 def _limits(metric: Any) -> tuple[float, float]:
     """Returns the lowest and the highest possible value of a metric."""
     return getattr(metric, "limits", (-math.inf, math.inf))
-
-
-def _listed(names: Sequence[str]) -> str:
-    shown = ", ".join(names[:_NAMES_SHOWN])
-    return shown if len(names) <= _NAMES_SHOWN else f"{shown} and {len(names) - _NAMES_SHOWN} other sites"
 
 
 def _skewness(sites: Sequence[Scores]) -> float | None:
@@ -440,19 +432,6 @@ def resamples_of(
     return found
 
 
-def values_of(function: MeanMetric, answers: Answers) -> np.ndarray:
-    """Returns the metric's number for each row: (seeds, rows), NaN if outputs were not kept.
-
-    Args:
-        function: The metric.
-        answers: The answers.
-    """
-    if answers.outputs is None or answers.targets is None:
-        return np.full(answers.losses.shape, math.nan)
-    targets = answers.targets
-    return torch.stack([function.each(outputs, targets) for outputs in answers.outputs]).double().numpy()
-
-
 def judged(
     problem: Problem,
     rows: Mapping[int, Tensor],
@@ -460,7 +439,6 @@ def judged(
     on: str = "test",
     own_models: bool = False,
     trained_alone: bool = False,
-    functions: Mapping[str, Callable[[Tensor, Tensor], Any]] | None = None,
 ) -> Outcomes:
     """Returns what models answer on the test rows of every site.
 
@@ -470,7 +448,6 @@ def judged(
         on: "test", "validation" or "train". Default: "test".
         own_models: Whether every site is judged by a model of its own. Default: False.
         trained_alone: Whether these models were trained on the rows of their sites only. Default: False.
-        functions: Metrics beyond accuracy and loss; None for the problem's own. Default: None.
     """
     answers: list[Answers] = []
     of_sites, room = [], _OUTPUTS_UP_TO
@@ -496,7 +473,7 @@ def judged(
         tuple(answers),
         tuple(of_sites),
         on,
-        dict(problem.metrics_by_name) if functions is None else functions,
+        dict(problem.metrics_by_name),
         _trained_in_common(problem, list(rows)) if trained_alone else None,
         lowest_loss(problem.loss),
         _guessed_overlaps(problem, list(rows)) if on == "test" else None,
@@ -643,7 +620,8 @@ def packed(outcomes: Mapping[str, Outcomes]) -> bytes:
             for what in _TENSORS:
                 if (tensor := getattr(answers, what)) is not None:
                     tensors[f"{name}/{k}/{what}"] = tensor.contiguous().clone()
-        tables[name] = {key: value for key, value in vars(one).items() if key in _PLAIN} | {
+        plain = [of.name for of in fields(one) if of.name not in ("answers", "functions")]
+        tables[name] = {key: getattr(one, key) for key in plain} | {
             "digests": [answers.digest for answers in one.answers],
             "metrics": {key: to_table(f) for key, f in one.functions.items() if isinstance(f, NamedMetric)},
         }

@@ -22,6 +22,7 @@ from fairmesh.evidence.intervals import (
 from fairmesh.evidence.means import mean_number, mean_of, mean_paired_share
 from fairmesh.evidence.outcomes import Answers, Outcomes, resamples_of
 from fairmesh.metrics import NamedMetric
+from fairmesh.metrics.units import Unit, defined
 
 Verdict = Literal["better", "worse", "unclear"]
 
@@ -59,37 +60,30 @@ class Difference:
             other: What was compared with, such as "alone".
             metric: The metric. Default: "accuracy".
         """
-        low, high = self.interval
-        if math.isnan(self.difference) or math.isnan(low) or math.isnan(high):
-            return f"not compared with {other}, since it is not measured or not defined"
-        if self.verdict == "unclear":
-            return (
-                f"no clear difference from {other} ({_signed(low, metric)} to {_signed(high, metric)}{_unit(metric)})"
-            )
-        small, large = sorted((abs(low), abs(high)))
-        word = f"{self.verdict} than {other}"
-        return f"{word} by {_plain(small, metric)} to {_plain(large, metric)}{_unit(metric)}"
+        kind = registered(NamedMetric).get(metric)  # a user's own metric may be anything, and is no share
+        is_share = kind is not None and issubclass(kind, NamedMetric) and kind.is_share
+        return verdict_in_words(self.table(), Unit(metric, is_share), other)
 
 
-def _in_points(metric: str) -> bool:
-    """Returns whether a metric is a share, whose differences are in points. A user's own metric may be anything."""
-    kind = registered(NamedMetric).get(metric)
-    return kind is not None and issubclass(kind, NamedMetric) and kind.is_share
+def verdict_in_words(compared: Mapping[str, Any], unit: Unit, other: str = "") -> str:
+    """Returns the verdict on a model against another, such as "better than alone by 3 to 9 points".
 
-
-def _unit(metric: str) -> str:
-    return " points" if _in_points(metric) else f" in {metric}"
-
-
-def _plain(value: float, metric: str) -> str:
-    if not _in_points(metric):
-        return f"{value:.2g}"
-    points = 100 * value
-    return f"{points:.0f}" if points >= 0.95 or points == 0 else f"{points:.1g}"
-
-
-def _signed(value: float, metric: str) -> str:
-    return ("+" if value > 0 else "−" if value < 0 else "") + _plain(abs(value), metric)
+    Args:
+        compared: The difference, as JSON has it. Between organisations it may be without an interval.
+        unit: How the metric is shown.
+        other: What the other model is called; empty if the reader knows. Default: "".
+    """
+    verdict, interval = compared["verdict"], compared.get("interval")
+    if "interval" in compared and not (interval and all(map(defined, interval))):
+        return f"not compared with {other}, since it is not measured or not defined" if other else "not compared"
+    unclear = verdict == "unclear"
+    said = "no clear difference" if unclear else verdict
+    said += f" {'from' if unclear else 'than'} {other}" if other else ""
+    if not interval:
+        return said
+    if unclear:
+        return f"{said} ({unit.difference(interval)} {unit.of_differences})"
+    return f"{said} by {unit.difference(sorted(map(abs, interval)), signed=False)} {unit.of_differences}"
 
 
 def difference_of(estimate: Estimate, higher_is_better: bool, paired: bool = True) -> Difference:

@@ -57,13 +57,19 @@ class Unit:
         """Returns a distance between two values, such as "3.4 points"."""
         return self.shown(value).replace(" %", " points")
 
-    def difference(self, ends: Sequence[float], signed: bool = True) -> str:
-        """Returns an interval of differences, such as "+3.0 to +9.1 points"."""
-        sign = "+" if signed else ""
+    @property
+    def of_differences(self) -> str:
+        """What follows the number of a difference: "points", or in which metric it is."""
+        return "points" if self.share else f"in {self.metric}"
 
-        def shown(end: float) -> str:  # of a plain number two digits, and all of them before the point
-            form = ".1f" if self.share else ".0f" if 10 <= abs(end) < 1e6 else ".2g"
-            return f"{self.scale * end:{sign}{form}}".replace("-", "−")
+    def difference(self, ends: Sequence[float], signed: bool = True) -> str:
+        """Returns an interval of differences, such as "+3 to +9"."""
+
+        def shown(end: float) -> str:  # two digits of a plain number, one of less than a point; all before the point
+            size, digits = self.scale * abs(end), ".1g" if self.share else ".2g"
+            whole = 0.95 <= size < 1e6 or size == 0 if self.share else 10 <= size < 1e6
+            sign = "−" if end < 0 else "+" if signed and end > 0 else ""
+            return f"{sign}{size:{'.0f' if whole else digits}}"
 
         low, high = map(shown, ends)
-        return f"{low} to {high}{' points' if self.share else ''}"
+        return f"{low} to {high}"

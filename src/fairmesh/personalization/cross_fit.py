@@ -94,18 +94,14 @@ class CrossFit:
         self.has_unseen = ~none
         self.judged = self.unseen | none[self.site_of_row]  # rows that judge: the unseen, or all if there are none
         self._held = self._table_of_held_rows(len(sites))
-        trained = [Site(pool.take(kept)) for s, (pool, _) in enumerate(pools) for kept in self._kept(s)]
+        trained = []  # of every site, all rows but those of each fold, and all rows
+        for s, (pool, _) in enumerate(pools):
+            fold = self.fold_of_row[self.site_of_row == s]
+            trained += [Site(pool.take(rows)) for rows in (*(fold != k for k in range(folds)), fold >= 0)]
         self._trained = dataclasses.replace(
             problem, sites=trained, prior=None, test=None, validation=None, objective=Objective()
         )
         self._identities = torch.tensor([i * (folds + 1) + k for i in sites for k in range(folds + 1)])
-
-    def _kept(self, site: int) -> Iterator[Tensor]:
-        """Yields the rows that each model of a site is trained on."""
-        folds = self.fold_of_row[self.site_of_row == site]
-        for fold in range(self._folds):
-            yield folds != fold
-        yield torch.ones_like(folds, dtype=torch.bool)
 
     def _table_of_held_rows(self, sites: int) -> Tensor:
         """Returns the rows of every site's every fold (sites * folds, most), filled up with -1."""

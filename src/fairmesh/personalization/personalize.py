@@ -147,18 +147,15 @@ def personalized(
     found: dict[int, PersonalSite] = {}
     for sites in portions:
         fit = CrossFit(problem, sites, method.folds, seed, device, dtype, trace, stepped)
-        for one in _fitted(problem, fit, sites, row.to(device, dtype), method, seed):
-            found[one.number] = one
-    for i in problem.here:
-        found.setdefault(i, _kept(problem, i, row))
-    return Personalized(registered_name(method), replica, [found[i] for i in problem.here])
+        found |= {site.number: site for site in _fitted(fit, row.to(device, dtype), method, seed)}
+    sites = [found.get(i) or _kept(problem, i, row) for i in problem.here]
+    return Personalized(registered_name(method), replica, sites)
 
 
-def _fitted(
-    problem: Problem, fit: CrossFit, sites: list[int], row: Tensor, method: Personalization, seed: int
-) -> list[PersonalSite]:
+def _fitted(fit: CrossFit, row: Tensor, method: Personalization, seed: int) -> list[PersonalSite]:
     """Returns the outcomes of some sites, which are trained together."""
-    start = problem.initial_row(seed).to(row).expand(len(sites), -1)
+    sites = fit.sites
+    start = fit.problem.initial_row(seed).to(row).expand(len(sites), -1)
     local = fit.alone(fit.same(start), method.local_steps, method.local_step)
     rows = {COMMON: row.expand(len(sites), -1), LOCAL: local.models[:, -1]}
     outputs = {COMMON: fit.outputs(fit.same(rows[COMMON])), LOCAL: fit.outputs(local.models)}
@@ -167,32 +164,22 @@ def _fitted(
         tuned = fit.tuned(fit.same(rows[COMMON]), method.steps, method.step)
         rows[FINE_TUNED], outputs[FINE_TUNED] = tuned.models[:, -1], fit.outputs(tuned.models)
         steps[FINE_TUNED] = tuned.steps
-    return [
-        _chosen(
-            problem,
-            fit,
-            s,
-            method,
-            {name: value[s] for name, value in rows.items()},
-            {name: value[fit.site_of_row == s] for name, value in outputs.items()},
-            {name: float(value[s]) for name, value in steps.items()},
-        )
-        for s in range(len(sites))
-    ]
+    return [_chosen(fit, s, method, rows, outputs, steps) for s in range(len(sites))]
 
 
 def _chosen(
-    problem: Problem,
     fit: CrossFit,
     s: int,
     method: Personalization,
     rows: dict[str, Tensor],
     outputs: dict[str, Tensor],
-    steps: dict[str, float],
+    steps: dict[str, Tensor],
 ) -> PersonalSite:
-    """Returns the outcome of the site s of a fit, given its models, what models that were trained without a row predict
-    for it, and the steps that they took."""
-    here, unseen, labels = fit.site_of_row == s, bool(fit.has_unseen[s]), problem.task == "classes"
+    """Returns the outcome of the site s of a fit, given the models of all sites, what models that were trained without
+    a row predict for it, and the steps that they took."""
+    problem, here, unseen = fit.problem, fit.site_of_row == s, bool(fit.has_unseen[s])
+    labels, rows = problem.task == "classes", {name: of_sites[s] for name, of_sites in rows.items()}
+    outputs = {name: of_sites[here] for name, of_sites in outputs.items()}
     targets, judged = fit.targets[here], fit.judged[here]
     held_out = Predictions(outputs, targets, problem.output_loss, labels)
     weights, note = method.weights(held_out, judged), None
@@ -223,7 +210,7 @@ def _chosen(
         labels,
         rows=int(judged.sum()),
         unseen=unseen,
-        steps=steps,
+        steps={name: float(of_sites[s]) for name, of_sites in steps.items()},
         held_out={name: measured(problem, out, targets[judged]) for name, out in shown.items()},
         test=test,
         note=note,

@@ -1,13 +1,11 @@
-"""What the answers that a run keeps say beyond its summary: comparisons with references, and calibration."""
+"""What the answers that a run keeps say beyond its summary: calibration."""
 
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from fairmesh.errors import BadInput
 from fairmesh.evidence.outcomes import Outcomes, read_outcomes
-from fairmesh.evidence.verdicts import versus
 from fairmesh.metrics.builtin import CalibrationError, bin_of, confidences
 from fairmesh.report.runs import Run
 from fairmesh.storage.run_folder import OUTCOMES
@@ -17,37 +15,11 @@ _BINS = 10
 
 def answers_of(run: Run) -> Outcomes | None:
     """Returns what the models of a run, or of a variant of a sweep, answered after the last round, if it was kept."""
-    if run.folder is None:
-        return None
-    return _read(run.folder / OUTCOMES, run.variant)
-
-
-def _read(path: Path, variant: int = 0) -> Outcomes | None:
     try:
-        found = read_outcomes(path) if path.exists() else {}
-    except BadInput:  # of another version; the report does without it
+        found = read_outcomes(run.folder / OUTCOMES) if run.folder else {}
+    except BadInput:  # there are none, or of another version; the report does without them
         found = {}
-    return next((found[name] for name in (f"{variant} last", f"{variant} own") if name in found), None)
-
-
-def compared(run: Run, known: set[str]) -> dict[str, dict[str, dict[str, Any]]]:
-    """Returns how each site differs from the reference models whose answers were kept: by reference, then by site.
-
-    Args:
-        run: The run.
-        known: The references that the summary compares with already.
-    """
-    ours, found = answers_of(run), {}
-    for name, table in run.summary.get("references", {}).items():
-        theirs = None
-        if ours is not None and run.folder is not None and name not in known and "folder" in table:
-            theirs = _read(run.folder / table["folder"] / OUTCOMES)
-        if ours is not None and theirs is not None:
-            try:
-                found[name] = versus(ours, theirs, run.metric).table()["sites"]
-            except BadInput:  # a metric of the user's own, which the folder does not know
-                continue
-    return found
+    return found.get(f"{run.variant} last") or found.get(f"{run.variant} own")
 
 
 def calibration(run: Run) -> dict[str, Any] | None:

@@ -6,11 +6,9 @@ from itertools import combinations
 from typing import Any
 
 from fairmesh.errors import BadInput
-from fairmesh.evidence.outcomes import Outcomes
-from fairmesh.evidence.verdicts import Comparison, versus
+from fairmesh.evidence.verdicts import Comparison, verdict_in_words, versus
 from fairmesh.report.answers import answers_of
 from fairmesh.report.runs import SHOWN, Run, best_few, check_comparable, choices_in_words, unequal_choices
-from fairmesh.report.sentences import versus as in_words
 
 
 @dataclass(frozen=True)
@@ -41,7 +39,7 @@ class ComparedRuns:
         rows = []
         for other in others:
             if found := self.verdicts.get((other.label, first.label)):
-                told = [in_words(one.table(), first.unit()) for one in (found.worst, found.mean)]
+                told = [verdict_in_words(one.table(), first.unit()) for one in (found.worst, found.mean)]
                 counts = ", ".join(str(found.count(kind)) for kind in ("better", "worse", "unclear"))
                 rows.append([other.label, first.label, *told, counts, "yes" if found.paired else "no"])
         return [header, *rows] if rows else []
@@ -51,25 +49,20 @@ class ComparedRuns:
         the others against the first."""
         first, *others = self.shown
         unit, names = first.unit(), [str(name) for name in first.summary["sites"]]
-        known = {run.label: {one["name"]: one for one in run.evidence.get("sites", [])} for run in self.shown}
-        found = [(other, self.verdicts.get((other.label, first.label))) for other in others]
-        compared = [(other, one) for other, one in found if one]
-        columns = {run.label: run.by_site() for run in self.shown}
-        rows = []
-        for i, name in enumerate(names):
-            here = [known[run.label].get(name, {}) for run in self.shown]
-            cells = [
-                "diverged"
-                if not run.alive
-                else "not measured"
-                if not run.is_measured(i)
-                else unit.with_interval(one.get("value", columns[run.label][i]), one.get("interval"))
-                for run, one in zip(self.shown, here)
-            ]
-            cells += [in_words(one.at_sites[i].table(), unit) for _, one in compared]
-            rows.append([name, str(next((one["n"] for one in here if "n" in one), "-")), *cells])
-        verdicts = [f"{other.label} against {first.label}" for other, _ in compared]
-        return [["site", "samples", *(run.label for run in self.shown), *verdicts], *rows]
+        counts = {site["name"]: site["n"] for run in reversed(self.shown) for site in run.evidence.get("sites", [])}
+        columns = [["site", *names], ["samples", *(str(counts.get(name, "-")) for name in names)]]
+        for run in self.shown:
+            known = {site["name"]: site for site in run.evidence.get("sites", [])}
+            sites = [known.get(name, {"value": value, "interval": None}) for name, value in zip(names, run.by_site())]
+            shown = [unit.with_interval(site["value"], site["interval"]) for site in sites]
+            missing = "not measured" if run.alive else "diverged"
+            cells = [cell if run.alive and run.is_measured(i) else missing for i, cell in enumerate(shown)]
+            columns.append([run.label, *cells])
+        for other in others:
+            if found := self.verdicts.get((other.label, first.label)):
+                at_sites = [verdict_in_words(site.table(), unit) for site in found.at_sites]
+                columns.append([f"{other.label} against {first.label}", *at_sites])
+        return [list(row) for row in zip(*columns)]
 
     def as_json(self) -> dict[str, Any]:
         """Returns all runs, also those that are not shown, and the verdicts on every two that are."""
@@ -98,32 +91,27 @@ def compared(runs: Sequence[Run]) -> ComparedRuns:
     few = [best_few(run, max(1, SHOWN // len(runs))) for run in runs]
     shown = [variant for variants, _ in few for variant in variants]
     warnings = [*unequal_choices(runs), *(text for other in runs[1:] for text in differences(runs[0], other))]
-    answers: dict[str, Outcomes] = {}
-    for run in shown:
-        found = answers_of(run)
-        if found is not None:
-            answers[run.label] = found
-        elif run.alive:
-            warnings.append(
-                f"{run.label} keeps no answers to its test rows, so there is no verdict on it; train it again"
-            )
+    answers = {run.label: answers_of(run) for run in shown}
+    warnings += [
+        f"{run.label} keeps no answers to its test rows, so there is no verdict on it; train it again"
+        for run in shown
+        if run.alive and answers[run.label] is None
+    ]
     verdicts = {}
     for first, other in combinations(shown, 2):
-        a, b = answers.get(first.label), answers.get(other.label)
+        a, b = answers[first.label], answers[other.label]
         if a is not None and b is not None:
             try:
                 verdicts[other.label, first.label] = versus(b, a, first.metric)
             except BadInput as error:  # a metric of the user's own, whose function the folders do not have
                 warnings.append(f"{first.label} and {other.label}: no verdict, since {error}")
-    first = shown[0].label
-    apart = [one for one in shown[1:] if (one.label, first) in verdicts and not verdicts[one.label, first].paired]
-    for one in apart:
-        found = verdicts[one.label, first]
-        count = sum(not at.paired for at in found.at_sites)
-        warnings.append(
-            f"{one.label} and {first} answered different test rows at {count} of {len(found.sites)} sites. There, "
-            "verdicts follow from two separate intervals and are less sharp"
-        )
+    for (label, first), found in verdicts.items():
+        if first == shown[0].label and not found.paired:
+            count = sum(not at.paired for at in found.at_sites)
+            warnings.append(
+                f"{label} and {first} answered different test rows at {count} of {len(found.sites)} sites. There, "
+                "verdicts follow from two separate intervals and are less sharp"
+            )
     every = [variant for run in runs for variant in run.variants()]
     left_out = [text for _, text in few if text]
     return ComparedRuns(every, shown, left_out, choices_in_words(runs), warnings, verdicts)
@@ -132,9 +120,8 @@ def compared(runs: Sequence[Run]) -> ComparedRuns:
 def differences(a: Run, b: Run) -> list[str]:
     """Returns what two runs differ in beyond the algorithm, so that a difference may have another reason."""
     mine, theirs = _facts(a), _facts(b)
-    told = [
-        f"{what}: {mine[what]} and {theirs[what]}" for what in mine if what in theirs and mine[what] != theirs[what]
-    ]
+    common = [what for what in mine if what in theirs]
+    told = [f"{what}: {mine[what]} and {theirs[what]}" for what in common if mine[what] != theirs[what]]
     if not told and (digests := [_digests(a), _digests(b)])[0] != digests[1] and all(digests):
         told = ["the rows that their sites hold, by the digests of the data"]
     return [f"{a.label} and {b.label} differ in {one}; a difference may come from that" for one in told]
@@ -143,8 +130,7 @@ def differences(a: Run, b: Run) -> list[str]:
 def _facts(run: Run) -> dict[str, Any]:
     """Returns how long a run trained, and on how much data."""
     data, found = _data(run), {"rounds": run.summary["rounds"]}
-    if "splits" in data:
-        found["splits of the data"] = data["splits"]
+    found |= {"splits of the data": data["splits"]} if "splits" in data else {}
     for what in ("train", "validation", "test"):
         if counts := [site[what] for site in data.get("sites", []) if what in site]:
             found[f"{what} samples by site"] = ", ".join(map(str, counts)) if len(counts) <= 12 else sum(counts)

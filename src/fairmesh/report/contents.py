@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import tomllib
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
@@ -15,7 +16,7 @@ from fairmesh.config.trusted import import_paths
 from fairmesh.errors import BadInput
 from fairmesh.evidence.intervals import LEVEL
 from fairmesh.metrics.units import defined
-from fairmesh.report.answers import calibration, compared
+from fairmesh.report.answers import calibration
 from fairmesh.report.runs import Run, choices_in_words, links_of, mean_of, ranked
 from fairmesh.report.sentences import REFERENCES, hints, network_sentence, site_sentence
 from fairmesh.storage.run_folder import PREPROCESSING
@@ -48,7 +49,7 @@ def card(run: Run) -> Json:
         "changes": summary["variants"][0]["changes"] if len(variants) > 1 else {},
         "metric": chosen.metric,
         "metrics": {name: _metric(chosen, name) for name in chosen.metrics},
-        "tail": chosen.tail_in_words(),
+        "tail": f"{100 * summary['cvar_level']:.3g} %",  # of the sites, which CVaR is a mean over
         "classes": summary["model"].get("classes", []),
         "higher_is_better": chosen.higher_is_better,
         "judged_on": summary["judged_on"],
@@ -112,22 +113,21 @@ def _sites(run: Run) -> list[Json]:
     summary = run.summary
     names = [str(name) for name in summary["sites"]]
     evidence = {one["name"]: one for one in run.evidence.get("sites", [])}
-    data = _counted(run)
+    support = summary.get("support") or [{}] * len(names)  # None for a site that is not measured
     weights, compared = run.weights(), references(run)
     values = {metric: run.by_site(metric) for metric in run.metrics}
-    versus = _versus(run, evidence)
+    versus = _versus(evidence)
     found = []
     for i, name in enumerate(names):
-        known = evidence.get(name, {})
-        n = known["n"] if defined(known.get("n")) else data[i]["n"]
-        n = n if defined(n) else None
+        known, counted = evidence.get(name, {}), support[i] if isinstance(support[i], dict) else {"n": 0}
+        n = next((count for count in (known.get("n"), counted.get("n")) if defined(count)), None)
         found.append(
             {
                 "name": name,
                 "group": str(summary["groups"][i]),
                 "n": n,
                 "n_at_least": bool(known.get("n_at_least")),  # counts below five do not travel between organisations
-                "support": data[i].get("classes"),
+                "support": counted.get("classes"),
                 "measured": n != 0 and run.is_measured(i),
                 "metrics": {metric: column[i] for metric, column in values.items()},
                 "interval": _known(known.get("interval")),
@@ -141,42 +141,30 @@ def _sites(run: Run) -> list[Json]:
     return found
 
 
-def _counted(run: Run) -> list[Json]:
-    """Returns how many samples judge each site, and of which classes: {"n", "classes"}. Numbers that are not known are
-    None, and those of a site that is not measured 0."""
-    summary = run.summary
-    if "support" in summary:
-        return [{"n": None} | one if isinstance(one, dict) else {"n": 0} for one in summary["support"]]
-    return [{"n": None}] * len(summary["sites"])
-
-
 def _known(interval: Any) -> list[float] | None:
     """Returns an interval, or None if it is not defined."""
     return interval if isinstance(interval, list) and all(map(defined, interval)) else None
 
 
-def _versus(run: Run, evidence: Mapping[str, Json]) -> dict[str, dict[str, Json]]:
+def _versus(evidence: Mapping[str, Json]) -> dict[str, dict[str, Json]]:
     """Returns how each site differs from each model that it is compared with: by model, then by site."""
-    found: dict[str, dict[str, Json]] = {}
+    by_model: dict[str, dict[str, Json]] = {}
     for name, known in evidence.items():
-        for kind, one in known.get("versus", {}).items():
-            found.setdefault("average" if kind == "fixed weights" else kind, {})[name] = one
-    found |= compared(run, set(found))
+        for kind, difference in known.get("versus", {}).items():
+            by_model.setdefault("average" if kind == "fixed weights" else kind, {})[name] = difference
     return {
         kind: {site: one for site, one in sites.items() if "interval" not in one or _known(one["interval"])}
-        for kind, sites in found.items()
+        for kind, sites in by_model.items()
     }
 
 
 def _failures(run: Run) -> list[str]:
     """Returns which references have no numbers, and why."""
-    said = []
-    for kind, table in run.summary.get("references", {}).items():
-        if "failed" in table:
-            said.append(f"There is no comparison with {REFERENCES.get(kind, kind)}: {table['failed']}")
-        elif table.get("diverged") is True:
-            said.append(f"There is no comparison with {REFERENCES.get(kind, kind)}, which diverged.")
-    return said
+    tables = run.summary.get("references", {})
+    reasons = {
+        kind: table.get("failed") or ("it diverged" if table.get("diverged") else "") for kind, table in tables.items()
+    }
+    return [f"There is no comparison with {REFERENCES.get(kind, kind)}: {why}" for kind, why in reasons.items() if why]
 
 
 def references(run: Run) -> dict[str, list[float]]:
@@ -194,7 +182,7 @@ def references(run: Run) -> dict[str, list[float]]:
 def _graph(run: Run) -> Json | None:
     """Returns who talks to whom, by the numbers of the sites; None if it is not known. It does not import the code of a
     topology of the user's own."""
-    settings, n = run.settings(), len(run.summary["sites"])
+    settings, n = tomllib.loads(run.settings_text()), len(run.summary["sites"])
     table = settings.get("topology", {})
     kind = FAMILIES[Algorithm].get(run.summary["algorithm"])
     if kind is not None and getattr(kind, "needs_server", False):
@@ -229,7 +217,7 @@ def _left_out(run: Run) -> Json | None:
 
 _HELD = {
     "final": "the model of the last round",
-    "best": "the model of the best round",
+    "best": "the model of the best round ({round})",
     "time-average": "the average of the models of all rounds",
 }
 
@@ -239,28 +227,21 @@ def _files(run: Run) -> list[Json]:
     if run.folder is None:
         return []
     replicas = {record["replica"] for record in run.summary["final"]}
-    found = []
+    held: dict[str, str] = {}
     for entry in run.summary.get("models", []):
-        path = run.folder / entry["file"]
-        if entry["replica"] in replicas and path.exists():
-            held = _HELD[entry["which"]]
-            held += f" ({entry['round']})" if entry["which"] == "best" else ""
-            held += f", seed {entry['seed']}" if len(replicas) > 1 else ""
-            held += f", split {entry['split']}" if len(replicas) > 1 and "split" in entry else ""
-            found.append((path, held))
+        if entry["replica"] in replicas:
+            held[entry["file"]] = _HELD[entry["which"]].format(**entry)
+            if len(replicas) > 1:
+                held[entry["file"]] += "".join(f", {key} {entry[key]}" for key in ("seed", "split") if key in entry)
     for path in sorted(run.folder.glob("personal-*.safetensors")):
         site, _, replica = path.stem.removeprefix("personal-").partition("-")
         if int(replica or 0) in replicas:
             of = f", replica {int(replica or 0)}" if len(replicas) > 1 else ""
-            found.append((path, f"the own model of {run.summary['sites'][int(site)]}{of}"))
-    more = run.folder / PREPROCESSING
-    found += [(more, "how columns become inputs; it belongs to every model")] if more.exists() else []
+            held[path.name] = f"the own model of {run.summary['sites'][int(site)]}{of}"
+    held[PREPROCESSING] = "how columns become inputs; it belongs to every model"
     return [
-        {
-            "name": path.name,
-            "holds": held,
-            "bytes": path.stat().st_size,
-            "sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
-        }
-        for path, held in found
+        {"name": name, "holds": holds, "bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+        for name, holds in held.items()
+        if (run.folder / name).exists()
+        for content in [(run.folder / name).read_bytes()]
     ]

@@ -8,7 +8,7 @@ from typing import Any
 from fairmesh.metrics.units import Unit, defined
 from fairmesh.report import tables
 from fairmesh.report.contents import Json, contents
-from fairmesh.report.plots import curve, dots, network, reliability
+from fairmesh.report.plots import curve, dots, network, reliability, scaled_series
 from fairmesh.report.runs import (
     SHOWN,
     Run,
@@ -120,7 +120,7 @@ def _of_run(run: Run, card: Json, lead: bool) -> Iterable[str]:
     yield from map(_note, [*card["notes"], *card["hints"]])
     if card["sweep"]:
         yield from _sweep(card)
-    yield "<h3>Sites</h3>" + _note(" ".join(_captions(card)))
+    yield "<h3>Sites</h3>" + _note(" ".join(tables.captions(card)))
     worst = card["worst_first"][0]
     marked = {order.index(worst)} if defined(card["sites"][worst]["metrics"][card["metric"]]) else ()
     yield _table(tables.of_sites(card, order), marked)
@@ -174,21 +174,6 @@ def _in_order(card: Json) -> list[int]:
     return list(range(len(card["sites"]))) if len(card["sites"]) <= _ROWS else card["worst_first"]
 
 
-def _captions(card: Json) -> Iterable[str]:
-    """Yields what a reader of the table of sites must know."""
-    sites = card["sites"]
-    models = "each site's own model" if card["judged_by"] == "own models" else "the average of all nodes' models"
-    yield f"Measured on the {card['judged_on']} samples of each site, for {models}."
-    if card["spread_by"]:
-        yield f"Means over {card['spread_by']}."
-    if "covers" in card["intervals"]:
-        yield f"Intervals cover {card['intervals']['covers']}."
-    if any(site["weight"] is not None for site in sites):
-        yield "λ is how much each site counts in training."
-    if any(site["versus"] for site in sites):
-        yield "Below each other model: how this run differs from it."
-
-
 def _sweep(card: Json) -> Iterable[str]:
     """Yields the ranking of a sweep's variants."""
     sweep = card["sweep"]
@@ -196,35 +181,33 @@ def _sweep(card: Json) -> Iterable[str]:
     yield _table(tables.of_variants(card), {0}, fold=12)
     yield _note(f"{sweep['choice']}.")
     if sweep["ranked_on"] == "validation":
-        yield _note(
+        said = (
             "The first one is what model.safetensors holds: the best on the sites' validation samples, smoothed over "
-            "the rounds. All else on this page is about it. The others are ranked by the worst site on the validation "
-            "samples after the last round."
+            "the rounds. The others are ranked by the worst site on the validation samples after the last round."
         )
     else:
-        yield _note(
+        said = (
             f"There are no validation samples, so the variants are ranked on the {card['judged_on']} samples, and the "
-            "numbers of the first one are too good. Give sites validation samples. All else on this page is about the "
-            "first one."
+            "numbers of the first one are too good. Give sites validation samples."
         )
+    yield _note(f"{said} All else on this page is about the first one.")
 
 
 def _site_picture(card: Json) -> str:
     """Returns the picture of the sites: the run, and each model that it is compared with."""
     unit, order = unit_of(card), _in_order(card)[:_DOTS]
     sites = [card["sites"][i] for i in order]
-    scaled = lambda value: unit.scale * value if defined(value) else float("nan")  # noqa: E731
-    intervals = [list(map(scaled, site["interval"])) if site["interval"] else None for site in sites]
-    values = [scaled(site["metrics"][unit.metric]) for site in sites]
-    series: dict[str, Any] = {"this run": {"values": values, "intervals": intervals}}
+    rows = [{"value": site["metrics"][unit.metric], "interval": site["interval"]} for site in sites]
+    series = {"this run": scaled_series(rows, unit.scale)}
     for kind in tables.kinds_of(card):
-        values = [scaled(site["references"].get(kind)) for site in sites]
-        if any(map(defined, values)):
-            series[REFERENCES.get(kind, kind)] = {"values": values}
+        rows = [{"value": site["references"].get(kind)} for site in sites]
+        if any(defined(row["value"]) for row in rows):
+            series[REFERENCES.get(kind, kind)] = scaled_series(rows, unit.scale)
     drawn = dots([site["name"] for site in sites], series, unit.label)
     which = "every site" if len(card["sites"]) <= _DOTS else f"the {_DOTS} worst sites"
     caption = f"{unit.metric} of {which}" + (", the worst at the top" if len(card["sites"]) > _ROWS else "")
-    caption += f"; lines are {100 * card['intervals']['level']:.0f} % intervals." if any(intervals) else "."
+    known = any(series["this run"]["intervals"])
+    caption += f"; lines are {100 * card['intervals']['level']:.0f} % intervals." if known else "."
     return _figure(drawn, f"{unit.metric} of every site", caption)
 
 
@@ -235,50 +218,41 @@ def _side_by_side(runs: Sequence[Run], cards: Sequence[Json]) -> Iterable[str]:
     yield _table([header, *(rows[i] for i in order)], {at for at, i in enumerate(order) if i in low})
     pictured, order = cards[:SHOWN], order[:_DOTS]
     names = [cards[0]["sites"][i]["name"] for i in order]
-    series: dict[str, Any] = {
-        card["label"]: {"values": [unit.scale * card["sites"][i]["metrics"][unit.metric] for i in order]}
-        for card in pictured
-    }
-    drawn = dots(names, series, unit.label)
-    pictures = [_figure(drawn, f"{unit.metric} of every site under each run", f"{unit.metric} site by site.")]
-    series = {}
+    values: dict[str, Any] = {}
+    weights: dict[str, Any] = {}
     for k, card in enumerate(pictured):
         sites = [card["sites"][i] for i in order]
-        if sites[0]["weight"] is not None:
-            series[card["label"]] = {
-                "values": [site["weight"] for site in sites],
-                "style": k,
-                "origins": [site["prior"] for site in sites],
-            }
-    if series:
-        only = f" in {next(iter(series))}" if len(series) == 1 else ""
+        values[card["label"]] = {"values": [unit.scale * site["metrics"][unit.metric] for site in sites]}
+        lambdas, priors = ([site[key] for site in sites] for key in ("weight", "prior"))
+        if lambdas[0] is not None:
+            weights[card["label"]] = {"values": lambdas, "style": k, "origins": priors}
+    drawn = dots(names, values, unit.label)
+    pictures = [_figure(drawn, f"{unit.metric} of every site under each run", f"{unit.metric} site by site.")]
+    if weights:
         said = (
-            f"How much each site counts{only}. Arrows begin at the site's prior, its share of all training rows unless "
-            "the experiment names another."
+            f"How much each site counts in {', '.join(weights)}. Arrows begin at the site's prior, its share of all "
+            "training rows unless the experiment names another."
         )
-        pictures.append(_figure(dots(names, series, "weight λ of the site"), "weight of every site", said))
+        pictures.append(_figure(dots(names, weights, "weight λ of the site"), "weight of every site", said))
     yield _pictures(pictures)
 
 
 def _curves(runs: Sequence[Run]) -> str:
     """Returns pictures of the worst site and the mean against rounds, and of the worst against traffic."""
     drawn, left = list(runs)[:SHOWN], len(runs) - SHOWN
-    wanted = [
-        ("worst", "rounds", "Worst site", "against rounds"),
-        ("mean", "rounds", "Mean over sites", "against rounds"),
-    ]
+    wanted = [("worst", "rounds"), ("mean", "rounds")]
     if any(run.summary["bytes_busiest_node"] for run in drawn):
-        wanted.append(("worst", "bytes_busiest_node", "Worst site", "against what the busiest node sent"))
+        wanted.append(("worst", "bytes_busiest_node"))
+    said = {"worst": "Worst site", "mean": "Mean over sites"}
+    axes = {"rounds": "against rounds", "bytes_busiest_node": "against what the busiest node sent"}
     pictures = [
-        _figure(curve(drawn, what, x), f"{said}, {runs[0].metric} {against}", f"{said} {against}.")
-        for what, x, said, against in wanted
+        _figure(curve(drawn, what, x), f"{said[what]}, {runs[0].metric} {axes[x]}", f"{said[what]} {axes[x]}.")
+        for what, x in wanted
     ]
     bands = sorted({run.spread_by() for run in drawn if run.spread_by()})
-    note = (
-        f"Lines are means over {' or '.join(bands)}; bands span the lowest and the highest of them."
-        if bands
-        else "There is one replica, so lines have no band."
-    )
+    note = "There is one replica, so lines have no band."
+    if bands:
+        note = f"Lines are means over {' or '.join(bands)}; bands span the lowest and the highest of them."
     return _pictures(pictures) + _note(note + (f" {left} more runs are in the table only." if left > 0 else ""))
 
 

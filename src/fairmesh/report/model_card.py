@@ -5,6 +5,7 @@ Parts that only people can write are blanks between comments. A card that is wri
 import re
 from collections.abc import Iterable, Sequence
 
+from fairmesh.errors import listed
 from fairmesh.report import tables
 from fairmesh.report.contents import Json
 
@@ -30,6 +31,8 @@ def model_card(card: Json, before: str = "") -> str:
     def blank(name: str) -> str:
         return f"<!-- yours: {name} -->\n{filled.get(name, f'{_TO_FILL_IN} {_BLANKS[name]}')}\n<!-- end -->"
 
+    order, settings = range(len(card["sites"])), card["settings"].strip().replace("```", "")
+    files = [[file["name"], file["holds"], file["bytes"], file["sha256"]] for file in card["files"]]
     parts = [
         f"# Model card: {_text(card['label'])}",
         "Text between `yours` and `end` is kept when `fairmesh report` writes this file again.",
@@ -37,7 +40,9 @@ def model_card(card: Json, before: str = "") -> str:
         *(blank(name) for name in ("intended-use", "not-for", "people")),
         "## Results",
         _text(card["sentence"]),
-        *_results(card),
+        " ".join(tables.captions(card)),
+        _table(tables.of_sites(card, order)),
+        _table(tables.of_metrics(card, order)),
         *map(_text, card["notes"]),
         "## Data",
         blank("data"),
@@ -46,9 +51,10 @@ def model_card(card: Json, before: str = "") -> str:
         blank("limitations"),
         *_limits(card),
         "## Training",
-        *_training(card),
+        _table([["", ""], *tables.facts(card)]),
+        f"All settings (experiment.toml):\n\n```toml\n{settings}\n```" if settings else "",
         "## Files",
-        *_files(card),
+        _table([["file", "holds", "bytes", "SHA-256"], *files]) if files else "No model has been written yet.",
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
 
@@ -61,16 +67,6 @@ def _text(value: object) -> str:
 def _table(rows: Sequence[Sequence[object]]) -> str:
     lines = ["| " + " | ".join(_text(cell) for cell in row) + " |" for row in rows]
     return "\n".join([lines[0], "|---" * len(rows[0]) + "|", *lines[1:]])
-
-
-def _results(card: Json) -> Iterable[str]:
-    """Yields a table of the sites by the primary metric, and one of all metrics."""
-    order = range(len(card["sites"]))
-    yield f"Measured on the {card['judged_on']} samples of each site." + (
-        f" Means over {card['spread_by']}." if card["spread_by"] else ""
-    )
-    yield _table(tables.of_sites(card, order))
-    yield _table(tables.of_metrics(card, order))
 
 
 def _data(card: Json) -> Iterable[str]:
@@ -105,17 +101,4 @@ def _limits(card: Json) -> Iterable[str]:
         (worse, "The model is worse than the site's own model at"),
     ):
         if names:
-            yield f"{said} {_text(', '.join(names[:20]))}{f' and {len(names) - 20} more' if len(names) > 20 else ''}."
-
-
-def _training(card: Json) -> Iterable[str]:
-    """Yields algorithm, graph, traffic, versions and settings."""
-    yield _table([["", ""], *tables.facts(card)])
-    if card["settings"]:
-        yield f"All settings (experiment.toml):\n\n```toml\n{card['settings'].strip().replace('```', '')}\n```"
-
-
-def _files(card: Json) -> Iterable[str]:
-    """Yields which file holds which model."""
-    rows = [[one["name"], one["holds"], one["bytes"], one["sha256"]] for one in card["files"]]
-    yield _table([["file", "holds", "bytes", "SHA-256"], *rows]) if rows else "No model has been written yet."
+            yield f"{said} {_text(listed(names, 20))}."

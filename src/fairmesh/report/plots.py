@@ -6,9 +6,12 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from fairmesh.errors import BadInput
+from fairmesh.metrics.units import defined
 from fairmesh.report.runs import Run, choices_in_words, chosen_of, links_of, unequal_choices
-from fairmesh.report.style import COLOURS, MARKERS, new_figure, plain, save_figure, saved_or_shown
+from fairmesh.report.style import COLOURS, MARKERS, new_figure, plain, save_figure
 from fairmesh.topology.mixing import Mixing
 from fairmesh.training.result import Result
 
@@ -111,13 +114,17 @@ def dots(names: Sequence[str], series: Mapping[str, Mapping[str, Any]], axis_lab
                 )  # fmt: skip
         filled = {"color": colour} if style == 0 else {"facecolors": "none", "edgecolors": colour}
         axis.scatter(x, y, 26, marker=marker, label=plain(label), zorder=3, linewidths=1.4, **filled)
-    axis.set_yticks(range(len(names)), [plain(name if len(name) < 28 else name[:26] + "…") for name in names])
+    axis.set_yticks(range(len(names)), [_short(name, 28) for name in names])
     axis.set_ylim(len(names) - 0.4, -0.6)
     axis.set_xlabel(plain(axis_label))
     axis.grid(alpha=0.25)
     if len(series) > 1:
         figure.legend(frameon=False, fontsize=9, loc="outside upper left", ncols=1 if len(series) > 4 else 2)
     return figure
+
+
+def _short(name: str, most: int) -> str:
+    return plain(name if len(name) < most else name[: most - 2] + "…")
 
 
 def network(
@@ -138,28 +145,26 @@ def network(
     """
     n, small, flat = len(names), len(names) <= 60, len(names) <= 24
     figure, (axis,) = new_figure(4.8, 3.4 if flat else 4.6, font=10)
-    at = [(math.sin(2 * math.pi * i / n), math.cos(2 * math.pi * i / n)) for i in range(n)]
-    for i, j in edges:
-        axis.plot(*zip(at[i], at[j]), color="#808080", lw=0.9 if len(edges) < 300 else 0.2, zorder=1)
+    angles = 2 * math.pi * np.arange(n) / n
+    at = np.stack([np.sin(angles), np.cos(angles)])
+    for edge in edges:
+        axis.plot(*at[:, list(edge)], color="#808080", lw=0.9 if len(edges) < 300 else 0.2, zorder=1)
     size = 170 if n <= 30 else 60 if small else 12
-    known = [i for i in range(n) if values is not None and math.isfinite(values[i])]
-    for i in range(n):
-        if values is None or i not in known:
-            axis.scatter(*at[i], size, facecolors="none", edgecolors="#808080", zorder=2)
-    if values is not None and known:
-        scale = {"vmin": min(values[i] for i in known), "vmax": max(values[i] for i in known), "cmap": "cividis"}
-        drawn = []
-        for i in known:
-            marker, area = ("s", 1.6 * size) if i == worst else ("o", size)
-            drawn.append(axis.scatter(*at[i], area, values[i], marker=marker, edgecolors="#808080", zorder=2, **scale))
-        figure.colorbar(drawn[0], ax=axis, shrink=0.7, label=plain(label))
-    for i, (x, y) in enumerate(at if small else []):
+    shown = np.full(n, math.nan) if values is None else np.asarray(values, dtype=float)
+    known, look = np.isfinite(shown), {"edgecolors": "#808080", "zorder": 2}
+    axis.scatter(*at[:, ~known], size, facecolors="none", **look)
+    if known.any():
+        lowest = np.arange(n) == worst
+        look |= {"vmin": shown[known].min(), "vmax": shown[known].max(), "cmap": "cividis"}
+        axis.scatter(*at[:, known & lowest], 1.6 * size, shown[known & lowest], marker="s", **look)
+        drawn = axis.scatter(*at[:, known & ~lowest], size, shown[known & ~lowest], marker="o", **look)
+        figure.colorbar(drawn, ax=axis, shrink=0.7, label=plain(label))
+    for name, x, y in zip(names, *at) if small else ():
         side = "center" if flat and abs(x) < 0.2 else "left" if x > -1e-9 else "right"
         away = 1.14 + 0.06 * abs(y) if flat else 1.12
-        text = names[i] if len(names[i]) < 18 else names[i][:16] + "…"
         axis.annotate(
-            plain(text), (away * x, away * y), ha=side, va="center", fontsize=9 if flat else 6, rotation_mode="anchor",
-            rotation=0 if flat else math.degrees(math.atan2(y, x)) - (180 if x < -1e-9 else 0),
+            _short(name, 18), (away * x, away * y), ha=side, va="center", fontsize=9 if flat else 6,
+            rotation=0 if flat else math.degrees(math.atan2(y, x)) - (180 if x < -1e-9 else 0), rotation_mode="anchor",
         )  # fmt: skip
     axis.set_aspect("equal")
     axis.axis("off")
@@ -227,11 +232,9 @@ def plot(
         ...     pathlib.Path(folder, "curves.png").exists()
         True
     """
-    if isinstance(results, Mapping):
-        runs = [Run.from_result(one, name) for name, one in results.items()]
-    else:
-        several = [results] if isinstance(results, Result | Run) else results
-        runs = [one if isinstance(one, Run) else Run.from_result(one) for one in several]
+    several = [results] if isinstance(results, Result | Run) else results
+    pairs = several.items() if isinstance(several, Mapping) else [(None, result) for result in several]
+    runs = [result if isinstance(result, Run) else Run.from_result(result, name) for name, result in pairs]
     if not runs:
         raise BadInput("nothing to plot")
     against = tuple(_AXES) if against is None else against
@@ -239,7 +242,7 @@ def plot(
     if unknown or not against or isinstance(against, str):
         raise BadInput(f"against must be a list of some of {', '.join(_AXES)}, got {against!r}")
     notes = [*choices_in_words(runs), *unequal_choices(runs)]
-    return saved_or_shown(curves([chosen_of(run) for run in runs], against, notes), path)
+    return save_figure(curves([chosen_of(run) for run in runs], against, notes), path)
 
 
 def plot_sites(results: Mapping[str, Result], path: str | os.PathLike | None = None) -> Any:
@@ -273,13 +276,13 @@ def plot_sites(results: Mapping[str, Result], path: str | os.PathLike | None = N
     unit = Run.from_result(results[first]).unit()
 
     series = {name: scaled_series(table["sites"], unit.scale) for name, table in tables.items()}
-    return saved_or_shown(dots(names[first], series, unit.label), path)
+    return save_figure(dots(names[first], series, unit.label), path)
 
 
 def scaled_series(rows: Sequence[Mapping[str, Any]], scale: float) -> dict[str, Any]:
-    """Returns a series for `dots` from rows of evidence, {"value", "interval"}."""
-    ends = [[scale * end for end in row["interval"]] for row in rows]
+    """Returns a series for `dots` from rows of evidence, {"value", "interval"}, of which either may not be known."""
+    ends = [[end for end in row.get("interval") or () if defined(end)] for row in rows]
     return {
-        "values": [scale * row["value"] for row in rows],
-        "intervals": [interval if all(map(math.isfinite, interval)) else None for interval in ends],
+        "values": [scale * row["value"] if defined(row["value"]) else math.nan for row in rows],
+        "intervals": [[scale * end for end in pair] if len(pair) == 2 else None for pair in ends],
     }

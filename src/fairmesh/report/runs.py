@@ -2,13 +2,13 @@
 
 import math
 import os
-import tomllib
-from collections.abc import Mapping, Sequence
+import statistics
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from fairmesh.errors import BadInput
+from fairmesh.errors import BadInput, listed
 from fairmesh.metrics.units import Unit, defined
 from fairmesh.storage.run_folder import EXPERIMENT, read_records, read_summary
 from fairmesh.topology.mixing import Mixing
@@ -46,25 +46,22 @@ class Run:
             return [self]
         runs = []
         for k, variant in enumerate(found):
-            mine = set(variant["replicas"])
             label = ", ".join(f"{key} {value}" for key, value in variant["changes"].items())
-            records = [record for record in self.records if record["replica"] in mine]
-            final = [record for record in self.summary["final"] if record["replica"] in mine]
-            summary = self.summary | variant | {"replicas": len(mine), "final": final, "variants": [variant]}
-            summary["diverged"] = [r for r in self.summary["diverged"] if r in mine]
-            if "evidence" not in variant:
-                summary.pop("evidence", None)  # that of the chosen one
-            if "personal" in summary:
-                summary["personal"] = [one for one in summary["personal"] if one["replica"] in mine]
-            runs.append(replace(self, label=f"{self.label}: {label}", summary=summary, records=records, variant=k))
+            more = {"evidence": None} | variant | {"variants": [variant]}  # the run has the evidence of the chosen one
+            run = replace(self, label=f"{self.label}: {label}", variant=k)
+            runs.append(run.of_replicas(variant["replicas"], more))
         return runs
 
-    def settings(self) -> dict[str, Any]:
-        """Returns the experiment's settings, as far as the run's folder has them."""
-        text = self.settings_text()
-        return tomllib.loads(text) if text else {}
+    def of_replicas(self, replicas: Collection[int], more: dict[str, Any]) -> "Run":
+        """Returns the run with some of its replicas only, and with what else its summary says of them."""
+        lost = [r for r in self.summary["diverged"] if r in replicas]
+        summary = self.summary | more | {"replicas": len(replicas), "diverged": lost}
+        for key in {"final", "personal"} & summary.keys():
+            summary[key] = [entry for entry in summary[key] if entry["replica"] in replicas]
+        return replace(self, summary=summary, records=[one for one in self.records if one["replica"] in replicas])
 
     def settings_text(self) -> str:
+        """Returns the experiment's settings as TOML; "" if there is no folder that has them."""
         path = self.folder / EXPERIMENT if self.folder else None
         return path.read_text(encoding="utf-8") if path and path.exists() else ""
 
@@ -97,18 +94,11 @@ class Run:
     def spread_by(self) -> str:
         """Returns what the replicas differ in, such as "5 splits"; nothing if there is only one."""
         final = self.summary["final"]
-        if len(final) == 1:
-            return ""
-        parts = [(len({record.get(key, 0) for record in final}), f"{key}s") for key in ("split", "seed")]
-        told = [f"{number} {key}" for number, key in parts if number > 1]
-        covered = math.prod(number for number, _ in parts)
-        if covered == len(final):
-            return " and ".join(told)
-        return f"{len(final)} replicas" + (f" ({' and '.join(told)})" if told else "")
-
-    def tail_in_words(self) -> str:
-        """Returns which share of the sites CVaR is a mean over, such as "20 %"."""
-        return f"{100 * self.summary['cvar_level']:.3g} %"
+        counts = {key: len({record.get(key, 0) for record in final}) for key in ("split", "seed")}
+        by = " and ".join(f"{count} {key}s" for key, count in counts.items() if count > 1)
+        if math.prod(counts.values()) == len(final):
+            return by
+        return f"{len(final)} replicas" + (f" ({by})" if by else "")
 
     @property
     def evidence(self) -> dict[str, Any]:
@@ -153,11 +143,9 @@ class Run:
     def worst_first(self) -> list[int]:
         """Returns the numbers of the sites, the worst first. Those with too few test rows to be the worst come later,
         and those without a value last."""
-        few = [bool(one.get("few_rows")) for one in self.evidence.get("sites", ())]
-        few = few or [False] * len(self.summary["sites"])
+        few = {i for i, site in enumerate(self.evidence.get("sites", ())) if site.get("few_rows")}
         sign, values = 1 if self.higher_is_better else -1, self.by_site()
-        rank = {i: (math.isnan(v), few[i], 0.0 if math.isnan(v) else sign * v) for i, v in enumerate(values)}
-        return sorted(rank, key=rank.__getitem__)
+        return sorted(range(len(values)), key=lambda i: (math.isnan(values[i]), i in few, sign * values[i]))
 
     def is_measured(self, i: int) -> bool:
         """Returns whether site i has data to be judged by; it is taken to, while a run is in progress."""
@@ -178,9 +166,8 @@ class Run:
             )
         idle = [str(name) for i, name in enumerate(s["sites"]) if not self.is_measured(i)]
         if idle:
-            more = f" and {len(idle) - SITES_SHOWN} more" if len(idle) > SITES_SHOWN else ""
-            names = ", ".join(idle[:SITES_SHOWN])
-            found.append(f"Trained but not measured, for lack of {s['judged_on']} data: {names}{more}.")
+            names = listed(idle, SITES_SHOWN)
+            found.append(f"Trained but not measured, for lack of {s['judged_on']} data: {names}.")
         if "planned_rounds" in s:
             found.append(f"The run has {s['planned_rounds']} rounds; this is what all sites had measured so far.")
         if any(record.get("models") == "own" for record in self.records):
@@ -196,10 +183,6 @@ class Run:
             )
         return found
 
-    def megabytes(self, what: str) -> float:
-        """Returns what the busiest node sent, in bytes as encoded or by nominal bits."""
-        return self.summary[what] / PER_MB[what]
-
 
 def mean_of(values: Sequence[float]) -> float:
     """Returns the mean of the values that are defined; NaN if there is none."""
@@ -210,59 +193,41 @@ def mean_of(values: Sequence[float]) -> float:
 def rows_of(runs: Sequence[Run]) -> list[list[str]]:
     """Returns a header and one row per run. Numbers leave out replicas that diverged, and `caption_of` says what
     the intervals cover."""
+    header = ["run", "algorithm", f"worst {runs[0].metric}", "mean", "best", "gap", "rounds", "busiest node sent"]
     rows = []
     for run in runs:
-        s, lost = run.summary, len(run.summary["diverged"])
-        numbers: dict[str, str] = dict.fromkeys(("worst", "mean", "best", "gap"), "diverged")
-        if run.alive:
-            numbers = _numbers(run)
-        if lost and run.alive:
-            numbers["worst"] += f", {lost} of {s['replicas']} diverged"
-        rows.append(
-            {
-                "run": run.label,
-                "algorithm": s["algorithm"],
-                f"worst {run.metric}": numbers.pop("worst"),
-                **numbers,
-                "rounds": str(s["rounds"]),
-                "busiest node sent": f"{run.megabytes('bytes_busiest_node'):.3g} MB",
-                "nominal": f"{run.megabytes('nominal_bits_busiest'):.3g} MB",
-            }
-        )
-    return [list(rows[0]), *(list(row.values()) for row in rows)]
+        sent = [f"{run.summary[what] / PER_MB[what]:.3g} MB" for what in ("bytes_busiest_node", "nominal_bits_busiest")]
+        rows.append([run.label, run.summary["algorithm"], *_numbers(run), str(run.summary["rounds"]), *sent])
+    return [[*header, "nominal"], *rows]
 
 
-def _numbers(run: Run) -> dict[str, str]:
-    """Returns what is said of all sites, with intervals where they are known."""
-    unit, known = run.unit(), run.evidence
-    if not known:
-        numbers = {what: unit.shown(run.over_sites(what)) for what in ("worst", "mean", "best")}
-        return numbers | {"gap": unit.gap(run.over_sites("gap"))}
-    values = [one["value"] for one in known["sites"] if defined(one["value"])]
-    best = (max if run.higher_is_better else min)(values, default=math.nan)
-    return {
-        **{what: unit.with_interval(known[what]["value"], known[what]["interval"]) for what in ("worst", "mean")},
-        "best": unit.shown(best),
-        "gap": unit.gap(abs(best - known["worst"]["value"])),
-    }
+def _numbers(run: Run) -> list[str]:
+    """Returns the worst site, the mean, the best and the gap, with intervals where they are known."""
+    unit, known, lost = run.unit(), run.evidence, len(run.summary["diverged"])
+    if not run.alive:
+        return ["diverged"] * 4
+    best, gap = run.over_sites("best"), run.over_sites("gap")
+    if known:
+        values = [site["value"] for site in known["sites"] if defined(site["value"])]
+        best = (max if run.higher_is_better else min)(values, default=math.nan)
+        gap = abs(best - known["worst"]["value"])
+    over = [known.get(what) or {"value": run.over_sites(what), "interval": None} for what in ("worst", "mean")]
+    worst, mean = (unit.with_interval(one["value"], one["interval"]) for one in over)
+    worst += f", {lost} of {run.summary['replicas']} diverged" if lost else ""
+    return [worst, mean, unit.shown(best), unit.gap(gap)]
 
 
 def caption_of(runs: Sequence[Run]) -> str:
     """Returns what the intervals of a table of runs cover; nothing if they have none."""
-    said: dict[tuple[float, str], list[str]] = {}
+    labels: dict[str, list[str]] = {}
     for run in runs:
         if run.alive and run.evidence:
             covers = run.evidence["covers"].replace("samples", f"{run.summary['judged_on']} samples")
-            by = run.spread_by()
-            said.setdefault((run.evidence["level"], covers + (f" (means over {by})" if by else "")), []).append(
-                run.label
-            )
-    if not said:
-        return ""
-    texts = [f"{100 * level:.0f} % intervals over {covers}" for level, covers in said]
-    if len(said) > 1:
-        texts = [f"{text}: {', '.join(labels)}" for text, labels in zip(texts, said.values())]
-    return f"In brackets: {'; '.join(texts)}."
+            by = f" (means over {run.spread_by()})" if run.spread_by() else ""
+            text = f"{100 * run.evidence['level']:.0f} % intervals over {covers}{by}"
+            labels.setdefault(text, []).append(run.label)
+    texts = labels if len(labels) == 1 else [f"{text}: {', '.join(of)}" for text, of in labels.items()]
+    return f"In brackets: {'; '.join(texts)}." if labels else ""
 
 
 def check_comparable(runs: Sequence[Run]) -> None:
@@ -282,7 +247,6 @@ def ranked(run: Run) -> tuple[list[Run], str]:
     comes the one whose models the run gives to its user, then the best at the worst site (of equals, on average), and
     those that diverged last."""
     variants = run.variants()
-    check_comparable(variants)
     validated = all(math.isfinite(one.over_sites("worst", "validation")) for one in variants if one.alive)
     split, sign = "validation" if validated else "test", -1 if run.higher_is_better else 1
     chosen = run.summary.get("chosen")
@@ -342,22 +306,16 @@ def best_few(run: Run, most: int = SHOWN) -> tuple[list[Run], str]:
         most: How many are shown.
     """
     variants, ranked_on = ranked(run)
-    if len(variants) <= most:
-        return variants, ""
-    best = "best" if most == 1 else f"{most} best"
-    return variants[:most], (
-        f"{run.label}: only the {best} of {len(variants)} variants by the worst site on {ranked_on} data; "
+    left_out = (
+        f"{run.label}: only the best {most} of {len(variants)} variants by the worst site on {ranked_on} data; "
         f"{len(variants) - most} others are in summary.json"
     )
+    return variants[:most], left_out if len(variants) > most else ""
 
 
 def worst_sites(runs: Sequence[Run]) -> set[int]:
     """Returns the sites that are worst in any of the runs."""
-    pick, found = min if runs[0].higher_is_better else max, set()
-    for values in (run.by_site() for run in runs):
-        worst = pick((value for value in values if not math.isnan(value)), default=math.nan)
-        found |= {i for i, value in enumerate(values) if value == worst}
-    return found
+    return {i for run in runs if defined(run.by_site()[i := run.worst_first()[0]])}
 
 
 def of_worst_sites(table: list[list[str]], run: Run) -> list[list[str]]:
@@ -407,14 +365,15 @@ def personal_table(run: Run) -> list[list[str]]:
     found, metric = run.summary.get("personal"), run.metric
     if not found:
         return []
-    unit, models, rows = run.unit(), ("common", "local", "personal"), []
-    for k, first in enumerate(found[0]["sites"]):
-        sites = [one["sites"][k] for one in found]
-        values = [[(site["test"] or site["held_out"])[model][metric] for site in sites] for model in models]
-        means = [sum(column) / len(column) for column in values]
-        shares = {name: sum(site["weights"].get(name, 0.0) for site in sites) / len(sites) for name in first["weights"]}
+    unit, rows = run.unit(), []
+    for sites in zip(*(of_replica["sites"] for of_replica in found)):
+        means = [
+            statistics.fmean((site["test"] or site["held_out"])[model][metric] for site in sites)
+            for model in ("common", "local", "personal")
+        ]
+        shares = {name: statistics.fmean(s["weights"].get(name, 0.0) for s in sites) for name in sites[0]["weights"]}
         made_of = ", ".join(f"{100 * share:.0f} % {name}" for name, share in shares.items())
-        rows.append([first["name"], *(unit.shown(mean) for mean in means), made_of])
+        rows.append([sites[0]["name"], *map(unit.shown, means), made_of])
     return [["site", "common model", "alone", "own model", "made of"], *rows]
 
 
@@ -424,16 +383,11 @@ def subgroup_table(run: Run) -> list[list[str]]:
     found, metric = run.summary.get("subgroups"), run.metric
     if not found:
         return []
-    rows = [
-        [
-            one["site"],
-            one["subgroup"],
-            str(one["rows"]),
-            run.unit().shown(one["metrics"][metric]),
-            "-" if one["weight"] is None else f"{one['weight']:.2f}",
-        ]
-        for one in found
-    ]
+    rows = []
+    for group in found:
+        weight = "-" if group["weight"] is None else f"{group['weight']:.2f}"
+        value = run.unit().shown(group["metrics"][metric])
+        rows.append([group["site"], group["subgroup"], str(group["rows"]), value, weight])
     return [["site", "subgroup", "samples", metric, "weight"], *rows]
 
 

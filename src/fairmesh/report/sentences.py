@@ -3,16 +3,12 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from fairmesh.comparisons.reference_models import TITLES
+from fairmesh.evidence.verdicts import verdict_in_words
 from fairmesh.metrics.units import Unit, defined
 
 ALONE = "local"
-REFERENCES = {
-    "local": "alone",
-    "average": "average model",
-    "pooled": "all data in one place",
-    "fine-tuned": "fine-tuned at each site",
-    "constant": "constant answer",
-}
+REFERENCES = TITLES | {ALONE: "alone"}
 """The models that sites are compared with, by their names in JSON, and what tables call them."""
 
 
@@ -20,27 +16,6 @@ def unit_of(card: Mapping[str, Any], metric: str | None = None) -> Unit:
     """Returns how a card shows a metric; None for the primary one."""
     metric = str(metric or card["metric"])
     return Unit(metric, card["metrics"][metric]["share"])
-
-
-def versus(compared: Mapping[str, Any], unit: Unit, other: str = "") -> str:
-    """Returns the verdict on a site against another model, such as "better than alone by 3 to 9 points".
-
-    Args:
-        compared: The difference, as JSON has it.
-        unit: How the metric is shown.
-        other: What the other model is called; empty if the reader knows. Default: "".
-    """
-    verdict, interval = compared["verdict"], compared.get("interval")
-    if "interval" in compared and not (interval and all(map(defined, interval))):
-        return f"not compared with {other}" if other else "not compared"
-    unclear = verdict == "unclear"
-    said = "no clear difference" if unclear else verdict
-    said += f" {'from' if unclear else 'than'} {other}" if other else ""
-    if not interval:  # between organisations, of models that predict numbers only the verdict is told
-        return said
-    if unclear:
-        return f"{said} ({unit.difference(interval)})"
-    return f"{said} by {unit.difference(sorted(map(abs, interval)), signed=False)}"
 
 
 def site_sentence(site: Mapping[str, Any], card: Mapping[str, Any]) -> str:
@@ -54,7 +29,7 @@ def site_sentence(site: Mapping[str, Any], card: Mapping[str, Any]) -> str:
     told = f"{unit.metric} {unit.shown(value)}{f' ({interval})' if interval else ''}{of}"
     if ALONE not in site["versus"]:
         return told + (f"; not compared with alone: {site['why_not_compared']}" if site["why_not_compared"] else "")
-    said = f"{versus(site['versus'][ALONE], unit, 'alone')}; {told}"
+    said = f"{verdict_in_words(site['versus'][ALONE], unit, 'alone')}; {told}"
     constant = site["versus"].get("constant")
     if constant and constant["verdict"] != "better":
         said += "; not clearly better than a constant answer"

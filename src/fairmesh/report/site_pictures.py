@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 
 from fairmesh.data.site import Site
-from fairmesh.data.summary import SiteSummary, site_summaries
+from fairmesh.data.summary import site_summaries
 from fairmesh.errors import optional
-from fairmesh.report.style import COLOURS, new_figure, saved_or_shown
+from fairmesh.report.style import COLOURS, new_figure, save_figure
 
 
 def picture(sites: Sequence[Site], path: str | os.PathLike | None = None, title: str = "") -> Any:
@@ -39,10 +39,6 @@ def picture(sites: Sequence[Site], path: str | os.PathLike | None = None, title:
         True
     """
     held = site_summaries(sites)
-    return saved_or_shown(_drawn(held, title), path, dpi=110)
-
-
-def _drawn(held: list[SiteSummary], title: str) -> Any:
     with optional("plot"):
         from matplotlib.colors import to_rgba
         from matplotlib.lines import Line2D
@@ -90,4 +86,4 @@ def _drawn(held: list[SiteSummary], title: str) -> Any:
         )
     if title:
         figure.suptitle(title, fontsize=9)
-    return figure
+    return save_figure(figure, path, dpi=110)

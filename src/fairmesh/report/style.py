@@ -51,13 +51,11 @@ def plain(text: object) -> str:
     return str(text).replace("$", r"\$")
 
 
-def saved_or_shown(figure: Any, path: str | os.PathLike | None, dpi: int = 150) -> Any:
-    """Writes a figure if there is a path. Returns it otherwise, so that a notebook shows it."""
-    return figure if path is None else save_figure(figure, path, dpi)
-
-
-def save_figure(figure: Any, path: str | os.PathLike, dpi: int = 150) -> None:
-    """Writes a figure; the ending of the path gives the format."""
+def save_figure(figure: Any, path: str | os.PathLike | None, dpi: int = 150) -> Any:
+    """Writes a figure; the ending of the path gives the format. Without a path it returns the figure, so that a
+    notebook shows it."""
+    if path is None:
+        return figure
     try:
         figure.savefig(path, dpi=dpi)
     except (OSError, ValueError) as error:

@@ -2,7 +2,7 @@
 
 The first row is the header. In a cell, text after a line break is a remark on the value above it."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from fairmesh.metrics.units import Unit, defined
 from fairmesh.report.contents import Json
@@ -58,6 +58,21 @@ def of_sites(card: Json, order: Sequence[int]) -> Rows:
         columns.append(("λ", ["-" if site["weight"] is None else f"{site['weight']:.3f}" for site in sites]))
     columns += [(REFERENCES.get(kind, kind), [_compared(s, kind, unit) for s in sites]) for kind in kinds_of(card)]
     return [[title for title, _ in columns], *map(list, zip(*(cells for _, cells in columns)))]
+
+
+def captions(card: Json) -> Iterable[str]:
+    """Yields what a reader of the table of sites must know."""
+    sites = card["sites"]
+    models = "each site's own model" if card["judged_by"] == "own models" else "the average of all nodes' models"
+    yield f"Measured on the {card['judged_on']} samples of each site, for {models}."
+    if card["spread_by"]:
+        yield f"Means over {card['spread_by']}."
+    if "covers" in card["intervals"]:
+        yield f"Intervals cover {card['intervals']['covers']}."
+    if any(site["weight"] is not None for site in sites):
+        yield "λ is how much each site counts in training."
+    if any(site["versus"] for site in sites):
+        yield "The mark at each other model says how this run differs from it."
 
 
 def of_metrics(card: Json, order: Sequence[int]) -> Rows:
@@ -173,5 +188,5 @@ def _compared(site: Json, kind: str, unit: Unit) -> str:
     if not versus:
         return cell
     interval = versus.get("interval")
-    difference = [unit.difference(interval).removesuffix(" points")] if interval else []
+    difference = [unit.difference(interval)] if interval else []
     return "\n".join([cell, _MARKS.get(versus["verdict"], "unclear"), *difference])

@@ -19,9 +19,9 @@ PAGE, CONTENTS, CARD = "report.html", "report.json", "model-card.md"
 class Written(NamedTuple):
     """The files of a report."""
 
-    page: Path
-    contents: Path
-    card: Path | None  # of one run only
+    report: Path
+    json: Path
+    model_card: Path | None  # of one run only
 
 
 def write_report(
