@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fairmesh.algorithms.base import Algorithm, Carried, Round, TrainerMemory, carried_at_start
 from fairmesh.algorithms.own_parts import OwnState
-from fairmesh.algorithms.schedules import as_schedule
+from fairmesh.algorithms.schedules import as_schedule, with_run_length
 from fairmesh.algorithms.subgroups import SubgroupState
 from fairmesh.config.overrides import portable
 from fairmesh.config.tables import to_table
@@ -43,6 +43,11 @@ def check_fits(algorithm: Algorithm, problem: Problem) -> None:
         check_updates(algorithm, problem.objective)
 
 
+def trains_alone(algorithm: Algorithm) -> bool:
+    """Returns whether every node trains alone, so that each site is judged by its own node's model."""
+    return not algorithm.sends and not algorithm.needs_server
+
+
 def check_updates(algorithm: Algorithm, objective: Objective) -> None:
     """Raises BadInput if the algorithm cannot work with the updates of a training function."""
     name = type(algorithm).__name__
@@ -68,13 +73,13 @@ def check_updates(algorithm: Algorithm, objective: Objective) -> None:
         )
 
 
-def on_updates(algorithm: Algorithm, problem: Problem) -> str | None:
+def on_updates(algorithm: Algorithm, problem: Problem, rounds: int) -> str | None:
     """Returns that an algorithm has its default step, which is for gradients, if a training function gives updates."""
     if problem.trainer is None or not dataclasses.is_dataclass(algorithm):
         return None
     step = algorithm.steps().get("primal_step")
     default = {field.name: field.default_factory for field in dataclasses.fields(algorithm)}.get("primal_step")
-    if not callable(default) or step != default():
+    if not callable(default) or step != with_run_length(default(), rounds):
         return None
     return (
         f"{type(algorithm).__name__} has its default primal_step = {step}, which is for gradients, but a trainer gives "

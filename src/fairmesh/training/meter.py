@@ -10,45 +10,35 @@ from torch import Tensor
 from fairmesh.algorithms.own_parts import OwnState
 from fairmesh.errors import BadInput
 from fairmesh.metrics.over_sites import group_means, spread
-from fairmesh.networks.base import Network, Traffic
-from fairmesh.networks.roles import StateView
+from fairmesh.networks.base import Traffic
 from fairmesh.problems.evaluator import SplitEvaluator, Trouble, support
 from fairmesh.problems.problem import Problem
 from fairmesh.regularizers.simplex import normalized
 from fairmesh.storage.run_folder import Record
+from fairmesh.training.loop import Training, trains_alone
 
 
 class Meter:
     """Turns a state into one record per replica, the same at every process. Each process evaluates the sites whose data
     it has. Values by site are in the order of the sites, for every placement."""
 
-    def __init__(
-        self,
-        problem: Problem,
-        placements: Tensor,  # (replicas, n)
-        device: torch.device,
-        dtype: torch.dtype,
-        network: Network,
-        view: StateView,
-        *,
-        splits: Sequence[int],  # the split of each replica
-        at_server: bool = False,  # a server has the only model
-        home: torch.device | None = None,  # of the held-out data
-        own_models: bool = False,
-        announce: Callable[[str], None] | None = None,  # told once why a metric has no value; None for a warning
-    ):
+    def __init__(self, training: Training, announce: Callable[[str], None] | None):
+        """`announce` is told once why a metric has no value; None for a warning."""
+        problem, network, placements = training.problem, training.network, training.placements.cpu()
         self._announce, self._noted = announce, set[str]()
         self.notes: list[str] = []  # what a reader of the numbers must know
-        self._problem, self._network, self._view, self._at_server = problem, network, view, at_server
-        self._node_of_site = placements.cpu().argsort(dim=-1)
-        self._sites_here = placements.cpu()[:, network.hosted.cpu()]  # (replicas, nodes)
+        self._problem, self._network, self._view = problem, network, training.view
+        self._at_server = training.algorithm.needs_server  # which has the only model
+        self._own_models = training.options.own_models or trains_alone(training.algorithm)
+        self._node_of_site = placements.argsort(dim=-1)
+        self._sites_here = placements[:, network.hosted.cpu()]  # (replicas, nodes)
         held = [set(sites) for sites in network.process_group.all_gather_json(problem.here)]
         self._holder = torch.tensor([next(k for k, sites in enumerate(held) if i in sites) for i in range(problem.n)])
-        self._splits, self._placed = list(splits), (device, dtype, home)
-        self._test = SplitEvaluator(problem, splits, "test", device, dtype, home)
-        self._validation = SplitEvaluator(problem, splits, "validation", device, dtype, home)
-        self._train = None if self._test else SplitEvaluator(problem, splits, "train", device, dtype, home)
-        self._own_models = own_models
+        self._splits = [replica.split for replica in training.replicas]
+        placed = (training.device, training.dtype, training.data_home)
+        self._test = SplitEvaluator(problem, self._splits, "test", *placed)
+        self._validation = SplitEvaluator(problem, self._splits, "validation", *placed)
+        self._train = None if self._test else SplitEvaluator(problem, self._splits, "train", *placed)
 
     @property
     def judged_on(self) -> Literal["test", "train"]:

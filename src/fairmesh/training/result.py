@@ -10,7 +10,6 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from fairmesh.algorithms.base import Algorithm
 from fairmesh.comparisons.weights import WeightsVerdict, verdict_of
 from fairmesh.config.overrides import flat_table
 from fairmesh.config.registry import registered_name
@@ -29,7 +28,7 @@ from fairmesh.problems.problem import Problem, with_splits
 from fairmesh.regularizers.simplex import normalized
 from fairmesh.storage.run_folder import Record
 from fairmesh.training.best_round import RoundScores
-from fairmesh.training.loop import TrainingState
+from fairmesh.training.loop import TrainingState, trains_alone
 from fairmesh.training.meter import with_own_parts
 from fairmesh.training.replicas import Replica
 from fairmesh.training.subgroups import SubgroupOutcome, has_subgroups, outcomes
@@ -411,11 +410,6 @@ class Result:
             BadInput: There is no such site, or all parts of the model are shared.
         """
         return self.problem.flat_model.state_dict(self.whole_row(replica, which, site))
-
-
-def trains_alone(algorithm: Algorithm) -> bool:
-    """Returns whether every node trains alone, so that each site is judged by its own node's model."""
-    return not algorithm.sends and not algorithm.needs_server
 
 
 def by_own_models(record: Record) -> Record:
