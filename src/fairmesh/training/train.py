@@ -37,7 +37,7 @@ from fairmesh.topology.mixing import with_liars
 from fairmesh.training.defaults import ROUNDS, algorithm_for, completed
 from fairmesh.training.long_work import LongWorkNotices
 from fairmesh.training.loop import Training, TrainingState, check_fits, on_updates, trains_alone
-from fairmesh.training.memory_estimate import footprint_of, memory_sentence
+from fairmesh.training.memory_estimate import footprint, memory_sentence
 from fairmesh.training.meter import Meter
 from fairmesh.training.observers import (
     Checkpointing,
@@ -147,7 +147,7 @@ def train(
         plan = plan if personalization is None else plan.personalized_by(personalization)
     plan = plan.with_references()
     with process_group.fail_together():
-        need = footprint_of(plan.problem, plan.replicas, plan.options, process_group)
+        need = footprint(plan.problem, plan.replicas[0].algorithm, plan.options, len(plan.network.hosted))
         sharing = process_group.local_world_size
         memory = memory_sentence(need, len(plan.replicas), plan.options.memory_gib, plan.network.device, sharing)
     folder = None if out is None else RunFolder(out, resume=resume, process_group=process_group)
