@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import fairmesh as fm
+from fairmesh.numerics import malloc
 from fairmesh.storage.state_tree import flatten_state
 from fairmesh.training.loop import Training
 from fairmesh.training.memory_estimate import (
@@ -103,6 +104,19 @@ def test_sweep_beyond_memory_is_refused_before_the_first_round_and_writes_nothin
     assert not seen
     assert not (tmp_path / "run").exists()
     fm.train(problem, fm.Ring(), algorithm, 4, seeds=range(2), **settings)
+
+
+def test_run_that_fits_only_without_keeping_freed_memory_is_not_refused():
+    problem, algorithm = toys.problem(), toys.ALGORITHMS["ad-gda"]
+    room = footprint(problem, algorithm).of(1)
+    with malloc.reused():
+        if not malloc.is_open():
+            pytest.skip("this system has no glibc")
+        assert footprint(problem, algorithm).of(1) > room
+        fm.train(problem, fm.Ring(), algorithm, 2, memory_gib=room / GIB)
+        assert not malloc.is_open()
+        with refused("one replica needs"):
+            fm.train(problem, fm.Ring(), algorithm, 2, memory_gib=(room - 1) / GIB)
 
 
 def test_single_replica_that_does_not_fit_is_refused_for_itself_and_not_for_its_results():

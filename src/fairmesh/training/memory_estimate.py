@@ -15,6 +15,7 @@ from fairmesh.data.rows import stays_apart
 from fairmesh.data.samples import Samples
 from fairmesh.data.site import Site
 from fairmesh.errors import BadInput
+from fairmesh.networks.base import Network
 from fairmesh.numerics import malloc, trees
 from fairmesh.problems.evaluator import evaluated_at_once
 from fairmesh.problems.oracle import AS_FLOATS_UP_TO
@@ -30,7 +31,7 @@ _ACTIVATIONS = 4  # times what one pass keeps for its gradient: that, its gradie
 _AHEAD = 24 << 20  # bytes of what is computed for many rounds at once, and of temporary values
 _KEPT = 3  # models that a finished run keeps besides those of its nodes: averages, the best one
 _WIDEST = 4  # times the largest activation: what an evaluation holds
-_FRAGMENTED = 1.25  # times what is alive: memory that a process keeps, where blocks of many sizes leave gaps (measured)
+_FRAGMENTED = 1.6  # times what is alive: memory that a process keeps, where blocks of many sizes leave gaps (measured)
 _MARGIN = 1.2  # on copies that a toy's round holds
 _ROWS = 6  # models of its own that a process holds: initial rows, modules, counters of random numbers
 _MEASURED_FROM = 64 << 20  # bytes of models; below that, copies are not measured
@@ -229,6 +230,24 @@ def free_bytes(device: torch.device) -> int | None:
         return min(free, max(0, int((group / "memory.max").read_text()) - used))
     except (OSError, ValueError):
         return free
+
+
+def memory_of_run(problem: Problem, algorithm: Algorithm, replicas: int, options: Options, network: Network) -> str:
+    """Returns a sentence about the memory that replicas need at once. Refuses more than fit. Where they fit only if
+    freed memory is returned to the system, the process keeps none of it from now on."""
+    device, sharing = network.device, network.process_group.local_world_size
+
+    def sentence() -> str:
+        need = footprint(problem, algorithm, options, len(network.hosted))
+        return memory_sentence(need, replicas, options.memory_gib, device, sharing)
+
+    try:
+        return sentence()
+    except BadInput:
+        if not malloc.is_open():
+            raise
+    malloc.give_back()
+    return sentence()
 
 
 def memory_sentence(need: Footprint, replicas: int, limit: float | None, device: torch.device, sharing: int = 1) -> str:

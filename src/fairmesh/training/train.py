@@ -37,7 +37,7 @@ from fairmesh.topology.mixing import with_liars
 from fairmesh.training.defaults import ROUNDS, algorithm_for, completed
 from fairmesh.training.long_work import LongWorkNotices
 from fairmesh.training.loop import Training, TrainingState, check_fits, on_updates, trains_alone
-from fairmesh.training.memory_estimate import footprint, memory_sentence
+from fairmesh.training.memory_estimate import memory_of_run
 from fairmesh.training.meter import Meter
 from fairmesh.training.observers import (
     Checkpointing,
@@ -147,9 +147,8 @@ def train(
         plan = plan if personalization is None else plan.personalized_by(personalization)
     plan = plan.with_references()
     with process_group.fail_together():
-        need = footprint(plan.problem, plan.replicas[0].algorithm, plan.options, len(plan.network.hosted))
-        sharing = process_group.local_world_size
-        memory = memory_sentence(need, len(plan.replicas), plan.options.memory_gib, plan.network.device, sharing)
+        first, count = plan.replicas[0].algorithm, len(plan.replicas)
+        memory = memory_of_run(plan.problem, first, count, plan.options, plan.network)
     folder = None if out is None else RunFolder(out, resume=resume, process_group=process_group)
     if folder and folder.set_aside and announce:
         announce(f"the run that was in {folder.path} had diverged; it is now in {folder.set_aside}")

@@ -34,7 +34,7 @@ from fairmesh.networks.bounds import FACTOR
 from fairmesh.networks.roles import Duals, Models, StateView
 from fairmesh.personalization.personalize import personalized
 from fairmesh.problems.problem import Problem
-from fairmesh.storage.files import replace_quickly
+from fairmesh.storage.files import write_atomically
 from fairmesh.storage.run_folder import EXPERIMENT, METRICS, SUMMARY, Record, toml_of
 from fairmesh.storage.strict_json import as_json
 from fairmesh.training.loop import Best, TrainingState
@@ -334,9 +334,9 @@ def write_progress(membership: Membership, problem: Problem, records: Sequence[R
     result = Result(problem, [replica], last["round"], [last], state, judged_on=on, cvar_level=level)
     summary = summary_of(result) | {"sites": membership.names, "planned_rounds": experiment.rounds}
     del summary["seconds"], summary["models"]  # there are none yet
-    replace_quickly(folder / SUMMARY, as_json(summary, indent=2).encode())
+    write_atomically(folder / SUMMARY, as_json(summary, indent=2).encode(), durable=False)
     if not (folder / EXPERIMENT).exists():
-        replace_quickly(folder / EXPERIMENT, toml_of(settings_of(membership)))
+        write_atomically(folder / EXPERIMENT, toml_of(settings_of(membership)), durable=False)
 
 
 def settings_of(membership: Membership) -> dict[str, Any]:

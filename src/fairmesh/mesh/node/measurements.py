@@ -40,7 +40,7 @@ from fairmesh.problems.evaluator import measured_names
 from fairmesh.problems.problem import Problem
 from fairmesh.regularizers.simplex import normalized
 from fairmesh.storage.checkpoint import read_stored, write_stored
-from fairmesh.storage.files import replace_quickly, write_atomically
+from fairmesh.storage.files import write_atomically
 from fairmesh.storage.run_folder import METRICS, Record
 from fairmesh.storage.strict_json import as_json
 from fairmesh.training.best_round import RoundScores, replaces
@@ -260,7 +260,7 @@ class Measurements:
         folder.mkdir(exist_ok=True)
         text = "".join(as_json(record) + "\n" for record in new)
         if all_again:
-            replace_quickly(folder / METRICS, text.encode())
+            write_atomically(folder / METRICS, text.encode(), durable=False)
         else:
             with open(folder / METRICS, "a", encoding="utf-8") as file:
                 file.write(text)
