@@ -196,11 +196,12 @@ class Training:
         """Returns the role of every tensor of a state, by its path, with `held_by` filled in: "node" by default, or
         "all" if a server has the algorithm's state."""
         at_server = self.algorithm.needs_server
-        found = {}
-        for path, role in roles_of(state).items():
-            holder = role.held_by if role.held_by == "node" or not at_server else "all"
-            found[path] = dataclasses.replace(role, held_by=holder or "node")
-        return found
+        return {
+            path: dataclasses.replace(
+                role, held_by="all" if at_server and role.held_by != "node" else role.held_by or "node"
+            )
+            for path, role in roles_of(state).items()
+        }
 
     @functools.cached_property
     def view(self) -> StateView:
@@ -244,13 +245,15 @@ class Training:
         carried = Carried(state.subgroups, state.own, state.optimizer, state.trainer)
         ctx = Round(index, self.oracle, self.network, self._round_cache, carried, self.algorithm.local_optimizer())
         current = self.view.models(state.algorithm).mean(dim=-2)  # theta-bar^t, before the step: t = 0 .. T - 1
-        duals = self.view.duals(state.algorithm)
+        duals, average_dual = self.view.duals(state.algorithm), state.average_dual
         share = self._round_cache.at("share", self._shares, index)
         stepped = self.algorithm.step(state.algorithm, ctx)
         return TrainingState(
             algorithm=stepped,
             average_model=torch.lerp(state.average_model, current, share),
-            average_dual=None if duals is None else torch.lerp(_tensor(state.average_dual), duals.mean(dim=-2), share),
+            average_dual=average_dual
+            if duals is None or average_dual is None
+            else torch.lerp(average_dual, duals.mean(dim=-2), share),
             sent=state.sent.plus(ctx.sent),
             best=state.best,
             **ctx.carried_after()._asdict(),
@@ -316,14 +319,8 @@ class Training:
         own = None if state.own is None or state.own.rows.shape[1] <= row else state.own.rows[replica, row]
         if own is not None and not bool(torch.isfinite(own).all()):
             return "non-finite local parts; lower parts.step"
-        what = (
-            "non-finite dual weights"
-            if not finite_duals
-            else "a non-finite model"
-            if norm != norm
-            else "an exploded model"
-        )
-        return what + f" (norm {norm:.3g})"
+        model = "a non-finite model" if norm != norm else "an exploded model"
+        return f"{model if finite_duals else 'non-finite dual weights'} (norm {norm:.3g})"
 
     def divergence_message(self, state: TrainingState, done: int, sound: int) -> str:
         """Returns a sentence about which node diverged between two rounds, in which quantity, and what to lower."""
@@ -356,9 +353,3 @@ def what_to_lower(algorithm: Algorithm, dim: int, consensus_step: float | None =
     known = f"guarantees delta = {delta:.3g}" if delta else "guarantees no delta"
     step = gossip.consensus_step if gossip.consensus_step is not None else consensus_step
     return advice + f", or consensus_step{'' if step is None else f' ({step:g})'}: the compressor {known}"
-
-
-def _tensor(value: Tensor | None) -> Tensor:
-    if value is None:
-        raise TypeError("a state lost its time average")
-    return value

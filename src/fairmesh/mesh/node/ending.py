@@ -22,7 +22,7 @@ from fairmesh.algorithms.own_parts import OwnState
 from fairmesh.compression import DecodeError
 from fairmesh.config.overrides import portable
 from fairmesh.config.tables import to_table
-from fairmesh.mesh.node.measurements import judged_on, traffic
+from fairmesh.mesh.node.measurements import judged_on
 from fairmesh.mesh.node.membership import Membership
 from fairmesh.mesh.node.reduction import Sums
 from fairmesh.mesh.node.rounds import Rounds, branch_of
@@ -38,7 +38,7 @@ from fairmesh.storage.files import write_atomically
 from fairmesh.storage.run_folder import EXPERIMENT, METRICS, SUMMARY, Record, toml_of
 from fairmesh.storage.strict_json import as_json
 from fairmesh.training.loop import Best, TrainingState
-from fairmesh.training.meter import with_spread
+from fairmesh.training.meter import traffic, with_spread
 from fairmesh.training.replicas import Replica
 from fairmesh.training.result import Result, about_model, model_files, summary_of
 
