@@ -50,11 +50,11 @@ def trains_alone(algorithm: Algorithm) -> bool:
 
 def check_updates(algorithm: Algorithm, objective: Objective) -> None:
     """Raises BadInput if the algorithm cannot work with the updates of a training function."""
-    name = type(algorithm).__name__
-    if getattr(algorithm, "local_steps", 1) > 1 and algorithm.oracle_calls() <= getattr(algorithm, "local_steps", 1):
+    name, steps = type(algorithm).__name__, getattr(algorithm, "local_steps", 1)
+    if steps > 1 and algorithm.oracle_calls() <= steps:
         raise BadInput(
-            f"local_steps = {getattr(algorithm, 'local_steps', 1)}: with a trainer, {name} takes one update per round; "
-            "set local_steps = 1 and let the training function take as many steps as it likes"
+            f"local_steps = {steps}: with a trainer, {name} takes one update per round; set local_steps = 1 and let "
+            "the training function take as many steps as it likes"
         )
     if algorithm.oracle_calls() > 1 or (algorithm.needs_server and not algorithm.sends):
         raise BadInput(

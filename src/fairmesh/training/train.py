@@ -143,8 +143,9 @@ def train(
     process_group = process_group or SingleProcess()
     with process_group.fail_together():
         watching = as_observers(observers)
-        plan = _planned(problem, topology or Ring(), algorithm, rounds, seeds, placements, process_group, options)
-        plan = plan if personalization is None else plan.personalized_by(personalization)
+        plan = _planned(
+            problem, topology or Ring(), algorithm, rounds, seeds, placements, personalization, process_group, options
+        )
     plan = plan.with_references()
     with process_group.fail_together():
         first, count = plan.replicas[0].algorithm, len(plan.replicas)
@@ -182,15 +183,7 @@ class Plan:
     rounds: int
     options: Options
     network: Network
-    personalization: Personalization | None = None
-
-    def personalized_by(self, method: Personalization) -> "Plan":
-        """Returns the plan of a run after which sites get models of their own, for which they reserve rows."""
-        refuse_structure(self.problem)
-        self.problem.refuse_own_parts("personalization")
-        method = from_table(Personalization, method, "personalization")
-        problem = self.problem.each(lambda split: split.with_other(sites=reserve(split.sites, method.share)))
-        return replace(self, problem=problem, personalization=method)
+    personalization: Personalization | None
 
     def with_references(self) -> "Plan":
         """Returns the plan with the losses that sites are compared with, for which they may train alone."""
@@ -211,6 +204,7 @@ def _planned(
     rounds: int,
     seeds: Sequence[int],
     placements: Placements,
+    personalization: Personalization | None,
     process_group: ProcessGroup,
     options: dict[str, Any],
 ) -> Plan:
@@ -243,12 +237,18 @@ def _planned(
     for one in algorithms:
         check_fits(one, problem)
     stacked(algorithms, torch.float64, torch.device("cpu"))  # refuses what cannot run in one batch
+    if personalization is not None:
+        refuse_structure(problem)
+        problem.refuse_own_parts("personalization")
+        method: Personalization = from_table(Personalization, personalization, "personalization")
+        personalization = method
+        problem = problem.each(lambda split: split.with_other(sites=reserve(split.sites, method.share)))
     if process_group.world_size > 1:
         problem = problem.keeping(sites_at(process_group.nodes(problem.n), replicas))
     cycle = with_liars(topology.build(problem.n), chosen.lying_neighbours)
     kind = {"device": device_of(chosen.device), "dtype": DTYPES[chosen.dtype]}
     network = process_group.network(cycle, **kind, count_bytes=chosen.count_bytes)
-    return Plan(problem, topology, replicas, rounds, chosen, network)
+    return Plan(problem, topology, replicas, rounds, chosen, network, personalization)
 
 
 def put_aside(result: Result) -> Result:
