@@ -13,11 +13,11 @@ from fairmesh.compression.compressors import Quantize
 from fairmesh.config.tables import to_table
 from fairmesh.errors import BadInput
 from fairmesh.experiment import Experiment
-from fairmesh.networks.memory import MemoryNetwork, SingleProcess
+from fairmesh.networks.memory import MemoryNetwork
 from fairmesh.problems.problem import Problem
 from fairmesh.training.defaults import DEFAULT_ALGORITHM, ROUNDS, algorithm_for, only_subgroups
 from fairmesh.training.loop import TrainingState
-from fairmesh.training.memory_estimate import footprint_of
+from fairmesh.training.memory_estimate import footprint
 from fairmesh.training.observers import Observer
 from fairmesh.training.replicas import replicas_of
 from fairmesh.training.train import train
@@ -301,7 +301,7 @@ def _predicted(chosen: Experiment, problem: Problem, announce: Callable[[str], N
     )
     per_round = clock.seconds_per_round(begun)
     replicas = replicas_of(chosen.algorithms(), chosen.seeds, chosen.placements, problem.n, chosen.splits)
-    memory = footprint_of(problem, replicas, chosen.options, SingleProcess()).of(len(replicas))
+    memory = footprint(problem, replicas[0].algorithm, chosen.options).of(len(replicas))
     sent = max(record.get("bytes_busiest_node", math.nan) for record in result.final) / result.rounds
     runs = 2 if chosen.options.compare_weights else 1
     return Predicted(

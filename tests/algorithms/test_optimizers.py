@@ -222,8 +222,7 @@ def test_another_optimizer_does_not_resume_a_run(tmp_path):
 def test_memory_estimate_counts_the_optimizers_memory():
     problem = toys.problem(model=lambda: nn.Linear(toys.FEATURES, 3000))
     plain, adam = (
-        footprint(problem, fm.DSGD(0.1, optimizer=optimizer), torch.float32, True).per_replica
-        for optimizer in (None, fm.optimizers.AdamW())
+        footprint(problem, fm.DSGD(0.1, optimizer=optimizer)).per_replica for optimizer in (None, fm.optimizers.AdamW())
     )
     assert adam - plain >= 4 * problem.n * problem.flat_model.dim * 4
 

@@ -17,6 +17,7 @@ import fairmesh as fm
 from fairmesh.networks.cluster import Ranks
 from fairmesh.networks.process_group import ProcessGroup
 from fairmesh.training.memory_estimate import footprint
+from fairmesh.training.options import Options
 from tests import toys
 from tests.cluster.rank import ONE_OF_EACH_KIND, run_cases
 from tests.examples import THOROUGH
@@ -122,7 +123,7 @@ def first(folder: Path, process_group: ProcessGroup, cases: list[str]) -> dict[s
     trained("ad-gda", folder / "ad-gda continued", process_group, resume=True)
     run_cases(folder, process_group.rank, process_group.world_size, FEW_ROUNDS, ONE_OF_EACH_KIND)
     nodes = process_group.nodes(8)
-    need = footprint(problem().keeping(set(nodes)), CASES["drfa"][1], torch.float64, True, len(nodes))
+    need = footprint(problem().keeping(set(nodes)), CASES["drfa"][1], Options(dtype="float64"), len(nodes))
     room = need.fixed + 1.2 * need.per_replica
     found["refusals"] = {
         "diverged": refusal("ad-gda", folder / "diverged", process_group, algorithm=fm.ADGDA(primal_step=1e9)),

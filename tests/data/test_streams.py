@@ -116,7 +116,7 @@ def test_splits_and_kept_sites_of_streams_are_read_by_their_rows():
 def test_streams_read_only_what_batches_need():
     sets = [Scans(k, length=10_000) for k in range(2)]
     one = problem([fm.data.Streamed(s) for s in sets])
-    assert footprint(one, fm.DSGD(), torch.float32, True).fixed < 1 << 26
+    assert footprint(one, fm.DSGD()).fixed < 1 << 26
     for s in sets:
         assert len(s.reads) < 100
         s.reads.clear()

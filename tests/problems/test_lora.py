@@ -117,7 +117,7 @@ def test_base_is_held_once_however_many_nodes_there_are(trainer):
         assert given.at_once(torch.device("cpu")) is None  # all at once
         one_round = functools.partial(run, given, fm.DSGD(0.1), 1)
         peaks.append(peak_bytes(one_round)[0])
-        estimates.append(footprint(given, fm.DSGD(0.1), torch.float32, False).of(1))
+        estimates.append(footprint(given, fm.DSGD(0.1)).of(1))
     for found in (peaks, estimates):
         assert found[1] - found[0] < 2 * size  # of eight more nodes
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 _TRIM_THRESHOLD, _MMAP_MAX = -1, -4  # mallopt's names for them
 _USUAL_TRIM, _USUAL_MMAP = 128 * 1024, 65536
 _LARGE = 2**31 - 1
-_open = [0]  # how many `reused` are open in this process
+_libraries: list[ctypes.CDLL] = []  # glibc, while this process keeps freed memory
 
 
 @contextmanager
@@ -17,22 +17,28 @@ def reused() -> Iterator[None]:
     thresholds again, which no longer adapt. Without glibc it does nothing."""
     try:
         library = ctypes.CDLL(None)
-        tune, trim = library.mallopt, library.malloc_trim
+        tune, _ = library.mallopt, library.malloc_trim
     except (OSError, AttributeError, TypeError):
         yield
         return
     tune(_MMAP_MAX, 0)
     tune(_TRIM_THRESHOLD, _LARGE)
-    _open[0] += 1
+    _libraries.append(library)
     try:
         yield
     finally:
-        _open[0] -= 1
-        tune(_MMAP_MAX, _USUAL_MMAP)
-        tune(_TRIM_THRESHOLD, _USUAL_TRIM)
-        trim(0)
+        give_back()
 
 
 def is_open() -> bool:
     """Returns whether this process keeps freed memory now. It then takes more, since blocks leave gaps."""
-    return _open[0] > 0
+    return bool(_libraries)
+
+
+def give_back() -> None:
+    """Ends `reused`, also before its end: what is free is returned, and so is what will be freed."""
+    for library in _libraries:
+        library.mallopt(_MMAP_MAX, _USUAL_MMAP)
+        library.mallopt(_TRIM_THRESHOLD, _USUAL_TRIM)
+        library.malloc_trim(0)
+    _libraries.clear()

@@ -8,16 +8,25 @@ from pathlib import Path
 from fairmesh.errors import BadInput
 
 
-def write_atomically(path: Path, content: bytes) -> None:
-    """Writes a file. If the machine stops meanwhile, the file has all of the new content or all of the old."""
+def write_atomically(path: Path, content: bytes, durable: bool = True) -> None:
+    """Writes a file. If the machine stops meanwhile, the file has all of the new content or all of the old.
+
+    Args:
+        path: The file.
+        content: Its new content.
+        durable: Whether to wait for the disk. If not, readers see the old content or the new, but a power cut may lose
+            both. Default: True.
+    """
     partial = path.with_name(path.name + ".partial")
     try:
         with open(partial, "wb") as file:
             file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
         os.replace(partial, path)
-        sync_folder(path.parent)
+        if durable:
+            sync_folder(path.parent)
     except OSError as error:
         partial.unlink(missing_ok=True)  # it may be what fills the disk
         raise BadInput(f"cannot write {path}: {error.strerror or error}") from error
@@ -58,18 +67,6 @@ def private_files() -> Iterator[None]:
         yield
     finally:
         os.umask(before)
-
-
-def replace_quickly(path: Path, content: bytes) -> None:
-    """Replaces a file without waiting for the disk. Readers see the old content or the new; a power cut may lose
-    both."""
-    partial = path.with_name(path.name + ".partial")
-    try:
-        partial.write_bytes(content)
-        os.replace(partial, path)
-    except OSError as error:
-        partial.unlink(missing_ok=True)
-        raise BadInput(f"cannot write {path}: {error.strerror or error}") from error
 
 
 def sync_folder(folder: Path) -> None:

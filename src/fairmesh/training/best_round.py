@@ -5,11 +5,14 @@ each site's metric is smoothed over the measurements before, the sites are compa
 equally good the last one counts. docs/howto/models.md has the measurements behind this.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from fairmesh.metrics.over_sites import LEVEL, over_sites
 from fairmesh.problems.problem import Problem
+from fairmesh.storage.run_folder import Record
 
 _SAME = 1e-12  # scores that differ by less are equal: their sums were only rounded differently
 
@@ -30,14 +33,9 @@ class RoundScores:
     smoothing = 0.5
 
     def __init__(self, problem: Problem, best_by: str, level: float = LEVEL):
-        self._metric, self._best_by = problem.primary, best_by
-        self._level, self._higher = level, problem.higher_is_better(self._metric)
+        self.metric, self._best_by = problem.primary, best_by
+        self._level, self._higher = level, problem.higher_is_better(self.metric)
         self._sums = self._counts = torch.zeros((), dtype=torch.float64)
-
-    @property
-    def metric(self) -> str:
-        """The metric that counts."""
-        return self._metric
 
     def add(self, values: Tensor) -> Tensor:
         """Adds a measurement.
@@ -58,6 +56,19 @@ class RoundScores:
         score = torch.tensor([table[self._best_by] for table in tables], dtype=torch.float64)
         score = score if self._higher else -score
         return score.masked_fill(score.isnan() | broken.any(dim=-1), -torch.inf)
+
+    def add_records(self, records: Sequence[Record]) -> Tensor:
+        """Adds the records of a measured round, one per replica. Returns their scores, as `add` does."""
+        values = [record["validation"][self.metric]["sites"] for record in records]
+        return self.add(torch.tensor(values, dtype=torch.float64))
+
+
+def by_round(records: Sequence[Record]) -> list[list[Record]]:
+    """Returns the records of each measured round, from the first to the last."""
+    rounds: dict[int, list[Record]] = {}
+    for record in records:
+        rounds.setdefault(record["round"], []).append(record)
+    return [rounds[number] for number in sorted(rounds)]
 
 
 def replaces(score: Tensor, best: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fairmesh.algorithms.base import Algorithm, Carried, Round, TrainerMemory, carried_at_start
 from fairmesh.algorithms.own_parts import OwnState
-from fairmesh.algorithms.schedules import as_schedule
+from fairmesh.algorithms.schedules import as_schedule, with_run_length
 from fairmesh.algorithms.subgroups import SubgroupState
 from fairmesh.config.overrides import portable
 from fairmesh.config.tables import to_table
@@ -43,13 +43,18 @@ def check_fits(algorithm: Algorithm, problem: Problem) -> None:
         check_updates(algorithm, problem.objective)
 
 
+def trains_alone(algorithm: Algorithm) -> bool:
+    """Returns whether every node trains alone, so that each site is judged by its own node's model."""
+    return not algorithm.sends and not algorithm.needs_server
+
+
 def check_updates(algorithm: Algorithm, objective: Objective) -> None:
     """Raises BadInput if the algorithm cannot work with the updates of a training function."""
-    name = type(algorithm).__name__
-    if getattr(algorithm, "local_steps", 1) > 1 and algorithm.oracle_calls() <= getattr(algorithm, "local_steps", 1):
+    name, steps = type(algorithm).__name__, getattr(algorithm, "local_steps", 1)
+    if steps > 1 and algorithm.oracle_calls() <= steps:
         raise BadInput(
-            f"local_steps = {getattr(algorithm, 'local_steps', 1)}: with a trainer, {name} takes one update per round; "
-            "set local_steps = 1 and let the training function take as many steps as it likes"
+            f"local_steps = {steps}: with a trainer, {name} takes one update per round; set local_steps = 1 and let "
+            "the training function take as many steps as it likes"
         )
     if algorithm.oracle_calls() > 1 or (algorithm.needs_server and not algorithm.sends):
         raise BadInput(
@@ -68,13 +73,13 @@ def check_updates(algorithm: Algorithm, objective: Objective) -> None:
         )
 
 
-def on_updates(algorithm: Algorithm, problem: Problem) -> str | None:
+def on_updates(algorithm: Algorithm, problem: Problem, rounds: int) -> str | None:
     """Returns that an algorithm has its default step, which is for gradients, if a training function gives updates."""
     if problem.trainer is None or not dataclasses.is_dataclass(algorithm):
         return None
     step = algorithm.steps().get("primal_step")
     default = {field.name: field.default_factory for field in dataclasses.fields(algorithm)}.get("primal_step")
-    if not callable(default) or step != default():
+    if not callable(default) or step != with_run_length(default(), rounds):
         return None
     return (
         f"{type(algorithm).__name__} has its default primal_step = {step}, which is for gradients, but a trainer gives "
@@ -191,11 +196,12 @@ class Training:
         """Returns the role of every tensor of a state, by its path, with `held_by` filled in: "node" by default, or
         "all" if a server has the algorithm's state."""
         at_server = self.algorithm.needs_server
-        found = {}
-        for path, role in roles_of(state).items():
-            holder = role.held_by if role.held_by == "node" or not at_server else "all"
-            found[path] = dataclasses.replace(role, held_by=holder or "node")
-        return found
+        return {
+            path: dataclasses.replace(
+                role, held_by="all" if at_server and role.held_by != "node" else role.held_by or "node"
+            )
+            for path, role in roles_of(state).items()
+        }
 
     @functools.cached_property
     def view(self) -> StateView:
@@ -239,13 +245,15 @@ class Training:
         carried = Carried(state.subgroups, state.own, state.optimizer, state.trainer)
         ctx = Round(index, self.oracle, self.network, self._round_cache, carried, self.algorithm.local_optimizer())
         current = self.view.models(state.algorithm).mean(dim=-2)  # theta-bar^t, before the step: t = 0 .. T - 1
-        duals = self.view.duals(state.algorithm)
+        duals, average_dual = self.view.duals(state.algorithm), state.average_dual
         share = self._round_cache.at("share", self._shares, index)
         stepped = self.algorithm.step(state.algorithm, ctx)
         return TrainingState(
             algorithm=stepped,
             average_model=torch.lerp(state.average_model, current, share),
-            average_dual=None if duals is None else torch.lerp(_tensor(state.average_dual), duals.mean(dim=-2), share),
+            average_dual=average_dual
+            if duals is None or average_dual is None
+            else torch.lerp(average_dual, duals.mean(dim=-2), share),
             sent=state.sent.plus(ctx.sent),
             best=state.best,
             **ctx.carried_after()._asdict(),
@@ -311,14 +319,8 @@ class Training:
         own = None if state.own is None or state.own.rows.shape[1] <= row else state.own.rows[replica, row]
         if own is not None and not bool(torch.isfinite(own).all()):
             return "non-finite local parts; lower parts.step"
-        what = (
-            "non-finite dual weights"
-            if not finite_duals
-            else "a non-finite model"
-            if norm != norm
-            else "an exploded model"
-        )
-        return what + f" (norm {norm:.3g})"
+        model = "a non-finite model" if norm != norm else "an exploded model"
+        return f"{model if finite_duals else 'non-finite dual weights'} (norm {norm:.3g})"
 
     def divergence_message(self, state: TrainingState, done: int, sound: int) -> str:
         """Returns a sentence about which node diverged between two rounds, in which quantity, and what to lower."""
@@ -351,9 +353,3 @@ def what_to_lower(algorithm: Algorithm, dim: int, consensus_step: float | None =
     known = f"guarantees delta = {delta:.3g}" if delta else "guarantees no delta"
     step = gossip.consensus_step if gossip.consensus_step is not None else consensus_step
     return advice + f", or consensus_step{'' if step is None else f' ({step:g})'}: the compressor {known}"
-
-
-def _tensor(value: Tensor | None) -> Tensor:
-    if value is None:
-        raise TypeError("a state lost its time average")
-    return value

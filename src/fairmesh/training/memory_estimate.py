@@ -15,7 +15,7 @@ from fairmesh.data.rows import stays_apart
 from fairmesh.data.samples import Samples
 from fairmesh.data.site import Site
 from fairmesh.errors import BadInput
-from fairmesh.networks.process_group import ProcessGroup
+from fairmesh.networks.base import Network
 from fairmesh.numerics import malloc, trees
 from fairmesh.problems.evaluator import evaluated_at_once
 from fairmesh.problems.oracle import AS_FLOATS_UP_TO
@@ -24,7 +24,7 @@ from fairmesh.problems.row_loss import BoundModelLoss, as_floats, augmented
 from fairmesh.topology.graphs import Ring
 from fairmesh.training.loop import Training
 from fairmesh.training.options import DTYPES, Options, device_of, home_of_data
-from fairmesh.training.replicas import Replica, replicas_of
+from fairmesh.training.replicas import replicas_of
 
 _DUAL_COPIES = 8  # of all dual weights
 _ACTIVATIONS = 4  # times what one pass keeps for its gradient: that, its gradients, and a layer's workspace
@@ -38,6 +38,7 @@ _MEASURED_FROM = 64 << 20  # bytes of models; below that, copies are not measure
 _TOY_NODES, _TOY_NUMBERS = 16, 600_000  # more than what is computed for several rounds at once
 _PROFILER_LOG = "KINETO_LOG_LEVEL"
 _CPU = torch.device("cpu")
+_USUAL = Options()
 _SHARE = 0.9  # of the free memory that a run may use
 _GIB = 2.0**30
 _WHAT_HELPS = (
@@ -53,7 +54,6 @@ class Footprint(NamedTuple):
     fixed: int  # data, tables over all pairs of nodes, what is computed ahead
     per_replica: int
     description: str
-    waiting: int = 0  # of a finished run that waits in main memory, per replica
     copies: float = 0.0  # of all models, at the peak of a round
 
     def of(self, replicas: int) -> int:
@@ -61,57 +61,52 @@ class Footprint(NamedTuple):
 
 
 def footprint(
-    problem: Problem,
-    algorithm: Algorithm,
-    dtype: torch.dtype,
-    data_counts: bool,
-    hosted: int | None = None,
-    device: torch.device = _CPU,
+    problem: Problem, algorithm: Algorithm, options: Options = _USUAL, hosted: int | None = None
 ) -> Footprint:
-    """Returns the footprint of a run.
+    """Returns the memory that a run needs in one process.
 
     Args:
         problem: The problem.
         algorithm: The algorithm.
-        dtype: Of models and duals.
-        data_counts: Whether a copy of the data is in the same memory.
+        options: Those of the run. Default: Options().
         hosted: How many nodes this process hosts; None for all. Default: None.
-        device: Where the run is. Default: the CPU.
     """
+    device, size = device_of(options.device), DTYPES[options.dtype].itemsize
     every, dim = problem.n, problem.flat_model.dim + problem.flat_model.own_dim
-    n = every if hosted is None else hosted
-    batch = _batch_bytes(problem, dtype)
-    optimizer = algorithm.local_optimizer()
-    of_optimizer = 0 if optimizer is None else optimizer.copies_at_peak
-    a_copy, copies = n * dim * dtype.itemsize, float(algorithm.copies_at_peak + of_optimizer)
-    declared = "copies_at_peak" in vars(type(algorithm))  # by the class itself: fairmesh.testing checks it
-    if copies * a_copy > _MEASURED_FROM:
-        measured = _MARGIN * measured_copies(algorithm, every, problem.at_once(device) is None) or copies
+    n, at_once = every if hosted is None else hosted, problem.at_once(device)
+    batch, optimizer = _batch_bytes(problem, size), algorithm.local_optimizer()
+    copies = float(algorithm.copies_at_peak + (0 if optimizer is None else optimizer.copies_at_peak))
+    if copies * n * dim * size > _MEASURED_FROM:
+        measured = _MARGIN * measured_copies(algorithm, every, at_once is None) or copies
+        declared = "copies_at_peak" in vars(type(algorithm))  # by the class itself: fairmesh.testing checks it
         copies = min(copies, measured) if declared else measured  # with other settings, a class may hold fewer
-    models = int(copies * a_copy)
-    at_once = problem.at_once(device)
-    passes = 0 if at_once is not None else n * batch.pass_  # of all nodes at once, so for every replica
+    models = int(copies * n * dim * size)
+    passes = n * batch.pass_ if at_once is None else 0  # of all nodes at once, so for every replica
     fixed_passes = (at_once or 0) * batch.pass_ + batch.evaluation
-    duals = _DUAL_COPIES * n * every * dtype.itemsize if algorithm.keeps_node_rows() else 0
-    every_set = [split.sites[i].train for split in problem.every_split for i in problem.here]
-    read_ahead = n * _streamed_bytes(every_set, batch.samples, algorithm.oracle_calls(), problem.sampling)
-    held = [] if read_ahead else every_set
-    apart = stays_apart([one.inputs for one in held], device)  # then no copy is made
-    data = sum(one.nbytes for one in held) if data_counts and not apart else 0
-    floats = sum(trees.numbers_per_sample(one.inputs) * len(one) for one in held) * dtype.itemsize
-    data += floats if data_counts and floats <= AS_FLOATS_UP_TO else 0
-    shown = passes + fixed_passes + n * batch.inputs + read_ahead
-    description = (f"data ({data / _GIB:.2f} GiB), " if data > 0.01 * _GIB else "") + (
-        f"{n:,} nodes x {dim:,} parameters ({models / _GIB:.2f} GiB), batches of {batch.samples} "
-        f"({shown / _GIB:.2f} GiB)" + (f", {n:,} x {every:,} weights ({duals / _GIB:.2f} GiB)" if duals else "")
-    )
+    duals = _DUAL_COPIES * n * every * size if algorithm.keeps_node_rows() else 0
+    sets = [split.sites[i].train for split in problem.every_split for i in problem.here]
+    read_ahead = n * _streamed_bytes(sets, batch.samples, algorithm.oracle_calls(), problem.sampling)
+    data = 0
+    if not read_ahead and home_of_data(problem, device).type == device.type:
+        apart = stays_apart([one.inputs for one in sets], device)  # then no copy is made
+        floats = sum(trees.numbers_per_sample(one.inputs) * len(one) for one in sets) * size
+        data = (0 if apart else sum(one.nbytes for one in sets)) + (floats if floats <= AS_FLOATS_UP_TO else 0)
+    waiting = 0
+    if options.compare_weights and device.type == "cpu":  # the run with fixed weights waits while this one trains
+        waiting = ((n + _KEPT) * dim + (n * every if duals else 0)) * size
+    shown = {
+        "data": data if data > 0.01 * _GIB else 0,
+        f"{n:,} nodes x {dim:,} parameters": models,
+        f"batches of {batch.samples}": passes + fixed_passes + n * batch.inputs + read_ahead,
+        f"{n:,} x {every:,} weights": duals,
+        "models with fixed weights, not if compare_weights = False": waiting,
+    }
     gaps = _FRAGMENTED if malloc.is_open() and device.type == "cpu" else 1.0
-    frozen = sum(tensor.numel() for tensor in problem.flat_model.fixed()) * dtype.itemsize
+    frozen = sum(tensor.numel() for tensor in problem.flat_model.fixed()) * size
     return Footprint(
-        int(data + frozen + n * every * dtype.itemsize + gaps * (fixed_passes + _ROWS * 4 * dim) + _AHEAD),
-        int(gaps * (models + passes + n * batch.inputs + duals)) + read_ahead,
-        description,
-        ((n + _KEPT) * dim + (n * every if duals else 0)) * dtype.itemsize,
+        int(data + frozen + n * every * size + gaps * (fixed_passes + _ROWS * 4 * dim) + _AHEAD),
+        int(gaps * (models + passes + n * batch.inputs + duals)) + read_ahead + waiting,
+        ", ".join(f"{part} ({count / _GIB:.2f} GiB)" for part, count in shown.items() if count),
         copies,
     )
 
@@ -136,8 +131,9 @@ class _Batch(NamedTuple):
     evaluation: int  # of a pass over test samples, of all models together
 
 
-def _batch_bytes(problem: Problem, dtype: torch.dtype) -> _Batch:
-    """Runs one pass in training mode, with dropout and augmentation, to find out what it keeps."""
+def _batch_bytes(problem: Problem, size: int) -> _Batch:
+    """Runs one pass in training mode, with dropout and augmentation, to find out what it keeps, for numbers of a size
+    in bytes."""
     train = max((problem.sites[i].train for i in problem.here), key=len)
     samples = len(train) if problem.sampling.order == "full" else problem.sampling.batch
     seen = train.seen
@@ -163,12 +159,11 @@ def _batch_bytes(problem: Problem, dtype: torch.dtype) -> _Batch:
         kept.pop(held.untyped_storage().data_ptr(), None)
     for part in trees.leaves(inputs):
         kept[part.untyped_storage().data_ptr()] = part.nbytes
-    unit = samples * dtype.itemsize / 4 / len(few)
+    unit = samples * size / 4 / len(few)
     activations = sum(kept.values()) + outputs.nbytes
     tested = sum(len(samples) for samples in problem.held_out("test")[0])
     at_once = min(tested, evaluated_at_once(1, trees.numbers_per_sample(inputs)))
-    widest = max(kept.values()) / len(few) * dtype.itemsize / 4
-    evaluation = int(_WIDEST * widest * at_once)
+    evaluation = int(_WIDEST * max(kept.values()) / len(few) * size / 4 * at_once)
     return _Batch(samples, int(2 * trees.nbytes(inputs) * unit), int(_ACTIVATIONS * activations * unit), evaluation)
 
 
@@ -237,21 +232,22 @@ def free_bytes(device: torch.device) -> int | None:
         return free
 
 
-def footprint_of(
-    problem: Problem, replicas: Sequence[Replica], options: Options, process_group: ProcessGroup
-) -> Footprint:
-    """Returns the memory that the replicas need in this process. The run with fixed weights waits while they train."""
-    device = device_of(options.device)
-    data_counts = home_of_data(problem, device).type == device.type
-    nodes = len(process_group.nodes(problem.n))
-    algorithm, dtype = replicas[0].algorithm, DTYPES[options.dtype]
-    need = footprint(problem, algorithm, dtype, data_counts, nodes, device)
-    if not options.compare_weights or device.type != "cpu":
-        return need
-    waiting = f"models with fixed weights ({need.waiting / _GIB:.2f} GiB; not if compare_weights = False)"
-    return need._replace(
-        per_replica=need.per_replica + need.waiting, description=f"{need.description}, {waiting}", waiting=0
-    )
+def memory_of_run(problem: Problem, algorithm: Algorithm, replicas: int, options: Options, network: Network) -> str:
+    """Returns a sentence about the memory that replicas need at once. Refuses more than fit. Where they fit only if
+    freed memory is returned to the system, the process keeps none of it from now on."""
+    device, sharing = network.device, network.process_group.local_world_size
+
+    def sentence() -> str:
+        need = footprint(problem, algorithm, options, len(network.hosted))
+        return memory_sentence(need, replicas, options.memory_gib, device, sharing)
+
+    try:
+        return sentence()
+    except BadInput:
+        if not malloc.is_open():
+            raise
+    malloc.give_back()
+    return sentence()
 
 
 def memory_sentence(need: Footprint, replicas: int, limit: float | None, device: torch.device, sharing: int = 1) -> str:
@@ -264,22 +260,21 @@ def memory_sentence(need: Footprint, replicas: int, limit: float | None, device:
         device: Where they train.
         sharing: How many processes share the machine's memory. Default: 1.
     """
-    free = free_bytes(device)
-    share = _SHARE / (sharing if device.type == "cpu" else 1)
-    usable = limit * _GIB if limit is not None else None if free is None else share * free
-    whole = need.of(replicas)
+    free, whole = free_bytes(device), need.of(replicas)
+    usable = None if free is None else free * _SHARE / (sharing if device.type == "cpu" else 1)
+    usable = usable if limit is None else limit * _GIB
     if usable is None:
         return f"memory: about {whole / _GIB:.2f} GiB"
     if whole <= usable:
         return f"memory: about {whole / _GIB:.2f} GiB of {usable / _GIB:.2f} GiB"
-    there = f"{usable / _GIB:.2f} GiB can be used" + ("" if limit is None else f" (memory_gib = {limit:g})")
     fit = int((usable - need.fixed) // need.per_replica)
+    room = f"{usable / _GIB:.2f} GiB can be used" + ("" if limit is None else f" (memory_gib = {limit:g})")
     if fit < 1:
         raise BadInput(
-            f"one replica needs about {need.of(1) / _GIB:.2f} GiB on {device} ({need.description}), but {there}; "
+            f"one replica needs about {need.of(1) / _GIB:.2f} GiB on {device} ({need.description}), but {room}; "
             f"{_WHAT_HELPS.format(need.copies)}"
         )
     raise BadInput(
         f"only {fit} of {replicas} replicas fit into memory at once: all need about {whole / _GIB:.2f} GiB on "
-        f"{device}, but {there}; run {fit} at a time, by fewer seeds, splits, placements or values of the sweep"
+        f"{device}, but {room}; run {fit} at a time, by fewer seeds, splits, placements or values of the sweep"
     )

@@ -10,49 +10,39 @@ from torch import Tensor
 from fairmesh.algorithms.own_parts import OwnState
 from fairmesh.errors import BadInput
 from fairmesh.metrics.over_sites import group_means, spread
-from fairmesh.networks.base import Network, Traffic
-from fairmesh.networks.roles import StateView
+from fairmesh.networks.base import Traffic
 from fairmesh.problems.evaluator import SplitEvaluator, Trouble, support
 from fairmesh.problems.problem import Problem
 from fairmesh.regularizers.simplex import normalized
 from fairmesh.storage.run_folder import Record
+from fairmesh.training.loop import Training, trains_alone
+
+Split = Literal["test", "validation", "train"]
 
 
 class Meter:
     """Turns a state into one record per replica, the same at every process. Each process evaluates the sites whose data
     it has. Values by site are in the order of the sites, for every placement."""
 
-    def __init__(
-        self,
-        problem: Problem,
-        placements: Tensor,  # (replicas, n)
-        device: torch.device,
-        dtype: torch.dtype,
-        network: Network,
-        view: StateView,
-        *,
-        splits: Sequence[int],  # the split of each replica
-        at_server: bool = False,  # a server has the only model
-        home: torch.device | None = None,  # of the held-out data
-        own_models: bool = False,
-        announce: Callable[[str], None] | None = None,  # told once why a metric has no value; None for a warning
-    ):
+    def __init__(self, training: Training, announce: Callable[[str], None] | None):
+        """`announce` is told once why a metric has no value; None for a warning."""
+        problem, network, placements = training.problem, training.network, training.placements.cpu()
         self._announce, self._noted = announce, set[str]()
         self.notes: list[str] = []  # what a reader of the numbers must know
-        self._problem, self._network, self._view, self._at_server = problem, network, view, at_server
-        self._node_of_site = placements.cpu().argsort(dim=-1)
-        self._sites_here = placements.cpu()[:, network.hosted.cpu()]  # (replicas, nodes)
+        self._problem, self._network, self._view = problem, network, training.view
+        self._at_server = training.algorithm.needs_server  # which has the only model
+        self._own_models = training.options.own_models or trains_alone(training.algorithm)
+        self._node_of_site = placements.argsort(dim=-1)
+        self._sites_here = placements[:, network.hosted.cpu()]  # (replicas, nodes)
         held = [set(sites) for sites in network.process_group.all_gather_json(problem.here)]
         self._holder = torch.tensor([next(k for k, sites in enumerate(held) if i in sites) for i in range(problem.n)])
-        self._splits, self._placed = list(splits), (device, dtype, home)
-        self._test = SplitEvaluator(problem, splits, "test", device, dtype, home)
-        self._validation = SplitEvaluator(problem, splits, "validation", device, dtype, home)
-        self._train = None if self._test else SplitEvaluator(problem, splits, "train", device, dtype, home)
-        self._own_models = own_models
-
-    @property
-    def judged_on(self) -> Literal["test", "train"]:
-        return "test" if self._test else "train"
+        self._splits = [replica.split for replica in training.replicas]
+        placed = (training.device, training.dtype, training.data_home)
+        self._judge = SplitEvaluator(problem, self._splits, "test", *placed)
+        self.judged_on: Literal["test", "train"] = "test" if self._judge else "train"
+        if not self._judge:
+            self._judge = SplitEvaluator(problem, self._splits, "train", *placed)
+        self._validation = SplitEvaluator(problem, self._splits, "validation", *placed)
 
     def own_of_sites(self, own: OwnState | None) -> Tensor | None:
         """Returns the own part of every site (replicas, sites, own_dim), from those of the hosted nodes; None if
@@ -63,24 +53,17 @@ class Meter:
         nodes = self._node_of_site.to(every.device).unsqueeze(-1)
         return every.gather(-2, nodes.expand(-1, -1, every.shape[-1]))
 
-    def by_site(self, rows: Tensor, split: str, own: Tensor | None = None) -> dict[str, Tensor]:
-        """Returns each metric of the rows (replicas, dim) at every site: (replicas, sites). Sites are judged with their
-        own parts (replicas, sites, own_dim), if they have any."""
-        evaluator = {"test": self._test or self._train, "validation": self._validation, "train": self._train}[split]
-        if not evaluator:
-            return {}
+    def _by_site(
+        self, judge: SplitEvaluator, split: Split, rows: Tensor, sites: Tensor | None = None
+    ) -> dict[str, Tensor]:
+        """Returns each metric of common models (replicas, dim) at every site here: (replicas, sites); or of the models
+        (replicas, k, dim) of the given sites (replicas, k)."""
         with self._network.process_group.fail_together():
-            found = self._judged_by(evaluator, rows, own)
-        self._explain(evaluator.troubles, split if evaluator is not self._train else "train")  # type: ignore[arg-type]
-        return found if self._network.process_group.world_size == 1 else self._from_holders(found)
+            found = judge.of_sites(rows) if sites is None else judge.of_own_models(rows, sites)
+        self._explain(judge.troubles, split)
+        return found
 
-    def _judged_by(self, evaluator: SplitEvaluator, rows: Tensor, own: Tensor | None) -> dict[str, Tensor]:
-        if own is None:
-            return evaluator.of_sites(rows)
-        models = with_own_parts(self._problem, rows, own, self._splits)
-        return evaluator.of_own_models(models, torch.arange(self._problem.n).expand(len(rows), -1))
-
-    def _explain(self, troubles: Sequence[Trouble], split: Literal["test", "validation", "train"]) -> None:
+    def _explain(self, troubles: Sequence[Trouble], split: Split) -> None:
         """Says once why a metric has no value at a site. Refuses a metric that fails at every site."""
         every = self._network.process_group.all_gather_json([list(one) for one in troubles])
         by_metric: dict[str, dict[int, Trouble]] = {}
@@ -111,13 +94,15 @@ class Meter:
     def support(self) -> list[dict[str, Any] | None]:
         """Returns how many samples judge each site, and of which classes; None for a site that is not measured. Of
         several splits, it is for the first."""
-        mine = support(self._problem.of_split(0), "test" if self._test else "train")
+        mine = support(self._problem.of_split(0), self.judged_on)
         every = self._network.process_group.all_gather_json(sorted(mine.items()))
         known = {i: entry for of_process in every for i, entry in of_process}
         return [known.get(i) for i in range(self._problem.n)]
 
     def _from_holders(self, found: dict[str, Tensor]) -> dict[str, Tensor]:
         """Returns each metric at every site, from the first process that has the site's data."""
+        if self._network.process_group.world_size == 1:
+            return found
         mine = torch.stack(list(found.values()))  # (metrics, replicas, sites)
         every = self._network.process_group.all_gather(mine.numpy().tobytes())
         of_processes = torch.stack([torch.frombuffer(bytearray(one), dtype=mine.dtype).view_as(mine) for one in every])
@@ -149,37 +134,44 @@ class Meter:
         """Returns one record per replica for the network-average model. `state` is the algorithm's, of the hosted
         nodes. Each site is judged with its own part of the model, if there is one."""
         models, duals, weights = self._view.models(state), self._view.duals(state), self.weights(state)
-        average, mine = self.mean(models), self.own_of_sites(own_parts)
-        columns: list[dict[str, Any]] = [{"round": round_index, "replica": r} for r in range(len(average))]
+        rows, sites, own = self.mean(models), None, self.own_of_sites(own_parts)
+        disagreement = self._consensus_error(models, rows)
+        columns: list[Record] = [{"round": round_index, "replica": r} for r in range(len(rows))]
         if self._problem.splits:
             columns = [column | {"split": split} for column, split in zip(columns, self._splits)]
-        with_spread(columns, self.by_site(average, "test", mine), self._problem, None)
+        if own is not None:  # sites are judged with their own parts
+            rows = with_own_parts(self._problem, rows, own, self._splits)
+            sites = torch.arange(self._problem.n).expand(len(rows), -1)
+        found = self._by_site(self._judge, self.judged_on, rows, sites)
+        with_spread(columns, self._from_holders(found), self._problem, None)
         if self._validation:
-            with_spread(columns, self.by_site(average, "validation", mine), self._problem, "validation")
+            found = self._by_site(self._validation, "validation", rows, sites)
+            with_spread(columns, self._from_holders(found), self._problem, "validation")
         if self._own_models and self._network.n > 1:
-            with self._network.process_group.fail_together():
-                judge = self._test or self._train
-                rows = models if own_parts is None else torch.cat([models, own_parts.rows], dim=-1)
-                own = judge.of_own_models(rows, self._sites_here)  # type: ignore[union-attr]
-            self._explain(judge.troubles, self.judged_on)  # type: ignore[union-attr]
-            own = {k: self._of_nodes(v).gather(-1, self._node_of_site) for k, v in own.items()}
-            with_spread(columns, own, self._problem, "own_models")
-        nodes, node_bytes = self._of_nodes(sent.node_bits), self._of_nodes(sent.node_bytes)
-        server, server_bytes = sent.server_bits.cpu(), sent.server_bytes.cpu()
-        disagreement = self._consensus_error(models, average)
+            rows = models if own_parts is None else torch.cat([models, own_parts.rows], dim=-1)
+            found = self._by_site(self._judge, self.judged_on, rows, self._sites_here)
+            found = {name: self._of_nodes(v).gather(-1, self._node_of_site) for name, v in found.items()}
+            with_spread(columns, found, self._problem, "own_models")
+        bits, size = self._of_nodes(sent.node_bits), self._of_nodes(sent.node_bytes)
+        duals_apart = None if duals is None or weights is None else self._consensus_error(duals, weights)
         for r, column in enumerate(columns):
             column["consensus_models"] = float(disagreement[r])
-            column["nominal_bits_busiest"] = float(max(nodes[r].max(), server[r]))
-            column["nominal_bits_total"] = float(nodes[r].sum() + server[r])
-            column["bytes_busiest_node"] = int(max(node_bytes[r].max(), server_bytes[r]))
-            column["bytes_total"] = int(node_bytes[r].sum() + server_bytes[r])
-        if weights is not None:
-            for r, column in enumerate(columns):
+            column |= traffic(bits[r], size[r], float(sent.server_bits[r]), float(sent.server_bytes[r]))
+            if weights is not None:
                 column["lambda"] = weights[r].cpu().double()[self._node_of_site[r]].tolist()
-        if duals is not None and weights is not None:
-            for column, apart in zip(columns, self._consensus_error(duals, weights)):
-                column["consensus_duals"] = float(apart)
+            if duals_apart is not None:
+                column["consensus_duals"] = float(duals_apart[r])
         return columns
+
+
+def traffic(bits: Tensor, size: Tensor, server_bits: float = 0.0, server_bytes: float = 0.0) -> Record:
+    """Returns the traffic of all nodes (n,), and of a server if there is one, as a record has it."""
+    return {
+        "nominal_bits_busiest": max(float(bits.max()), server_bits),
+        "nominal_bits_total": float(bits.sum()) + server_bits,
+        "bytes_busiest_node": int(max(float(size.max()), server_bytes)),
+        "bytes_total": int(float(size.sum()) + server_bytes),
+    }
 
 
 def with_own_parts(problem: Problem, rows: Tensor, own: Tensor, splits: Sequence[int]) -> Tensor:

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from fairmesh.config.tables import register
 from fairmesh.errors import BadInput, Diverged, Interrupted, TrainerFailed, nearest
@@ -24,7 +23,7 @@ from fairmesh.networks.process_group import ProcessGroup
 from fairmesh.storage.finished_work import FinishedWork
 from fairmesh.storage.run_folder import Record, RunFolder
 from fairmesh.storage.sharded_checkpoint import Checkpoints
-from fairmesh.training.best_round import RoundScores, replaces
+from fairmesh.training.best_round import RoundScores, by_round, replaces
 from fairmesh.training.loop import Best, Training, TrainingState
 from fairmesh.training.meter import Meter
 from fairmesh.training.result import Result
@@ -205,18 +204,14 @@ def observe(run: ObservedRun, states: Iterable[tuple[int, TrainingState]], obser
         error = raised
         raise
     finally:
-        failures = [failure for observer in reversed(started) if (failure := _failure_to_finish(observer, error))]
+        failures = []
+        for observer in reversed(started):
+            try:
+                observer.finish(error)
+            except Exception as failure:  # the others finish too
+                failures.append(failure)
         if failures and error is None:
             raise failures[0]
-
-
-def _failure_to_finish(observer: Observer, error: BaseException | None) -> Exception | None:
-    """Lets an observer finish, even if others failed; returns what it raised."""
-    try:
-        observer.finish(error)
-    except Exception as failure:
-        return failure
-    return None
 
 
 class StopRequests(Observer):
@@ -306,20 +301,16 @@ class KeepBest(Observer):
         if run.best is None:
             return
         self._scores = RoundScores(run.training.problem, options.best_by, options.cvar_level)
-        for known in sorted({record["round"] for record in run.records}):  # if the run was resumed
-            if known % options.measure_every == 0:
-                self._scored([record for record in run.records if record["round"] == known])
-
-    def _scored(self, records: list[Record]) -> Tensor:
-        self._newest = records[0]["round"]
-        values = [record["validation"][self._scores.metric]["sites"] for record in records]
-        return self._scores.add(torch.tensor(values, dtype=torch.float64))
+        for records in by_round(run.records):  # if the run was resumed
+            if records[0]["round"] % options.measure_every == 0:
+                self._newest = records[0]["round"]
+                self._scores.add_records(records)
 
     def after_round(self, round: int, state: TrainingState) -> None:
         run, best = self.run, self.run.best
         if not run.new_records or best is None or round % run.training.options.measure_every or round == self._newest:
             return
-        scores = self._scored(run.new_records)
+        self._newest, scores = round, self._scores.add_records(run.new_records)
         better = replaces(scores, best.score)
         average = self._meter.mean(run.training.view.models(state.algorithm))
         chosen, own = better.to(average.device)[:, None], self._meter.own_of_sites(state.own)
@@ -425,9 +416,8 @@ class EarlyStopping(Observer):
 
     def start(self, run: ObservedRun) -> None:
         self.run, self._scores = run, []
-        rounds = sorted({record["round"] for record in run.records})
-        for known in rounds:  # if the run was resumed
-            self._note([record for record in run.records if record["round"] == known])
+        for records in by_round(run.records):  # if the run was resumed
+            self._note(records)
         if self.split not in ("test", "validation"):
             raise BadInput(f'split must be "test" or "validation", got {self.split!r}')
 

@@ -43,11 +43,7 @@ def replicas_of(
         raise BadInput("a run needs at least one algorithm and one seed")
     if len(set(seeds)) != len(seeds):
         raise BadInput(f"seeds repeat: {seeds}")
-    if placements == "by-seed":
-        return [
-            Replica(seed, random_placement(seed, n), a, k) for a in algorithms for k in range(splits) for seed in seeds
-        ]
-    if placements is None:
+    if placements is None or placements == "by-seed":
         chosen = [tuple(range(n))]
     elif isinstance(placements, int):
         if placements < 1:
@@ -61,13 +57,10 @@ def replicas_of(
     for placement in chosen:
         if sorted(placement) != list(range(n)):
             raise BadInput(f"a placement must name each of the {n} sites once, got {list(placement)}")
-    return [
-        Replica(seed, placement, a, k)
-        for a in algorithms
-        for k in range(splits)
-        for placement in chosen
-        for seed in seeds
-    ]
+    placed = [(seed, placement) for placement in chosen for seed in seeds]
+    if placements == "by-seed":
+        placed = [(seed, random_placement(seed, n)) for seed in seeds]
+    return [Replica(seed, placement, a, k) for a in algorithms for k in range(splits) for seed, placement in placed]
 
 
 def sites_at(nodes: Sequence[int], replicas: Sequence[Replica]) -> set[int]:

@@ -10,7 +10,6 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from fairmesh.algorithms.base import Algorithm
 from fairmesh.comparisons.weights import WeightsVerdict, verdict_of
 from fairmesh.config.overrides import flat_table
 from fairmesh.config.registry import registered_name
@@ -28,8 +27,8 @@ from fairmesh.problems.evaluator import measured_names
 from fairmesh.problems.problem import Problem, with_splits
 from fairmesh.regularizers.simplex import normalized
 from fairmesh.storage.run_folder import Record
-from fairmesh.training.best_round import RoundScores
-from fairmesh.training.loop import TrainingState
+from fairmesh.training.best_round import RoundScores, by_round
+from fairmesh.training.loop import TrainingState, trains_alone
 from fairmesh.training.meter import with_own_parts
 from fairmesh.training.replicas import Replica
 from fairmesh.training.subgroups import SubgroupOutcome, has_subgroups, outcomes
@@ -122,27 +121,31 @@ class Result:
         if len(self.diverged) == len(self.replicas):
             return f"{self!r}: all replicas diverged; use smaller steps"
         found = self.evidence()
-        share = self.problem.is_share(found["metric"])
+        share, higher = self.problem.is_share(found["metric"]), self.problem.higher_is_better(found["metric"])
 
         def row(name: str, one: Mapping[str, Any]) -> list[str]:
             numbers = (f"{100 * x:.1f}" if share else f"{x:.4g}" for x in (one["value"], *one["interval"]))
             value, low, high = ("not defined" if "nan" in x else x for x in numbers)
             return [name, value, "" if "not defined" in (low, high) else f"{low} to {high}", str(one.get("n", ""))]
 
-        header = [f"{found['metric']}{', %' if share else ''}", "", f"{100 * found['level']:.0f} % interval"]
-        rows = [row("worst site", found["worst"]), row("mean over sites", found["mean"])]
-        apart = [row(one["name"], one) for one in found["sites"] if one["few_rows"]]
+        def sort_key(one: Mapping[str, Any]) -> float:
+            return math.inf if not math.isfinite(one["value"]) else one["value"] if higher else -one["value"]
+
+        columns = [f"{found['metric']}{', %' if share else ''}", "", f"{100 * found['level']:.0f} % interval"]
+        rows = [
+            [*columns, f"{self.judged_on} samples"],
+            row("worst site", found["worst"]),
+            row("mean over sites", found["mean"]),
+        ]
+        sites = [one for one in found["sites"] if not one["few_rows"]]
+        shown = sorted(sites, key=sort_key)[:_SITES_SHOWN] if len(sites) > _SITES_SHOWN else sites
+        rows += [row(one["name"], one) for one in shown]
+        if len(sites) > len(shown):
+            rows.append([f"and {len(sites) - len(shown)} more", "", "", ""])
+        apart = [row(one["name"], one) for one in found["sites"] if one["few_rows"]][:_SITES_SHOWN]
         if apart:
-            apart = [[f"fewer than {self.worst_needs_rows} rows:", "", "", ""], *apart[:_SITES_SHOWN]]
-        found["sites"] = [one for one in found["sites"] if not one["few_rows"]]
-        sites = [row(one["name"], one) for one in found["sites"]]
-        more = len(sites) - _SITES_SHOWN
-        if more > 0:  # the worst ones
-            best = math.inf if self.problem.higher_is_better(found["metric"]) else -math.inf
-            known = [one["value"] if math.isfinite(one["value"]) else best for one in found["sites"]]
-            order = sorted(range(len(known)), key=known.__getitem__, reverse=best < 0)
-            sites = [*(sites[i] for i in order[:_SITES_SHOWN]), [f"and {more} more", "", "", ""]]
-        return "\n".join([aligned([[*header, f"{self.judged_on} samples"], *rows, *sites, *apart]), *found["notes"]])
+            rows += [[f"fewer than {self.worst_needs_rows} rows:", "", "", ""], *apart]
+        return "\n".join([aligned(rows), *found["notes"]])
 
     @cached_property
     def _outcomes(self) -> dict[str, Outcomes]:
@@ -175,7 +178,7 @@ class Result:
             if self.answered:
                 raise BadInput(f"the processes of this run have not gathered {name!r}; they have {list(self.answered)}")
             sound = [r for r in replicas if r not in self.diverged]
-            self._outcomes[name] = self.judged(sound, which, self._own_models() if alone else None)
+            self._outcomes[name] = self.judged(sound, which, self._last.nodes if alone else None)
         return self._outcomes[name]
 
     @property
@@ -188,11 +191,6 @@ class Result:
     def judged_alone(self) -> bool:
         """Whether every site is judged by its node's own model, since every node trains alone."""
         return trains_alone(self.replicas[0].algorithm)
-
-    def _own_models(self) -> Tensor:
-        if self.averages is not None and self.averages.nodes is not None:
-            return self.averages.nodes
-        return StateView(self.state.algorithm).models(self.state.algorithm)
 
     def judged(self, replicas: Sequence[int], which: Literal["last", "best"], models: Tensor | None) -> Outcomes:
         """Returns what replicas answered, at the sites whose data is here.
@@ -208,8 +206,7 @@ class Result:
         splits = [self.replicas[r].split for r in chosen]
         own = self.own_parts(which)
         if models is not None:
-            nodes = torch.tensor([self.replicas[r].placement for r in chosen]).argsort(dim=-1).to(models.device)
-            rows = models[chosen].gather(1, nodes.unsqueeze(-1).expand(-1, -1, models.shape[-1]))
+            rows = self._by_site(models)[chosen]
             rows = rows if own is None else torch.cat([rows, own[chosen].to(rows)], dim=-1)
         elif own is not None:
             rows = with_own_parts(self.problem, self.row(which)[chosen], own[chosen], splits)
@@ -226,14 +223,10 @@ class Result:
         Args:
             problem: The problem before processes divided it among them.
         """
-
-        def with_data(k: int) -> Problem:
-            mine, every = self.problem.of_split(k), problem.of_split(k)
-            return mine.with_other(sites=every.sites)
-
-        whole = [with_data(k) for k in range(len(self.problem.every_split))]
+        splits = zip(self.problem.every_split, problem.every_split)
+        whole = with_splits([here.with_other(sites=every.sites) for here, every in splits])
         fixed = None if self.fixed is None else self.fixed.with_data_of(problem)
-        return replace(self, problem=whole[0] if len(whole) == 1 else with_splits(whole), fixed=fixed)
+        return replace(self, problem=whole, fixed=fixed)
 
     def every_outcome(self) -> dict[str, Outcomes]:
         """Returns all that a run keeps of what its models answered: of the last and the best round, of every algorithm
@@ -323,15 +316,8 @@ class Result:
         Args:
             which: As in `row`. Own parts are kept for the "best" round; of other models they are those of the last.
         """
-        if which == "best" and self.state.best is not None:
-            return self.state.best.own
-        if self.averages is not None:
-            return self.averages.own
-        if self.state.own is None:
-            return None
-        rows = self.state.own.rows
-        nodes = torch.tensor([replica.placement for replica in self.replicas]).argsort(dim=-1).to(rows.device)
-        return rows.gather(1, nodes.unsqueeze(-1).expand(-1, -1, rows.shape[-1]))
+        best = self.state.best
+        return best.own if which == "best" and best is not None else self._last.own
 
     def whole_row(self, replica: int = 0, which: str = "final", site: str | None = None) -> Tensor:
         """Returns a model as one row, with what stays at the sites.
@@ -373,14 +359,20 @@ class Result:
             return self.state.average_dual
         return self._last.dual
 
-    @property
+    @cached_property
     def _last(self) -> Averages:
         if self.averages is not None:
             return self.averages
         state, view = self.state.algorithm, StateView(self.state.algorithm)
-        duals, own = view.duals(state), view.own_weights(state)
+        models, duals, own = view.models(state), view.duals(state), view.own_weights(state)
         weights = None if own is None else normalized(own.squeeze(-1))
-        return Averages(view.models(state).mean(dim=-2), weights if duals is None else duals.mean(dim=-2))
+        parts = None if self.state.own is None else self._by_site(self.state.own.rows)
+        return Averages(models.mean(dim=-2), weights if duals is None else duals.mean(dim=-2), parts, models)
+
+    def _by_site(self, rows: Tensor) -> Tensor:
+        """Returns the rows of all nodes (replicas, n, dim) in the order of the sites."""
+        nodes = torch.tensor([replica.placement for replica in self.replicas]).argsort(dim=-1).to(rows.device)
+        return rows.gather(1, nodes.unsqueeze(-1).expand(-1, -1, rows.shape[-1]))
 
     def subgroups(self, replica: int = 0) -> list[SubgroupOutcome]:
         """Returns the metrics and weights of every subgroup of every site, for the common model of the last round.
@@ -411,11 +403,6 @@ class Result:
             BadInput: There is no such site, or all parts of the model are shared.
         """
         return self.problem.flat_model.state_dict(self.whole_row(replica, which, site))
-
-
-def trains_alone(algorithm: Algorithm) -> bool:
-    """Returns whether every node trains alone, so that each site is judged by its own node's model."""
-    return not algorithm.sends and not algorithm.needs_server
 
 
 def by_own_models(record: Record) -> Record:
@@ -485,10 +472,8 @@ def chosen_replica(result: Result, best_by: str) -> int | None:
     elif "validation" in result.records[0]:
         rule = RoundScores(result.problem, "worst" if best_by == "last" else best_by, result.cvar_level)
         scores = torch.full((len(result.replicas),), -torch.inf, dtype=torch.float64)
-        for known in sorted({record["round"] for record in result.records}):
-            of_round = [record for record in result.records if record["round"] == known]
-            values = [record["validation"][rule.metric]["sites"] for record in of_round]
-            scores = rule.add(torch.tensor(values, dtype=torch.float64))
+        for records in by_round(result.records):
+            scores = rule.add_records(records)
     else:
         return None
     scores = scores.cpu().clone()
@@ -542,10 +527,9 @@ def site_files(result: Result) -> list[ModelFile]:
 def about_model(result: Result, replica: int, which: str) -> dict[str, Any]:
     """Returns what a model's file says about itself. It is the same wherever the same model was trained."""
     best = result.state.best
-    rounds = {"final": result.rounds, "best": None if best is None else int(best.round[replica])}
-    at = rounds.get(which)
+    rounds = {"final": result.rounds} | ({} if best is None else {"best": int(best.round[replica])})
     about = {"architecture": result.problem.flat_model.architecture, "which": which, "replica": replica}
-    return about if at is None else about | {"round": at}
+    return about | ({"round": rounds[which]} if which in rounds else {})
 
 
 def parts_of(problem: Problem) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -16,8 +16,9 @@ from fairmesh.algorithms.schedules import with_run_length
 from fairmesh.comparisons.reference_losses import with_references, worse_than_constant
 from fairmesh.config.tables import from_table, to_table
 from fairmesh.data.reserve import reserve
-from fairmesh.errors import BadInput, Diverged, FairmeshError, Interrupted, LostProcess, nearest
+from fairmesh.errors import BadInput, Diverged, FairmeshError, Interrupted, LostProcess
 from fairmesh.evidence.outcomes import Outcomes, joined, packed, unpacked
+from fairmesh.networks.base import Network
 from fairmesh.networks.memory import SingleProcess
 from fairmesh.networks.process_group import ProcessGroup
 from fairmesh.networks.roles import StateView
@@ -35,8 +36,8 @@ from fairmesh.topology.graphs import Ring, Topology
 from fairmesh.topology.mixing import with_liars
 from fairmesh.training.defaults import ROUNDS, algorithm_for, completed
 from fairmesh.training.long_work import LongWorkNotices
-from fairmesh.training.loop import Training, TrainingState, check_fits, on_updates
-from fairmesh.training.memory_estimate import footprint_of, memory_sentence
+from fairmesh.training.loop import Training, TrainingState, check_fits, on_updates, trains_alone
+from fairmesh.training.memory_estimate import memory_of_run
 from fairmesh.training.meter import Meter
 from fairmesh.training.observers import (
     Checkpointing,
@@ -53,13 +54,7 @@ from fairmesh.training.observers import (
 )
 from fairmesh.training.options import DTYPES, Options, device_of, home_of_data, with_threads
 from fairmesh.training.provenance import provenance_of
-from fairmesh.training.replicas import (
-    Placements,
-    Replica,
-    replicas_of,
-    sites_at,
-    stacked,
-)
+from fairmesh.training.replicas import Placements, Replica, replicas_of, sites_at, stacked
 from fairmesh.training.result import (
     Averages,
     Result,
@@ -68,7 +63,6 @@ from fairmesh.training.result import (
     model_files,
     site_files,
     summary_of,
-    trains_alone,
     variants_of,
 )
 
@@ -149,78 +143,112 @@ def train(
     process_group = process_group or SingleProcess()
     with process_group.fail_together():
         watching = as_observers(observers)
-    topology = topology or Ring()
+        plan = _planned(
+            problem, topology or Ring(), algorithm, rounds, seeds, placements, personalization, process_group, options
+        )
+    plan = plan.with_references()
+    with process_group.fail_together():
+        first, count = plan.replicas[0].algorithm, len(plan.replicas)
+        memory = memory_of_run(plan.problem, first, count, plan.options, plan.network)
+    folder = None if out is None else RunFolder(out, resume=resume, process_group=process_group)
+    if folder and folder.set_aside and announce:
+        announce(f"the run that was in {folder.path} had diverged; it is now in {folder.set_aside}")
+    if settings is None:  # data and model were given in Python
+        tables = {"topology": to_table(plan.topology), "algorithm": to_table(plan.replicas[0].algorithm)}
+        settings = {"rounds": rounds} | tables
+    with with_threads(plan.options):
+        fixed = None
+        if plan.options.compare_weights:
+            if announce:
+                announce("the run is trained once more with fixed weights, first, to see whether the weights help")
+            fixed = put_aside(_executed(plan.with_fixed_weights(), lambda text: None))
+        _announce_choices(plan, memory, announce)
+        with stop_signals(handle_signals) as stop:
+            result = _executed(plan, announce, folder, settings, watching, stop, fixed)
+    for observer in watching:
+        observer.after_run(result)
+    # Who announces shows the verdict too.
+    if announce is None and fixed is not None and (text := result.weights_verdict().warning):
+        warnings.warn(text, UserWarning, stacklevel=2)
+    return result
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """A run that was not refused: all defaults are decided, and nothing is allocated yet."""
+
+    problem: Problem
+    topology: Topology
+    replicas: list[Replica]
+    rounds: int
+    options: Options
+    network: Network
+    personalization: Personalization | None
+
+    def with_references(self) -> "Plan":
+        """Returns the plan with the losses that sites are compared with, for which they may train alone."""
+        settings = (self.topology, self.rounds, self.replicas[0].seed, self.options, self.network)
+        return replace(self, problem=with_references(self.problem, *settings))
+
+    def with_fixed_weights(self) -> "Plan":
+        """Returns the plan of the same run with the weights of the prior."""
+        fixed = {id(one): one.with_fixed_weights() for one in (replica.algorithm for replica in self.replicas)}
+        replicas: Any = [replace(replica, algorithm=fixed[id(replica.algorithm)]) for replica in self.replicas]
+        return replace(self, replicas=replicas, personalization=None)
+
+
+def _planned(
+    problem: Problem | Sequence[Problem],
+    topology: Topology,
+    algorithm: Algorithm | Sequence[Algorithm] | None,
+    rounds: int,
+    seeds: Sequence[int],
+    placements: Placements,
+    personalization: Personalization | None,
+    process_group: ProcessGroup,
+    options: dict[str, Any],
+) -> Plan:
+    """Returns the plan of a run, with the data of the nodes hosted here, or raises BadInput if it cannot be run."""
     problem = problem if isinstance(problem, Problem) else with_splits(problem)
     if algorithm is None:
-        algorithm, own_code = algorithm_for(problem.objective, problem.trainer is not None), problem.trainer is not None
+        own_code = problem.trainer is not None
+        algorithm = algorithm_for(problem.objective, own_code)
         options = {"compare_weights": algorithm.with_fixed_weights() is not None and not own_code} | options
         objective = problem.objective if own_code else completed(problem.objective)
         if objective is not problem.objective:
             problem = problem.each(lambda split: split.with_other(objective=objective))
-    with process_group.fail_together():
-        replicas, chosen = _checked(problem, topology, algorithm, rounds, seeds, placements, options)
-        if personalization is not None:
-            refuse_structure(problem)
-            problem.refuse_own_parts("personalization")
-            method: Personalization = from_table(Personalization, personalization, "personalization")
-            personalization = method
-            problem = problem.each(lambda split: split.with_other(sites=reserve(split.sites, method.share)))
-        problem = (
-            problem
-            if process_group.world_size == 1
-            else problem.keeping(sites_at(process_group.nodes(problem.n), replicas))
-        )
-        kind = {"device": device_of(chosen.device), "dtype": DTYPES[chosen.dtype]}
-        network = process_group.network(
-            with_liars(topology.build(problem.n), chosen.lying_neighbours), **kind, count_bytes=chosen.count_bytes
-        )
-    problem = with_references(problem, topology, rounds, replicas[0].seed, chosen, network)
-    with process_group.fail_together():
-        need = footprint_of(problem, replicas, chosen, process_group)
-        sharing = process_group.local_world_size
-        memory = memory_sentence(need, len(replicas), chosen.memory_gib, kind["device"], sharing)
-    folder = None if out is None else RunFolder(out, resume=resume, process_group=process_group)
-    if folder and folder.set_aside and announce:
-        announce(f"the run that was in {folder.path} had diverged; it is now in {folder.set_aside}")
-    fixed = None
-    if chosen.compare_weights:
-        if announce:
-            announce("the run is trained once more with fixed weights, first, to see whether the weights help")
-        again: dict[str, Any] = options | {"compare_weights": False}
-        unweighted = [fixed_one for one in _listed(algorithm) if (fixed_one := one.with_fixed_weights())]
-        fixed = put_aside(
-            train(
-                problem, topology, unweighted, rounds,
-                seeds=seeds, placements=placements, process_group=process_group, announce=lambda text: None, **again,
-            )
-        )  # fmt: skip
-    switched_off = notes.on_evaluation_mode(problem)
-    data = notes.on_data(problem, home_of_data(problem, kind["device"]), kind["device"])
-    parts, short = notes.on_parts(problem), notes.on_short_floats(problem)
-    special = (parts, short, notes.on_stacking(problem, kind["device"]), notes.on_augmentation(problem))
-    special = (
-        notes.on_binary_numbers(problem),
-        *special,
-        *dict.fromkeys(on_updates(one, problem) for one in _listed(algorithm)),
-    )
-    if announce:
-        for line in filter(None, (*special, switched_off, data, memory)):
-            announce(line)
-        if problem.preprocessing is not None:
-            announce(f"table: {'; '.join(problem.preprocessing.in_words())}")
-    elif process_group.is_leader:
-        if switched_off:
-            warnings.warn(switched_off, UserWarning, stacklevel=2)
-        streamed = any(problem.sites[i].train.stream is not None for i in problem.here)
-        for line in filter(None, (*special, data if streamed else None)):
-            _log_once(line)
-    if settings is None:  # data and model were given in Python
-        settings = {"rounds": rounds, "topology": to_table(topology), "algorithm": to_table(replicas[0].algorithm)}
-    with with_threads(chosen), stop_signals(handle_signals) as stop:
-        with process_group.fail_together():
-            training = Training(problem, topology, replicas, chosen, network=network)
-        result = _run(training, rounds, folder, settings, watching, stop, personalization, announce, fixed)
-    return _ended(result, watching, announce)
+    if not isinstance(rounds, int) or rounds < 1:
+        raise BadInput(f"rounds must be a whole number >= 1, got {rounds!r}")
+    chosen: Options = from_table(Options, options, "options")
+    if not isinstance(topology, Topology):
+        raise BadInput(f"topology must be a Topology such as fm.Ring(), got {topology!r}")
+    algorithms = list(algorithm) if isinstance(algorithm, Sequence) else [algorithm]
+    for one in algorithms:
+        if not isinstance(one, Algorithm):
+            raise BadInput(f"algorithm must be an Algorithm such as fm.ADGDA(), or a list of them, got {one!r}")
+    algorithms = [with_run_length(from_table(Algorithm, one, "algorithm"), rounds) for one in algorithms]
+    replicas = replicas_of(algorithms, seeds, placements, problem.n, len(problem.every_split))
+    if chosen.keep_best and not problem.held_out("validation")[1]:
+        raise BadInput("keep_best needs validation sets; give each Site, or the Problem, one")
+    if chosen.compare_weights and any(a.with_fixed_weights() is None for a in algorithms):
+        raise BadInput("compare_weights needs an algorithm with weights of its own, such as tracked-ad-gda")
+    if chosen.own_models and any(a.needs_server for a in algorithms):
+        raise BadInput("own_models: nodes of an algorithm with a server have no models of their own")
+    for one in algorithms:
+        check_fits(one, problem)
+    stacked(algorithms, torch.float64, torch.device("cpu"))  # refuses what cannot run in one batch
+    if personalization is not None:
+        refuse_structure(problem)
+        problem.refuse_own_parts("personalization")
+        method: Personalization = from_table(Personalization, personalization, "personalization")
+        personalization = method
+        problem = problem.each(lambda split: split.with_other(sites=reserve(split.sites, method.share)))
+    if process_group.world_size > 1:
+        problem = problem.keeping(sites_at(process_group.nodes(problem.n), replicas))
+    cycle = with_liars(topology.build(problem.n), chosen.lying_neighbours)
+    kind = {"device": device_of(chosen.device), "dtype": DTYPES[chosen.dtype]}
+    network = process_group.network(cycle, **kind, count_bytes=chosen.count_bytes)
+    return Plan(problem, topology, replicas, rounds, chosen, network, personalization)
 
 
 def put_aside(result: Result) -> Result:
@@ -240,108 +268,74 @@ def _log_once(line: str) -> None:
     logging.getLogger("fairmesh").warning(line)
 
 
-def _ended(result: Result, observers: Sequence[Observer], announce: Callable[[str], None] | None) -> Result:
-    """Returns the result after the observers have seen it, with a warning if the weights went where they cannot help.
-    Who announces shows the verdict too."""
-    for observer in observers:
-        observer.after_run(result)
-    if announce is None and result.fixed is not None and (text := result.weights_verdict().warning):
-        warnings.warn(text, UserWarning, stacklevel=3)
-    return result
+def _announce_choices(plan: Plan, memory: str, announce: Callable[[str], None] | None) -> None:
+    """Announces what was chosen for a run, or else logs what is special about it."""
+    problem, device = plan.problem, plan.network.device
+    special = (
+        notes.on_binary_numbers(problem),
+        notes.on_parts(problem),
+        notes.on_short_floats(problem),
+        notes.on_stacking(problem, device),
+        notes.on_augmentation(problem),
+        *dict.fromkeys(on_updates(replica.algorithm, problem, plan.rounds) for replica in plan.replicas),
+    )
+    switched_off = notes.on_evaluation_mode(problem)
+    data = notes.on_data(problem, home_of_data(problem, device), device)
+    if announce:
+        for line in filter(None, (*special, switched_off, data, memory)):
+            announce(line)
+        if problem.preprocessing is not None:
+            announce(f"table: {'; '.join(problem.preprocessing.in_words())}")
+    elif plan.network.process_group.is_leader:
+        if switched_off:
+            warnings.warn(switched_off, UserWarning, stacklevel=3)
+        streamed = any(problem.sites[i].train.stream is not None for i in problem.here)
+        for line in filter(None, (*special, data if streamed else None)):
+            _log_once(line)
 
 
-def _listed(algorithm: Algorithm | Sequence[Algorithm]) -> list[Algorithm]:
-    return list(algorithm) if isinstance(algorithm, Sequence) else [algorithm]
-
-
-def _checked(
-    problem: Problem,
-    topology: Topology,
-    algorithm: Algorithm | Sequence[Algorithm],
-    rounds: int,
-    seeds: Sequence[int],
-    placements: Placements,
-    options: dict[str, Any],
-) -> tuple[list[Replica], Options]:
-    """Returns the replicas and options, or raises BadInput if they cannot be run."""
-    if not isinstance(rounds, int) or rounds < 1:
-        raise BadInput(f"rounds must be a whole number >= 1, got {rounds!r}")
-    known = {field.name for field in fields(Options)}
-    for name in options:
-        if name not in known:
-            raise BadInput(f"train() has no option {name!r}{nearest(name, known)}")
-    chosen = Options(**options)
-    if not isinstance(topology, Topology):
-        raise BadInput(f"topology must be a Topology such as fm.Ring(), got {topology!r}")
-    algorithms = _listed(algorithm)
-    for one in algorithms:
-        if not isinstance(one, Algorithm):
-            raise BadInput(f"algorithm must be an Algorithm such as fm.ADGDA(), or a list of them, got {one!r}")
-    algorithms = [with_run_length(from_table(Algorithm, one, "algorithm"), rounds) for one in algorithms]
-    replicas = replicas_of(algorithms, seeds, placements, problem.n, len(problem.every_split))
-    if chosen.keep_best and not problem.held_out("validation")[1]:
-        raise BadInput("keep_best needs validation sets; give each Site, or the Problem, one")
-    if chosen.compare_weights and any(a.with_fixed_weights() is None for a in algorithms):
-        raise BadInput("compare_weights needs an algorithm with weights of its own, such as tracked-ad-gda")
-    if chosen.own_models and any(a.needs_server for a in algorithms):
-        raise BadInput("own_models: nodes of an algorithm with a server have no models of their own")
-    for one in algorithms:
-        check_fits(one, problem)
-    stacked(algorithms, torch.float64, torch.device("cpu"))  # refuses what cannot run in one batch, even if it need not
-    return replicas, chosen
-
-
-def _run(
-    training: Training,
-    rounds: int,
-    folder: RunFolder | None,
-    settings: dict[str, Any],
-    observers: Sequence[Observer],
-    stop: threading.Event,
-    personalization: Personalization | None,
+def _executed(
+    plan: Plan,
     announce: Callable[[str], None] | None,
-    fixed: Result | None,
+    folder: RunFolder | None = None,
+    settings: dict[str, Any] | None = None,
+    observers: Sequence[Observer] = (),
+    stop: threading.Event | None = None,
+    fixed: Result | None = None,
 ) -> Result:
-    """Trains the replicas to the end, from the start or from their checkpoint."""
-    options, process_group = training.options, training.network.process_group
+    """Trains the replicas to the end, from the start or from their checkpoint, and writes the outcome."""
+    options, rounds, process_group = plan.options, plan.rounds, plan.network.process_group
+    stop = stop or threading.Event()
+    with process_group.fail_together():
+        training = Training(plan.problem, plan.topology, plan.replicas, options, network=plan.network)
     started, initial = time.perf_counter(), training.initial()
-    meter = _meter(training, announce)
-    worker, finished = training.oracle.worker, None
+    meter = Meter(training, announce)
+    run = ObservedRun(training, rounds, initial, 0, settings, folder.path if folder else None)
+    worker, finished, checkpointing = training.oracle.worker, None, None
     if worker is not None:
-        notices = LongWorkNotices(announce)
-        worker.together = functools.partial(
-            process_group.long_work, seen=notices if process_group.is_leader else lambda every: None
-        )
-    if worker is not None and folder:
-        finished = worker.done = FinishedWork(folder.work)
-    about = (settings, folder.path if folder else None)
-    run, checkpointing = ObservedRun(training, rounds, initial, 0, *about), None
+        if process_group.is_leader:
+            worker.together = functools.partial(process_group.long_work, seen=LongWorkNotices(announce))
+        if folder:
+            finished = worker.done = FinishedWork(folder.work)
     if folder:
         checkpoints = Checkpoints(folder.checkpoint, training.network, training.roles(initial), training.identity())
         saved = None
         if folder.resuming:
             with process_group.fail_together():
-                state, done = checkpoints.load(initial)
-                if done > rounds:
-                    raise BadInput(f"the checkpoint is already at round {done}, beyond the {rounds} rounds asked for")
-            run, saved = ObservedRun(training, rounds, state, done, *about), done
-            kept = (record for record in folder.records() if record["round"] <= done)
+                state, saved = checkpoints.load(initial)
+                if saved > rounds:
+                    raise BadInput(f"the checkpoint is already at round {saved}, beyond the {rounds} rounds asked for")
+            run.state, run.best, run.round = state, state.best, saved
+            kept = (record for record in folder.records() if record["round"] <= saved)
             # If the run is now longer, its former last round was measured off schedule.
             run.records = [r for r in kept if r["round"] % options.measure_every == 0 or r["round"] == rounds]
             folder.replace_records(run.records)
-        folder.write_settings(settings)
-        every_so_often = options.checkpoint_every or max(1, rounds // 10)
-        checkpointing = Checkpointing(checkpoints, every_so_often, saved, finished)
+        folder.write_settings(run.settings)
+        checkpointing = Checkpointing(checkpoints, options.checkpoint_every or max(1, rounds // 10), saved, finished)
     del initial  # which would take the memory of a state until the end
-    measuring, keeping = Measuring(meter, folder), KeepBest(meter)
-    recorders = [measuring, keeping, *([checkpointing] if checkpointing else [])]
-    every = [
-        StopRequests(process_group, stop),
-        Divergence(checkpointing, mark=options.on_divergence == "mark"),
-        *recorders,
-        *observers,
-        Ending(recorders),
-    ]
+    recorders = [Measuring(meter, folder), KeepBest(meter), *([checkpointing] if checkpointing else [])]
+    divergence = Divergence(checkpointing, mark=options.on_divergence == "mark")
+    every = [StopRequests(process_group, stop), divergence, *recorders, *observers, Ending(recorders)]
     try:
         observe(run, training.states(run.state, run.round, rounds), every)
     except FairmeshError as error:
@@ -350,31 +344,30 @@ def _run(
         if folder and not isinstance(error, LostProcess):  # its launcher restarts the run, which must find its mark
             folder.close()
         raise
-    result = replace(_result(run, meter, time.perf_counter() - started), fixed=fixed)
-    if personalization is not None:
+    result = replace(_result(run, meter), fixed=fixed)
+    if plan.personalization is not None:
         if announce:
-            announce(f"choosing a model of its own for each of {training.problem.n} sites")
-        personal = _personal(training, result, personalization, stop)
-        result = replace(result, personal=personal, seconds=time.perf_counter() - started)
+            announce(f"choosing a model of its own for each of {plan.problem.n} sites")
+        result = replace(result, personal=_personal(training, result, plan.personalization, stop))
+    result = replace(result, seconds=time.perf_counter() - started)
     if process_group.world_size > 1:
-        result = replace(result, answered=_answered(training, result))
+        result = replace(result, answered=_answered(process_group, result))
     sound = not set(variants_of(result.replicas)[result.chosen_variant]["replicas"]) <= set(run.diverged)
-    if sound and training.problem.task == "numbers":
-        worse = worse_than_constant(result.outcomes(), training.problem, process_group)
+    if sound and plan.problem.task == "numbers":
+        worse = worse_than_constant(result.outcomes(), plan.problem, process_group)
         if worse is not None:
             meter.note(worse)
             result = replace(result, notes=list(meter.notes))
     if folder:
-        provenance = provenance_of(training.problem, process_group)
+        provenance = provenance_of(plan.problem, process_group)
         with process_group.fail_together():
             write_outcome(folder, result, provenance)
         folder.close()
     return result
 
 
-def _answered(training: Training, result: Result) -> dict[str, Outcomes]:
+def _answered(process_group: ProcessGroup, result: Result) -> dict[str, Outcomes]:
     """Returns what the models answered on the test rows of all sites, from the processes that have them."""
-    process_group = training.network.process_group
     with process_group.fail_together():
         here = result.every_outcome()
     every = [unpacked(content) for content in process_group.all_gather(packed(here))]
@@ -383,39 +376,18 @@ def _answered(training: Training, result: Result) -> dict[str, Outcomes]:
     }
 
 
-def _meter(training: Training, announce: Callable[[str], None] | None) -> Meter:
-    return Meter(
-        training.problem,
-        training.placements,
-        training.device,
-        training.dtype,
-        training.network,
-        training.view,
-        splits=[replica.split for replica in training.replicas],
-        at_server=training.algorithm.needs_server,
-        home=training.data_home,
-        own_models=training.options.own_models or trains_alone(training.algorithm),
-        announce=announce,
-    )
-
-
-def _result(run: ObservedRun, meter: Meter, seconds: float) -> Result:
+def _result(run: ObservedRun, meter: Meter) -> Result:
     """Returns the result, with the averages over the nodes of all processes."""
     training, state, averages = run.training, run.state, None
-    if training.network.process_group.world_size > 1:
-        averages = Averages(
-            meter.mean(training.view.models(state.algorithm)),
-            meter.weights(state.algorithm),
-            meter.own_of_sites(state.own),
-            training.network.gather(training.view.models(state.algorithm))
-            if trains_alone(training.algorithm)
-            else None,
-        )
+    models, network = training.view.models(state.algorithm), training.network
+    if network.process_group.world_size > 1:
+        of_nodes = network.gather(models) if trains_alone(training.algorithm) else None
+        averages = Averages(meter.mean(models), meter.weights(state.algorithm), meter.own_of_sites(state.own), of_nodes)
         if not training.algorithm.needs_server:
-            mean = training.network.mean_of_processes
+            dual = state.average_dual
             state = state._replace(
-                average_model=mean(state.average_model),
-                average_dual=None if state.average_dual is None else mean(state.average_dual),
+                average_model=network.mean_of_processes(state.average_model),
+                average_dual=None if dual is None else network.mean_of_processes(dual),
             )
     result = Result(
         training.problem,
@@ -427,7 +399,6 @@ def _result(run: ObservedRun, meter: Meter, seconds: float) -> Result:
         meter.judged_on,
         averages,
         run.stop_reason,
-        seconds,
         support=meter.support(),
         notes=list(meter.notes),
         cvar_level=training.options.cvar_level,
@@ -440,7 +411,7 @@ def _personal(
     training: Training, result: Result, personalization: Personalization, stop: threading.Event
 ) -> list[Personalized]:
     """Returns the sites' own models. Each process finds those of its own sites; all processes know all numbers."""
-    process_group, rows = training.network.process_group, result.row()
+    process_group, rows, found = training.network.process_group, result.row(), []
 
     def go_on(done: int, steps: int) -> None:
         if stop.is_set():
@@ -448,23 +419,13 @@ def _personal(
                 "stopped after the last round, while the sites chose their own models; resume to repeat it"
             )
 
-    found = []
     with process_group.fail_together():
         for r, replica in enumerate(training.replicas):
             if r not in result.diverged:
-                found.append(
-                    personalized(
-                        training.problem.of_split(replica.split),
-                        rows[r],
-                        personalization,
-                        seed=replica.seed,
-                        replica=r,
-                        device=training.device,
-                        dtype=training.dtype,
-                        trace=training.options.trace == "auto",
-                        progress=go_on,
-                    )
-                )
+                problem, trace = training.problem.of_split(replica.split), training.options.trace == "auto"
+                placed = {"device": training.device, "dtype": training.dtype, "trace": trace}
+                settings = {"seed": replica.seed, "replica": r, "progress": go_on, **placed}
+                found.append(personalized(problem, rows[r], personalization, **settings))
     if process_group.world_size == 1:
         return found
     every = process_group.all_gather_json([one.table() for one in found])

@@ -22,7 +22,7 @@ from fairmesh.algorithms.own_parts import OwnState
 from fairmesh.compression import DecodeError
 from fairmesh.config.overrides import portable
 from fairmesh.config.tables import to_table
-from fairmesh.mesh.node.measurements import judged_on, traffic
+from fairmesh.mesh.node.measurements import judged_on
 from fairmesh.mesh.node.membership import Membership
 from fairmesh.mesh.node.reduction import Sums
 from fairmesh.mesh.node.rounds import Rounds, branch_of
@@ -34,11 +34,11 @@ from fairmesh.networks.bounds import FACTOR
 from fairmesh.networks.roles import Duals, Models, StateView
 from fairmesh.personalization.personalize import personalized
 from fairmesh.problems.problem import Problem
-from fairmesh.storage.files import replace_quickly
+from fairmesh.storage.files import write_atomically
 from fairmesh.storage.run_folder import EXPERIMENT, METRICS, SUMMARY, Record, toml_of
 from fairmesh.storage.strict_json import as_json
 from fairmesh.training.loop import Best, TrainingState
-from fairmesh.training.meter import with_spread
+from fairmesh.training.meter import traffic, with_spread
 from fairmesh.training.replicas import Replica
 from fairmesh.training.result import Result, about_model, model_files, summary_of
 
@@ -334,9 +334,9 @@ def write_progress(membership: Membership, problem: Problem, records: Sequence[R
     result = Result(problem, [replica], last["round"], [last], state, judged_on=on, cvar_level=level)
     summary = summary_of(result) | {"sites": membership.names, "planned_rounds": experiment.rounds}
     del summary["seconds"], summary["models"]  # there are none yet
-    replace_quickly(folder / SUMMARY, as_json(summary, indent=2).encode())
+    write_atomically(folder / SUMMARY, as_json(summary, indent=2).encode(), durable=False)
     if not (folder / EXPERIMENT).exists():
-        replace_quickly(folder / EXPERIMENT, toml_of(settings_of(membership)))
+        write_atomically(folder / EXPERIMENT, toml_of(settings_of(membership)), durable=False)
 
 
 def settings_of(membership: Membership) -> dict[str, Any]:

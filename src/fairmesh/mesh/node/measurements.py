@@ -40,11 +40,11 @@ from fairmesh.problems.evaluator import measured_names
 from fairmesh.problems.problem import Problem
 from fairmesh.regularizers.simplex import normalized
 from fairmesh.storage.checkpoint import read_stored, write_stored
-from fairmesh.storage.files import replace_quickly, write_atomically
+from fairmesh.storage.files import write_atomically
 from fairmesh.storage.run_folder import METRICS, Record
 from fairmesh.storage.strict_json import as_json
 from fairmesh.training.best_round import RoundScores, replaces
-from fairmesh.training.meter import with_spread
+from fairmesh.training.meter import traffic, with_spread
 
 _ROWS_AT_MOST = 24_000  # bytes of the rows in one announcement
 _VALIDATION = "validation "
@@ -260,7 +260,7 @@ class Measurements:
         folder.mkdir(exist_ok=True)
         text = "".join(as_json(record) + "\n" for record in new)
         if all_again:
-            replace_quickly(folder / METRICS, text.encode())
+            write_atomically(folder / METRICS, text.encode(), durable=False)
         else:
             with open(folder / METRICS, "a", encoding="utf-8") as file:
                 file.write(text)
@@ -410,16 +410,6 @@ def columns_of(problem: Problem) -> list[str]:
 def judged_on(problem: Problem) -> Literal["test", "train"]:
     """Returns the split on which sites measure: test data, or training data if there is none."""
     return "test" if problem.held_out("test")[1] else "train"
-
-
-def traffic(bits: Tensor, sent: Tensor) -> dict[str, Any]:
-    """Returns the traffic of all sites as a record has it."""
-    return {
-        "nominal_bits_busiest": float(bits.max()),
-        "nominal_bits_total": float(bits.sum()),
-        "bytes_busiest_node": int(sent.max()),
-        "bytes_total": int(sent.sum()),
-    }
 
 
 def _lines(entries: Sequence[Mapping[str, Any]]) -> bytes:

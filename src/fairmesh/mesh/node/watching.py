@@ -14,7 +14,7 @@ from typing import Any
 from fairmesh.errors import BadInput, optional
 from fairmesh.mesh.node.state_lock import running_since
 from fairmesh.mesh.wire.connections import keep_from_forks
-from fairmesh.storage.files import replace_quickly
+from fairmesh.storage.files import write_atomically
 from fairmesh.storage.strict_json import as_json
 
 STATUS = "status.json"
@@ -140,7 +140,7 @@ class Pace:
 def write_status(folder: Path, status: Mapping[str, Any]) -> None:
     """Writes status.json for `fairmesh status`. A full disk is no reason to stop, so errors are ignored."""
     with suppress(BadInput):
-        replace_quickly(folder / STATUS, as_json(status, indent=1).encode())
+        write_atomically(folder / STATUS, as_json(status, indent=1).encode(), durable=False)
 
 
 def waiting_chain(site: str, waits: Mapping[str, Mapping[str, float]]) -> list[str]:
