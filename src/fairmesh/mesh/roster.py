@@ -192,7 +192,7 @@ class Mesh:
 
     def without(self, *names: str) -> "Mesh":
         """Returns the mesh after these sites have left for good; each one adds a generation."""
-        self._refuse_gone(names)
+        self.refuse_gone(names)
         gone = tuple(name for name in self.names if name in names)
         return replace(self, removed=(*self.removed, *gone))
 
@@ -203,12 +203,12 @@ class Mesh:
             raise BadInput("a decision removes sites, goes back to a round or restores sites: one of these at a time")
         if back_to is None and not restored:
             return self.without(*gone)
-        self._refuse_gone(restored)
+        self.refuse_gone(restored)
         if any(other in restored for name in restored for other in self.neighbours(name)):
             raise BadInput(f"{', '.join(restored)} cannot be restored at once: all neighbours of each need a state")
         return replace(self, restarts=self.restarts + 1)
 
-    def _refuse_gone(self, names: Sequence[str]) -> None:
+    def refuse_gone(self, names: Sequence[str]) -> None:
         """Refuses names that are not of sites of the mesh, or of sites that left."""
         for name in names:
             if self.member(name).name in self.removed:
