@@ -10,12 +10,11 @@ from fairmesh.experiment import Experiment, load_experiment
 from fairmesh.mesh.agreement import agreed, refuse_undeployable
 from fairmesh.mesh.approval import not_allowed
 from fairmesh.mesh.certificates import make_authority
-from fairmesh.mesh.manifest import EXPERIMENT, Handout, collected, loaded, refuse_others, seal
+from fairmesh.mesh.manifest import EXPERIMENT, Handout, collected, loaded, refuse_others, seal, write_files
 from fairmesh.mesh.roster import MESH, Member, Mesh
 from fairmesh.numerics import trees
 from fairmesh.problems.objective import Objective
 from fairmesh.problems.problem import Sampling
-from fairmesh.storage.files import write_atomically
 from fairmesh.topology.mixing import union_of
 
 
@@ -104,7 +103,5 @@ def _checked(experiment: Path, folder: Path) -> dict[str, bytes]:
 
 
 def _sealed(contents: Mapping[str, bytes], mesh: Mesh, folder: Path) -> Handout:
-    for name, content in contents.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(folder / name, content)
+    write_files(folder, contents)
     return Handout(seal(folder, mesh, list(contents)), folder.resolve(), contents)

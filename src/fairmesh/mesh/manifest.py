@@ -162,12 +162,6 @@ class Handout:
         """Returns whether the experiment names something of a module that is installed, not of its own files."""
         return not all(path.partition(":")[0].endswith(".py") for path in import_paths(self.table).values())
 
-    def write(self, folder: Path) -> None:
-        """Writes the files to another folder; not the manifest."""
-        for name, content in self.contents.items():
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(folder / name, content)
-
     def load(self, options: Mapping[str, Any] | None = None) -> "Experiment":
         """Returns the experiment, with these options instead of its own. This is what imports its Python files."""
         return loaded(self.folder, self.contents, options or {})
@@ -184,6 +178,13 @@ def table_of(contents: Mapping[str, bytes]) -> dict[str, Any]:
         return read_toml(contents[EXPERIMENT].decode(), EXPERIMENT)
     except UnicodeDecodeError as error:
         raise BadInput(f"{EXPERIMENT} is not UTF-8 text: {error}") from error
+
+
+def write_files(folder: Path, contents: Mapping[str, bytes]) -> None:
+    """Writes the files that are handed out, without the manifest."""
+    for name, content in contents.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(folder / name, content)
 
 
 def python_files(contents: Mapping[str, bytes]) -> dict[str, bytes]:

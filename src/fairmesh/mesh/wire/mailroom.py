@@ -164,31 +164,29 @@ class Mailroom:
         known = {payload: before[position] for position, payload in payloads.items() if position in before}
         lost = [p for p, payload in payloads.items() if p not in before and payload not in known]
         if lost and self.other_machine is not None:  # they may have it, though the journal does not
-            self._refuse_if_had(step, lost, self.other_machine)
+            refusal = FairmeshError(
+                f"the journal has lost the message of step {step}, which a neighbour has, and this machine may compute "
+                f"another one ({self.other_machine}). Start the node once on a machine and with settings as before, "
+                "until the log says that it trains; then it can move. Or let the other sites vote this site out"
+            )
+            self._wait_for(lambda: [p for p in lost if self._edges[p].had is None], time.monotonic(), refusal)
+            if any(step < (self._edges[position].had or 0) for position in lost):
+                raise refusal
         return {position: before.get(position, known.get(text, text)) for position, text in payloads.items()}
 
-    def _refuse_if_had(self, step: int, positions: Iterable[int], difference: str) -> None:
-        """Waits until these neighbours have said how far they have received. Raises if one has the step already."""
-        lost = FairmeshError(
-            f"the journal has lost the message of step {step}, which a neighbour has, and this machine may compute "
-            f"another one ({difference}). Start the node once on a machine and with settings as before, until the log "
-            "says that it trains; then it can move. Or let the other sites vote this site out"
-        )
+    def _wait_for(
+        self, awaited: Callable[[], Iterable[int]], since: float, if_alone: FairmeshError | None = None
+    ) -> None:
+        """Waits as long as there are neighbours to wait for, from a moment on by time.monotonic(). Raises `if_alone` if
+        none can answer."""
         with self._changed:
-            self._wait_for(lambda: [position for position in positions if self._edges[position].had is None], lost)
+            while positions := awaited():
+                self._raise_if_stopped()
+                if self.alone and if_alone is not None:
+                    raise if_alone
+                self.waiting_for = dict.fromkeys(positions, since)
+                self._changed.wait(_LOOK_EVERY_S)
             self.waiting_for = {}
-            if any(step < (self._edges[position].had or 0) for position in positions):
-                raise lost
-
-    def _wait_for(self, awaited: Callable[[], Iterable[int]], if_alone: FairmeshError | None = None) -> None:
-        """Waits, with the lock, as long as there are neighbours to wait for. Raises `if_alone` if none can answer."""
-        now = time.monotonic()
-        while positions := awaited():
-            self._raise_if_stopped()
-            if self.alone and if_alone is not None:
-                raise if_alone
-            self.waiting_for = {position: self.waiting_for.get(position, now) for position in positions}
-            self._changed.wait(_LOOK_EVERY_S)
 
     def post(self, step: int, payloads: Mapping[int, bytes]) -> None:
         """Logs the messages of a step and hands them to the streams.
@@ -205,7 +203,9 @@ class Mailroom:
                 )
         fresh = {position: payload for position, payload in payloads.items() if position not in before}
         if fresh:  # a node that must stop first repeats what it had done before a restart
-            self._wait_for_room(fresh)
+            # Neighbours that have not acknowledged the last messages, or their disks, hang.
+            self._wait_for(lambda: [p for p in fresh if not self._edges[p].has_room()], time.monotonic())
+            self._raise_if_stopped()
             self._observe("computed", step)
             self._journal.log_sent(step, fresh)
             self._observe("logged", step)
@@ -223,13 +223,6 @@ class Mailroom:
         """Notes that a neighbour will be sent a message of this step, which is before this node's next round."""
         with self._changed:
             self._edges[position].next_post = step
-
-    def _wait_for_room(self, positions: Iterable[int]) -> None:
-        """Waits for neighbours that have not acknowledged the last messages: they, or their disks, hang."""
-        with self._changed:
-            self._wait_for(lambda: [position for position in positions if not self._edges[position].has_room()])
-            self._raise_if_stopped()
-            self.waiting_for = {}
 
     def take(
         self,
@@ -250,7 +243,7 @@ class Mailroom:
         Returns:
             For each position, what `read` makes of its message. A message that is refused is awaited again.
         """
-        began = time.perf_counter()
+        began, since = time.perf_counter(), time.monotonic()
         found: dict[int, Any] = {}
         for position in positions:
             logged = self._journal.received(position, step)
@@ -261,7 +254,7 @@ class Mailroom:
                     self._edges[position].inbox.pop(step, None)  # it came again after one that the journal had lost
         missing = [position for position in positions if position not in found]
         while missing:
-            for position, payload in self._arrived(step, missing):
+            for position, payload in self._arrived(step, missing, since):
                 try:
                     decoded = read(position, payload)
                     check(position, decoded)
@@ -277,24 +270,24 @@ class Mailroom:
                     edge.inbox.pop(step, None)
                     edge.taken, edge.refusal = step + 1, None
                 missing.remove(position)
-                self.waiting_for = {other: since for other, since in self.waiting_for.items() if other != position}
                 self._unsettled.set()
         self._spent.append(self._posting_s + time.perf_counter() - began)
         return found
 
-    def _arrived(self, step: int, missing: Sequence[int]) -> list[tuple[int, bytes]]:
+    def _arrived(self, step: int, missing: Sequence[int], since: float) -> list[tuple[int, bytes]]:
         """Waits for at least one missing message of a step; returns those that are there."""
         lost = FairmeshError(
             f"the journal has lost messages of step {step}, which this node needs to go back; put back its state from "
             "a backup, or let all sites vote to give it a new one with `fairmesh mesh restore`"
         )
 
-        def arrived() -> list[int]:
-            return [position for position in missing if step in self._edges[position].inbox]
+        def arrived() -> list[tuple[int, bytes]]:
+            inboxes = [(position, self._edges[position].inbox) for position in missing]
+            return [(position, inbox[step]) for position, inbox in inboxes if step in inbox]
 
         with self._changed:
-            self._wait_for(lambda: () if arrived() else missing, lost)
-            return [(position, self._edges[position].inbox[step]) for position in arrived()]
+            self._wait_for(lambda: () if arrived() else missing, since, lost)
+            return arrived()
 
     def stop(self, reason: FairmeshError) -> None:
         """Ends any wait of the training thread with this error."""
