@@ -213,9 +213,6 @@ def sign(
     request: Annotated[Path, typer.Argument(help="The request NAME.csr of a site.")],
     authority: Annotated[Path, typer.Option(help="The founder's folder.")] = Path("mesh"),
     fingerprint: Annotated[str | None, typer.Option(help="What the site read out; another request is refused.")] = None,
-    out: Annotated[
-        Path | None, typer.Option(help="Where to write the certificate; next to the request by default.")
-    ] = None,
     days: Days = 365,
     new_key: Annotated[
         bool,
@@ -235,7 +232,7 @@ def sign(
     if not new_key:
         keys.refuse_other_key(authority, name, shown)
     signed = certificates.sign(asked, authority, Mesh.read(authority / MESH), days)
-    path = out or request.with_suffix(".pem")
+    path = request.with_suffix(".pem")
     keys.record_signed(authority, name, signed)
     write_atomically(path, signed)
     until = f"{certificates.valid_until(signed):%Y-%m-%d}"

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from fairmesh.config.sealed import parsed
 from fairmesh.config.trusted import import_paths, is_harmless, under
 from fairmesh.errors import BadInput, in_a_line
-from fairmesh.mesh.manifest import EXPERIMENT, Handout, handed_out, python_files, table_of
+from fairmesh.mesh.manifest import EXPERIMENT, Handout, handed_out, loaded, python_files, table_of
 from fairmesh.mesh.revealing import refuse_revealing
 from fairmesh.mesh.roster import Mesh, SiteFile
 from fairmesh.storage.files import private_files, read_bytes, write_atomically
@@ -53,7 +53,7 @@ def import_allowed(site: SiteFile, handout: Handout) -> "Experiment":
                 importlib.import_module(module)
             except Exception as error:  # a module may raise anything
                 raise BadInput(f"{EXPERIMENT} names {path}, which cannot be imported: {in_a_line(error)}") from error
-    return handout.load(site.options)
+    return loaded(handout.folder, handout.contents, site.options)
 
 
 # The manifest
@@ -84,8 +84,7 @@ def refuse_unapproved(site: SiteFile, handout: Handout) -> dict[str, Any]:
 
 
 def is_approved(site: SiteFile, handout: Handout) -> bool:
-    record = _approved(site)
-    return record is not None and record["manifest"] == handout.manifest.digest()
+    return (_approved(site) or {}).get("manifest") == handout.manifest.digest()
 
 
 def approved_at(site: SiteFile) -> int | None:

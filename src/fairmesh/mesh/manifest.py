@@ -127,7 +127,7 @@ def _is_inside(name: str) -> bool:
 @dataclass(frozen=True)
 class Handout:
     """An experiment as it was handed out: its files, whose contents are those of the manifest. Nothing is imported
-    before `load`."""
+    before `loaded`."""
 
     manifest: Manifest
     folder: Path
@@ -161,10 +161,6 @@ class Handout:
     def imports_modules(self) -> bool:
         """Returns whether the experiment names something of a module that is installed, not of its own files."""
         return not all(path.partition(":")[0].endswith(".py") for path in import_paths(self.table).values())
-
-    def load(self, options: Mapping[str, Any] | None = None) -> "Experiment":
-        """Returns the experiment, with these options instead of its own. This is what imports its Python files."""
-        return loaded(self.folder, self.contents, options or {})
 
 
 def handed_out(site: SiteFile, mesh: Mesh) -> Handout:

@@ -80,37 +80,25 @@ def _tried(
 
 def checks(path: Path) -> Iterator[Check]:
     """Yields every check of a site as soon as it is done. Checks that need an unreadable file are left out."""
-    advice = "fix the file, or make a new site folder"
-    site_file = yield from _tried("site file", lambda: SiteFile.read(path), advice, "can be read")
+    readable = "can be read"
+    site_file = yield from _tried("site file", lambda: SiteFile.read(path), good=readable)
     if site_file is None:
         return
-    advice = "ask the mesh's founder for mesh.toml"
-    mesh = yield from _tried("mesh file", lambda: _mesh(site_file), advice, "can be read")
-    handout = experiment = None
+    mesh = yield from _tried("mesh file", lambda: _mesh(site_file), "ask the mesh's founder for mesh.toml", readable)
+    handout = approved = experiment = None
     if mesh:
-        handout = yield from _tried(
-            "manifest",
-            lambda: handed_out(site_file, mesh),
-            "get the file that is named from the mesh's founder; nothing was imported",
-            "signed by the mesh's authority, and every file is as it was signed",
-        )
+        signed = "signed by the mesh's authority, and every file is as it was signed"
+        handout = yield from _tried("manifest", lambda: handed_out(site_file, mesh), good=signed)
     if handout:
         reasons = "; ".join(revealing(handout.table))
         sent = f"{ALLOW}: {reasons}" if reasons else "no training rows could be read from such messages so far"
         yield from _tried("messages", lambda: refuse_revealing(site_file, handout), good=sent)
-        approved = yield from _tried(
-            "approval",
-            lambda: refuse_unapproved(site_file, handout),
-            "read what is shown, and approve it; nothing was imported",
-            "this site has approved the manifest",
-        )
-        if approved:
-            experiment = yield from _tried(
-                "experiment",
-                lambda: _deployable(site_file, handout),
-                "do what is named; or agree on another experiment and found the mesh again",
-                "can be imported and deployed",
-            )
+        agreed = "this site has approved the manifest"
+        approved = yield from _tried("approval", lambda: refuse_unapproved(site_file, handout), good=agreed)
+    if handout and approved:
+        advice = "do what is named; or agree on another experiment and found the mesh again"
+        good = "can be imported and deployed"
+        experiment = yield from _tried("experiment", lambda: _deployable(site_file, handout), advice, good)
     request = site_file.certificate.with_suffix(".csr").name
     advice = f"do what is named, or have {request} signed again: fairmesh mesh sign {request}"
     yield from _tried("certificate", lambda: _certificate(site_file), advice)
@@ -137,10 +125,10 @@ def privacy_checks(site_file: SiteFile) -> Iterator[Check]:
         ("secret of the draws", secret_of(site_file.key), 600),
         ("state folder", site_file.state, 700),
     ):
-        if path.exists():
-            wide = open_to_others(path)
-            found = f"{path} can be read by others on this machine" if wide else "is its owner's alone"
-            yield Check(what, not wide, found, f"chmod {mode} {path}" if wide else "")
+        if path.exists() and open_to_others(path):
+            yield Check(what, False, f"{path} can be read by others on this machine", f"chmod {mode} {path}")
+        elif path.exists():
+            yield Check(what, True, "is its owner's alone")
 
 
 def _mesh(site_file: SiteFile) -> Mesh:
@@ -276,11 +264,11 @@ def disk_checks(site_file: SiteFile, own: Site) -> Iterator[Check]:
         said += (
             f", and what the training function makes of a round {_gigabytes(needed.work)}, if it keeps as much as Adam"
         )
-    if free >= needed.at_most:
-        yield Check("disk", True, said)
-        return
+    enough = free >= needed.at_most
     advice = f"free some space, or set state in {site_file.path.name} to a folder on another disk"
-    yield Check("disk", False, f"{said}; only {_gigabytes(free)} are there", advice)
+    yield Check(
+        "disk", enough, said if enough else f"{said}; only {_gigabytes(free)} are there", "" if enough else advice
+    )
 
 
 def _gigabytes(count: int) -> str:

@@ -72,7 +72,7 @@ class Bulletin:
         refusal: Callable[[str, bytes], str | None] = lambda site, certificate: None,  # of a key that is not confirmed
         outputs: int = OUTPUTS,
     ):
-        self._name, self._key, self._authority, self._sites = name, key, authority, set(sites)
+        self._name, self._key, self._authority, self.sites = name, key, authority, set(sites)
         self._certificate, self._refusal, self._outputs = certificate, refusal, outputs
         self._unconfirmed: dict[str, bytes] = {}  # the refused certificate of a site
         self._older: dict[str, bytes] = {}  # a certificate of a site that has a newer one
@@ -81,18 +81,9 @@ class Bulletin:
         self._known: dict[tuple[str, str], _Known] = {}  # by site and kind
         self._allowed: dict[tuple[str, str], TokenBucket] = {}  # by neighbour and site
         self._order, self._lock = 0, threading.RLock()
-        self._changed: Callable[[], None] = lambda: None
+        self.changed: Callable[[], None] = lambda: None  # called when there is news to pass on
         self.since = int(certificates.valid_from(certificate).timestamp())  # a renewed one replaces the old
         self.announce("certificate", {"pem": certificate.decode()}, self.since)
-
-    @property
-    def sites(self) -> int:
-        """Returns how many sites there are."""
-        return len(self._sites)
-
-    def serve(self, changed: Callable[[], None]) -> None:
-        """Registers a function that is called when there is news to pass on."""
-        self._changed = changed
 
     def announce(self, kind: str, body: Mapping[str, Any], number: int | None = None) -> None:
         """Announces something in this site's name. It replaces the previous announcement of its kind, unless that has
@@ -106,7 +97,7 @@ class Bulletin:
             if known is not None and known.number >= number:
                 return
             self._put(self._signed_here(Announcement(self._name, kind, number, said, b"")))
-        self._changed()
+        self.changed()
 
     def _signed_here(self, one: Announcement) -> Announcement:
         return one._replace(signature=certificates.signature(self._key, one.text()))
@@ -128,9 +119,12 @@ class Bulletin:
 
     def ages(self, kind: str) -> dict[str, float]:
         """Returns for each site how many seconds ago its announcement arrived here. Its own clock may be wrong."""
+        now = time.monotonic()
+        return {known.one.site: now - known.since for known in self._of_kind(kind)}
+
+    def _of_kind(self, *kinds: str) -> list[_Known]:
         with self._lock:
-            now = time.monotonic()
-            return {site: now - known.since for (site, what), known in self._known.items() if what == kind}
+            return [known for kind in kinds for (_, what), known in self._known.items() if what == kind]
 
     def signed_by(self, site: str, kind: str, number: int, body: Mapping[str, Any], signature: str) -> bool:
         """Returns whether a site has signed an announcement that another site quotes."""
@@ -146,8 +140,7 @@ class Bulletin:
         return None if found is None else found.body
 
     def of_all(self, kind: str) -> dict[str, dict[str, Any]]:
-        with self._lock:
-            return {site: known.one.body for (site, what), known in self._known.items() if what == kind}
+        return {known.one.site: known.one.body for known in self._of_kind(kind)}
 
     def news(self, since: int, stream: object | None = None) -> tuple[int, bytes | None]:
         """Returns the announcements that arrived after point `since`, as many as fit a frame, and the point up to which
@@ -167,9 +160,7 @@ class Bulletin:
 
     def quoted(self, *kinds: str) -> list[bytes]:
         """Returns all announcements of some kinds, one per frame, in the order of the kinds."""
-        with self._lock:
-            found = [k.one for kind in kinds for (_, what), k in self._known.items() if what == kind]
-        return [f"[{json.dumps(one.table())}]".encode() for one in found]
+        return [f"[{json.dumps(known.one.table())}]".encode() for known in self._of_kind(*kinds)]
 
     def heard(self, entries: bytes, neighbour: str = "", stream: object | None = None) -> set[str]:
         """Takes over news from a neighbour that came over a stream.
@@ -197,11 +188,11 @@ class Bulletin:
                 continue
             fresh = (self._said_before(one) if one.site == self._name else self._heard(one, stream)) or fresh
         if fresh:
-            self._changed()
+            self.changed()
         return dropped
 
     def _is_new(self, one: Announcement) -> bool:
-        if one.site not in self._sites or one.kind not in KINDS:
+        if one.site not in self.sites or one.kind not in KINDS:
             raise Refused(f"news of kind {one.kind!r} from {one.site!r}, which this mesh does not know")
         known = self.entry(one.site, one.kind)
         return known is None or known.number < one.number or self._replaces(one, known)

@@ -63,7 +63,8 @@ class LogLimiter:
             self.flush()
         with self._lock:
             key = level, what, site, address, reason
-            if key not in self._counts and self._many(key):
+            many = len(self._counts) >= _KNOWN or self._reasons[key[:3]] >= _REASONS
+            if key not in self._counts and many:
                 others = "several other addresses or reasons" if address else "several other reasons"
                 key = level, what, None if len(self._counts) >= _KNOWN else site, None, others
             if key not in self._counts:
@@ -75,18 +76,13 @@ class LogLimiter:
         if now:
             self._emit(key, 0)
 
-    def _many(self, key: _Key) -> bool:
-        return len(self._counts) >= _KNOWN or self._reasons[key[:3]] >= _REASONS
-
-    def flush(self) -> None:
-        """Reports what was suppressed for longer than a minute."""
-        self._flush(self._clock() - _EVERY_S)
-
     def close(self) -> None:
         """Reports everything that was suppressed."""
-        self._flush(float("inf"))
+        self.flush(longer_than_s=-float("inf"))
 
-    def _flush(self, before: float) -> None:
+    def flush(self, longer_than_s: float = _EVERY_S) -> None:
+        """Reports what was suppressed for longer than this."""
+        before = self._clock() - longer_than_s
         with self._lock:
             self._looked = self._clock()
             due = {key: count.suppressed for key, count in self._counts.items() if count.began <= before}

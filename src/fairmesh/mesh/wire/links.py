@@ -80,7 +80,9 @@ class Links:
     def __post_init__(self):
         self._by_name = {neighbour.name: neighbour for neighbour in self.neighbours}
         self._limiter, self._open = LogLimiter(self.report), Counter[str]()
-        at_once = _NEWS_BYTES_AT_ONCE + self.bulletin.sites * _NEWS_BYTES_PER_SITE  # all is told when a stream begins
+        at_once = (
+            _NEWS_BYTES_AT_ONCE + len(self.bulletin.sites) * _NEWS_BYTES_PER_SITE
+        )  # all is told when a stream begins
         self._news_allowed = {name: TokenBucket(_NEWS_BYTES_PER_S, at_once) for name in self._by_name}
         self._streams: dict[str, _Stream] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -146,7 +148,7 @@ class Links:
         self._loop = asyncio.get_running_loop()
         self._loop.set_exception_handler(self._unexpected)
         self.mailroom.serve(self._wake, lambda stream, reason: stream.end(reason))  # type: ignore[attr-defined]
-        self.bulletin.serve(self._wake_all)
+        self.bulletin.changed = self._wake_all
         context, listener = self.credentials.for_dialling(), None
         if self.listen is not None:
             listener = Listener(self.credentials.for_listening(), self.largest, self._answer, self._turned_away)
