@@ -18,6 +18,7 @@ from fairmesh.storage.files import write_atomically
 
 MESH = "mesh.toml"
 _FILES = {"mesh": MESH, "experiment": "experiment.toml", "authority": "authority.pem", "state": "state"}
+_FILES |= {"key": "{name}.key", "certificate": "{name}.pem"}
 OF_THE_EXPERIMENT = "experiment"  # as `data` of a site: the experiment's data at the site's position
 LARGEST_PRIOR = 0.8
 OF_ONE_SITE = frozenset(
@@ -304,10 +305,8 @@ class SiteFile:
         """Returns the settings in a table read from this path. Files that it does not name are next to it, under their
         usual names."""
         path = Path(path).absolute()
-        named = _FILES | {"key": f"{table.get('name')}.key", "certificate": f"{table.get('name')}.pem"} | dict(table)
-        files = {
-            key: path.parent / named[key] for key in (*_FILES, "key", "certificate") if isinstance(named[key], str)
-        }
+        named = {key: file.format(name=table.get("name")) for key, file in _FILES.items()} | dict(table)
+        files = {key: path.parent / named[key] for key in _FILES if isinstance(named[key], str)}
         try:
             if "path" in table:
                 raise BadInput("path: unknown key")

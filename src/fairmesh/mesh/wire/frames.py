@@ -62,7 +62,8 @@ def check_length(kind: int, length: int, largest: int) -> None:
     """Refuses a frame that is longer than frames of its kind may be, if one with a message may have `largest` bytes."""
     bound = largest if kind == Kind.MESSAGE else _AT_MOST.get(kind, _HELLO_AT_MOST)
     if length > bound:
-        raise Refused(f"a frame of kind {kind} with {length:,} bytes; at most {bound:,} are taken")
+        name = Kind(kind).name.lower() if kind in set(Kind) else "unknown"
+        raise Refused(f"a frame ({name}) of {length:,} bytes; at most {bound:,} are taken")
 
 
 class Frame(NamedTuple):

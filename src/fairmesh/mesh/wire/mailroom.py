@@ -11,7 +11,8 @@ import statistics
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -150,6 +151,11 @@ class Mailroom:
         `close(stream, reason)` when a stream must end."""
         self._wake, self._close = wake, close
 
+    @contextmanager
+    def _edge(self, position: int) -> Iterator[_Edge]:
+        with self._changed:
+            yield self._edges[position]
+
     # The training thread
 
     def as_sent(self, step: int, payloads: Mapping[int, bytes]) -> dict[int, bytes]:
@@ -221,8 +227,8 @@ class Mailroom:
 
     def owe(self, position: int, step: int) -> None:
         """Notes that a neighbour will be sent a message of this step, which is before this node's next round."""
-        with self._changed:
-            self._edges[position].next_post = step
+        with self._edge(position) as edge:
+            edge.next_post = step
 
     def take(
         self,
@@ -249,9 +255,9 @@ class Mailroom:
             logged = self._journal.received(position, step)
             if logged is not None:
                 found[position] = read(position, logged)
-                with self._changed:
-                    self._edges[position].taken = max(self._edges[position].taken, step + 1)
-                    self._edges[position].inbox.pop(step, None)  # it came again after one that the journal had lost
+                with self._edge(position) as edge:
+                    edge.taken = max(edge.taken, step + 1)
+                    edge.inbox.pop(step, None)  # it came again after one that the journal had lost
         missing = [position for position in positions if position not in found]
         while missing:
             for position, payload in self._arrived(step, missing, since):
@@ -265,8 +271,7 @@ class Mailroom:
                 self._observe("received", step)
                 self._journal.log_received(position, step, payload)
                 self._observe("noted", step)
-                with self._changed:
-                    edge = self._edges[position]
+                with self._edge(position) as edge:
                     edge.inbox.pop(step, None)
                     edge.taken, edge.refusal = step + 1, None
                 missing.remove(position)
@@ -383,14 +388,12 @@ class Mailroom:
 
     def progress(self, position: int) -> Progress:
         """Returns how far this side has received a neighbour's messages."""
-        with self._changed:
-            edge = self._edges[position]
+        with self._edge(position) as edge:
             return Progress(edge.durable, edge.due())
 
     def connected(self, position: int, stream: object, theirs: Progress) -> None:
         """Begins a stream, which replaces the previous one."""
-        with self._changed:
-            edge = self._edges[position]
+        with self._edge(position) as edge:
             if self.rounds and theirs.due > self.rounds.stop + _AFTER_ROUNDS:
                 raise Refused(f"it claims to have step {theirs.due - 1}, which this run does not have")
             edge.had = theirs.due if edge.had is None else edge.had
@@ -416,9 +419,9 @@ class Mailroom:
             self._changed.notify_all()
 
     def disconnected(self, position: int, stream: object) -> None:
-        with self._changed:
-            if self._edges[position].stream is stream:
-                self._edges[position].stream = None
+        with self._edge(position) as edge:
+            if edge.stream is stream:
+                edge.stream = None
 
     def ack_due(self, position: int) -> bool:
         """Returns whether messages have become durable here that are not acknowledged yet."""
@@ -429,8 +432,7 @@ class Mailroom:
         """Returns the next frames to put on a stream, with their steps. Messages carry an acknowledgement; with
         `with_ack`, a frame of its own (step -1) follows where one is due."""
         frames: list[tuple[int, bytes]] = []
-        with self._changed:
-            edge = self._edges[position]
+        with self._edge(position) as edge:
             if edge.stream is not stream:
                 return []
             while edge.cursor < edge.posted and len(frames) < _AT_ONCE:
@@ -447,8 +449,7 @@ class Mailroom:
 
     def arrived(self, position: int, stream: object, step: int, payload: bytes) -> bool:
         """Takes a message that came over a stream. Returns False if there is no room until others have been read."""
-        with self._changed:
-            edge = self._edges[position]
+        with self._edge(position) as edge:
             if edge.stream is not stream:
                 return True
             edge.last_seen = time.time()
@@ -470,8 +471,7 @@ class Mailroom:
 
     def acknowledged(self, position: int, stream: object, step: int) -> None:
         """Takes a neighbour's acknowledgement of every message before this step."""
-        with self._changed:
-            edge = self._edges[position]
+        with self._edge(position) as edge:
             if edge.stream is not stream:
                 return
             edge.last_seen, edge.state_lost = time.time(), None
@@ -505,8 +505,7 @@ class Mailroom:
     def refuse(self, position: int, reason: str, over: object = None) -> None:
         """Drops what a neighbour sent and nobody took yet, and closes its stream with the reason. Does nothing for a
         stream that has been replaced."""
-        with self._changed:
-            edge = self._edges[position]
+        with self._edge(position) as edge:
             if over is not None and edge.stream is not over:
                 return
             edge.inbox.clear()
@@ -517,16 +516,14 @@ class Mailroom:
 
     def note_refusal(self, position: int, reason: str) -> None:
         """Notes that something a neighbour sent was refused before it reached the mailroom."""
-        with self._changed:
-            edge = self._edges[position]
+        with self._edge(position) as edge:
             edge.counters.refused += 1
             edge.refusal = _again(edge.refusal, reason)
 
     def note_state_lost(self, position: int, stream: object, reason: str) -> None:
         """Notes that a neighbour says that this side has lost its state, and takes no messages over this stream."""
         self.disconnected(position, stream)
-        with self._changed:
-            edge = self._edges[position]
+        with self._edge(position) as edge:
             edge.state_lost = _again(edge.state_lost, reason)
 
     def state_lost(self) -> dict[int, Refusal]:
