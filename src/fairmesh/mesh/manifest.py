@@ -94,20 +94,19 @@ class Manifest:
 
     def refuse_other_mesh(self, mesh: Mesh, where: Path | str) -> None:
         """Refuses a mesh file with another name, other members or other neighbours than those that were signed."""
-        again = "; get mesh.toml from the mesh's founder"
-        if mesh.name != self.mesh:
-            raise BadInput(f"{where} is of the mesh {mesh.name}, but the manifest is of {self.mesh}{again}")
-        signed, here = ({m.name: sorted(m.neighbours) for m in members} for members in (self.members, mesh.members))
-        if list(here) != list(signed):
-            raise BadInput(f"{where} has the sites {list(here)}, but the manifest has {list(signed)}{again}")
-        for name, neighbours in here.items():
-            if neighbours != signed[name]:
+
+        def compared(name: str, members: Sequence[Member], left: Sequence[str]) -> dict[str, Any]:
+            neighbours = {f"neighbours of {member.name}": sorted(member.neighbours) for member in members}
+            sites = [member.name for member in members]
+            return {"name": name, "sites": sites, "sites that left": list(left)} | neighbours
+
+        signed = compared(self.mesh, self.members, ())
+        for what, here in compared(mesh.name, mesh.members, mesh.removed).items():
+            if here != signed[what]:
                 raise BadInput(
-                    f"{where}: {name} has the neighbours {neighbours}, but in the manifest it has {signed[name]}{again}"
+                    f"{where} is not as it was signed: {what}: {here}, but in the manifest {signed[what]}; get "
+                    "mesh.toml from the mesh's founder"
                 )
-        if mesh.removed:
-            gone = ", ".join(mesh.removed)
-            raise BadInput(f"{where} says that {gone} left, but nobody had left when it was signed{again}")
 
 
 def read_handed_out(path: Path) -> bytes:

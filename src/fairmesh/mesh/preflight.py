@@ -11,6 +11,7 @@ import socket
 import ssl
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
@@ -114,9 +115,10 @@ def checks(path: Path) -> Iterator[Check]:
     if mesh and handout and experiment:
         yield from _data_checks(site_file, experiment, mesh)
         mine = greeting(site_file.name, experiment, mesh, handout.manifest.files)
-    for other in mesh.neighbours(site_file.name) if mesh else ():
-        ask = _asked if mesh.dials(site_file.name, other) else _dials_us
-        yield from _tried(f"neighbour {other}", partial(ask, site_file, mesh, other, mine))
+    if mesh:
+        for other in mesh.neighbours(site_file.name):
+            ask = _asked if mesh.dials(site_file.name, other) else _dials_us
+            yield from _tried(f"neighbour {other}", partial(ask, site_file, mesh, other, mine))
 
 
 def privacy_checks(site_file: SiteFile) -> Iterator[Check]:
@@ -277,10 +279,9 @@ def _gigabytes(count: int) -> str:
 
 def _dials_us(site_file: SiteFile, mesh: Mesh, other: str, mine: Mapping[str, Any] | None) -> str:
     """Checks whether a neighbour that dials this site is connected to its node, if that is running."""
-    try:
+    status: dict[str, Any] = {"running": False}
+    with suppress(BadInput):  # the node was never started
         status = live_status(site_file.state)
-    except BadInput:
-        status = {"running": False}
     if not status["running"]:
         return "dials this site; not checked, since this site's node is not running"
     if status.get("edges", {}).get(other, {}).get("connected"):

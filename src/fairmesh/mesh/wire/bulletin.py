@@ -9,6 +9,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -58,22 +59,20 @@ class _Known(NamedTuple):
     since: float  # when, by time.monotonic()
 
 
+@dataclass(eq=False)
 class Bulletin:
     """All announcements that a site knows, each checked against the certificate of the site that made it. One that
     declares more than `outputs` outputs of the model is refused, before anything of that size is allocated."""
 
-    def __init__(
-        self,
-        name: str,
-        key: bytes,
-        certificate: bytes,
-        authority: bytes,
-        sites: tuple[str, ...],
-        refusal: Callable[[str, bytes], str | None] = lambda site, certificate: None,  # of a key that is not confirmed
-        outputs: int = OUTPUTS,
-    ):
-        self._name, self._key, self._authority, self.sites = name, key, authority, set(sites)
-        self._certificate, self._refusal, self._outputs = certificate, refusal, outputs
+    name: str
+    key: bytes
+    certificate: bytes
+    authority: bytes
+    sites: tuple[str, ...]
+    refusal: Callable[[str, bytes], str | None] = lambda site, certificate: None  # of a key that is not confirmed
+    outputs: int = OUTPUTS
+
+    def __post_init__(self):
         self._unconfirmed: dict[str, bytes] = {}  # the refused certificate of a site
         self._older: dict[str, bytes] = {}  # a certificate of a site that has a newer one
         self._said: dict[str, int] = {}  # the highest number of this site's own announcements that others have
@@ -82,25 +81,25 @@ class Bulletin:
         self._allowed: dict[tuple[str, str], TokenBucket] = {}  # by neighbour and site
         self._order, self._lock = 0, threading.RLock()
         self.changed: Callable[[], None] = lambda: None  # called when there is news to pass on
-        self.since = int(certificates.valid_from(certificate).timestamp())  # a renewed one replaces the old
-        self.announce("certificate", {"pem": certificate.decode()}, self.since)
+        self.since = int(certificates.valid_from(self.certificate).timestamp())  # a renewed one replaces the old
+        self.announce("certificate", {"pem": self.certificate.decode()}, self.since)
 
     def announce(self, kind: str, body: Mapping[str, Any], number: int | None = None) -> None:
         """Announces something in this site's name. It replaces the previous announcement of its kind, unless that has
         the same number or a higher one."""
         said = json.loads(json.dumps(body), parse_constant=lambda text: None)  # JSON has no NaN and no infinity
         with self._lock:
-            known = self.entry(self._name, kind)
+            known = self.entry(self.name, kind)
             if number is None:
                 number = self.next_number(kind)
                 self._by_clock.add(kind)
             if known is not None and known.number >= number:
                 return
-            self._put(self._signed_here(Announcement(self._name, kind, number, said, b"")))
+            self._put(self._signed_here(Announcement(self.name, kind, number, said, b"")))
         self.changed()
 
     def _signed_here(self, one: Announcement) -> Announcement:
-        return one._replace(signature=certificates.signature(self._key, one.text()))
+        return one._replace(signature=certificates.signature(self.key, one.text()))
 
     def _put(self, one: Announcement, source: object | None = None) -> None:
         self._order += 1
@@ -108,7 +107,7 @@ class Bulletin:
 
     def next_number(self, kind: str, after: int = -1) -> int:
         """Returns a number for this site's next announcement of a kind, higher than all before and than `after`."""
-        known = self.entry(self._name, kind)
+        known = self.entry(self.name, kind)
         before = max(after, self._said.get(kind, -1), -1 if known is None else known.number)
         return max(before + 1, int(1000 * time.time()))
 
@@ -186,7 +185,7 @@ class Bulletin:
             if not self._is_new(one):
                 self._note_older(one)
                 continue
-            fresh = (self._said_before(one) if one.site == self._name else self._heard(one, stream)) or fresh
+            fresh = (self._said_before(one) if one.site == self.name else self._heard(one, stream)) or fresh
         if fresh:
             self.changed()
         return dropped
@@ -200,15 +199,15 @@ class Bulletin:
     def _replaces(self, one: Announcement, known: Announcement) -> bool:
         """Returns whether a certificate replaces one with a higher number: one of a key that was replaced, or one that
         is not valid yet because the founder's clock was ahead."""
-        if one.kind != "certificate" or one.body == known.body or one.site == self._name:
+        if one.kind != "certificate" or one.body == known.body or one.site == self.name:
             return False
         pem = known.body["pem"].encode()
-        return certificates.valid_from(pem) > datetime.now(UTC) or self._refusal(one.site, pem) is not None
+        return certificates.valid_from(pem) > datetime.now(UTC) or self.refusal(one.site, pem) is not None
 
     def _is_older_certificate(self, one: Announcement) -> bool:
         known = self.of(one.site, "certificate")
         pem = one.body.get("pem")
-        if one.kind != "certificate" or one.site == self._name or known is None or not isinstance(pem, str):
+        if one.kind != "certificate" or one.site == self.name or known is None or not isinstance(pem, str):
             return False
         return pem != known["pem"] and self._older.get(one.site) != pem.encode(errors="replace")
 
@@ -223,11 +222,11 @@ class Bulletin:
         """Takes note of an announcement of this site itself that others have, with a higher number than it knows. It
         was made before a restart, perhaps while this site's clock was ahead. What this site says now must have a higher
         number to count."""
-        if one.kind == "certificate" or not self._signed(one, self._certificate):
+        if one.kind == "certificate" or not self._signed(one, self.certificate):
             return False
         with self._lock:
             self._said[one.kind] = max(one.number, self._said.get(one.kind, -1))
-            known = self.entry(self._name, one.kind)
+            known = self.entry(self.name, one.kind)
             if known is None or one.kind not in self._by_clock:
                 return False
             self._put(self._signed_here(known._replace(number=one.number + 1)))
@@ -242,10 +241,10 @@ class Bulletin:
             if any(self._signed(one, other) for other in others):
                 return False  # only one of this site and the neighbour that passes it on has confirmed the new key
             raise Refused(f"news of kind {one.kind!r} that {one.site} did not sign")
-        if one.kind == "certificate" and one.site != self._name and self._refusal(one.site, pem.encode()):
+        if one.kind == "certificate" and one.site != self.name and self.refusal(one.site, pem.encode()):
             self._unconfirmed[one.site] = pem.encode()
             return False
-        found = wrong(one.kind, one.body, self._outputs)
+        found = wrong(one.kind, one.body, self.outputs)
         if found:
             raise Refused(f"news of kind {one.kind!r} from {one.site} with {found} in it")
         with self._lock:
@@ -264,7 +263,7 @@ class Bulletin:
             when = min(datetime.now(UTC), certificates.valid_until(pem))
         except BadInput:
             return False
-        return certificates.verified(pem, self._authority, one.site, one.text(), one.signature, when)
+        return certificates.verified(pem, self.authority, one.site, one.text(), one.signature, when)
 
     def saved(self) -> bytes:
         """Returns everything known, for `restored` to read again."""
@@ -290,7 +289,7 @@ class Bulletin:
                 one = _read(table)
                 if one.kind == "status":  # of before the restart, and so perhaps of a node that no longer runs
                     continue
-                if one.site == self._name and one.kind != "certificate":
+                if one.site == self.name and one.kind != "certificate":
                     one = self._signed_here(one)
                 if self._is_new(one):
                     self._heard(one)
