@@ -117,11 +117,14 @@ class Mesh:
                 raise BadInput(f"removed names {name!r}, which is not a site{nearest(name, names)}")
         if len(self.present) < 2:
             raise BadInput(f"a mesh needs at least two sites, this one has {len(self.present)}")
-        pieces = self._pieces()
-        if len(pieces) > 1:
-            shown = " and ".join("{" + ", ".join(piece) + "}" for piece in pieces)
+        reached = [self.present[0].name]
+        for name in reached:
+            reached += [other for other in self.neighbours(name) if other not in reached]
+        apart = [member.name for member in self.present if member.name not in reached]
+        if apart:
+            here, there = ("{" + ", ".join(part) + "}" for part in (sorted(reached, key=names.index), apart))
             gone = f" without {', '.join(self.removed)}" if self.removed else ""
-            raise BadInput(f"the graph{gone} falls apart into {shown}; every site must reach every other")
+            raise BadInput(f"the graph{gone} falls apart into {here} and {there}; every site must reach every other")
 
     def _in_order(self, member: Member) -> tuple[str, ...]:
         """Returns a site's neighbours in the order of the sites, so that equal meshes have equal structures."""
@@ -134,17 +137,6 @@ class Mesh:
                     f"site {member.name} has the neighbour {other!r}, which is not a site{nearest(other, self.names)}"
                 )
         return tuple(name for name in self.names if name in member.neighbours)
-
-    def _pieces(self) -> list[list[str]]:
-        """Returns the connected components of the present sites."""
-        left, pieces = [member.name for member in self.present], []
-        while left:
-            reached = [left[0]]
-            for name in reached:
-                reached += [other for other in self.neighbours(name) if other not in reached]
-            pieces.append([name for name in self.names if name in reached])
-            left = [name for name in left if name not in reached]
-        return pieces
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -13,6 +13,7 @@ import socket
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
 from typing import Any
 
 from fairmesh.errors import BadInput
@@ -45,15 +46,15 @@ class ConnectionLost(ConnectionError):
     """A connection ended without being closed. The text says why."""
 
 
+@dataclass(eq=False)
 class Connection(TlsStream):
     """Frames to and from one peer with a certificate of the mesh's authority. Use it in `async with` after the
     handshake. A frame with a message may have `largest` bytes more than its overhead."""
 
-    _heart: asyncio.Task[None]
-    largest = 0
-    _received_any = False  # frame of the peer
+    largest: int = 0
 
     async def __aenter__(self) -> "Connection":
+        self._received_any = False  # frame of the peer
         self._heart = asyncio.create_task(self._beat())
         return self
 
@@ -104,7 +105,7 @@ class Connection(TlsStream):
     async def _beat(self) -> None:
         while True:
             await asyncio.sleep(_HEARTBEAT_S)
-            if not self._writer.transport.get_write_buffer_size():  # otherwise the peer already has bytes to read
+            if not self.writer.transport.get_write_buffer_size():  # otherwise the peer already has bytes to read
                 with suppress(OSError):  # the reading task reports it
                     self.write(LENGTH.pack(_HEARTBEAT))
 
@@ -117,7 +118,7 @@ async def dialled(address: str, name: str, context: ssl.SSLContext, largest: int
     try:
         async with asyncio.timeout(_DIAL_S):
             opened = await asyncio.open_connection(host, port, limit=READ_AHEAD, happy_eyeballs_delay=_BOTH_FAMILIES_S)
-            connection = Connection(*opened, context, name)
+            connection = Connection(*opened, context, name, largest)
             await connection.handshake()
     except BaseException as error:
         if connection is not None:
@@ -125,7 +126,6 @@ async def dialled(address: str, name: str, context: ssl.SSLContext, largest: int
         if isinstance(error, TimeoutError | OSError):
             raise CannotConnect(reason_of(error), in_handshake=connection is not None) from None
         raise
-    connection.largest = largest
     async with connection:
         yield connection
 
@@ -150,18 +150,17 @@ def _let_go() -> None:
 os.register_at_fork(after_in_child=_let_go)
 
 
+@dataclass(eq=False)
 class Listener:
     """Accepts connections and passes each peer with a certificate of the mesh's authority to `answer`. Reports a peer
     that fails in the handshake by its address and the reason."""
 
-    def __init__(
-        self,
-        context: ssl.SSLContext,
-        largest: int,
-        answer: Callable[[Connection], Awaitable[None]],
-        refused: Callable[[str, str], None],
-    ):
-        self._context, self._largest, self._answer, self._refused = context, largest, answer, refused
+    context: ssl.SSLContext
+    largest: int
+    answer: Callable[[Connection], Awaitable[None]]
+    refused: Callable[[str, str], None]
+
+    def __post_init__(self):
         self._most = _connections()
         self._open: set[asyncio.Task[None]] = set()
         self._server: asyncio.Server | None = None
@@ -190,10 +189,10 @@ class Listener:
     def _accepted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         address = _shown(writer.get_extra_info("peername"))
         if len(self._open) >= self._most:
-            self._refused(address, f"{self._most} connections are open already")
+            self.refused(address, f"{self._most} connections are open already")
             writer.transport.abort()
             return
-        task = asyncio.create_task(self._serve(Connection(reader, writer, self._context), address))
+        task = asyncio.create_task(self._serve(Connection(reader, writer, self.context, largest=self.largest), address))
         self._open.add(task)
         task.add_done_callback(self._open.discard)
 
@@ -202,18 +201,17 @@ class Listener:
             async with asyncio.timeout(_HANDSHAKE_S):
                 await stream.handshake()
         except TimeoutError:
-            self._refused(address, f"no handshake within {_HANDSHAKE_S:.0f} s")
+            self.refused(address, f"no handshake within {_HANDSHAKE_S:.0f} s")
             stream.abort()
         except OSError as error:
-            self._refused(address, reason_of(error))
+            self.refused(address, reason_of(error))
             await stream.close()
         except asyncio.CancelledError:
             stream.abort()
             raise
         else:
-            stream.largest = self._largest
             async with stream:
-                await self._answer(stream)
+                await self.answer(stream)
 
 
 def _on_all_interfaces(port: int) -> socket.socket:

@@ -85,29 +85,28 @@ class Credentials:
         return context
 
 
+@dataclass(eq=False)
 class TlsStream:
     """Encrypted bytes in both directions over an asyncio stream. Call `handshake` first."""
 
-    def __init__(
-        self,
-        reader: asyncio.StreamReader,
-        writer: asyncio.StreamWriter,
-        context: ssl.SSLContext,
-        server_name: str | None = None,  # the dialled name; None on the listening side
-    ):
-        self._reader, self._writer, self._context, self._server_name = reader, writer, context, server_name
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+    context: ssl.SSLContext
+    server_name: str | None = None  # the dialled name; None on the listening side
+
+    def __post_init__(self):
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._tls: Any = None  # an ssl.SSLObject, from the handshake on
         # asyncio sets this too, but only for sockets made with IPPROTO_TCP, and those of socket.create_server have 0.
         with suppress(OSError):  # the peer is gone already
-            writer.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self.writer.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     async def handshake(self) -> None:
         """Does the handshake. Raises ssl.SSLError or another OSError if it fails; TLS sends the peer an alert."""
-        listening = self._server_name is None
+        listening = self.server_name is None
         if listening:
             await self._fetch()  # a stranger who sends nothing costs no TLS object
-        self._tls = self._context.wrap_bio(self._incoming, self._outgoing, listening, self._server_name)
+        self._tls = self.context.wrap_bio(self._incoming, self._outgoing, listening, self.server_name)
         try:
             while True:
                 try:
@@ -152,7 +151,7 @@ class TlsStream:
     def write(self, data: bytes) -> None:
         """Encrypts the data and queues all of it for the socket at once, so that no other write can interleave. Call
         `drain` afterwards."""
-        if self._writer.transport.is_closing():
+        if self.writer.transport.is_closing():
             raise ConnectionResetError("Connection lost")
         left = memoryview(data)
         while left:
@@ -161,7 +160,7 @@ class TlsStream:
 
     async def drain(self) -> None:
         """Waits until the socket has accepted most of what is queued."""
-        await self._writer.drain()
+        await self.writer.drain()
 
     async def close(self) -> None:
         """Ends the stream and waits a moment for the peer to end it too. Closing a socket with unread bytes resets the
@@ -171,9 +170,9 @@ class TlsStream:
                 with suppress(ssl.SSLError):  # the peer has not ended its side yet, or the handshake failed
                     self._tls.unwrap()
                 self._flush()
-            self._writer.write_eof()
+            self.writer.write_eof()
             async with asyncio.timeout(_LINGER_S):
-                while await self._reader.read(_PIECE):
+                while await self.reader.read(_PIECE):
                     pass
         except (OSError, TimeoutError):
             pass
@@ -182,14 +181,14 @@ class TlsStream:
 
     def abort(self) -> None:
         """Closes the socket at once."""
-        self._writer.transport.abort()
+        self.writer.transport.abort()
 
     def _flush(self) -> None:
         if self._outgoing.pending:
-            self._writer.write(self._outgoing.read())
+            self.writer.write(self._outgoing.read())
 
     async def _fetch(self) -> None:
-        data = await self._reader.read(_PIECE)
+        data = await self.reader.read(_PIECE)
         if data:
             self._incoming.write(data)
         else:
