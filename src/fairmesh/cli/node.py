@@ -105,6 +105,19 @@ def _sentences(seen: dict[str, Any], site: Path, age: float) -> Iterator[str | N
     if others:
         yield f"versions of fairmesh differ, and are compatible: {seen['version']} here, {', '.join(others)}"
     yield from clocks.advice(seen["clocks"], len(seen["edges"]))
+    yield from _about_sites(seen, site)
+    yield from (f"votes to {decision}: {', '.join(sorted(voters))}" for decision, voters in seen["votes"].items())
+    yield _expected_end(seen, age)
+    more = ""
+    if not seen["running"] and seen["activity"] != "finished":
+        more = f"; look at log.jsonl in its state folder, and start it again: fairmesh node {site}"
+    elif seen["running"] and age >= 10 and seen["activity"] != STARTING:
+        more = f"; its process runs, but has written nothing for {_ago(age)}: does it hang?"
+    yield f"{seen['activity']}, round {seen['round']} of {seen['rounds']}, as of {_ago(age)} ago{more}"
+
+
+def _about_sites(seen: dict[str, Any], site: Path) -> Iterator[str]:
+    """Yields what a status says about keys, data and weights of single sites, with what to do about it."""
     for name, key in seen["keys"].items():
         if key["unconfirmed"]:
             yield (
@@ -122,14 +135,6 @@ def _sentences(seen: dict[str, Any], site: Path, age: float) -> Iterator[str | N
             f"{name} has {heavy['weight']:.0%} of the weight since round {heavy['since']}, and {heavy['prior']:.0%} "
             "before training: it is hard to learn, or its data is broken; ask it to check its data"
         )
-    yield from (f"votes to {decision}: {', '.join(sorted(voters))}" for decision, voters in seen["votes"].items())
-    yield _expected_end(seen, age)
-    more = ""
-    if not seen["running"] and seen["activity"] != "finished":
-        more = f"; look at log.jsonl in its state folder, and start it again: fairmesh node {site}"
-    elif seen["running"] and age >= 10 and seen["activity"] != STARTING:
-        more = f"; its process runs, but has written nothing for {_ago(age)}: does it hang?"
-    yield f"{seen['activity']}, round {seen['round']} of {seen['rounds']}, as of {_ago(age)} ago{more}"
 
 
 def _expected_end(seen: dict[str, Any], age: float) -> str | None:

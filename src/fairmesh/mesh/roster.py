@@ -117,12 +117,16 @@ class Mesh:
                 raise BadInput(f"removed names {name!r}, which is not a site{nearest(name, names)}")
         if len(self.present) < 2:
             raise BadInput(f"a mesh needs at least two sites, this one has {len(self.present)}")
+        self._refuse_apart()
+
+    def _refuse_apart(self) -> None:
+        """Refuses a graph in which some present site cannot reach some other."""
         reached = [self.present[0].name]
         for name in reached:
             reached += [other for other in self.neighbours(name) if other not in reached]
         apart = [member.name for member in self.present if member.name not in reached]
         if apart:
-            here, there = ("{" + ", ".join(part) + "}" for part in (sorted(reached, key=names.index), apart))
+            here, there = ("{" + ", ".join(part) + "}" for part in (sorted(reached, key=self.names.index), apart))
             gone = f" without {', '.join(self.removed)}" if self.removed else ""
             raise BadInput(f"the graph{gone} falls apart into {here} and {there}; every site must reach every other")
 

@@ -276,8 +276,13 @@ class Links:
         return False
 
     async def _converse(self, neighbour: Neighbour, connection: Connection, answering: bool = False) -> None:
-        """Exchanges greetings, then frames in both directions until one side ends the stream. A connection that is lost
-        after the greetings is logged here and raises no error."""
+        """Exchanges greetings, then frames in both directions until one side ends the stream."""
+        stream = await self._greeted(neighbour, connection, answering)
+        if stream is not None:
+            await self._exchange(neighbour, stream, connection)
+
+    async def _greeted(self, neighbour: Neighbour, connection: Connection, answering: bool) -> _Stream | None:
+        """Exchanges greetings. Returns the stream that begins then, or None if none does."""
         shown = ssl.DER_cert_to_PEM_cert(connection.peer_certificate()).encode()
         unknown = self.refusal(neighbour.name, shown)
         if unknown:
@@ -295,7 +300,7 @@ class Links:
             await self._refuse(neighbour, connection, error)
             raise
         if first is None:
-            return
+            return None
         stream, replaced = _Stream(asyncio.get_running_loop()), self._streams.get(neighbour.name)
         if first and first[0] in frames.REFUSALS:
             raise self._refused_there(neighbour, stream, frames.read_frame(first))
@@ -304,7 +309,7 @@ class Links:
             stream.only_news = not self.check(neighbour.name, table)
             if answering and table.get("check") is True:
                 self._limiter("info", "checked", neighbour.name)
-                return
+                return None
             theirs = _progress(table)
             stream.process = table.get("process")
             if replaced is not None and replaced.process != stream.process:
@@ -325,10 +330,14 @@ class Links:
             replaced.ended.set()
             if self.mailroom.progress(neighbour.position).due != mine.due:  # more arrived over it
                 self.mailroom.disconnected(neighbour.position, stream)
-                return
+                return None
         self._streams[neighbour.name] = stream
         self.mailroom.seen(neighbour.position, frames.size(first), frames.size(greeting))
         self._limiter("info", "connected", neighbour.name, at_once=_STREAMS)
+        return stream
+
+    async def _exchange(self, neighbour: Neighbour, stream: _Stream, connection: Connection) -> None:
+        """Exchanges frames. A connection that is lost is logged here and raises no error."""
         tasks = [
             asyncio.create_task(self._reading(neighbour, stream, connection)),
             asyncio.create_task(self._writing(neighbour, stream, connection)),
