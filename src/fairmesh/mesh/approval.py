@@ -76,30 +76,29 @@ def refuse_unapproved(site: SiteFile, handout: Handout) -> dict[str, Any]:
     """Refuses a manifest that this site has not approved. Returns the record of the approval."""
     record, digest = _approved(site), handout.manifest.digest()
     command = f"read what would run here, then approve it: fairmesh mesh show {site.path} --approve"
-    if record is None:
-        raise BadInput(f"this site has not approved the manifest {digest}; {command}")
-    if record["manifest"] != digest:
-        raise BadInput(f"this site approved the manifest {record['manifest']}, but this is {digest}; {command}")
+    if record.get("manifest") != digest:
+        before = record.get("manifest", "none so far")
+        raise BadInput(f"this site has not approved the manifest {digest} (approved: {before}); {command}")
     return record
 
 
 def is_approved(site: SiteFile, handout: Handout) -> bool:
-    return (_approved(site) or {}).get("manifest") == handout.manifest.digest()
+    return _approved(site).get("manifest") == handout.manifest.digest()
 
 
 def approved_at(site: SiteFile) -> int | None:
     """Returns when this site approved its manifest, in seconds since 1970, or None if it has not."""
-    record = _approved(site)
-    return None if record is None else int(record["approved"])
+    return _approved(site).get("approved")
 
 
 def _file(site: SiteFile) -> Path:
     return site.path.with_name(APPROVED)
 
 
-def _approved(site: SiteFile) -> dict[str, Any] | None:
+def _approved(site: SiteFile) -> dict[str, Any]:
+    """Returns the record of what this site has approved; empty if it has approved nothing."""
     if not _file(site).exists():
-        return None
+        return {}
     try:
         record = json.loads(read_bytes(_file(site)))
         dates = {"signed": int(record["signed"]), "approved": int(record["approved"])}
