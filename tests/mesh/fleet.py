@@ -24,7 +24,7 @@ from fairmesh.experiment import load_experiment
 from fairmesh.mesh.approval import approve, not_allowed
 from fairmesh.mesh.certificates import AUTHORITY, make_key, secret_of, sign
 from fairmesh.mesh.founding import founded, hand_out
-from fairmesh.mesh.manifest import MANIFEST, handed_out, seal
+from fairmesh.mesh.manifest import MANIFEST, handed_out, seal, write_files
 from fairmesh.mesh.roster import MESH, OF_THE_EXPERIMENT, Mesh, SiteFile
 from fairmesh.networks.base import Network
 from fairmesh.networks.memory import MemoryNetwork, SingleProcess
@@ -86,7 +86,7 @@ def provisioned(folder: Path, experiment: Path, names: Sequence[str], listening:
         key, request = make_key(site, name)
         secret_of(key).write_bytes(secret(name))
         (site / f"{name}.pem").write_bytes(sign(request.read_bytes(), founder, mesh, 30))
-        handout.write(site)
+        write_files(site, handout.contents)
         for file in (MESH, AUTHORITY, MANIFEST):
             (site / file).write_bytes((founder / file).read_bytes())
         table = {"name": name} | ({"listen": f"127.0.0.1:{ports[name]}"} if name in listening else {})

@@ -226,12 +226,12 @@ def _slandering() -> None:
     writing = Links._writing
 
     async def slander(self, neighbour, stream, connection) -> None:
-        if self._mailroom.progress(neighbour.position).due > 8:
+        if self.mailroom.progress(neighbour.position).due > 8:
             while True:
                 await connection.send(frames.refused(StateLost(HOSTILE)))
                 await asyncio.sleep(1)
         said = asyncio.create_task(writing(self, neighbour, stream, connection))
-        while self._mailroom.progress(neighbour.position).due <= 8 and not said.done():
+        while self.mailroom.progress(neighbour.position).due <= 8 and not said.done():
             await asyncio.sleep(0.01)
         said.cancel()
         await slander(self, neighbour, stream, connection)

@@ -479,7 +479,7 @@ def test_both_ends_send_small_frames_at_once_whatever_the_listener_is_bound_to(s
         pytest.skip("this machine has no IPv6")
 
     def at_once(connection: Connection) -> int:
-        plain = connection._stream._writer.get_extra_info("socket")
+        plain = connection.writer.get_extra_info("socket")
         return plain.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
     async def work():

@@ -172,7 +172,7 @@ def babbling(flag: Path) -> Callable[[], None]:
                 entry = Announcement("delta", kind, board.next_number(kind), body, b"")
                 with board._lock:
                     board._put(board._signed_here(entry))
-                board._changed()
+                board.changed()
 
         encoded = remote.encode
         remote.encode = lambda codes, now: time.sleep(0.7) or encoded(codes, now)  # so that the run lasts

@@ -149,7 +149,7 @@ def test_what_is_executed_is_what_was_compared_whatever_the_folder_contains_by_t
     handout = handed_out(site, Mesh.read(site.mesh))
     for name in FILES:
         (home / name).write_text(marking(tmp_path / "executed"))
-    experiment = handout.load()
+    experiment = loaded(handout.folder, handout.contents, {})
     assert experiment.metrics["half"](None, None) == 0.5
     assert not (tmp_path / "executed").exists()
 

@@ -322,10 +322,11 @@ def test_sign_refuses_another_fingerprint_than_the_one_read_out(sites, cli):
     code, out, _ = cli("sign", "alpha/alpha.csr")
     shown = out.strip().split("\t")[1]
     assert cli("sign", "alpha/alpha.csr", "--fingerprint", shown.upper())[0] == 0
-    code, _, err = cli("sign", "beta/beta.csr", "--fingerprint", shown, "--out", "never.pem")
+    before = (sites / "beta" / "beta.pem").read_bytes()
+    code, _, err = cli("sign", "beta/beta.csr", "--fingerprint", shown)
     assert code == 2
     assert f"not {shown}" in err
-    assert not Path("never.pem").exists()
+    assert (sites / "beta" / "beta.pem").read_bytes() == before
 
 
 def test_ready_site_passes_every_check_but_those_of_neighbours_that_do_not_run(sites, cli):
@@ -626,9 +627,10 @@ def test_founder_keeps_a_ledger_and_signs_a_second_key_only_when_asked(sites, cl
     assert (again[2], again[3] != first[3]) == (first[2], True)
     (sites / "alpha" / "alpha.key").unlink()
     make_key(sites / "alpha", "alpha")
-    code, _, err = cli("sign", "alpha/alpha.csr", "--out", "never.pem")
+    before = (sites / "alpha" / "alpha.pem").read_bytes()
+    code, _, err = cli("sign", "alpha/alpha.csr")
     assert (code, missing_from(err, "alpha", first[2], "--new-key", "mesh trust")) == (2, [])
-    assert not Path("never.pem").exists()
+    assert (sites / "alpha" / "alpha.pem").read_bytes() == before
     assert cli("sign", "alpha/alpha.csr", "--new-key")[0] == 0
     assert cli("sign", "alpha/alpha.csr", "--new-key")[0] == 0
     assert len((sites / "mesh" / "ledger.tsv").read_text().splitlines()) == 7

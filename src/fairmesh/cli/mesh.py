@@ -8,10 +8,12 @@ from typing import Annotated, Any
 
 import typer
 
+from fairmesh.cli.node import Site
 from fairmesh.cli.terminal import Json, print_json, readable_toml, say, show_table
 from fairmesh.cli.without_torch import leave_out_torch
 from fairmesh.errors import BadInput
-from fairmesh.mesh.roster import MESH
+from fairmesh.mesh.roster import MESH, OF_THE_EXPERIMENT, Mesh, SiteFile, host_and_port
+from fairmesh.storage.files import read_bytes, write_atomically
 
 mesh = typer.Typer(
     help="Set up training between organisations.\n\nFound a mesh, make and sign keys, check a site, remove sites.",
@@ -19,24 +21,44 @@ mesh = typer.Typer(
 )
 
 Days = Annotated[float, typer.Option(min=0.01, help="Days for which the certificate is valid.")]
-Site = Annotated[Path, typer.Argument(metavar="SITE", help="This site's site.toml.", callback=readable_toml)]
 _TEN_YEARS = 3652  # days: an authority has to outlive every run
 SITE = "site.toml"
 
 
-def _say_signed(handout: Any, reasons: Sequence[str]) -> None:
-    """Says what the founder has signed, and whether its messages show training rows."""
-    from fairmesh.mesh.revealing import ALLOW
+def _answer(json_: bool, facts: Any, *sentences: str) -> None:
+    """Prints the facts as JSON, or says the sentences that are not empty."""
+    if json_:
+        print_json(facts)
+        return
+    for sentence in filter(None, sentences):
+        say(sentence)
 
-    say(f"signed: {', '.join(handout.manifest.files)}; the manifest's digest is {handout.manifest.digest()}")
-    for reason in reasons:
-        say(f"neighbours could read training rows: {reason}")
+
+def _signed(handout: Any) -> tuple[dict[str, Any], list[str]]:
+    """Returns what the founder has signed, and whether its messages show training rows, as facts and in sentences."""
+    from fairmesh.mesh.revealing import ALLOW, revealing
+
+    files, digest, reasons = handout.manifest.files, handout.manifest.digest(), revealing(handout.table)
+    sentences = [f"signed: {', '.join(files)}; the manifest's digest is {digest}"]
+    sentences += [f"neighbours could read training rows: {reason}" for reason in reasons]
     if reasons:
-        say(f"every site that accepts this writes {ALLOW} at the beginning of its {SITE}; else its node does not start")
+        sentences.append(f"every site that accepts this writes {ALLOW} at the beginning of its {SITE}, or cannot start")
+    return {"files": files, "manifest": digest, "revealing": reasons}, sentences
 
 
-def _same_fingerprint(said: str, shown: str) -> bool:
-    return said.replace(" ", "").lower() == shown.replace(" ", "")
+def _refuse_other_fingerprint(said: str | None, shown: str, what: str) -> None:
+    """Refuses a file whose fingerprint is not what a person read out, if one did."""
+    if said is not None and said.replace(" ", "").lower() != shown.replace(" ", ""):
+        raise BadInput(f"{what} has the fingerprint {shown}, not {said}, so it is not theirs; ask for it again")
+
+
+def _site_and_mesh(site_file: Path, *names: str) -> tuple[SiteFile, Mesh]:
+    """Returns a site and its mesh, which must have sites with these names."""
+    site = SiteFile.read(site_file)
+    founded = Mesh.read(site.mesh)
+    for name in names:
+        founded.member(name)
+    return site, founded
 
 
 @mesh.command()
@@ -58,32 +80,31 @@ def init(
     from fairmesh.mesh.approval import not_allowed
     from fairmesh.mesh.certificates import AUTHORITY, AUTHORITY_KEY, fingerprint
     from fairmesh.mesh.founding import founded, hand_out
-    from fairmesh.mesh.revealing import revealing
 
     read = load_experiment(experiment)
     made = founded(read, _label(experiment.stem), _addresses(site))
     _new_folder(out, MESH)
     handout = hand_out(experiment, made, out, days)
-    manifest, needed = handout.manifest, sorted({module for module, _ in not_allowed(handout.contents, ())})
-    shown, reasons = fingerprint((out / AUTHORITY).read_bytes()), revealing(handout.table)
-    if json_:
-        edges = [{"dials": a, "answers": b} for a, b in made.edges]
-        facts = {"mesh": made.name, "sites": list(made.names), "edges": edges, "files": manifest.files}
-        facts |= {"manifest": manifest.digest(), "allow": needed, "revealing": reasons}
-        print_json(facts | {"authority": shown, "folder": str(out)})
-        return
-    show_table([["site", "dials", "at"], *([a, b, made.member(b).address or ""] for a, b in made.edges)])
-    _say_signed(handout, reasons)
-    if needed:
-        say(f"every site that takes part must allow these modules in its site.toml: {', '.join(needed)}")
-    if read.contract is None:
-        say("there is no [contract], so no site's columns, units and classes are checked: fairmesh data contract")
-    say(f"the authority's fingerprint is {shown}; read it out to every site by telephone")
-    say(f"1. send the folder {out} without {AUTHORITY_KEY} to every site; keep {AUTHORITY_KEY} here and secret")
-    say(f"2. each site runs: fairmesh mesh key {out / MESH} NAME, and sends you NAME.csr")
-    say(f"3. you run: fairmesh mesh sign NAME.csr --authority {out}, and send NAME.pem back")
-    if read.data is None:
-        say(f"4. each site names its own data in its {SITE}, which must fulfil the [contract]")
+    needed = sorted({module for module, _ in not_allowed(handout.contents, ())})
+    shown, (signed, sentences) = fingerprint(read_bytes(out / AUTHORITY)), _signed(handout)
+    edges = [{"dials": a, "answers": b} for a, b in made.edges]
+    facts = {"mesh": made.name, "sites": list(made.names), "edges": edges, "allow": needed}
+    if not json_:
+        show_table([["site", "dials", "at"], *([a, b, made.member(b).address or ""] for a, b in made.edges)])
+    _answer(
+        json_,
+        facts | signed | {"authority": shown, "folder": str(out)},
+        *sentences,
+        f"every site that takes part must allow these modules in its {SITE}: {', '.join(needed)}" if needed else "",
+        ""
+        if read.contract
+        else "there is no [contract], so no site's columns, units and classes are checked: fairmesh data contract",
+        f"the authority's fingerprint is {shown}; read it out to every site by telephone",
+        f"1. send the folder {out} without {AUTHORITY_KEY} to every site; keep {AUTHORITY_KEY} here and secret",
+        f"2. each site runs: fairmesh mesh key {out / MESH} NAME, and sends you NAME.csr",
+        f"3. you run: fairmesh mesh sign NAME.csr --authority {out}, and send NAME.pem back",
+        "" if read.data else f"4. each site names its own data in its {SITE}, which must fulfil the [contract]",
+    )
 
 
 def _addresses(options: Sequence[str]) -> dict[str, str | None]:
@@ -123,16 +144,12 @@ def seal(
     site then gets the files, and approves them again."""
     readable_toml(authority / MESH)
     from fairmesh.mesh.founding import hand_out_again
-    from fairmesh.mesh.revealing import revealing
 
     handout = hand_out_again(authority)
-    manifest, reasons = handout.manifest, revealing(handout.table)
-    if json_:
-        facts = {"mesh": manifest.mesh, "manifest": manifest.digest(), "files": manifest.files}
-        print_json(facts | {"revealing": reasons})
-        return
-    _say_signed(handout, reasons)
-    say(f"send {', '.join(manifest.files)} and manifest.json to every site; each approves them: fairmesh mesh show")
+    signed, sentences = _signed(handout)
+    files = ", ".join(signed["files"])
+    send = f"send {files} and manifest.json to every site; each approves them: fairmesh mesh show"
+    _answer(json_, {"mesh": handout.manifest.mesh} | signed, *sentences, send)
 
 
 @mesh.command()
@@ -151,9 +168,7 @@ def key(
 
     The private key never leaves the site. The founder signs the request."""
     from fairmesh.mesh.certificates import AUTHORITY, fingerprint, make_key
-    from fairmesh.mesh.manifest import EXPERIMENT, MANIFEST, Handout, read_handed_out
-    from fairmesh.mesh.roster import OF_THE_EXPERIMENT, Mesh, SiteFile, host_and_port
-    from fairmesh.storage.files import read_bytes, write_atomically
+    from fairmesh.mesh.manifest import EXPERIMENT, MANIFEST, Handout, read_handed_out, write_files
 
     joined = Mesh.read(mesh_file)
     address = joined.member(name).address
@@ -166,7 +181,7 @@ def key(
     if trial and "data" not in handout.table:
         raise BadInput(f"--trial: {source / EXPERIMENT} has no [data]; every site names its own in its {SITE}")
     _new_folder(folder, SITE)
-    handout.write(folder)
+    write_files(folder, handout.contents)
     write_atomically(folder / MANIFEST, read_bytes(source / MANIFEST))
     joined.write(folder / MESH)
     write_atomically(folder / AUTHORITY, authority)
@@ -177,19 +192,20 @@ def key(
     site_file.write(commented(handout.table))
     reasons = revealing(handout.table)
     own_print, authority_print = fingerprint(request.read_bytes()), fingerprint(authority)
-    if json_:
-        facts = {"site": name, "folder": str(folder), "request": str(request), "fingerprint": own_print}
-        print_json(facts | {"authority": authority_print, "listen": listen, "revealing": reasons})
-        return
-    say(f"{folder} is ready except for its certificate; keep {name}.key there and secret")
-    say(f"1. send {request} to the mesh's founder, and read its fingerprint out to them: {own_print}")
-    say(f"2. let the founder read out the authority's fingerprint; it must be: {authority_print}")
-    named = "" if trial else f"; name your data in {folder / SITE}"
-    say(f"3. put the {name}.pem that they send back into {folder}{named}")
-    if reasons:
-        say(f"neighbours could read training rows; {folder / SITE} says why, and how to accept it: {ALLOW}")
-    say(f"4. read what would run here, and approve it: fairmesh mesh show {folder / SITE} --approve")
-    say(f"5. check the site: fairmesh mesh check {folder / SITE}")
+    facts = {"site": name, "folder": str(folder), "request": str(request), "fingerprint": own_print}
+    accepted = f"neighbours could read training rows; {folder / SITE} says why, and how to accept it: {ALLOW}"
+    _answer(
+        json_,
+        facts | {"authority": authority_print, "listen": listen, "revealing": reasons},
+        f"{folder} is ready except for its certificate; keep {name}.key there and secret",
+        f"1. send {request} to the mesh's founder, and read its fingerprint out to them: {own_print}",
+        f"2. let the founder read out the authority's fingerprint; it must be: {authority_print}",
+        f"3. put the {name}.pem that they send back into {folder}",
+        "" if trial else f"   and name your data in {folder / SITE}",
+        accepted if reasons else "",
+        f"4. read what would run here, and approve it: fairmesh mesh show {folder / SITE} --approve",
+        f"5. check the site: fairmesh mesh check {folder / SITE}",
+    )
 
 
 @mesh.command()
@@ -197,9 +213,6 @@ def sign(
     request: Annotated[Path, typer.Argument(help="The request NAME.csr of a site.")],
     authority: Annotated[Path, typer.Option(help="The founder's folder.")] = Path("mesh"),
     fingerprint: Annotated[str | None, typer.Option(help="What the site read out; another request is refused.")] = None,
-    out: Annotated[
-        Path | None, typer.Option(help="Where to write the certificate; next to the request by default.")
-    ] = None,
     days: Days = 365,
     new_key: Annotated[
         bool,
@@ -212,29 +225,26 @@ def sign(
     Compare the fingerprint with the site before you send the certificate back. ledger.tsv in the founder's folder
     records what was signed."""
     from fairmesh.mesh import certificates, keys
-    from fairmesh.mesh.roster import Mesh
-    from fairmesh.storage.files import read_bytes, write_atomically
 
     asked = read_bytes(request)
     name, shown = certificates.requested_name(asked), certificates.fingerprint(asked)
-    if fingerprint is not None and not _same_fingerprint(fingerprint, shown):
-        raise BadInput(
-            f"the request's fingerprint is {shown}, not {fingerprint}: it is not the site's request; ask for it again"
-        )
+    _refuse_other_fingerprint(fingerprint, shown, f"the request of {name}")
     if not new_key:
         keys.refuse_other_key(authority, name, shown)
     signed = certificates.sign(asked, authority, Mesh.read(authority / MESH), days)
-    path = out or request.with_suffix(".pem")
+    path = request.with_suffix(".pem")
     keys.record_signed(authority, name, signed)
     write_atomically(path, signed)
     until = f"{certificates.valid_until(signed):%Y-%m-%d}"
-    if json_:
-        print_json({"site": name, "fingerprint": shown, "certificate": str(path), "valid_until": until})
-        return
-    print(f"{name}\t{shown}")
-    if fingerprint is None:
-        say("compare this fingerprint with the one the site reads out before you send the certificate")
-    say(f"written: {path}, valid until {until}; send it to {name}")
+    if not json_:
+        print(f"{name}\t{shown}")
+    compare = "compare this fingerprint with the one the site reads out before you send the certificate"
+    _answer(
+        json_,
+        {"site": name, "fingerprint": shown, "certificate": str(path), "valid_until": until},
+        compare if fingerprint is None else "",
+        f"written: {path}, valid until {until}; send it to {name}",
+    )
 
 
 @mesh.command()
@@ -250,11 +260,12 @@ def authority(
 
     path = renew_authority(folder, days)
     shown, until = fingerprint(path.read_bytes()), f"{valid_until(path.read_bytes()):%Y-%m-%d}"
-    if json_:
-        print_json({"authority": shown, "certificate": str(path), "valid_until": until})
-        return
-    say(f"written: {path}, valid until {until}, with the same fingerprint {shown}")
-    say("send it to every site, which puts it in the place of its own and restarts its node")
+    _answer(
+        json_,
+        {"authority": shown, "certificate": str(path), "valid_until": until},
+        f"written: {path}, valid until {until}, with the same fingerprint {shown}",
+        "send it to every site, which puts it in the place of its own and restarts its node",
+    )
 
 
 @mesh.command()
@@ -269,15 +280,11 @@ def trust(
     Until then connections and announcements with the new key are refused, and `fairmesh status` shows its fingerprint.
     Let the other site read it out, over a channel that you trust. From then on the old key is refused."""
     from fairmesh.mesh.keys import trust as confirm
-    from fairmesh.mesh.roster import Mesh, SiteFile
 
-    site = SiteFile.read(site_file)
-    Mesh.read(site.mesh).member(name)
+    site, _ = _site_and_mesh(site_file, name)
     shown = confirm(site.state, name, fingerprint)
-    if json_:
-        print_json({"site": name, "fingerprint": shown})
-        return
-    say(f"recorded: {site.name} trusts the key {shown} of {name}, and no longer the one before; the node need not stop")
+    trusts = f"{site.name} trusts the key {shown} of {name}, and no longer the one before"
+    _answer(json_, {"site": name, "fingerprint": shown}, f"recorded: {trusts}; the node need not stop")
 
 
 @mesh.command()
@@ -291,15 +298,11 @@ def accept(
     With on_unusual_data = "wait" in site.toml, the node waits for this before the first round. `fairmesh status` shows
     which site it is and what differs. Ask that site first."""
     from fairmesh.mesh.node.data_consent import accept as record
-    from fairmesh.mesh.roster import Mesh, SiteFile
 
-    site = SiteFile.read(site_file)
-    Mesh.read(site.mesh).member(name)
+    site, _ = _site_and_mesh(site_file, name)
     accepted = record(site.state, name)
-    if json_:
-        print_json({"site": name, "accepted": accepted})
-        return
-    say(f"recorded: {site.name} accepts the data of {name} ({'; '.join(accepted)}); the node need not stop")
+    accepts = f"{site.name} accepts the data of {name} ({'; '.join(accepted)})"
+    _answer(json_, {"site": name, "accepted": accepted}, f"recorded: {accepts}; the node need not stop")
 
 
 @mesh.command()
@@ -316,10 +319,8 @@ def show(
     Shows what would run here, on which data, what leaves, to whom and for how long. Nothing of the experiment is
     imported. A node runs only what was approved."""
     from fairmesh.mesh.manifest import handed_out
-    from fairmesh.mesh.roster import Mesh, SiteFile
 
-    site = SiteFile.read(site_file)
-    founded = Mesh.read(site.mesh)
+    site, founded = _site_and_mesh(site_file)
     handout = handed_out(site, founded)
     if not handout.imports_modules():
         leave_out_torch()
@@ -327,23 +328,14 @@ def show(
     from fairmesh.mesh.overview import in_words, overview
 
     seen = overview(site, founded, handout)
-    if fingerprint is not None and not _same_fingerprint(fingerprint, seen["authority"]):
-        raise BadInput(
-            f"the authority's fingerprint is {seen['authority']}, not {fingerprint}: these files are not from the "
-            "mesh's founder; ask for them again"
-        )
+    _refuse_other_fingerprint(fingerprint, seen["authority"], "the authority of the mesh's founder")
     if approve:
         approval.approve(site, handout)
         seen["approved"] = True
-    if json_:
-        print_json(seen)
-        return
-    for line in in_words(seen):
-        print("".join(one if one.isprintable() else "?" for one in line))
-    if seen["approved"]:
-        say(f"approved by this site: {seen['manifest']}")
-    else:
-        say(f"not approved yet; to approve it: fairmesh mesh show {site_file} --approve")
+    for line in () if json_ else in_words(seen):
+        print("".join(letter if letter.isprintable() else "?" for letter in line))
+    done, to_do = f"approved by this site: {seen['manifest']}", f"fairmesh mesh show {site_file} --approve"
+    _answer(json_, seen, done if seen["approved"] else f"not approved yet; to approve it: {to_do}")
 
 
 @mesh.command()
@@ -438,21 +430,15 @@ def _vote(
     restored: Sequence[str] = (),
 ) -> None:
     from fairmesh.mesh.node.ledger import still_in, wish
-    from fairmesh.mesh.roster import Mesh, SiteFile
 
-    site = SiteFile.read(site_file)
-    remaining = wish(site.state, still_in(site.state, Mesh.read(site.mesh)), site.name, gone, back_to, restored)
+    site, founded = _site_and_mesh(site_file)
+    remaining = wish(site.state, still_in(site.state, founded), site.name, gone, back_to, restored)
     others = [member.name for member in remaining.present if member.name != site.name]
-    if json_:
-        decision = {"without": list(gone), "back_to": back_to, "restored": list(restored)}
-        print_json(decision | {"generation": remaining.generation, "others": others})
-        return
+    recorded = f"recorded: {site.name} {what} as soon as these sites have voted the same: {', '.join(others)}"
+    next_step = "the node announces this to the others and need not be stopped; `fairmesh status` shows the votes"
     if not gone and back_to is None and not restored:
-        say(f"recorded: {site.name} takes its vote back, unless all have already agreed on it")
-        return
-    voted = "has voted" if len(others) == 1 else "have voted"
-    say(f"recorded: {site.name} {what} as soon as {', '.join(others)} {voted} the same")
-    if site.name in restored:
-        say(f"what this site had of the run was put aside; now start its node: fairmesh node {site_file}")
-        return
-    say("the node announces this to the others and need not be stopped; `fairmesh status` shows the votes")
+        recorded, next_step = f"recorded: {site.name} takes its vote back, unless all have already agreed on it", ""
+    elif site.name in restored:
+        next_step = f"what this site had of the run was put aside; now start its node: fairmesh node {site_file}"
+    decision = {"without": list(gone), "back_to": back_to, "restored": list(restored)}
+    _answer(json_, decision | {"generation": remaining.generation, "others": others}, recorded, next_step)

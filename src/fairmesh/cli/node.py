@@ -2,6 +2,7 @@
 
 import re
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -9,8 +10,10 @@ import typer
 
 from fairmesh.cli.terminal import Json, Track, print_json, readable_toml, say, show_rows, show_table
 from fairmesh.errors import BadInput
+from fairmesh.mesh.roster import SiteFile
 
 _SILENT_S, _SILENT_S_PER_SITE = 60.0, 0.2  # without a report; a site reports every 0.05 s per site, or every second
+Site = Annotated[Path, typer.Argument(metavar="SITE", help="This site's site.toml.", callback=readable_toml)]
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
@@ -23,7 +26,7 @@ def seconds_of(text: str, option: str) -> float:
 
 
 def node(
-    site: Annotated[Path, typer.Argument(help="The site's file, site.toml.", callback=readable_toml)],
+    site: Site,
     patience: Annotated[
         str | None, typer.Option(help="Stop after waiting this long for a neighbour, such as 30m or 2h.")
     ] = None,
@@ -35,20 +38,13 @@ def node(
 
     It runs unattended. Started again, it continues where it was."""
     from fairmesh.mesh.node.state_lock import LEFT_S, locked
-    from fairmesh.mesh.roster import SiteFile
 
     waits = None if patience is None else seconds_of(patience, "--patience")
     with locked(SiteFile.read(site).state, LEFT_S) as lock:  # before imports, so that `status` sees that it starts
         from fairmesh.mesh.node.running import run_node
         from fairmesh.trackers import trackers_of
 
-        folder = run_node(
-            site,
-            patience_s=waits,
-            monitor_port=prometheus,
-            trackers=trackers_of(track),
-            lock=lock,
-        )
+        folder = run_node(site, patience_s=waits, monitor_port=prometheus, trackers=trackers_of(track), lock=lock)
     from fairmesh.mesh.node.versus_local import sentences
     from fairmesh.report.runs import Run, caption_of, rows_of
 
@@ -64,79 +60,81 @@ def node(
     say(f"the result is the same at every site: {folder}; for a page with plots: fairmesh report {folder}")
 
 
-def status(
-    site: Annotated[Path, typer.Argument(help="The site's file, site.toml.", callback=readable_toml)],
-    json_: Json = False,
-) -> None:
+def status(site: Site, json_: Json = False) -> None:
     """Show the status of a mesh, as one node sees it.
 
     For each site: its round, metric and lambda, whom it waits for, and when it reported. For each neighbour: the
     traffic."""
-    from fairmesh.mesh import clocks
-    from fairmesh.mesh.node import claims
-    from fairmesh.mesh.node.watching import STARTING, live_status
-    from fairmesh.mesh.roster import SiteFile
+    from fairmesh.mesh.node.watching import live_status
 
     seen = live_status(SiteFile.read(site).state)
     if json_:
         print_json(seen)
         return
     now = time.time()
-    age = now - seen["time"]
     if "sites" not in seen:
-        say(f"{seen['activity']}, since {_ago(age)}")
+        say(f"{seen['activity']}, since {_ago(now - seen['time'])}")
         return
-    metric = seen["metric_name"]
-    show_table(_site_rows(seen, metric), f"mesh {seen['mesh']}, seen from {seen['site']}")
-    if weights := seen.get("lambda"):
-        done = weights["round"]
-        say(f"lambda: each site's share of the weights in round {done}, the last one that all sites have measured")
+    show_table(_site_rows(seen, seen["metric_name"]), f"mesh {seen['mesh']}, seen from {seen['site']}")
     show_table(_edge_rows(seen, now), "edges of this node")
     if seen["refusing"]:
         show_table(_refusal_rows(seen, now), "refused messages")
-    for sentence in (*claims.sentences(seen), *map(claims.diverged, seen.get("diverged", ()))):
+    for sentence in filter(None, _sentences(seen, site, now - seen["time"])):
         say(sentence)
+
+
+def _sentences(seen: dict[str, Any], site: Path, age: float) -> Iterator[str | None]:
+    """Yields what a status says besides its tables, with what to do about it."""
+    from fairmesh.mesh import clocks
+    from fairmesh.mesh.node import claims
+    from fairmesh.mesh.node.watching import STARTING
+
+    if weights := seen["lambda"]:
+        done = weights["round"]
+        yield f"lambda: each site's share of the weights in round {done}, the last one that all sites have measured"
+    yield from claims.sentences(seen)
+    yield from map(claims.diverged, seen["diverged"])
     if seen["worst"] is not None:
         own = "" if seen["metric"] is None else f", here {seen['metric']:.4g}"
-        say(f"{metric} in recent rounds: worst site {seen['worst']:.4g}, mean {seen['mean']:.4g}{own}")
-    first, *others = seen.get("waiting_chain", [seen["site"]])
+        worst = f"worst site {seen['worst']:.4g}, mean {seen['mean']:.4g}{own}"
+        yield f"{seen['metric_name']} in recent rounds: {worst}"
+    if len(seen["waiting_chain"]) > 1:
+        chain = " waits for ".join([seen["waiting_chain"][0], ", which waits for ".join(seen["waiting_chain"][1:])])
+        yield chain + (f": look at {seen['waiting_chain'][-1]} first" if len(seen["waiting_chain"]) > 2 else "")
+    others = [f"{v} at {name}" for name, v in seen["versions"].items() if v != seen["version"]]
     if others:
-        said = ", which waits for ".join(others)
-        say(f"{first} waits for {said}" + (f": look at {others[-1]} first" if len(others) > 1 else ""))
-    others = {name: version for name, version in seen.get("versions", {}).items() if version != seen["version"]}
-    if others:
-        said = ", ".join(f"{version} at {name}" for name, version in others.items())
-        say(f"versions of fairmesh differ, and are compatible: {seen['version']} here, {said}")
-    for sentence in clocks.advice(seen.get("clocks", {}), len(seen["edges"])):
-        say(sentence)
-    for name, key in seen.get("keys", {}).items():
-        if key["unconfirmed"]:
-            say(
-                f"{name} has a new key, {key['unconfirmed']}, instead of {key['fingerprint']}: let {name} read it out, "
-                f'then run: fairmesh mesh trust {site} {name} "{key["unconfirmed"]}"'
-            )
-    for name, reasons in seen.get("ignored", {}).items():
-        say(f"{name}: {'; '.join(reasons)}")
-    for name, reasons in seen.get("unusual", {}).items():
-        said = "this site's data looks" if name == seen["site"] else f"the data of {name} looks"
-        say(f"{said} different from that of the other sites: {'; '.join(reasons)}")
-    for name in seen.get("unaccepted", ()):
-        say(f"this node waits; if the data of {name} is right, accept it: fairmesh mesh accept {site} {name}")
-    for name, heavy in seen.get("heavy", {}).items():
-        say(
-            f"{name} has {heavy['weight']:.0%} of the weight since round {heavy['since']}, and {heavy['prior']:.0%} "
-            "before training: it is hard to learn, or its data is broken; ask it to check its data"
-        )
-    for decision, voters in seen["votes"].items():
-        say(f"votes to {decision}: {', '.join(sorted(voters))}")
-    if sentence := _expected_end(seen, age):
-        say(sentence)
+        yield f"versions of fairmesh differ, and are compatible: {seen['version']} here, {', '.join(others)}"
+    yield from clocks.advice(seen["clocks"], len(seen["edges"]))
+    yield from _about_sites(seen, site)
+    yield from (f"votes to {decision}: {', '.join(sorted(voters))}" for decision, voters in seen["votes"].items())
+    yield _expected_end(seen, age)
     more = ""
     if not seen["running"] and seen["activity"] != "finished":
         more = f"; look at log.jsonl in its state folder, and start it again: fairmesh node {site}"
     elif seen["running"] and age >= 10 and seen["activity"] != STARTING:
         more = f"; its process runs, but has written nothing for {_ago(age)}: does it hang?"
-    say(f"{seen['activity']}, round {seen['round']} of {seen['rounds']}, as of {_ago(age)} ago{more}")
+    yield f"{seen['activity']}, round {seen['round']} of {seen['rounds']}, as of {_ago(age)} ago{more}"
+
+
+def _about_sites(seen: dict[str, Any], site: Path) -> Iterator[str]:
+    """Yields what a status says about keys, data and weights of single sites, with what to do about it."""
+    for name, key in seen["keys"].items():
+        if key["unconfirmed"]:
+            yield (
+                f"{name} has a new key, {key['unconfirmed']}, instead of {key['fingerprint']}: let {name} read it out, "
+                f'then run: fairmesh mesh trust {site} {name} "{key["unconfirmed"]}"'
+            )
+    yield from (f"{name}: {'; '.join(reasons)}" for name, reasons in seen["ignored"].items())
+    for name, reasons in seen["unusual"].items():
+        whose = "this site's data" if name == seen["site"] else f"the data of {name}"
+        yield f"{whose} looks different from that of the other sites: {'; '.join(reasons)}"
+    for name in seen["unaccepted"]:
+        yield f"this node waits; if the data of {name} is right, accept it: fairmesh mesh accept {site} {name}"
+    for name, heavy in seen["heavy"].items():
+        yield (
+            f"{name} has {heavy['weight']:.0%} of the weight since round {heavy['since']}, and {heavy['prior']:.0%} "
+            "before training: it is hard to learn, or its data is broken; ask it to check its data"
+        )
 
 
 def _expected_end(seen: dict[str, Any], age: float) -> str | None:
@@ -155,30 +153,25 @@ def _expected_end(seen: dict[str, Any], age: float) -> str | None:
 def _site_rows(seen: dict[str, Any], metric: str) -> list[list[str]]:
     rows = [["site", "round", "is", metric, "in round", "prior", "lambda", "waits for", "sent", "reported"]]
     shares = (seen.get("lambda") or {"sites": {}})["sites"]
+    ended = seen["activity"] == "finished"  # then all sites have their result
     for name, reported in seen["sites"].items():
         if not reported:
-            rows.append([name, "", "not heard of yet", "", "", "", "", "", "", ""])
+            rows.append([name, "", "not heard of yet", *[""] * 7])
             continue
-        silent = reported["heard_s_ago"] > _SILENT_S + _SILENT_S_PER_SITE * len(seen["sites"])
         age = reported["heard_s_ago"]  # by this site's clock; a difference of the other's own moments is exact too
-        ended = seen["activity"] == "finished"  # then all sites have their result
+        silent = age > _SILENT_S + _SILENT_S_PER_SITE * len(seen["sites"])
         awaited = {} if ended else reported["waiting_for"]
         waits = ", ".join(f"{who} ({_ago(max(0.0, reported['time'] - t + age))})" for who, t in awaited.items())
-        rows.append(
-            [
-                name,
-                str(reported["round"]),
-                "finished" if ended else f"silent; was {reported['activity']}" if silent else reported["activity"],
-                "" if reported["metric"] is None else f"{reported['metric']:.4g}",
-                "" if reported["metric_round"] is None else str(reported["metric_round"]),
-                f"{seen['prior'][name]:.3g}" if name in seen["prior"] else "",
-                f"{shares[name]:.4g}" if name in shares else "",
-                waits,
-                f"{reported['bytes_out']:,} B",
-                f"{_ago(age)} ago",
-            ]
-        )
+        activity = "finished" if ended else f"silent; was {reported['activity']}" if silent else reported["activity"]
+        metric_round = "" if reported["metric_round"] is None else str(reported["metric_round"])
+        rows.append([name, str(reported["round"]), activity, _digits(reported["metric"]), metric_round])
+        rows[-1] += [_digits(seen["prior"].get(name), 3), _digits(shares.get(name)), waits]
+        rows[-1] += [f"{reported['bytes_out']:,} B", f"{_ago(age)} ago"]
     return rows
+
+
+def _digits(value: float | None, count: int = 4) -> str:
+    return "" if value is None else f"{value:.{count}g}"
 
 
 def _edge_rows(seen: dict[str, Any], now: float) -> list[list[str]]:

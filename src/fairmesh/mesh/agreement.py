@@ -1,7 +1,7 @@
 """An experiment between organisations: what all sites must agree on, what is refused, and a site's own data."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -97,58 +97,47 @@ def version_in(greeting: Mapping[str, Any]) -> str:
 
 def refuse_undeployable(experiment: Experiment) -> None:
     """Refuses what sites without a server cannot run. A deployment is one run of one algorithm."""
-    check_objective(experiment.algorithm, experiment.objective)
-    for wrong, reason in _undeployable(experiment):
-        if wrong:
-            raise BadInput(reason)
-
-
-def _undeployable(experiment: Experiment) -> Iterator[tuple[object, str]]:
-    """Yields what would be a reason to refuse an experiment between organisations, and the reason."""
-    algorithm, objective, name = experiment.algorithm, experiment.objective, registered_name(experiment.algorithm)
-    why = "sends nothing" if not algorithm.sends else "needs a server that all sites trust with their models"
-    why = "trains on the data of all sites in one place" if algorithm.needs_server and not algorithm.sends else why
-    yield (
-        algorithm.needs_server or not algorithm.sends,
-        f"{name} {why}, so there is nothing to deploy between organisations; use tracked-ad-gda or ad-gda",
-    )
-    yield (
-        isinstance(objective.against, str),
-        f"objective.against = {objective.against!r} compares sites by numbers that they do not tell each other between "
-        "organisations; give a table of losses by site name",
-    )
-    yield (
-        objective.subgroups == "across" and not objective.subgroup_names,
-        'objective.subgroups = "across" needs objective.subgroup_names between organisations, since sites do not tell '
-        "each other the names",
-    )
-    yield (
-        experiment.sampling.order == "cyclic",
-        'sampling.order = "cyclic" uses the same rows together again and again, so that neighbours could solve for '
-        'them; between organisations use "random"',
-    )
-    for key, runs in (
-        ("seeds", len(experiment.seeds)),
-        ("splits", experiment.splits),
-        ("sweep", 1 + len(experiment.sweep)),
-    ):
-        yield runs > 1, f"a deployment is one run, but {key} asks for more; compare them in a simulation, and keep one"
+    algorithm, objective = experiment.algorithm, experiment.objective
+    check_objective(algorithm, objective)
+    if algorithm.needs_server or not algorithm.sends:
+        why = "needs a server that all sites trust with their models" if algorithm.needs_server else "sends nothing"
+        why = why if algorithm.sends or not algorithm.needs_server else "trains on the data of all sites in one place"
+        raise BadInput(
+            f"{registered_name(algorithm)} {why}, so there is nothing to deploy between organisations; use "
+            "tracked-ad-gda or ad-gda"
+        )
+    if isinstance(objective.against, str):
+        raise BadInput(
+            f"objective.against = {objective.against!r} compares sites by numbers that they do not tell each other "
+            "between organisations; give a table of losses by site name"
+        )
+    if objective.subgroups == "across" and not objective.subgroup_names:
+        raise BadInput(
+            'objective.subgroups = "across" needs objective.subgroup_names between organisations, since sites do not '
+            "tell each other the names"
+        )
+    if experiment.sampling.order == "cyclic":
+        raise BadInput(
+            'sampling.order = "cyclic" uses the same rows together again and again, so that neighbours could solve for '
+            'them; between organisations use "random"'
+        )
+    if experiment.placements is not None:
+        raise BadInput("placements move data, which cannot move between organisations; remove placements")
+    runs = {"seeds": len(experiment.seeds), "splits": experiment.splits, "sweep": 1 + len(experiment.sweep)}
+    for key in (key for key, count in runs.items() if count > 1):
+        raise BadInput(f"a deployment is one run, but {key} asks for more; compare them in a simulation, and keep one")
     for observer in experiment.observers:
-        yield (
-            isinstance(observer, Tracker),
-            f"the observer {registered_name(observer)!r} would track the run at every site; between organisations each "
-            "site chooses for itself: remove it, and use fairmesh node SITE --track",
-        )
+        if isinstance(observer, Tracker):
+            raise BadInput(
+                f"the observer {registered_name(observer)!r} would track the run at every site; between organisations "
+                "each site chooses for itself: remove it, and use fairmesh node SITE --track"
+            )
         path = observer.path if isinstance(observer, CsvWriter) else ".csv"
-        yield (
-            Path(path).name != path or not path.endswith(".csv"),
-            f"the observer that writes {path!r} could overwrite any file of a site; between organisations give a file "
-            "name that ends in .csv, without a folder",
-        )
-    yield (
-        experiment.placements is not None,
-        "placements move data between nodes, but between organisations data cannot move; remove placements",
-    )
+        if Path(path).name != path or not path.endswith(".csv"):
+            raise BadInput(
+                f"the observer that writes {path!r} could overwrite any file of a site; between organisations "
+                "give a file name that ends in .csv, without a folder"
+            )
 
 
 def own_site(site_file: SiteFile, experiment: Experiment, mesh: Mesh) -> Site:

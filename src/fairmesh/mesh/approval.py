@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from fairmesh.config.sealed import parsed
 from fairmesh.config.trusted import import_paths, is_harmless, under
 from fairmesh.errors import BadInput, in_a_line
-from fairmesh.mesh.manifest import EXPERIMENT, Handout, handed_out, python_files, table_of
+from fairmesh.mesh.manifest import EXPERIMENT, Handout, handed_out, loaded, python_files, table_of
 from fairmesh.mesh.revealing import refuse_revealing
 from fairmesh.mesh.roster import Mesh, SiteFile
 from fairmesh.storage.files import private_files, read_bytes, write_atomically
@@ -53,7 +53,7 @@ def import_allowed(site: SiteFile, handout: Handout) -> "Experiment":
                 importlib.import_module(module)
             except Exception as error:  # a module may raise anything
                 raise BadInput(f"{EXPERIMENT} names {path}, which cannot be imported: {in_a_line(error)}") from error
-    return handout.load(site.options)
+    return loaded(handout.folder, handout.contents, site.options)
 
 
 # The manifest
@@ -76,31 +76,29 @@ def refuse_unapproved(site: SiteFile, handout: Handout) -> dict[str, Any]:
     """Refuses a manifest that this site has not approved. Returns the record of the approval."""
     record, digest = _approved(site), handout.manifest.digest()
     command = f"read what would run here, then approve it: fairmesh mesh show {site.path} --approve"
-    if record is None:
-        raise BadInput(f"this site has not approved the manifest {digest}; {command}")
-    if record["manifest"] != digest:
-        raise BadInput(f"this site approved the manifest {record['manifest']}, but this is {digest}; {command}")
+    if record.get("manifest") != digest:
+        before = record.get("manifest", "none so far")
+        raise BadInput(f"this site has not approved the manifest {digest} (approved: {before}); {command}")
     return record
 
 
 def is_approved(site: SiteFile, handout: Handout) -> bool:
-    record = _approved(site)
-    return record is not None and record["manifest"] == handout.manifest.digest()
+    return _approved(site).get("manifest") == handout.manifest.digest()
 
 
 def approved_at(site: SiteFile) -> int | None:
     """Returns when this site approved its manifest, in seconds since 1970, or None if it has not."""
-    record = _approved(site)
-    return None if record is None else int(record["approved"])
+    return _approved(site).get("approved")
 
 
 def _file(site: SiteFile) -> Path:
     return site.path.with_name(APPROVED)
 
 
-def _approved(site: SiteFile) -> dict[str, Any] | None:
+def _approved(site: SiteFile) -> dict[str, Any]:
+    """Returns the record of what this site has approved; empty if it has approved nothing."""
     if not _file(site).exists():
-        return None
+        return {}
     try:
         record = json.loads(read_bytes(_file(site)))
         dates = {"signed": int(record["signed"]), "approved": int(record["approved"])}

@@ -3,7 +3,7 @@
 import hashlib
 import os
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, TypeVar
@@ -54,9 +54,8 @@ def renew_authority(folder: Path, days: float) -> Path:
 
 
 def _write_authority(folder: Path, key: ec.EllipticCurvePrivateKey, name: x509.Name, days: float) -> Path:
-    begun = _clock()
-    made = _certificate(name, name, key.public_key(), key, begun, begun + timedelta(days=days), is_authority=True)
-    write_atomically(folder / AUTHORITY, _pem(made.sign(key, SHA256())))
+    made = _certificate(name, name, key.public_key(), key, _clock() + timedelta(days=days))
+    write_atomically(folder / AUTHORITY, made)
     return folder / AUTHORITY
 
 
@@ -66,10 +65,6 @@ def _made_key(path: Path) -> ec.EllipticCurvePrivateKey:
     plain = serialization.NoEncryption()
     _write_secret(path, key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, plain))
     return key
-
-
-def _pem(made: x509.Certificate | x509.CertificateSigningRequest) -> bytes:
-    return made.public_bytes(serialization.Encoding.PEM)
 
 
 def _authority_in(folder: Path) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
@@ -97,7 +92,7 @@ def make_key(folder: Path, name: str) -> tuple[Path, Path]:
         .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]))
         .add_extension(x509.SubjectAlternativeName([x509.DNSName(name)]), critical=False)
     )
-    write_atomically(paths[1], _pem(request.sign(key, SHA256())))
+    write_atomically(paths[1], request.sign(key, SHA256()).public_bytes(serialization.Encoding.PEM))
     return paths
 
 
@@ -160,12 +155,7 @@ def sign(request: bytes, authority: Path, mesh: Mesh, days: float) -> bytes:
         )
     ends = min(begun + timedelta(days=days), issuer.not_valid_after_utc)
     public = x509.load_pem_x509_csr(request).public_key()
-    made = (
-        _certificate(_subject(name, mesh.name), issuer.subject, public, key, begun, ends, is_authority=False)
-        .add_extension(x509.ExtendedKeyUsage(_PURPOSES), critical=False)
-        .add_extension(x509.SubjectAlternativeName([x509.DNSName(name)]), critical=False)
-    )
-    return _pem(made.sign(key, SHA256()))
+    return _certificate(_subject(name, mesh.name), issuer.subject, public, key, ends, site=name)
 
 
 def signed_by_founder(folder: Path, data: bytes) -> bytes:
@@ -193,63 +183,52 @@ def check_certificate(
 ) -> list[str]:
     """Returns what is wrong with a certificate for site `name`, in words; with `key`, also with its private key file.
     The list is empty if nothing is wrong."""
-    now = now or _clock()
     try:
         issuer, held = _read(authority, "the authority's certificate"), _read(certificate)
+        return list(_wrong(issuer, held, name, now or _clock(), key))
     except BadInput as error:
         return [str(error)]
-    wrong = [problem for problem in (_wrong_issuer(held, issuer), _wrong_name(held, name)) if problem]
-    for what, one in (("the certificate", held), ("the authority's certificate", issuer)):
-        if now > one.not_valid_after_utc:
-            ended = _date(one.not_valid_after_utc)
-            wrong.append(f"{what} expired on {ended}; look at this machine's clock first, then have a new one signed")
-        if now < one.not_valid_before_utc:
-            wrong.append(
-                f"{what} is not valid before {_date(one.not_valid_before_utc)}; is this machine's clock right?"
-            )
-    return wrong + (_wrong_key(key, held) if key else [])
 
 
-def _wrong_issuer(held: x509.Certificate, issuer: x509.Certificate) -> str | None:
+def _wrong(
+    issuer: x509.Certificate, held: x509.Certificate, name: str, now: datetime, key: Path | None
+) -> Iterator[str]:
     try:
         if not issuer.extensions.get_extension_for_class(x509.BasicConstraints).value.ca:
-            return "the file given as the authority's certificate is not an authority's certificate"
+            yield "the file given as the authority's certificate is not an authority's certificate"
+            return
         held.verify_directly_issued_by(issuer)
-        purposes = held.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
+        if not set(_PURPOSES) <= set(held.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value):
+            yield "the certificate is not valid for both ends of a connection"
     except x509.ExtensionNotFound:
-        return "the certificate, or the authority's, does not state its purpose; it was not made by `fairmesh mesh`"
+        yield "the certificate, or the authority's, does not state its purpose; it was not made by `fairmesh mesh`"
     except (InvalidSignature, ValueError, TypeError):
-        return (
+        yield (
             "the certificate was signed by another authority than this mesh's; put the certificate and authority.pem "
             "of this mesh's founder here: send the founder the request NAME.csr again if you have none"
         )
-    return None if set(_PURPOSES) <= set(purposes) else "the certificate is not valid for both ends of a connection"
-
-
-def _wrong_name(held: x509.Certificate, name: str) -> str | None:
     try:
         names = [_common_name(held.subject), *_alternative_names(held)]
     except ValueError as error:
-        return f"the certificate's names cannot be read: {error}"
-    if names == [name, name]:
-        return None
-    return (
-        f"the certificate is for {', '.join(sorted(map(repr, set(names))))}, not for site {name!r}; put {name}.pem "
-        f"here, which the founder made from {name}.csr, or correct name and certificate in site.toml"
-    )
-
-
-def _wrong_key(path: Path, held: x509.Certificate) -> list[str]:
-    try:
-        key, mode = _private_key(read_bytes(path), str(path)), stat.S_IMODE(path.stat().st_mode)
-    except BadInput as error:
-        return [str(error)]
-    wrong = []
-    if key.public_key() != held.public_key():
-        wrong.append(f"the key {path} does not belong to the certificate; have its own request signed")
+        names = [f"unreadable names ({error})"]
+    if names != [name, name]:
+        yield (
+            f"the certificate is for {', '.join(sorted(map(repr, set(names))))}, not for site {name!r}; put {name}.pem "
+            f"here, which the founder made from {name}.csr, or correct name and certificate in site.toml"
+        )
+    for what, dated in (("the certificate", held), ("the authority's certificate", issuer)):
+        begins, ends = dated.not_valid_before_utc, dated.not_valid_after_utc
+        if now > ends:
+            yield f"{what} expired on {_date(ends)}; look at this machine's clock first, then have a new one signed"
+        if now < begins:
+            yield f"{what} is not valid before {_date(begins)}; is this machine's clock right?"
+    if key is None:
+        return
+    if _private_key(read_bytes(key), str(key)).public_key() != held.public_key():
+        yield f"the key {key} does not belong to the certificate; have its own request signed"
+    mode = stat.S_IMODE(key.stat().st_mode)
     if mode & 0o077:
-        wrong.append(f"the key {path} can be read by others (mode {mode:04o}): chmod 600 {path}")
-    return wrong
+        yield f"the key {key} can be read by others (mode {mode:04o}): chmod 600 {key}"
 
 
 def fingerprint(pem: bytes) -> str:
@@ -294,31 +273,30 @@ def verified(
 
 
 def _certificate(
-    subject: x509.Name,
-    issuer: x509.Name,
-    public: Any,
-    issuer_key: ec.EllipticCurvePrivateKey,
-    begun: datetime,
-    ends: datetime,
-    is_authority: bool,
-) -> x509.CertificateBuilder:
-    """Returns a builder with what all certificates have. They begin a little in the past, since clocks differ."""
+    subject: x509.Name, issuer: x509.Name, public: Any, key: ec.EllipticCurvePrivateKey, ends: datetime, site: str = ""
+) -> bytes:
+    """Returns a certificate that the issuer's key signed, of a site or else of an authority, as PEM. It begins a little
+    in the past, since clocks differ."""
     others = ("content_commitment", "key_encipherment", "data_encipherment", "key_agreement")
     usage = dict.fromkeys((*others, "encipher_only", "decipher_only"), False)
-    usage |= {"digital_signature": True, "key_cert_sign": is_authority, "crl_sign": is_authority}
-    return (
+    usage |= {"digital_signature": True, "key_cert_sign": not site, "crl_sign": not site}
+    made = (
         x509.CertificateBuilder()
         .subject_name(subject)
         .issuer_name(issuer)
         .public_key(public)
         .serial_number(x509.random_serial_number())
-        .not_valid_before(min(begun, ends) - _SKEW)
+        .not_valid_before(min(_clock(), ends) - _SKEW)
         .not_valid_after(ends)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(public), critical=False)
-        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer_key.public_key()), critical=False)
-        .add_extension(x509.BasicConstraints(ca=is_authority, path_length=0 if is_authority else None), critical=True)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(key.public_key()), critical=False)
+        .add_extension(x509.BasicConstraints(ca=not site, path_length=None if site else 0), critical=True)
         .add_extension(x509.KeyUsage(**usage), critical=True)
     )
+    if site:
+        made = made.add_extension(x509.ExtendedKeyUsage(_PURPOSES), critical=False)
+        made = made.add_extension(x509.SubjectAlternativeName([x509.DNSName(site)]), critical=False)
+    return made.sign(key, SHA256()).public_bytes(serialization.Encoding.PEM)
 
 
 def _subject(name: str, mesh_name: str) -> x509.Name:

@@ -10,12 +10,11 @@ from fairmesh.experiment import Experiment, load_experiment
 from fairmesh.mesh.agreement import agreed, refuse_undeployable
 from fairmesh.mesh.approval import not_allowed
 from fairmesh.mesh.certificates import make_authority
-from fairmesh.mesh.manifest import EXPERIMENT, Handout, collected, loaded, refuse_others, seal
+from fairmesh.mesh.manifest import EXPERIMENT, Handout, collected, loaded, refuse_others, seal, write_files
 from fairmesh.mesh.roster import MESH, Member, Mesh
 from fairmesh.numerics import trees
 from fairmesh.problems.objective import Objective
 from fairmesh.problems.problem import Sampling
-from fairmesh.storage.files import write_atomically
 from fairmesh.topology.mixing import union_of
 
 
@@ -36,33 +35,36 @@ def founded(experiment: Experiment, name: str, addresses: Mapping[str, str | Non
 def refuse_unfit_model(experiment: Experiment) -> None:
     """Tries model and loss on made-up rows of the contract. Refuses those that no site could train, since a site would
     find it out only after it was handed the files."""
-    site = None if experiment.contract is None else made_up_site(experiment.contract)
-    if site is None:
+    contract = experiment.contract
+    site = contract and made_up_site(contract)
+    if contract is None or site is None:
         return
     settings = {"sampling": Sampling(), "objective": Objective(), "metrics": {}, "personalization": None, "prior": None}
     try:
         replace(experiment, **settings).problem([site])
     except BadInput as error:
+        classes = f", and there are {len(contract.classes)} classes" if contract.classes else ""
         raise BadInput(
             f"the model does not fit the [contract], by which a sample has {trees.form_in_words(site.train[0])} as the "
-            f"model sees it{_classes(experiment)}: {error}. Correct [model] or [contract]"
+            f"model sees it{classes}: {error}. Correct [model] or [contract]"
         ) from error
-
-
-def _classes(experiment: Experiment) -> str:
-    count = 0 if experiment.contract is None else len(experiment.contract.classes)
-    return f", and there are {count} classes" if count else ""
 
 
 def neighbours_of(experiment: Experiment, sites: Sequence[str]) -> dict[str, list[str]]:
     """Returns each site's neighbours in any round, by the experiment's graph over these sites."""
-    links = union_of(experiment.topology.build(len(sites))).matrix.tocoo()
-    names = list(sites)
-    found: dict[str, list[str]] = {site: [] for site in names}
-    for i, j, weight in zip(links.row.tolist(), links.col.tolist(), links.data.tolist()):
-        if i != j and weight > 0:
-            found[names[i]].append(names[j])
-    return found
+    weights = union_of(experiment.topology.build(len(sites))).matrix.toarray()
+    return {a: [b for j, b in enumerate(sites) if j != i and weights[i, j] > 0] for i, a in enumerate(sites)}
+
+
+def refuse_other_graph(experiment: Experiment, mesh: Mesh, where: Path) -> None:
+    """Refuses a mesh file whose sites have other neighbours than by the experiment's graph."""
+    graph = neighbours_of(experiment, mesh.names)
+    for member in mesh.members:
+        if set(graph[member.name]) != set(member.neighbours):
+            raise BadInput(
+                f"{where}: {member.name} has the neighbours {list(member.neighbours)}, but the experiment's graph "
+                f"gives it {graph[member.name]}; use the mesh file as it was founded, or found a mesh for another graph"
+            )
 
 
 def hand_out(experiment: Path, mesh: Mesh, folder: Path, days: float) -> Handout:
@@ -79,13 +81,7 @@ def hand_out_again(folder: Path) -> Handout:
     and the authority stay."""
     mesh, experiment = Mesh.read(folder / MESH), load_experiment(folder / EXPERIMENT)
     founded(experiment, mesh.name, {member.name: member.address for member in mesh.members})
-    graph = neighbours_of(experiment, mesh.names)
-    for member in mesh.members:
-        if set(graph[member.name]) != set(member.neighbours):
-            raise BadInput(
-                f"{folder / EXPERIMENT}: its graph gives {member.name} the neighbours {graph[member.name]}, but in "
-                f"{MESH} it has {list(member.neighbours)}; found a new mesh for another graph"
-            )
+    refuse_other_graph(experiment, mesh, folder / MESH)
     return _sealed(_checked(folder / EXPERIMENT, folder), mesh, folder)
 
 
@@ -104,7 +100,5 @@ def _checked(experiment: Path, folder: Path) -> dict[str, bytes]:
 
 
 def _sealed(contents: Mapping[str, bytes], mesh: Mesh, folder: Path) -> Handout:
-    for name, content in contents.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(folder / name, content)
+    write_files(folder, contents)
     return Handout(seal(folder, mesh, list(contents)), folder.resolve(), contents)

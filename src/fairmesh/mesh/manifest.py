@@ -94,20 +94,19 @@ class Manifest:
 
     def refuse_other_mesh(self, mesh: Mesh, where: Path | str) -> None:
         """Refuses a mesh file with another name, other members or other neighbours than those that were signed."""
-        again = "; get mesh.toml from the mesh's founder"
-        if mesh.name != self.mesh:
-            raise BadInput(f"{where} is of the mesh {mesh.name}, but the manifest is of {self.mesh}{again}")
-        signed, here = ({m.name: sorted(m.neighbours) for m in members} for members in (self.members, mesh.members))
-        if list(here) != list(signed):
-            raise BadInput(f"{where} has the sites {list(here)}, but the manifest has {list(signed)}{again}")
-        for name, neighbours in here.items():
-            if neighbours != signed[name]:
+
+        def compared(name: str, members: Sequence[Member], left: Sequence[str]) -> dict[str, Any]:
+            neighbours = {f"neighbours of {member.name}": sorted(member.neighbours) for member in members}
+            sites = [member.name for member in members]
+            return {"name": name, "sites": sites, "sites that left": list(left)} | neighbours
+
+        signed = compared(self.mesh, self.members, ())
+        for what, here in compared(mesh.name, mesh.members, mesh.removed).items():
+            if here != signed[what]:
                 raise BadInput(
-                    f"{where}: {name} has the neighbours {neighbours}, but in the manifest it has {signed[name]}{again}"
+                    f"{where} is not as it was signed: {what}: {here}, but in the manifest {signed[what]}; get "
+                    "mesh.toml from the mesh's founder"
                 )
-        if mesh.removed:
-            gone = ", ".join(mesh.removed)
-            raise BadInput(f"{where} says that {gone} left, but nobody had left when it was signed{again}")
 
 
 def read_handed_out(path: Path) -> bytes:
@@ -127,7 +126,7 @@ def _is_inside(name: str) -> bool:
 @dataclass(frozen=True)
 class Handout:
     """An experiment as it was handed out: its files, whose contents are those of the manifest. Nothing is imported
-    before `load`."""
+    before `loaded`."""
 
     manifest: Manifest
     folder: Path
@@ -162,16 +161,6 @@ class Handout:
         """Returns whether the experiment names something of a module that is installed, not of its own files."""
         return not all(path.partition(":")[0].endswith(".py") for path in import_paths(self.table).values())
 
-    def write(self, folder: Path) -> None:
-        """Writes the files to another folder; not the manifest."""
-        for name, content in self.contents.items():
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(folder / name, content)
-
-    def load(self, options: Mapping[str, Any] | None = None) -> "Experiment":
-        """Returns the experiment, with these options instead of its own. This is what imports its Python files."""
-        return loaded(self.folder, self.contents, options or {})
-
 
 def handed_out(site: SiteFile, mesh: Mesh) -> Handout:
     """Returns what the founder handed out to a site, compared with the manifest. `mesh` is the mesh file's."""
@@ -184,6 +173,13 @@ def table_of(contents: Mapping[str, bytes]) -> dict[str, Any]:
         return read_toml(contents[EXPERIMENT].decode(), EXPERIMENT)
     except UnicodeDecodeError as error:
         raise BadInput(f"{EXPERIMENT} is not UTF-8 text: {error}") from error
+
+
+def write_files(folder: Path, contents: Mapping[str, bytes]) -> None:
+    """Writes the files that are handed out, without the manifest."""
+    for name, content in contents.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(folder / name, content)
 
 
 def python_files(contents: Mapping[str, bytes]) -> dict[str, bytes]:

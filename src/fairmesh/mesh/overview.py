@@ -4,6 +4,7 @@ leaves, to whom and for how long. Nothing of the experiment is imported."""
 import hashlib
 import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from fairmesh.algorithms import Algorithm, Sent
@@ -98,6 +99,7 @@ def overview(site: SiteFile, mesh: Mesh, handout: Handout) -> dict[str, Any]:
     """Returns what taking part means for a site, as a table."""
     table, manifest = handout.table, handout.manifest
     algorithm, settings = _named(table.get("algorithm"), registered_name(DEFAULT_ALGORITHM))
+    announces = {"statistics": site.announce_statistics, "versus_local": site.compare_with_local}
     return {
         "site": site.name,
         "mesh": mesh.name,
@@ -125,12 +127,7 @@ def overview(site: SiteFile, mesh: Mesh, handout: Handout) -> dict[str, Any]:
             "bits_per_parameter": bits_per_parameter(table),
             "revealing": revealing(table),
             "allow_revealing": site.allow_revealing,
-            "to_all_sites": [
-                part
-                for kind, part in ANNOUNCED.items()
-                if (kind != "statistics" or site.announce_statistics)
-                and (kind != "versus_local" or site.compare_with_local)
-            ],
+            "to_all_sites": [part for kind, part in ANNOUNCED.items() if announces.get(kind, True)],
             "at_the_end": list(_AT_THE_END),
             "to_restore_a_neighbour": _TO_RESTORE,
         },
@@ -157,16 +154,10 @@ def _data(site: SiteFile, table: Mapping[str, Any]) -> dict[str, Any]:
         return {"from": site.path.name, "data": "not named yet, so that a node refuses to start", "files": {}}
     if site.data == OF_THE_EXPERIMENT:
         return {"from": "experiment.toml", "data": table.get("data"), "files": {}}
-    files = {}
-    for path in import_paths(resolved_files(site.data, site.folder)).values():
-        file = path.rpartition(":")[0]
-        if file.endswith(".py"):
-            try:
-                with open(file, "rb") as opened:
-                    files[file] = hashlib.file_digest(opened, "sha256").hexdigest()
-            except OSError as error:
-                raise BadInput(f"{site.path}: cannot read {file}: {error.strerror or error}") from error
-    return {"from": site.path.name, "data": site.data, "files": files}
+    paths = import_paths(resolved_files(site.data, site.folder)).values()
+    files = [file for file in (path.rpartition(":")[0] for path in paths) if file.endswith(".py")]
+    digests = {file: hashlib.sha256(read_bytes(Path(file))).hexdigest() for file in files}
+    return {"from": site.path.name, "data": site.data, "files": digests}
 
 
 def _certificate_end(site: SiteFile) -> str | None:

@@ -1,21 +1,29 @@
-"""Checks whether a site is ready to take part: its files, certificate, port, data and neighbours."""
+"""Checks whether a site is ready to take part: its files, certificate, port, data and neighbours.
 
+A check is a function that returns what to say if all is well, and raises an error otherwise.
+"""
+
+import asyncio
 import errno
 import secrets
 import shutil
 import socket
 import ssl
-from collections.abc import Callable, Generator, Iterator
+import time
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from torch import Tensor
 
 from fairmesh.data.site import Site
 from fairmesh.errors import BadInput, in_a_line
 from fairmesh.experiment import Experiment
+from fairmesh.mesh import clocks
 from fairmesh.mesh.agreement import greeting, own_problem, own_site, refuse_undeployable, refuse_unlike
 from fairmesh.mesh.approval import import_allowed, refuse_unapproved
 from fairmesh.mesh.certificates import SOON_DAYS, check_certificate, secret_of, valid_until
@@ -25,9 +33,11 @@ from fairmesh.mesh.node.finished import is_finished
 from fairmesh.mesh.node.membership import Membership, facts, frozen_facts, refuse_lost_secret
 from fairmesh.mesh.node.store import FINISHED
 from fairmesh.mesh.node.watching import live_status
-from fairmesh.mesh.probing import Check, neighbour_checks
 from fairmesh.mesh.revealing import ALLOW, LEAST_ROWS, refuse_revealing, revealing
 from fairmesh.mesh.roster import Mesh, SiteFile, host_and_port
+from fairmesh.mesh.wire.connections import CannotConnect, ConnectionLost, dialled
+from fairmesh.mesh.wire.frames import REFUSALS, Refused, hello, read_frame, read_hello
+from fairmesh.mesh.wire.tls_stream import Credentials
 from fairmesh.storage.files import open_to_others, read_bytes
 
 T = TypeVar("T")
@@ -36,38 +46,63 @@ _WAIT_S = 5.0
 _HERE_S = 2.0  # for a connection to this machine itself
 
 
+@dataclass(frozen=True)
+class Check:
+    """One check: what was found, and what to do if it failed."""
+
+    what: str
+    ok: bool
+    found: str
+    advice: str = ""
+
+
+class _Wrong(Exception):
+    """A check failed, and this is what to do."""
+
+    def __init__(self, found: object, advice: str):
+        super().__init__(str(found))
+        self.advice = advice
+
+
+def _tried(
+    what: str, read: Callable[[], T], advice: str = "do what is named", good: str = ""
+) -> Generator[Check, None, T | None]:
+    """Yields the check that something can be read, and returns what was read, or None. Without `good`, this is also
+    what the check says if all is well."""
+    try:
+        value = read()
+    except Exception as error:  # an experiment file and a site's entry point import a user's modules
+        said = str(error) if isinstance(error, BadInput | _Wrong) else in_a_line(error)
+        yield Check(what, False, said, error.advice if isinstance(error, _Wrong) else advice)
+        return None
+    yield Check(what, True, good or str(value))
+    return value
+
+
 def checks(path: Path) -> Iterator[Check]:
     """Yields every check of a site as soon as it is done. Checks that need an unreadable file are left out."""
-    site_file = yield from _tried("site file", lambda: SiteFile.read(path), "fix the file, or make a new site folder")
+    readable = "can be read"
+    site_file = yield from _tried("site file", lambda: SiteFile.read(path), good=readable)
     if site_file is None:
         return
-    mesh = yield from _tried("mesh file", lambda: _mesh(site_file), "ask the mesh's founder for mesh.toml")
-    handout = experiment = None
+    mesh = yield from _tried("mesh file", lambda: _mesh(site_file), "ask the mesh's founder for mesh.toml", readable)
+    handout = approved = experiment = None
     if mesh:
-        handout = yield from _tried(
-            "manifest",
-            lambda: handed_out(site_file, mesh),
-            "get the file that is named from the mesh's founder; nothing was imported",
-            "signed by the mesh's authority, and every file is as it was signed",
-        )
+        signed = "signed by the mesh's authority, and every file is as it was signed"
+        handout = yield from _tried("manifest", lambda: handed_out(site_file, mesh), good=signed)
     if handout:
         reasons = "; ".join(revealing(handout.table))
         sent = f"{ALLOW}: {reasons}" if reasons else "no training rows could be read from such messages so far"
         yield from _tried("messages", lambda: refuse_revealing(site_file, handout), good=sent)
-        approved = yield from _tried(
-            "approval",
-            lambda: refuse_unapproved(site_file, handout),
-            "read what is shown, and approve it; nothing was imported",
-            "this site has approved the manifest",
-        )
-        if approved:
-            experiment = yield from _tried(
-                "experiment",
-                lambda: _deployable(site_file, handout),
-                "do what is named; or agree on another experiment and found the mesh again",
-                "can be imported and deployed",
-            )
-    yield from certificate_checks(site_file)
+        agreed = "this site has approved the manifest"
+        approved = yield from _tried("approval", lambda: refuse_unapproved(site_file, handout), good=agreed)
+    if handout and approved:
+        advice = "do what is named; or agree on another experiment and found the mesh again"
+        good = "can be imported and deployed"
+        experiment = yield from _tried("experiment", lambda: _deployable(site_file, handout), advice, good)
+    request = site_file.certificate.with_suffix(".csr").name
+    advice = f"do what is named, or have {request} signed again: fairmesh mesh sign {request}"
+    yield from _tried("certificate", lambda: _certificate(site_file), advice)
     if not secret_of(site_file.key).exists():
         yield from _tried("secret of the draws", lambda: refuse_lost_secret(site_file), good="is made at the start")
     yield from privacy_checks(site_file)
@@ -75,15 +110,15 @@ def checks(path: Path) -> Iterator[Check]:
         done = "the run has finished, and its result is there"
         yield from _tried("state", lambda: is_finished(site_file.state, handout.manifest), good=done)
     if mesh:
-        yield listen_check(site_file, mesh)
-    if mesh and experiment:
-        data, own = data_check(site_file, experiment, mesh)
-        yield data
-        if own is not None:
-            yield from disk_checks(site_file, own)
+        yield from _tried("listening", lambda: _listening(site_file, mesh))
+    mine = None
+    if mesh and handout and experiment:
+        yield from _data_checks(site_file, experiment, mesh)
+        mine = greeting(site_file.name, experiment, mesh, handout.manifest.files)
     if mesh:
-        mine = greeting(site_file.name, experiment, mesh, handout.manifest.files) if handout and experiment else None
-        yield from neighbour_checks(site_file, mesh, mine, partial(refuse_unlike, mine or {}), _connected(site_file))
+        for other in mesh.neighbours(site_file.name):
+            ask = _asked if mesh.dials(site_file.name, other) else _dials_us
+            yield from _tried(f"neighbour {other}", partial(ask, site_file, mesh, other, mine))
 
 
 def privacy_checks(site_file: SiteFile) -> Iterator[Check]:
@@ -92,44 +127,15 @@ def privacy_checks(site_file: SiteFile) -> Iterator[Check]:
         ("secret of the draws", secret_of(site_file.key), 600),
         ("state folder", site_file.state, 700),
     ):
-        if path.exists():
-            wide = open_to_others(path)
-            found = f"{path} can be read by others on this machine" if wide else "is its owner's alone"
-            yield Check(what, not wide, found, f"chmod {mode} {path}" if wide else "")
-
-
-def _connected(site_file: SiteFile) -> dict[str, bool] | None:
-    """Returns which neighbours are connected to this site's node, or None if the node is not running."""
-    try:
-        status = live_status(site_file.state)
-    except BadInput:
-        return None
-    edges = status.get("edges", {}) if status["running"] else None
-    return None if edges is None else {name: edge["connected"] for name, edge in edges.items()}
-
-
-def _tried(
-    what: str, read: Callable[[], T], advice: str = "do what is named", good: str = "can be read"
-) -> Generator[Check, None, T | None]:
-    """Yields the check that something can be read; returns what was read, or None."""
-    try:
-        found = read()
-    except Exception as error:  # an experiment file imports a user's modules
-        yield Check(what, False, _said(error), advice)
-        return None
-    yield Check(what, True, good)
-    return found
-
-
-def _said(error: Exception) -> str:
-    return str(error) if isinstance(error, BadInput) else in_a_line(error)
+        if path.exists() and open_to_others(path):
+            yield Check(what, False, f"{path} can be read by others on this machine", f"chmod {mode} {path}")
+        elif path.exists():
+            yield Check(what, True, "is its owner's alone")
 
 
 def _mesh(site_file: SiteFile) -> Mesh:
     mesh = Mesh.read(site_file.mesh)
-    mesh.member(site_file.name)
-    if site_file.name in mesh.removed:
-        raise BadInput(f"site {site_file.name} has left the mesh {mesh.name}")
+    mesh.refuse_gone([site_file.name])
     return mesh
 
 
@@ -139,76 +145,67 @@ def _deployable(site_file: SiteFile, handout: Handout) -> Experiment:
     return experiment
 
 
-def certificate_checks(site_file: SiteFile) -> Iterator[Check]:
+def _certificate(site_file: SiteFile) -> str:
     """Checks that certificate and key are this site's, signed by this mesh's authority, valid now and private."""
-    try:
-        held, authority = (read_bytes(path) for path in (site_file.certificate, site_file.authority))
-    except BadInput as error:
-        request = site_file.certificate.with_suffix(".csr").name
-        yield Check("certificate", False, str(error), f"have {request} signed: fairmesh mesh sign {request}")
-        return
-    now = datetime.now(UTC)
-    wrong = check_certificate(held, authority, site_file.name, now, site_file.key)
+    held, authority = (read_bytes(path) for path in (site_file.certificate, site_file.authority))
+    wrong = check_certificate(held, authority, site_file.name, key=site_file.key)
     if wrong:
-        yield Check("certificate", False, "; ".join(wrong), "fix what is named; `fairmesh mesh sign` signs again")
-        return
-    days = (valid_until(held) - now).days
-    ends = f"for {site_file.name}, valid for {days} more days"
-    yield Check("certificate", True, f"{ends}; have it signed again soon" if days < SOON_DAYS else ends)
+        raise BadInput("; ".join(wrong))
+    return f"for {site_file.name}, {_valid_for(held, 'have it signed again soon')}"
 
 
-def listen_check(site_file: SiteFile, mesh: Mesh) -> Check:
+def _valid_for(certificate: bytes, if_soon: str) -> str:
+    days = (valid_until(certificate) - datetime.now(UTC)).days
+    return f"valid for {days} more days{f'; {if_soon}' if days < SOON_DAYS else ''}"
+
+
+def _listening(site_file: SiteFile, mesh: Mesh) -> str:
     """Checks that this site can listen where others dial it: the port is free, or this site's own node uses it."""
-    what, address = "listening", mesh.member(site_file.name).address
+    address, listen = mesh.member(site_file.name).address or "", site_file.listen
     dialled_by = [name for name in mesh.neighbours(site_file.name) if mesh.dials(name, site_file.name)]
-    if site_file.listen is None:
+    if listen is None:
         if not dialled_by:
-            return Check(what, True, "not needed: this site dials all its neighbours")
-        port = host_and_port(address or "", what)[1]
-        return Check(what, False, f"{', '.join(dialled_by)} dial {address}", f"add listen = '0.0.0.0:{port}'")
-    host, port = host_and_port(site_file.listen, what)
+            return "not needed: this site dials all its neighbours"
+        raise _Wrong(
+            f"{', '.join(dialled_by)} dial {address}",
+            f"add listen = '0.0.0.0:{host_and_port(address, 'address')[1]}'",
+        )
+    host, port = host_and_port(listen, "listen")
+    reached, dialled_port = host_and_port(address or listen, "address")
+    # If the ports are equal, the address leads here: many networks do not let a machine dial its own public address.
+    leads_here = not dialled_by or dialled_port == port
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         with socket.socket(family[0], socket.SOCK_STREAM) as opened:
             opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             opened.bind(family[4])
             opened.listen(1)
-            if dialled_by and address and not _leads_to(opened, port, address):
-                return _another_port(site_file, port, address, dialled_by)
+            leads_here = leads_here or _arrives(opened, reached, dialled_port)
+        found = f"{listen} is free; others dial {address or 'nothing'}"
     except OSError as error:
-        if error.errno == errno.EADDRINUSE and _is_own_node(site_file, host, port):
-            reached = host_and_port(address or site_file.listen, what)
-            if dialled_by and reached[1] != port and not _is_own_node(site_file, *reached):
-                return _another_port(site_file, port, address or "", dialled_by)
-            return Check(what, True, f"this site's node listens on {site_file.listen}")
-        taken = f"cannot listen on {site_file.listen}: {error.strerror or error}"
-        return Check(what, False, taken, "free the port, or set another one as listen and as the mesh's address")
-    return Check(what, True, f"{site_file.listen} is free; others dial {address or 'nothing'}")
-
-
-def _another_port(site_file: SiteFile, port: int, address: str, dialled_by: list[str]) -> Check:
-    dialled = host_and_port(address, "address")[1]
-    found = (
+        if error.errno != errno.EADDRINUSE or not _is_own_node(site_file, host, port):
+            raise _Wrong(
+                f"cannot listen on {listen}: {error.strerror or error}",
+                "free the port, or set another one as listen and as the mesh's address",
+            ) from error
+        leads_here = leads_here or _is_own_node(site_file, reached, dialled_port)
+        found = f"this site's node listens on {listen}"
+    if leads_here:
+        return found
+    raise _Wrong(
         f"this site listens on port {port}, but {', '.join(dialled_by)} dial {address}, the address in "
-        f"{site_file.mesh.name}, and that does not lead here"
+        f"{site_file.mesh.name}, and that does not lead here",
+        f"set the port of listen in {site_file.path.name} to {dialled_port}; or, if a firewall forwards {dialled_port} "
+        f"to {port}, let {dialled_by[0]} try it with `fairmesh mesh check`",
     )
-    advice = (
-        f"set the port of listen in {site_file.path.name} to {dialled}; or, if a firewall forwards {dialled} to "
-        f"{port}, let {dialled_by[0]} try it with `fairmesh mesh check`"
-    )
-    return Check("listening", False, found, advice)
 
 
-def _leads_to(listening: socket.socket, port: int, address: str) -> bool:
-    """Returns whether a connection to the address arrives at a socket that listens on `port`. If the ports are equal,
-    this is taken for granted: many networks do not let a machine dial its own public address."""
-    host, dialled = host_and_port(address, "address")
-    if dialled == port:
-        return True
+def _arrives(listening: socket.socket, host: str, port: int) -> bool:
+    """Returns whether a connection to an address arrives at this socket."""
     sign = secrets.token_bytes(16)
     listening.settimeout(_HERE_S)
     try:
-        with socket.create_connection((host, dialled), timeout=_HERE_S) as dialling:
+        with socket.create_connection((host, port), timeout=_HERE_S) as dialling:
             dialling.sendall(sign)
             with listening.accept()[0] as accepted:
                 accepted.settimeout(_HERE_S)
@@ -227,22 +224,27 @@ def _is_own_node(site_file: SiteFile, host: str, port: int) -> bool:
         return False
 
 
-def data_check(site_file: SiteFile, experiment: Experiment, mesh: Mesh) -> tuple[Check, Site | None]:
-    """Checks that this site's data can be read, is as the contract says, fits the model and the loss, and is what the
-    run began with. Returns the data too, if so."""
-    try:
+def _data_checks(site_file: SiteFile, experiment: Experiment, mesh: Mesh) -> Iterator[Check]:
+    """Yields whether this site's data can be read, is as the contract says, fits the model and the loss, and is what
+    the run began with; and if so, whether the run fits on the disk."""
+    sites: list[Site] = []
+
+    def data() -> str:
         problem = own_problem(own_site(site_file, experiment, mesh), experiment)
-        frozen_facts(site_file.state, site_file.name, facts(problem.sites[0]), problem.digests_here()[0])
-    except Exception as error:  # a user's entry point may raise anything
-        return Check("data", False, _said(error), f"see data in {site_file.path.name}"), None
-    site = problem.sites[0]
-    judged = f", {len(site.test):,} test samples" if site.test is not None else ", no test samples"
-    labels = site.train.known_targets()
-    one_class = isinstance(labels, Tensor) and not labels.is_floating_point() and len(labels.unique()) == 1
-    judged += ", all of one class: is the label column right?" if one_class else ""
-    judged += ", so few that messages tell much about each" if len(site.train) < LEAST_ROWS else ""
-    checked = " and the contract" if experiment.contract else "; there is no contract to check them by"
-    return Check("data", True, f"{len(site.train):,} training samples{judged}; they fit the model{checked}"), site
+        site = problem.sites[0]
+        frozen_facts(site_file.state, site_file.name, facts(site), problem.digests_here()[0])
+        sites.append(site)
+        judged = f", {len(site.test):,} test samples" if site.test is not None else ", no test samples"
+        labels = site.train.known_targets()
+        one_class = isinstance(labels, Tensor) and not labels.is_floating_point() and len(labels.unique()) == 1
+        judged += ", all of one class: is the label column right?" if one_class else ""
+        judged += ", so few that messages tell much about each" if len(site.train) < LEAST_ROWS else ""
+        checked = " and the contract" if experiment.contract else "; there is no contract to check them by"
+        return f"{len(site.train):,} training samples{judged}; they fit the model{checked}"
+
+    yield from _tried("data", data, f"see data in {site_file.path.name}")
+    for site in sites:
+        yield from disk_checks(site_file, site)
 
 
 def disk_checks(site_file: SiteFile, own: Site) -> Iterator[Check]:
@@ -252,7 +254,7 @@ def disk_checks(site_file: SiteFile, own: Site) -> Iterator[Check]:
         needed = disk_of(Membership.read(site_file.path), own)
     except BadInput:
         return
-    folder = next(one for one in (site_file.state, *site_file.state.absolute().parents) if one.exists())
+    folder = next(parent for parent in (site_file.state, *site_file.state.absolute().parents) if parent.exists())
     used = sum(path.stat().st_size for path in site_file.state.rglob("*") if path.is_file())
     free = shutil.disk_usage(folder).free + used
     said = (
@@ -264,12 +266,120 @@ def disk_checks(site_file: SiteFile, own: Site) -> Iterator[Check]:
         said += (
             f", and what the training function makes of a round {_gigabytes(needed.work)}, if it keeps as much as Adam"
         )
-    if free < needed.at_most:
-        advice = f"free some space, or set state in {site_file.path.name} to a folder on another disk"
-        yield Check("disk", False, f"{said}; only {_gigabytes(free)} are there", advice)
-    else:
-        yield Check("disk", True, said)
+    enough = free >= needed.at_most
+    advice = f"free some space, or set state in {site_file.path.name} to a folder on another disk"
+    yield Check(
+        "disk", enough, said if enough else f"{said}; only {_gigabytes(free)} are there", "" if enough else advice
+    )
 
 
 def _gigabytes(count: int) -> str:
     return f"{count / 1e9:.2f} GB" if count >= 1e8 else f"{count / 1e6:.2f} MB"
+
+
+def _dials_us(site_file: SiteFile, mesh: Mesh, other: str, mine: Mapping[str, Any] | None) -> str:
+    """Checks whether a neighbour that dials this site is connected to its node, if that is running."""
+    status: dict[str, Any] = {"running": False}
+    with suppress(BadInput):  # the node was never started
+        status = live_status(site_file.state)
+    if not status["running"]:
+        return "dials this site; not checked, since this site's node is not running"
+    if status.get("edges", {}).get(other, {}).get("connected"):
+        return "dials this site, and is connected to its node"
+    raise _Wrong(
+        "dials this site, but is not connected to its node",
+        f"is {other}'s node running, and can it reach this site's address? `fairmesh mesh check` there tries it",
+    )
+
+
+def _asked(site_file: SiteFile, mesh: Mesh, other: str, mine: Mapping[str, Any] | None) -> str:
+    """Connects to a neighbour as the node does, and compares both greetings, if this site has one. The greeting is
+    marked as a check, which changes nothing at the neighbour."""
+    address = mesh.member(other).address or ""
+    try:
+        first, at, certificate, refusal = asyncio.run(_exchange(address, other, _context(site_file), mine))
+        said = "" if mine is None else _compared(mine, other, first, at, refusal)
+    except _Wrong as wrong:
+        raise _Wrong(f"{address}: {wrong}", wrong.advice) from None
+    except CannotConnect as error:
+        there = _who_answers(site_file, address) if error.in_handshake else ""
+        if there:
+            found = f"{there} answers there, not {other}"
+            advice = f"let both compare their ports with mesh.toml: run `fairmesh mesh check` at {there} and at {other}"
+        elif error.in_handshake:
+            found = f"no handshake: {error}"
+            advice = f"compare certificate and authority with {other}: both must be valid, of this mesh and these names"
+        else:
+            found = str(error)
+            advice = f"is its node running, and may this machine dial {address}? Run `fairmesh mesh check` at {other}"
+        raise _Wrong(f"{address}: {found}", advice) from None
+    except (TimeoutError, ConnectionLost, Refused) as error:
+        reason = str(error) or f"no greeting within {_WAIT_S:.0f} s"
+        raise _Wrong(f"{address}: {reason}", f"see {other}'s log") from None
+    return f"{address} answers as {other}{said}; its certificate is {_valid_for(certificate, 'remind it')}"
+
+
+def _context(site_file: SiteFile) -> ssl.SSLContext:
+    try:
+        files = (site_file.key, site_file.certificate, site_file.authority)
+        return Credentials(*map(read_bytes, files)).for_dialling()
+    except BadInput as error:
+        raise _Wrong(f"not tried: {error}", "fix the site's files first") from None
+
+
+def _who_answers(site_file: SiteFile, address: str) -> str:
+    """Returns which site of this mesh answers at an address, "" if none does."""
+    context = _context(site_file)
+    context.check_hostname = False  # the authority is checked; the name is what is asked
+
+    async def names() -> list[str]:
+        async with dialled(address, site_file.name, context, 0) as connection:
+            return connection.peer_names
+
+    try:
+        return ", ".join(asyncio.run(names()))
+    except CannotConnect:
+        return ""
+
+
+async def _exchange(
+    address: str, other: str, context: ssl.SSLContext, mine: Mapping[str, Any] | None
+) -> tuple[bytes, float, bytes, str]:
+    """Returns a neighbour's greeting and when it came, its certificate, and why it refuses this site's greeting."""
+    async with dialled(address, other, context, 0) as connection, asyncio.timeout(_WAIT_S):
+        if mine is not None:
+            await connection.send(hello({**mine, "check": True, "holds": [0, 0], "clock": time.time()}))
+        first = await connection.receive()
+        at = time.time()
+        if first is None:
+            raise Refused("it closed the connection without a greeting")
+        if refusal := _refusal_in(first):
+            raise Refused(refusal)
+        last = None if mine is None else await connection.receive()
+        certificate = ssl.DER_cert_to_PEM_cert(connection.peer_certificate()).encode()
+        return first, at, certificate, _refusal_in(last)
+
+
+def _refusal_in(frame: bytes | None) -> str:
+    return f"it refuses: {read_frame(frame).reason()}" if frame and frame[0] in REFUSALS else ""
+
+
+def _compared(mine: Mapping[str, Any], other: str, first: bytes, at: float, refusal: str) -> str:
+    """Compares both greetings; returns what to say if they agree."""
+    try:
+        theirs = read_hello(first)
+        refuse_unlike(mine, other, theirs)
+        if refusal:
+            raise Refused(refusal)
+    except Refused as error:
+        raise _Wrong(error, f"agree with {other} on which of the two is right") from None
+    apart = clocks.seconds_ahead(theirs, at)
+    if abs(apart) > clocks.APART_S:
+        raise _Wrong(f"its clock is {clocks.in_words(apart)}", "set the one that is wrong")
+    here, there = mine["generation"], theirs.get("generation")
+    if there != here:
+        raise _Wrong(
+            f"generation {there} of the mesh there, {here} here: a site has left",
+            f"wait until this site's node has caught up, or get mesh.toml from {other}",
+        )
+    return f"; the same experiment and versions; clocks {abs(apart):.1f} s apart"

@@ -18,6 +18,7 @@ from fairmesh.storage.files import write_atomically
 
 MESH = "mesh.toml"
 _FILES = {"mesh": MESH, "experiment": "experiment.toml", "authority": "authority.pem", "state": "state"}
+_FILES |= {"key": "{name}.key", "certificate": "{name}.pem"}
 OF_THE_EXPERIMENT = "experiment"  # as `data` of a site: the experiment's data at the site's position
 LARGEST_PRIOR = 0.8
 OF_ONE_SITE = frozenset(
@@ -116,11 +117,18 @@ class Mesh:
                 raise BadInput(f"removed names {name!r}, which is not a site{nearest(name, names)}")
         if len(self.present) < 2:
             raise BadInput(f"a mesh needs at least two sites, this one has {len(self.present)}")
-        pieces = self._pieces()
-        if len(pieces) > 1:
-            shown = " and ".join("{" + ", ".join(piece) + "}" for piece in pieces)
+        self._refuse_apart()
+
+    def _refuse_apart(self) -> None:
+        """Refuses a graph in which some present site cannot reach some other."""
+        reached = [self.present[0].name]
+        for name in reached:
+            reached += [other for other in self.neighbours(name) if other not in reached]
+        apart = [member.name for member in self.present if member.name not in reached]
+        if apart:
+            here, there = ("{" + ", ".join(part) + "}" for part in (sorted(reached, key=self.names.index), apart))
             gone = f" without {', '.join(self.removed)}" if self.removed else ""
-            raise BadInput(f"the graph{gone} falls apart into {shown}; every site must reach every other")
+            raise BadInput(f"the graph{gone} falls apart into {here} and {there}; every site must reach every other")
 
     def _in_order(self, member: Member) -> tuple[str, ...]:
         """Returns a site's neighbours in the order of the sites, so that equal meshes have equal structures."""
@@ -133,17 +141,6 @@ class Mesh:
                     f"site {member.name} has the neighbour {other!r}, which is not a site{nearest(other, self.names)}"
                 )
         return tuple(name for name in self.names if name in member.neighbours)
-
-    def _pieces(self) -> list[list[str]]:
-        """Returns the connected components of the present sites."""
-        left, pieces = [member.name for member in self.present], []
-        while left:
-            reached = [left[0]]
-            for name in reached:
-                reached += [other for other in self.neighbours(name) if other not in reached]
-            pieces.append([name for name in self.names if name in reached])
-            left = [name for name in left if name not in reached]
-        return pieces
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -192,7 +189,7 @@ class Mesh:
 
     def without(self, *names: str) -> "Mesh":
         """Returns the mesh after these sites have left for good; each one adds a generation."""
-        self._refuse_gone(names)
+        self.refuse_gone(names)
         gone = tuple(name for name in self.names if name in names)
         return replace(self, removed=(*self.removed, *gone))
 
@@ -203,12 +200,12 @@ class Mesh:
             raise BadInput("a decision removes sites, goes back to a round or restores sites: one of these at a time")
         if back_to is None and not restored:
             return self.without(*gone)
-        self._refuse_gone(restored)
+        self.refuse_gone(restored)
         if any(other in restored for name in restored for other in self.neighbours(name)):
             raise BadInput(f"{', '.join(restored)} cannot be restored at once: all neighbours of each need a state")
         return replace(self, restarts=self.restarts + 1)
 
-    def _refuse_gone(self, names: Sequence[str]) -> None:
+    def refuse_gone(self, names: Sequence[str]) -> None:
         """Refuses names that are not of sites of the mesh, or of sites that left."""
         for name in names:
             if self.member(name).name in self.removed:
@@ -304,10 +301,8 @@ class SiteFile:
         """Returns the settings in a table read from this path. Files that it does not name are next to it, under their
         usual names."""
         path = Path(path).absolute()
-        named = _FILES | {"key": f"{table.get('name')}.key", "certificate": f"{table.get('name')}.pem"} | dict(table)
-        files = {
-            key: path.parent / named[key] for key in (*_FILES, "key", "certificate") if isinstance(named[key], str)
-        }
+        named = {key: file.format(name=table.get("name")) for key, file in _FILES.items()} | dict(table)
+        files = {key: path.parent / named[key] for key in _FILES if isinstance(named[key], str)}
         try:
             if "path" in table:
                 raise BadInput("path: unknown key")

@@ -17,7 +17,7 @@ from fairmesh.experiment import Experiment, shape_of
 from fairmesh.mesh.agreement import greeting, own_problem, own_site, refuse_undeployable
 from fairmesh.mesh.approval import approved_experiment
 from fairmesh.mesh.certificates import check_certificate, make_secret, secret_of
-from fairmesh.mesh.founding import neighbours_of
+from fairmesh.mesh.founding import refuse_other_graph
 from fairmesh.mesh.manifest import Manifest
 from fairmesh.mesh.node.claims import HOW_TO_RESTORE
 from fairmesh.mesh.node.ledger import still_in
@@ -56,13 +56,7 @@ class Membership:
             raise BadInput(f"site {site.name} has left the mesh {mesh.name}; ask the others for a new mesh to join")
         handout, experiment = approved_experiment(site, founded)
         refuse_undeployable(experiment)
-        graph = neighbours_of(experiment, mesh.names)
-        for member in mesh.members:
-            if set(member.neighbours) != set(graph[member.name]):
-                raise BadInput(
-                    f"{site.mesh}: {member.name} has the neighbours {list(member.neighbours)}, but the experiment's "
-                    f"graph gives it {graph[member.name]}; use the mesh file as the founder made it"
-                )
+        refuse_other_graph(experiment, mesh, site.mesh)
         texts = [read_bytes(file) for file in (site.key, site.certificate, site.authority)]
         credentials = Credentials(*texts)
         problems = check_certificate(credentials.certificate, credentials.authority, site.name, key=site.key)

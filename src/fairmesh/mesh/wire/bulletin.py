@@ -9,6 +9,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -58,22 +59,20 @@ class _Known(NamedTuple):
     since: float  # when, by time.monotonic()
 
 
+@dataclass(eq=False)
 class Bulletin:
     """All announcements that a site knows, each checked against the certificate of the site that made it. One that
     declares more than `outputs` outputs of the model is refused, before anything of that size is allocated."""
 
-    def __init__(
-        self,
-        name: str,
-        key: bytes,
-        certificate: bytes,
-        authority: bytes,
-        sites: tuple[str, ...],
-        refusal: Callable[[str, bytes], str | None] = lambda site, certificate: None,  # of a key that is not confirmed
-        outputs: int = OUTPUTS,
-    ):
-        self._name, self._key, self._authority, self._sites = name, key, authority, set(sites)
-        self._certificate, self._refusal, self._outputs = certificate, refusal, outputs
+    name: str
+    key: bytes
+    certificate: bytes
+    authority: bytes
+    sites: tuple[str, ...]
+    refusal: Callable[[str, bytes], str | None] = lambda site, certificate: None  # of a key that is not confirmed
+    outputs: int = OUTPUTS
+
+    def __post_init__(self):
         self._unconfirmed: dict[str, bytes] = {}  # the refused certificate of a site
         self._older: dict[str, bytes] = {}  # a certificate of a site that has a newer one
         self._said: dict[str, int] = {}  # the highest number of this site's own announcements that others have
@@ -81,35 +80,26 @@ class Bulletin:
         self._known: dict[tuple[str, str], _Known] = {}  # by site and kind
         self._allowed: dict[tuple[str, str], TokenBucket] = {}  # by neighbour and site
         self._order, self._lock = 0, threading.RLock()
-        self._changed: Callable[[], None] = lambda: None
-        self.since = int(certificates.valid_from(certificate).timestamp())  # a renewed one replaces the old
-        self.announce("certificate", {"pem": certificate.decode()}, self.since)
-
-    @property
-    def sites(self) -> int:
-        """Returns how many sites there are."""
-        return len(self._sites)
-
-    def serve(self, changed: Callable[[], None]) -> None:
-        """Registers a function that is called when there is news to pass on."""
-        self._changed = changed
+        self.changed: Callable[[], None] = lambda: None  # called when there is news to pass on
+        self.since = int(certificates.valid_from(self.certificate).timestamp())  # a renewed one replaces the old
+        self.announce("certificate", {"pem": self.certificate.decode()}, self.since)
 
     def announce(self, kind: str, body: Mapping[str, Any], number: int | None = None) -> None:
         """Announces something in this site's name. It replaces the previous announcement of its kind, unless that has
         the same number or a higher one."""
         said = json.loads(json.dumps(body), parse_constant=lambda text: None)  # JSON has no NaN and no infinity
         with self._lock:
-            known = self.entry(self._name, kind)
+            known = self.entry(self.name, kind)
             if number is None:
                 number = self.next_number(kind)
                 self._by_clock.add(kind)
             if known is not None and known.number >= number:
                 return
-            self._put(self._signed_here(Announcement(self._name, kind, number, said, b"")))
-        self._changed()
+            self._put(self._signed_here(Announcement(self.name, kind, number, said, b"")))
+        self.changed()
 
     def _signed_here(self, one: Announcement) -> Announcement:
-        return one._replace(signature=certificates.signature(self._key, one.text()))
+        return one._replace(signature=certificates.signature(self.key, one.text()))
 
     def _put(self, one: Announcement, source: object | None = None) -> None:
         self._order += 1
@@ -117,7 +107,7 @@ class Bulletin:
 
     def next_number(self, kind: str, after: int = -1) -> int:
         """Returns a number for this site's next announcement of a kind, higher than all before and than `after`."""
-        known = self.entry(self._name, kind)
+        known = self.entry(self.name, kind)
         before = max(after, self._said.get(kind, -1), -1 if known is None else known.number)
         return max(before + 1, int(1000 * time.time()))
 
@@ -128,9 +118,12 @@ class Bulletin:
 
     def ages(self, kind: str) -> dict[str, float]:
         """Returns for each site how many seconds ago its announcement arrived here. Its own clock may be wrong."""
+        now = time.monotonic()
+        return {known.one.site: now - known.since for known in self._of_kind(kind)}
+
+    def _of_kind(self, *kinds: str) -> list[_Known]:
         with self._lock:
-            now = time.monotonic()
-            return {site: now - known.since for (site, what), known in self._known.items() if what == kind}
+            return [known for kind in kinds for (_, what), known in self._known.items() if what == kind]
 
     def signed_by(self, site: str, kind: str, number: int, body: Mapping[str, Any], signature: str) -> bool:
         """Returns whether a site has signed an announcement that another site quotes."""
@@ -146,8 +139,7 @@ class Bulletin:
         return None if found is None else found.body
 
     def of_all(self, kind: str) -> dict[str, dict[str, Any]]:
-        with self._lock:
-            return {site: known.one.body for (site, what), known in self._known.items() if what == kind}
+        return {known.one.site: known.one.body for known in self._of_kind(kind)}
 
     def news(self, since: int, stream: object | None = None) -> tuple[int, bytes | None]:
         """Returns the announcements that arrived after point `since`, as many as fit a frame, and the point up to which
@@ -167,9 +159,7 @@ class Bulletin:
 
     def quoted(self, *kinds: str) -> list[bytes]:
         """Returns all announcements of some kinds, one per frame, in the order of the kinds."""
-        with self._lock:
-            found = [k.one for kind in kinds for (_, what), k in self._known.items() if what == kind]
-        return [f"[{json.dumps(one.table())}]".encode() for one in found]
+        return [f"[{json.dumps(known.one.table())}]".encode() for known in self._of_kind(*kinds)]
 
     def heard(self, entries: bytes, neighbour: str = "", stream: object | None = None) -> set[str]:
         """Takes over news from a neighbour that came over a stream.
@@ -195,13 +185,13 @@ class Bulletin:
             if not self._is_new(one):
                 self._note_older(one)
                 continue
-            fresh = (self._said_before(one) if one.site == self._name else self._heard(one, stream)) or fresh
+            fresh = (self._said_before(one) if one.site == self.name else self._heard(one, stream)) or fresh
         if fresh:
-            self._changed()
+            self.changed()
         return dropped
 
     def _is_new(self, one: Announcement) -> bool:
-        if one.site not in self._sites or one.kind not in KINDS:
+        if one.site not in self.sites or one.kind not in KINDS:
             raise Refused(f"news of kind {one.kind!r} from {one.site!r}, which this mesh does not know")
         known = self.entry(one.site, one.kind)
         return known is None or known.number < one.number or self._replaces(one, known)
@@ -209,15 +199,15 @@ class Bulletin:
     def _replaces(self, one: Announcement, known: Announcement) -> bool:
         """Returns whether a certificate replaces one with a higher number: one of a key that was replaced, or one that
         is not valid yet because the founder's clock was ahead."""
-        if one.kind != "certificate" or one.body == known.body or one.site == self._name:
+        if one.kind != "certificate" or one.body == known.body or one.site == self.name:
             return False
         pem = known.body["pem"].encode()
-        return certificates.valid_from(pem) > datetime.now(UTC) or self._refusal(one.site, pem) is not None
+        return certificates.valid_from(pem) > datetime.now(UTC) or self.refusal(one.site, pem) is not None
 
     def _is_older_certificate(self, one: Announcement) -> bool:
         known = self.of(one.site, "certificate")
         pem = one.body.get("pem")
-        if one.kind != "certificate" or one.site == self._name or known is None or not isinstance(pem, str):
+        if one.kind != "certificate" or one.site == self.name or known is None or not isinstance(pem, str):
             return False
         return pem != known["pem"] and self._older.get(one.site) != pem.encode(errors="replace")
 
@@ -232,11 +222,11 @@ class Bulletin:
         """Takes note of an announcement of this site itself that others have, with a higher number than it knows. It
         was made before a restart, perhaps while this site's clock was ahead. What this site says now must have a higher
         number to count."""
-        if one.kind == "certificate" or not self._signed(one, self._certificate):
+        if one.kind == "certificate" or not self._signed(one, self.certificate):
             return False
         with self._lock:
             self._said[one.kind] = max(one.number, self._said.get(one.kind, -1))
-            known = self.entry(self._name, one.kind)
+            known = self.entry(self.name, one.kind)
             if known is None or one.kind not in self._by_clock:
                 return False
             self._put(self._signed_here(known._replace(number=one.number + 1)))
@@ -251,10 +241,10 @@ class Bulletin:
             if any(self._signed(one, other) for other in others):
                 return False  # only one of this site and the neighbour that passes it on has confirmed the new key
             raise Refused(f"news of kind {one.kind!r} that {one.site} did not sign")
-        if one.kind == "certificate" and one.site != self._name and self._refusal(one.site, pem.encode()):
+        if one.kind == "certificate" and one.site != self.name and self.refusal(one.site, pem.encode()):
             self._unconfirmed[one.site] = pem.encode()
             return False
-        found = wrong(one.kind, one.body, self._outputs)
+        found = wrong(one.kind, one.body, self.outputs)
         if found:
             raise Refused(f"news of kind {one.kind!r} from {one.site} with {found} in it")
         with self._lock:
@@ -273,7 +263,7 @@ class Bulletin:
             when = min(datetime.now(UTC), certificates.valid_until(pem))
         except BadInput:
             return False
-        return certificates.verified(pem, self._authority, one.site, one.text(), one.signature, when)
+        return certificates.verified(pem, self.authority, one.site, one.text(), one.signature, when)
 
     def saved(self) -> bytes:
         """Returns everything known, for `restored` to read again."""
@@ -299,7 +289,7 @@ class Bulletin:
                 one = _read(table)
                 if one.kind == "status":  # of before the restart, and so perhaps of a node that no longer runs
                     continue
-                if one.site == self._name and one.kind != "certificate":
+                if one.site == self.name and one.kind != "certificate":
                     one = self._signed_here(one)
                 if self._is_new(one):
                     self._heard(one)

@@ -13,6 +13,7 @@ import socket
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
 from typing import Any
 
 from fairmesh.errors import BadInput
@@ -45,28 +46,21 @@ class ConnectionLost(ConnectionError):
     """A connection ended without being closed. The text says why."""
 
 
-class Connection:
-    """Frames to and from one peer with a certificate of the mesh's authority. Use it in `async with`."""
+@dataclass(eq=False)
+class Connection(TlsStream):
+    """Frames to and from one peer with a certificate of the mesh's authority. Use it in `async with` after the
+    handshake. A frame with a message may have `largest` bytes more than its overhead."""
 
-    def __init__(self, stream: TlsStream, largest: int):
-        self._stream = stream
-        self._longest = min(largest + FRAME_OVERHEAD_BYTES, _HEARTBEAT - 1)  # with a message
-        self._received_any = False  # frame of the peer
-        self._heart: asyncio.Task[None] | None = None
-        self.peer_names = stream.peer_names()
+    largest: int = 0
 
     async def __aenter__(self) -> "Connection":
+        self._received_any = False  # frame of the peer
         self._heart = asyncio.create_task(self._beat())
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        if self._heart is not None:
-            self._heart.cancel()
-        await self._stream.close()
-
-    def peer_certificate(self) -> bytes:
-        """Returns the peer's certificate, as DER."""
-        return self._stream.peer_certificate()
+        self._heart.cancel()
+        await self.close()
 
     async def receive(self) -> bytes | None:
         """Returns the next frame, or None when the peer has closed the connection. Checks a frame's length against the
@@ -80,7 +74,7 @@ class Connection:
                 raise ConnectionLost(_WITHIN)
             length = LENGTH.unpack(head)[0]
         first = await self._exactly(min(length, 1))
-        check_length(first[0] if first else 0, length, self._longest)
+        check_length(first[0] if first else 0, length, min(self.largest + FRAME_OVERHEAD_BYTES, _HEARTBEAT - 1))
         frame = first + await self._exactly(length - len(first))
         if len(frame) < length:
             raise ConnectionLost(_WITHIN)
@@ -89,15 +83,15 @@ class Connection:
     async def send(self, frame: bytes) -> None:
         """Queues a frame, then waits until the peer reads. If the wait is cancelled, the frame stays queued."""
         try:
-            self._stream.write(LENGTH.pack(len(frame)) + frame)
-            await self._stream.drain()
+            self.write(LENGTH.pack(len(frame)) + frame)
+            await self.drain()
         except OSError as error:
             raise ConnectionLost(reason_of(error)) from None
 
     async def _exactly(self, count: int) -> bytes:
         """Returns `count` bytes, or fewer if the peer closes the connection first."""
         try:
-            found = await self._stream.read(count, _SILENCE_S)
+            found = await self.read(count, _SILENCE_S)
         except TimeoutError:
             raise ConnectionLost(f"it has sent nothing for {_SILENCE_S:.0f} s") from None
         except OSError as error:
@@ -111,33 +105,29 @@ class Connection:
     async def _beat(self) -> None:
         while True:
             await asyncio.sleep(_HEARTBEAT_S)
-            if not self._stream.queued():  # otherwise the peer already has bytes to read
+            if not self.writer.transport.get_write_buffer_size():  # otherwise the peer already has bytes to read
                 with suppress(OSError):  # the reading task reports it
-                    self._stream.write(LENGTH.pack(_HEARTBEAT))
+                    self.write(LENGTH.pack(_HEARTBEAT))
 
 
 @asynccontextmanager
 async def dialled(address: str, name: str, context: ssl.SSLContext, largest: int) -> AsyncIterator[Connection]:
     """Connects to the peer at an address, which must have a certificate for `name`. Raises CannotConnect."""
-    async with await _dial(address, name, context, largest) as connection:
-        yield connection
-
-
-async def _dial(address: str, name: str, context: ssl.SSLContext, largest: int) -> Connection:
     host, port = host_and_port(address, name)
-    stream = None
+    connection = None
     try:
         async with asyncio.timeout(_DIAL_S):
             opened = await asyncio.open_connection(host, port, limit=READ_AHEAD, happy_eyeballs_delay=_BOTH_FAMILIES_S)
-            stream = TlsStream(*opened, context, server_name=name)
-            await stream.handshake()
+            connection = Connection(*opened, context, name, largest)
+            await connection.handshake()
     except BaseException as error:
-        if stream is not None:
-            stream.abort()
+        if connection is not None:
+            connection.abort()
         if isinstance(error, TimeoutError | OSError):
-            raise CannotConnect(reason_of(error), in_handshake=stream is not None) from None
+            raise CannotConnect(reason_of(error), in_handshake=connection is not None) from None
         raise
-    return Connection(stream, largest)
+    async with connection:
+        yield connection
 
 
 def keep_from_forks(sockets: Iterable[Any]) -> None:
@@ -160,18 +150,17 @@ def _let_go() -> None:
 os.register_at_fork(after_in_child=_let_go)
 
 
+@dataclass(eq=False)
 class Listener:
     """Accepts connections and passes each peer with a certificate of the mesh's authority to `answer`. Reports a peer
     that fails in the handshake by its address and the reason."""
 
-    def __init__(
-        self,
-        context: ssl.SSLContext,
-        largest: int,
-        answer: Callable[[Connection], Awaitable[None]],
-        refused: Callable[[str, str], None],
-    ):
-        self._context, self._largest, self._answer, self._refused = context, largest, answer, refused
+    context: ssl.SSLContext
+    largest: int
+    answer: Callable[[Connection], Awaitable[None]]
+    refused: Callable[[str, str], None]
+
+    def __post_init__(self):
         self._most = _connections()
         self._open: set[asyncio.Task[None]] = set()
         self._server: asyncio.Server | None = None
@@ -200,29 +189,29 @@ class Listener:
     def _accepted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         address = _shown(writer.get_extra_info("peername"))
         if len(self._open) >= self._most:
-            self._refused(address, f"{self._most} connections are open already")
+            self.refused(address, f"{self._most} connections are open already")
             writer.transport.abort()
             return
-        task = asyncio.create_task(self._serve(TlsStream(reader, writer, self._context), address))
+        task = asyncio.create_task(self._serve(Connection(reader, writer, self.context, largest=self.largest), address))
         self._open.add(task)
         task.add_done_callback(self._open.discard)
 
-    async def _serve(self, stream: TlsStream, address: str) -> None:
+    async def _serve(self, stream: Connection, address: str) -> None:
         try:
             async with asyncio.timeout(_HANDSHAKE_S):
                 await stream.handshake()
         except TimeoutError:
-            self._refused(address, f"no handshake within {_HANDSHAKE_S:.0f} s")
+            self.refused(address, f"no handshake within {_HANDSHAKE_S:.0f} s")
             stream.abort()
         except OSError as error:
-            self._refused(address, reason_of(error))
+            self.refused(address, reason_of(error))
             await stream.close()
         except asyncio.CancelledError:
             stream.abort()
             raise
         else:
-            async with Connection(stream, self._largest) as connection:
-                await self._answer(connection)
+            async with stream:
+                await self.answer(stream)
 
 
 def _on_all_interfaces(port: int) -> socket.socket:

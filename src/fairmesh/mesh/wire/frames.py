@@ -17,7 +17,6 @@ _MESSAGE = struct.Struct("<BQQ")  # kind, step, and the acknowledgement: the rec
 LENGTH = struct.Struct("<I")  # precedes every frame on a connection
 MESSAGE_HEAD_BYTES = LENGTH.size + _MESSAGE.size
 _HELLO_AT_MOST = 1 << 18
-_NEWS_AT_MOST = 1 << 19  # more than the largest announcement and a frame of others
 _REASON_AT_MOST = 2000
 
 
@@ -48,20 +47,23 @@ class Kind(IntEnum):
 REFUSALS = (Kind.REFUSED, Kind.STATE_LOST)
 
 
+_AT_MOST: dict[
+    int, int
+] = {  # bytes of a frame; those with a message have a bound of their own, and others that of a greeting
+    Kind.ACK: 2 * _STEP.size,  # slightly wrong ones are refused by their own reason
+    Kind.NEWS: 1 << 19,  # more than the largest announcement and a frame of others
+    Kind.FINISHED: 1,
+    Kind.REFUSED: 1 + _REASON_AT_MOST,
+    Kind.STATE_LOST: 1 + _REASON_AT_MOST,
+}
+
+
 def check_length(kind: int, length: int, largest: int) -> None:
     """Refuses a frame that is longer than frames of its kind may be, if one with a message may have `largest` bytes."""
-    bounds = {
-        Kind.MESSAGE: largest,
-        Kind.ACK: 2 * _STEP.size,  # slightly wrong ones are refused by their own reason
-        Kind.NEWS: _NEWS_AT_MOST,
-        Kind.FINISHED: 1,
-        Kind.REFUSED: 1 + _REASON_AT_MOST,
-        Kind.STATE_LOST: 1 + _REASON_AT_MOST,
-    }
-    bound = bounds.get(Kind(kind), _HELLO_AT_MOST) if kind in set(Kind) else _HELLO_AT_MOST
+    bound = largest if kind == Kind.MESSAGE else _AT_MOST.get(kind, _HELLO_AT_MOST)
     if length > bound:
-        name = f"{Kind(kind).name.lower()} frame" if kind in set(Kind) else "frame"
-        raise Refused(f"a {name} of {length:,} bytes; at most {bound:,} are taken")
+        name = Kind(kind).name.lower() if kind in set(Kind) else "unknown"
+        raise Refused(f"a frame ({name}) of {length:,} bytes; at most {bound:,} are taken")
 
 
 class Frame(NamedTuple):

@@ -3,7 +3,7 @@
 Other sites' numbers are hostile input. This is the one wall that they pass, when they arrive and when they are read
 from disk again: nothing is computed from a body, and nothing of it is written, before `wrong` finds nothing wrong."""
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 from fairmesh.errors import BadInput
@@ -81,13 +81,12 @@ def _sample_form(value: Any, depth: int = 0) -> bool:
     """Returns whether this is a dtype and the shape of one sample, or a list or table of such, of which samples have
     several."""
     parts, deep = 64, 4
-    if isinstance(value, dict | list) and value and not (isinstance(value, list) and isinstance(value[0], str)):
-        inner = value.values() if isinstance(value, dict) else value
-        names = all(map(text(), value)) if isinstance(value, dict) else True
-        return depth < deep and len(value) <= parts and names and all(_sample_form(one, depth + 1) for one in inner)
-    if not (isinstance(value, list) and len(value) == 2 and text()(value[0])):
+    if isinstance(value, list) and value and isinstance(value[0], str):
+        return len(value) == 2 and _NAME(value[0]) and list_of(count(high=1 << 32), 8)(value[1])
+    if not isinstance(value, dict | list) or not 1 <= len(value) <= parts or depth >= deep:
         return False
-    return list_of(count(high=1 << 32), 8)(value[1])
+    names = value if isinstance(value, dict) else ()
+    return all(map(_NAME, names)) and all(_sample_form(part, depth + 1) for part in _within(value))
 
 
 def _table(value: Any) -> bool:
@@ -265,18 +264,19 @@ def _wrong_fields(form: Mapping[str, Field], body: Mapping[str, Any]) -> str:
 
 def too_deep(value: Any, deep: int = _DEEP) -> bool:
     """Returns whether tables are nested deeper than in any announcement."""
-    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return deep < 0 or any(too_deep(one, deep - 1) for one in inner if isinstance(one, dict | list))
+    return deep < 0 or any(too_deep(inner, deep - 1) for inner in _within(value) if isinstance(inner, dict | list))
 
 
-def _outputs_in(value: Any) -> list[int]:
-    """Returns the numbers of outputs that the body of an announcement declares, anywhere in it."""
-    if isinstance(value, list):
-        return [found for item in value for found in _outputs_in(item)]
-    if not isinstance(value, dict):
-        return []
-    inner = [found for item in value.values() for found in _outputs_in(item)]
-    return [*inner, value["outputs"]] if type(value.get("outputs")) is int else inner
+def _within(value: Any) -> Iterable[Any]:
+    return value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+
+
+def _outputs_in(value: Any) -> Iterator[int]:
+    """Yields the numbers of outputs that the body of an announcement declares, anywhere in it."""
+    if isinstance(value, dict) and type(value.get("outputs")) is int:
+        yield value["outputs"]
+    for inner in _within(value):
+        yield from _outputs_in(inner)
 
 
 def shortened(words: str, at_most: int = _SHORT) -> str:

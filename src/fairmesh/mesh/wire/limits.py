@@ -2,7 +2,6 @@
 
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -47,7 +46,7 @@ class LogLimiter:
     def __init__(self, report: Report, clock: Callable[[], float] = time.monotonic):
         self._report, self._clock, self._lock = report, clock, threading.Lock()
         self._counts: dict[_Key, _Count] = {}
-        self._reasons, self._looked = Counter[tuple[str, str, str | None]](), clock()
+        self._looked = clock()
 
     def __call__(
         self,
@@ -66,27 +65,22 @@ class LogLimiter:
             if key not in self._counts and self._many(key):
                 others = "several other addresses or reasons" if address else "several other reasons"
                 key = level, what, None if len(self._counts) >= _KNOWN else site, None, others
-            if key not in self._counts:
-                self._counts[key] = _Count(self._clock())
-                self._reasons[key[:3]] += 1
-            count = self._counts[key]
+            count = self._counts.setdefault(key, _Count(self._clock()))
             now = count.reported < at_once
             count.reported, count.suppressed = count.reported + now, count.suppressed + (not now)
         if now:
             self._emit(key, 0)
 
     def _many(self, key: _Key) -> bool:
-        return len(self._counts) >= _KNOWN or self._reasons[key[:3]] >= _REASONS
-
-    def flush(self) -> None:
-        """Reports what was suppressed for longer than a minute."""
-        self._flush(self._clock() - _EVERY_S)
+        return len(self._counts) >= _KNOWN or sum(other[:3] == key[:3] for other in self._counts) >= _REASONS
 
     def close(self) -> None:
         """Reports everything that was suppressed."""
-        self._flush(float("inf"))
+        self.flush(longer_than_s=-float("inf"))
 
-    def _flush(self, before: float) -> None:
+    def flush(self, longer_than_s: float = _EVERY_S) -> None:
+        """Reports what was suppressed for longer than this."""
+        before = self._clock() - longer_than_s
         with self._lock:
             self._looked = self._clock()
             due = {key: count.suppressed for key, count in self._counts.items() if count.began <= before}
@@ -94,7 +88,6 @@ class LogLimiter:
                 del self._counts[key]
                 if suppressed:
                     self._counts[key] = _Count(self._clock(), reported=_KNOWN)  # this report uses up the minute
-            self._reasons = Counter(key[:3] for key in self._counts)
         for key, suppressed in due.items():
             if suppressed:
                 self._emit(key, suppressed)

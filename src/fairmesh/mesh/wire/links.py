@@ -20,7 +20,7 @@ from fairmesh.mesh.wire.bulletin import Bulletin
 from fairmesh.mesh.wire.connections import CannotConnect, Connection, ConnectionLost, Listener, dialled
 from fairmesh.mesh.wire.frames import Kind, Refused, RefusedThere, StateLost
 from fairmesh.mesh.wire.limits import LogLimiter, Report, TokenBucket
-from fairmesh.mesh.wire.mailroom import Mailroom, Progress
+from fairmesh.mesh.wire.mailroom import Mailroom, Observe, Progress
 from fairmesh.mesh.wire.tls_stream import Credentials
 
 _FIRST_TELLING_S, _TELL_EVERY_S = 1.0, 60.0
@@ -60,36 +60,35 @@ class _Stream:
         self._loop.call_soon_threadsafe(self.ended.set)
 
 
+@dataclass(eq=False)
 class Links:
     """The connections to all neighbours, in a thread of their own between `start` and `stop`."""
 
-    def __init__(
-        self,
-        neighbours: list[Neighbour],
-        credentials: Credentials,
-        listen: str | None,
-        mailroom: Mailroom,
-        bulletin: Bulletin,
-        greeting: Callable[[], dict[str, Any]],  # who this is, and what both sides must agree on
-        check: Callable[[str, Mapping[str, Any]], bool],  # raises Refused; False: exchange news only
-        report: Report,
-        largest: int,  # bytes per message
-        observe: Callable[[str, int], None],
-        left: Collection[Neighbour] = (),  # former neighbours that are no longer in the mesh
-        refusal: Callable[[str, bytes], str | None] = lambda name, certificate: None,  # of a key that is not confirmed
-    ):
-        self._neighbours = {one.name: one for one in neighbours}
-        self._name_at = {one.position: one.name for one in neighbours}
-        self._credentials, self._listen, self._mailroom, self._bulletin = credentials, listen, mailroom, bulletin
-        self._greeting, self._check, self._observe, self._refusal = greeting, check, observe, refusal
-        self._left = {one.name: one for one in left}
-        self._limiter, self._largest, self._open = LogLimiter(report), largest, Counter[str]()
-        at_once = _NEWS_BYTES_AT_ONCE + bulletin.sites * _NEWS_BYTES_PER_SITE  # all is told when a stream begins
-        self._news_allowed = {one.name: TokenBucket(_NEWS_BYTES_PER_S, at_once) for one in neighbours}
+    neighbours: Sequence[Neighbour]
+    credentials: Credentials
+    listen: str | None
+    mailroom: Mailroom
+    bulletin: Bulletin
+    greeting: Callable[[], dict[str, Any]]  # who this is, and what both sides must agree on
+    check: Callable[[str, Mapping[str, Any]], bool]  # raises Refused; False: exchange news only
+    report: Report
+    largest: int  # bytes per message
+    observe: Observe
+    left: Collection[Neighbour] = ()  # former neighbours that are no longer in the mesh
+    refusal: Callable[[str, bytes], str | None] = lambda name, certificate: None  # of a key that is not confirmed
+
+    def __post_init__(self):
+        self._by_name = {neighbour.name: neighbour for neighbour in self.neighbours}
+        self._limiter, self._open = LogLimiter(self.report), Counter[str]()
+        at_once = (
+            _NEWS_BYTES_AT_ONCE + len(self.bulletin.sites) * _NEWS_BYTES_PER_SITE
+        )  # all is told when a stream begins
+        self._news_allowed = {name: TokenBucket(_NEWS_BYTES_PER_S, at_once) for name in self._by_name}
         self._streams: dict[str, _Stream] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = threading.Thread(target=self._run, name="links", daemon=True)
-        self._ready, self._failed, self._stopping = threading.Event(), None, None
+        self._ready, self._stopping = threading.Event(), asyncio.Event()
+        self._failed: FairmeshError | None = None
         self._finished: set[str] = set()  # neighbours with whom this node is done, in both directions
         self._finished_there: set[str] = set()
         self._finished_sent: set[str] = set()
@@ -104,7 +103,7 @@ class Links:
             raise self._failed
 
     def stop(self) -> None:
-        if self._loop is not None and self._stopping is not None and self._thread.is_alive():
+        if self._loop is not None and self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._stopping.set)
             self._thread.join(10)
 
@@ -112,23 +111,25 @@ class Links:
         """Tells neighbours that this node needs nothing more from them. Leaves out those in `needed_by`, which still
         need something from this node. So a neighbour that gets this message may exit: this node knows, also after a
         restart, that it needs nothing more."""
-        free = {name for name, one in self._neighbours.items() if one.position not in needed_by}
+        free = {neighbour.name for neighbour in self.neighbours if neighbour.position not in needed_by}
         if not free <= self._finished:
             self._finished |= free
             self._wake_all()
 
     def _wake(self, positions: Iterable[int]) -> None:
-        names = [self._name_at[position] for position in positions]
-        if self._loop is not None and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._wake_streams, names)
+        """Lets the streams of these neighbours look for something to send. Can be called from any thread."""
+        names = [neighbour.name for neighbour in self.neighbours if neighbour.position in positions]
 
-    def _wake_streams(self, names: Iterable[str]) -> None:
-        for stream in filter(None, map(self._streams.get, names)):
-            stream.wake.set()
-            stream.room.set()
+        def wake() -> None:
+            for stream in filter(None, map(self._streams.get, names)):
+                stream.wake.set()
+                stream.room.set()
+
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(wake)
 
     def _wake_all(self) -> None:
-        self._wake(self._name_at)
+        self._wake([neighbour.position for neighbour in self.neighbours])
 
     # The thread
 
@@ -139,22 +140,24 @@ class Links:
             self._failed = error
         except Exception as error:
             self._failed = FairmeshError(f"the links of this node failed: {in_a_line(error)}")
-            self._mailroom.stop(self._failed)
+            self.mailroom.stop(self._failed)
         finally:
             self._ready.set()
 
     async def _main(self) -> None:
-        self._loop, self._stopping = asyncio.get_running_loop(), asyncio.Event()
+        self._loop = asyncio.get_running_loop()
         self._loop.set_exception_handler(self._unexpected)
-        self._mailroom.serve(self._wake, lambda stream, reason: stream.end(reason))  # type: ignore[attr-defined]
-        self._bulletin.serve(self._wake_all)
-        context, listener = self._credentials.for_dialling(), None
-        if self._listen is not None:
-            listener = Listener(self._credentials.for_listening(), self._largest, self._answer, self._turned_away)
-            await listener.start(self._listen)
-        tasks = [asyncio.create_task(self._dial(one, context)) for one in self._neighbours.values() if one.address]
-        tasks += [asyncio.create_task(self._tell(one, context)) for one in self._left.values() if one.address]
-        tasks += [asyncio.create_task(work()) for work in (self._flush_log, self._send_acks, self._tell_again)]
+        self.mailroom.serve(self._wake, lambda stream, reason: stream.end(reason))  # type: ignore[attr-defined]
+        self.bulletin.changed = self._wake_all
+        context, listener = self.credentials.for_dialling(), None
+        if self.listen is not None:
+            listener = Listener(self.credentials.for_listening(), self.largest, self._answer, self._turned_away)
+            await listener.start(self.listen)
+        work = [self._dial(neighbour, context) for neighbour in self.neighbours if neighbour.address]
+        work += [self._tell(former, context) for former in self.left if former.address]
+        work += [_every(_REPORT_EVERY_S, self._limiter.flush), _every(_ACK_S, self._send_acks)]
+        work += [_every(_NEWS_AGAIN_S, self._tell_again)]
+        tasks = [asyncio.create_task(task) for task in work]
         self._ready.set()
         await self._stopping.wait()
         for stream in self._streams.values():
@@ -172,28 +175,19 @@ class Links:
         """Logs what asyncio would print, such as that the system cannot accept more connections."""
         self._limiter("warning", "network", reason=f"{context['message']}: {context.get('exception')}")
 
-    async def _flush_log(self) -> None:
-        while True:
-            await asyncio.sleep(_REPORT_EVERY_S)
-            self._limiter.flush()
-
-    async def _send_acks(self) -> None:
-        """Acknowledges from time to time what has become durable, where no message has carried the acknowledgement."""
-        while True:
-            await asyncio.sleep(_ACK_S)
-            for name, stream in self._streams.items():
-                stream.room.set()
-                if self._mailroom.ack_due(self._neighbours[name].position):
-                    stream.ack_due = True
-                    stream.wake.set()
-
-    async def _tell_again(self) -> None:
-        """Tells all news again from time to time, since a neighbour may have dropped some."""
-        while True:
-            await asyncio.sleep(_NEWS_AGAIN_S)
-            for stream in self._streams.values():
-                stream.news_sent = 0
+    def _send_acks(self) -> None:
+        """Acknowledges what has become durable, where no message has carried the acknowledgement."""
+        for name, stream in self._streams.items():
+            stream.room.set()
+            if self.mailroom.ack_due(self._by_name[name].position):
+                stream.ack_due = True
                 stream.wake.set()
+
+    def _tell_again(self) -> None:
+        """Tells all news again, since a neighbour may have dropped some."""
+        for stream in self._streams.values():
+            stream.news_sent = 0
+            stream.wake.set()
 
     async def _dial(self, neighbour: Neighbour, context: ssl.SSLContext) -> None:
         lost = time.monotonic()
@@ -201,7 +195,7 @@ class Links:
         while True:
             met = None
             try:
-                async with dialled(neighbour.address or "", neighbour.name, context, self._largest) as connection:
+                async with dialled(neighbour.address or "", neighbour.name, context, self.largest) as connection:
                     met = time.monotonic()
                     await self._converse(neighbour, connection)
             except CannotConnect as error:
@@ -233,9 +227,9 @@ class Links:
         """Serves a connection that a neighbour opened."""
         names = connection.peer_names
         who = ", ".join(names) or "a peer without a name"
-        neighbour = self._neighbours.get(who)
+        neighbour = self._by_name.get(who)
         refusal = None
-        if who in self._left:
+        if any(former.name == who for former in self.left):
             refusal = "it has left the mesh: the others voted to continue without it"
             if self._open[who] < _STREAMS:
                 with self._counted(who):
@@ -263,7 +257,7 @@ class Links:
         while True:
             told = False
             with suppress(CannotConnect, ConnectionLost, Refused, OSError):
-                async with dialled(former.address or "", former.name, context, self._largest) as connection:
+                async with dialled(former.address or "", former.name, context, self.largest) as connection:
                     told = await self._tell_why(connection)
             pause = _TELL_EVERY_S if told else min(2 * pause, _TELL_EVERY_S)
             await asyncio.sleep(pause)
@@ -272,25 +266,30 @@ class Links:
         """Gives a site that has left the certificate by which the others continue without it, and nothing else."""
         with suppress(ConnectionLost, Refused, ConnectionError, TimeoutError):
             async with asyncio.timeout(_GREETING_S):
-                await connection.send(frames.hello(self._greeting() | {"holds": [0, 0], "clock": time.time()}))
+                await connection.send(frames.hello(self.greeting() | {"holds": [0, 0], "clock": time.time()}))
                 if await connection.receive() is None:
                     return False
-                for entries in self._bulletin.quoted("certificate", "follow"):
+                for entries in self.bulletin.quoted("certificate", "follow"):
                     await connection.send(frames.news(entries))
                 await asyncio.sleep(1.0)  # so that it is read before the connection ends
                 return True
         return False
 
     async def _converse(self, neighbour: Neighbour, connection: Connection, answering: bool = False) -> None:
-        """Exchanges greetings, then frames in both directions until one side ends the stream. A connection that is lost
-        after the greetings is logged here and raises no error."""
+        """Exchanges greetings, then frames in both directions until one side ends the stream."""
+        stream = await self._greeted(neighbour, connection, answering)
+        if stream is not None:
+            await self._exchange(neighbour, stream, connection)
+
+    async def _greeted(self, neighbour: Neighbour, connection: Connection, answering: bool) -> _Stream | None:
+        """Exchanges greetings. Returns the stream that begins then, or None if none does."""
         shown = ssl.DER_cert_to_PEM_cert(connection.peer_certificate()).encode()
-        unknown = self._refusal(neighbour.name, shown)
+        unknown = self.refusal(neighbour.name, shown)
         if unknown:
             await _send_refusal(connection, Refused(unknown))
             raise Refused(unknown)
-        mine = self._mailroom.progress(neighbour.position)
-        greeting = frames.hello(self._greeting() | {"holds": list(mine), "clock": time.time()})
+        mine = self.mailroom.progress(neighbour.position)
+        greeting = frames.hello(self.greeting() | {"holds": list(mine), "clock": time.time()})
         await connection.send(greeting)
         try:
             async with asyncio.timeout(_GREETING_S):  # wait_for of Python 3.11 may let a cancellation pass
@@ -301,16 +300,16 @@ class Links:
             await self._refuse(neighbour, connection, error)
             raise
         if first is None:
-            return
+            return None
         stream, replaced = _Stream(asyncio.get_running_loop()), self._streams.get(neighbour.name)
         if first and first[0] in frames.REFUSALS:
             raise self._refused_there(neighbour, stream, frames.read_frame(first))
         try:
             table = frames.read_hello(first)
-            stream.only_news = not self._check(neighbour.name, table)
+            stream.only_news = not self.check(neighbour.name, table)
             if answering and table.get("check") is True:
                 self._limiter("info", "checked", neighbour.name)
-                return
+                return None
             theirs = _progress(table)
             stream.process = table.get("process")
             if replaced is not None and replaced.process != stream.process:
@@ -319,7 +318,7 @@ class Links:
                     "other. Stop one of them, and never run a copy of a site's folder"
                 )
             if not stream.only_news:
-                self._mailroom.connected(neighbour.position, stream, theirs)
+                self.mailroom.connected(neighbour.position, stream, theirs)
         except StateLost as error:  # news go on, so that its people see how far the others are, and who votes for what
             self._limiter("warning", "refused", neighbour.name, str(error))
             stream.only_news = True
@@ -329,12 +328,16 @@ class Links:
             raise
         if replaced is not None:
             replaced.ended.set()
-            if self._mailroom.progress(neighbour.position).due != mine.due:  # more arrived over it
-                self._mailroom.disconnected(neighbour.position, stream)
-                return
+            if self.mailroom.progress(neighbour.position).due != mine.due:  # more arrived over it
+                self.mailroom.disconnected(neighbour.position, stream)
+                return None
         self._streams[neighbour.name] = stream
-        self._mailroom.seen(neighbour.position, frames.size(first), frames.size(greeting))
+        self.mailroom.seen(neighbour.position, frames.size(first), frames.size(greeting))
         self._limiter("info", "connected", neighbour.name, at_once=_STREAMS)
+        return stream
+
+    async def _exchange(self, neighbour: Neighbour, stream: _Stream, connection: Connection) -> None:
+        """Exchanges frames. A connection that is lost is logged here and raises no error."""
         tasks = [
             asyncio.create_task(self._reading(neighbour, stream, connection)),
             asyncio.create_task(self._writing(neighbour, stream, connection)),
@@ -352,8 +355,8 @@ class Links:
             raise
         except Refused as error:
             if stream.only_news:
-                self._mailroom.note_refusal(neighbour.position, str(error))
-            self._mailroom.refuse(neighbour.position, str(error), stream)
+                self.mailroom.note_refusal(neighbour.position, str(error))
+            self.mailroom.refuse(neighbour.position, str(error), stream)
             await _send_refusal(connection, error)
             raise
         except ConnectionLost as error:
@@ -362,14 +365,14 @@ class Links:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            self._mailroom.disconnected(neighbour.position, stream)
+            self.mailroom.disconnected(neighbour.position, stream)
             if self._streams.get(neighbour.name) is stream:
                 del self._streams[neighbour.name]
-                if not self._stopping.is_set():  # type: ignore[union-attr]
+                if not self._stopping.is_set():
                     self._limiter("info", "disconnected", neighbour.name, why, at_once=_STREAMS)
 
     async def _refuse(self, neighbour: Neighbour, connection: Connection, reason: Refused) -> None:
-        self._mailroom.note_refusal(neighbour.position, str(reason))
+        self.mailroom.note_refusal(neighbour.position, str(reason))
         await _send_refusal(connection, reason)
 
     async def _reading(self, neighbour: Neighbour, stream: _Stream, connection: Connection) -> None:
@@ -379,14 +382,14 @@ class Links:
             if stream.only_news and frame.kind not in (Kind.NEWS, *frames.REFUSALS):
                 continue
             if frame.kind in (Kind.MESSAGE, Kind.ACK):
-                self._mailroom.acknowledged(position, stream, frame.durable)
-                self._observe("ack received", frame.durable)
+                self.mailroom.acknowledged(position, stream, frame.durable)
+                self.observe("ack received", frame.durable)
             if frame.kind == Kind.MESSAGE:
-                while not self._mailroom.arrived(position, stream, frame.step, frame.body):
+                while not self.mailroom.arrived(position, stream, frame.step, frame.body):
                     stream.room.clear()  # set when the node has taken messages, and from time to time
                     await stream.room.wait()
                 continue
-            self._mailroom.seen(position, overhead_in=frames.size(data))
+            self.mailroom.seen(position, overhead_in=frames.size(data))
             if frame.kind == Kind.ACK:
                 continue
             if frame.kind == Kind.NEWS:
@@ -404,7 +407,7 @@ class Links:
         """Returns why a neighbour refuses this side. That this side has lost its state is only its claim."""
         if frame.kind == Kind.STATE_LOST:
             stream.only_news = True
-            self._mailroom.note_state_lost(neighbour.position, stream, frame.reason())
+            self.mailroom.note_state_lost(neighbour.position, stream, frame.reason())
             return RefusedThere(f"it says that this site has lost its state: {frame.reason()}")
         return RefusedThere(f"it refuses: {frame.reason()}")
 
@@ -413,7 +416,7 @@ class Links:
         if not self._news_allowed[neighbour.name].spend(len(news)):
             self._limiter("warning", "announcements dropped", neighbour.name, "it sends too many")
             return
-        for site in self._bulletin.heard(news, neighbour.name, stream):
+        for site in self.bulletin.heard(news, neighbour.name, stream):
             self._limiter("warning", "announcements dropped", site, f"{neighbour.name} passes on too many of it")
 
     async def _writing(self, neighbour: Neighbour, stream: _Stream, connection: Connection) -> None:
@@ -421,21 +424,21 @@ class Links:
         while True:
             stream.wake.clear()
             while True:  # news before messages: a node that has just connected needs them first
-                stream.news_sent, entries = self._bulletin.news(stream.news_sent, stream)
+                stream.news_sent, entries = self.bulletin.news(stream.news_sent, stream)
                 if entries is None:
                     break
                 frame = frames.news(entries)
                 await connection.send(frame)
-                self._mailroom.seen(position, overhead_out=frames.size(frame))
-            while going := self._mailroom.outgoing(position, stream, stream.ack_due):
+                self.mailroom.seen(position, overhead_out=frames.size(frame))
+            while going := self.mailroom.outgoing(position, stream, stream.ack_due):
                 stream.ack_due = False
                 for step, frame in going:
                     await connection.send(frame)
                     if step < 0:
-                        self._mailroom.seen(position, overhead_out=frames.size(frame))
-                        self._observe("ack sent", -1)
+                        self.mailroom.seen(position, overhead_out=frames.size(frame))
+                        self.observe("ack sent", -1)
                     else:
-                        self._observe("sent", step)
+                        self.observe("sent", step)
             if neighbour.name in self._finished and not stream.finished_sent and not stream.only_news:
                 await connection.send(frames.finished())
                 stream.finished_sent = True
@@ -445,8 +448,14 @@ class Links:
                 await stream.wake.wait()
 
     def _see_whether_finished(self) -> None:
-        if self._finished_sent & self._finished_there >= self._neighbours.keys():
+        if self._finished_sent & self._finished_there >= self._by_name.keys():
             self.all_finished.set()
+
+
+async def _every(seconds: float, work: Callable[[], None]) -> None:
+    while True:
+        await asyncio.sleep(seconds)
+        work()
 
 
 async def _send_refusal(connection: Connection, reason: Refused) -> None:

@@ -11,7 +11,8 @@ import statistics
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -150,6 +151,11 @@ class Mailroom:
         `close(stream, reason)` when a stream must end."""
         self._wake, self._close = wake, close
 
+    @contextmanager
+    def _edge(self, position: int) -> Iterator[_Edge]:
+        with self._changed:
+            yield self._edges[position]
+
     # The training thread
 
     def as_sent(self, step: int, payloads: Mapping[int, bytes]) -> dict[int, bytes]:
@@ -164,31 +170,29 @@ class Mailroom:
         known = {payload: before[position] for position, payload in payloads.items() if position in before}
         lost = [p for p, payload in payloads.items() if p not in before and payload not in known]
         if lost and self.other_machine is not None:  # they may have it, though the journal does not
-            self._refuse_if_had(step, lost, self.other_machine)
+            refusal = FairmeshError(
+                f"the journal has lost the message of step {step}, which a neighbour has, and this machine may compute "
+                f"another one ({self.other_machine}). Start the node once on a machine and with settings as before, "
+                "until the log says that it trains; then it can move. Or let the other sites vote this site out"
+            )
+            self._wait_for(lambda: [p for p in lost if self._edges[p].had is None], time.monotonic(), refusal)
+            if any(step < (self._edges[position].had or 0) for position in lost):
+                raise refusal
         return {position: before.get(position, known.get(text, text)) for position, text in payloads.items()}
 
-    def _refuse_if_had(self, step: int, positions: Iterable[int], difference: str) -> None:
-        """Waits until these neighbours have said how far they have received. Raises if one has the step already."""
-        lost = FairmeshError(
-            f"the journal has lost the message of step {step}, which a neighbour has, and this machine may compute "
-            f"another one ({difference}). Start the node once on a machine and with settings as before, until the log "
-            "says that it trains; then it can move. Or let the other sites vote this site out"
-        )
+    def _wait_for(
+        self, awaited: Callable[[], Iterable[int]], since: float, if_alone: FairmeshError | None = None
+    ) -> None:
+        """Waits as long as there are neighbours to wait for, from a moment on by time.monotonic(). Raises `if_alone` if
+        none can answer."""
         with self._changed:
-            self._wait_for(lambda: [position for position in positions if self._edges[position].had is None], lost)
+            while positions := awaited():
+                self._raise_if_stopped()
+                if self.alone and if_alone is not None:
+                    raise if_alone
+                self.waiting_for = dict.fromkeys(positions, since)
+                self._changed.wait(_LOOK_EVERY_S)
             self.waiting_for = {}
-            if any(step < (self._edges[position].had or 0) for position in positions):
-                raise lost
-
-    def _wait_for(self, awaited: Callable[[], Iterable[int]], if_alone: FairmeshError | None = None) -> None:
-        """Waits, with the lock, as long as there are neighbours to wait for. Raises `if_alone` if none can answer."""
-        now = time.monotonic()
-        while positions := awaited():
-            self._raise_if_stopped()
-            if self.alone and if_alone is not None:
-                raise if_alone
-            self.waiting_for = {position: self.waiting_for.get(position, now) for position in positions}
-            self._changed.wait(_LOOK_EVERY_S)
 
     def post(self, step: int, payloads: Mapping[int, bytes]) -> None:
         """Logs the messages of a step and hands them to the streams.
@@ -205,7 +209,9 @@ class Mailroom:
                 )
         fresh = {position: payload for position, payload in payloads.items() if position not in before}
         if fresh:  # a node that must stop first repeats what it had done before a restart
-            self._wait_for_room(fresh)
+            # Neighbours that have not acknowledged the last messages, or their disks, hang.
+            self._wait_for(lambda: [p for p in fresh if not self._edges[p].has_room()], time.monotonic())
+            self._raise_if_stopped()
             self._observe("computed", step)
             self._journal.log_sent(step, fresh)
             self._observe("logged", step)
@@ -221,15 +227,8 @@ class Mailroom:
 
     def owe(self, position: int, step: int) -> None:
         """Notes that a neighbour will be sent a message of this step, which is before this node's next round."""
-        with self._changed:
-            self._edges[position].next_post = step
-
-    def _wait_for_room(self, positions: Iterable[int]) -> None:
-        """Waits for neighbours that have not acknowledged the last messages: they, or their disks, hang."""
-        with self._changed:
-            self._wait_for(lambda: [position for position in positions if not self._edges[position].has_room()])
-            self._raise_if_stopped()
-            self.waiting_for = {}
+        with self._edge(position) as edge:
+            edge.next_post = step
 
     def take(
         self,
@@ -250,18 +249,18 @@ class Mailroom:
         Returns:
             For each position, what `read` makes of its message. A message that is refused is awaited again.
         """
-        began = time.perf_counter()
+        began, since = time.perf_counter(), time.monotonic()
         found: dict[int, Any] = {}
         for position in positions:
             logged = self._journal.received(position, step)
             if logged is not None:
                 found[position] = read(position, logged)
-                with self._changed:
-                    self._edges[position].taken = max(self._edges[position].taken, step + 1)
-                    self._edges[position].inbox.pop(step, None)  # it came again after one that the journal had lost
+                with self._edge(position) as edge:
+                    edge.taken = max(edge.taken, step + 1)
+                    edge.inbox.pop(step, None)  # it came again after one that the journal had lost
         missing = [position for position in positions if position not in found]
         while missing:
-            for position, payload in self._arrived(step, missing):
+            for position, payload in self._arrived(step, missing, since):
                 try:
                     decoded = read(position, payload)
                     check(position, decoded)
@@ -272,29 +271,28 @@ class Mailroom:
                 self._observe("received", step)
                 self._journal.log_received(position, step, payload)
                 self._observe("noted", step)
-                with self._changed:
-                    edge = self._edges[position]
+                with self._edge(position) as edge:
                     edge.inbox.pop(step, None)
                     edge.taken, edge.refusal = step + 1, None
                 missing.remove(position)
-                self.waiting_for = {other: since for other, since in self.waiting_for.items() if other != position}
                 self._unsettled.set()
         self._spent.append(self._posting_s + time.perf_counter() - began)
         return found
 
-    def _arrived(self, step: int, missing: Sequence[int]) -> list[tuple[int, bytes]]:
+    def _arrived(self, step: int, missing: Sequence[int], since: float) -> list[tuple[int, bytes]]:
         """Waits for at least one missing message of a step; returns those that are there."""
         lost = FairmeshError(
             f"the journal has lost messages of step {step}, which this node needs to go back; put back its state from "
             "a backup, or let all sites vote to give it a new one with `fairmesh mesh restore`"
         )
 
-        def arrived() -> list[int]:
-            return [position for position in missing if step in self._edges[position].inbox]
+        def arrived() -> list[tuple[int, bytes]]:
+            inboxes = [(position, self._edges[position].inbox) for position in missing]
+            return [(position, inbox[step]) for position, inbox in inboxes if step in inbox]
 
         with self._changed:
-            self._wait_for(lambda: () if arrived() else missing, lost)
-            return [(position, self._edges[position].inbox[step]) for position in arrived()]
+            self._wait_for(lambda: () if arrived() else missing, since, lost)
+            return arrived()
 
     def stop(self, reason: FairmeshError) -> None:
         """Ends any wait of the training thread with this error."""
@@ -390,14 +388,12 @@ class Mailroom:
 
     def progress(self, position: int) -> Progress:
         """Returns how far this side has received a neighbour's messages."""
-        with self._changed:
-            edge = self._edges[position]
+        with self._edge(position) as edge:
             return Progress(edge.durable, edge.due())
 
     def connected(self, position: int, stream: object, theirs: Progress) -> None:
         """Begins a stream, which replaces the previous one."""
-        with self._changed:
-            edge = self._edges[position]
+        with self._edge(position) as edge:
             if self.rounds and theirs.due > self.rounds.stop + _AFTER_ROUNDS:
                 raise Refused(f"it claims to have step {theirs.due - 1}, which this run does not have")
             edge.had = theirs.due if edge.had is None else edge.had
@@ -423,9 +419,9 @@ class Mailroom:
             self._changed.notify_all()
 
     def disconnected(self, position: int, stream: object) -> None:
-        with self._changed:
-            if self._edges[position].stream is stream:
-                self._edges[position].stream = None
+        with self._edge(position) as edge:
+            if edge.stream is stream:
+                edge.stream = None
 
     def ack_due(self, position: int) -> bool:
         """Returns whether messages have become durable here that are not acknowledged yet."""
@@ -436,8 +432,7 @@ class Mailroom:
         """Returns the next frames to put on a stream, with their steps. Messages carry an acknowledgement; with
         `with_ack`, a frame of its own (step -1) follows where one is due."""
         frames: list[tuple[int, bytes]] = []
-        with self._changed:
-            edge = self._edges[position]
+        with self._edge(position) as edge:
             if edge.stream is not stream:
                 return []
             while edge.cursor < edge.posted and len(frames) < _AT_ONCE:
@@ -454,8 +449,7 @@ class Mailroom:
 
     def arrived(self, position: int, stream: object, step: int, payload: bytes) -> bool:
         """Takes a message that came over a stream. Returns False if there is no room until others have been read."""
-        with self._changed:
-            edge = self._edges[position]
+        with self._edge(position) as edge:
             if edge.stream is not stream:
                 return True
             edge.last_seen = time.time()
@@ -477,8 +471,7 @@ class Mailroom:
 
     def acknowledged(self, position: int, stream: object, step: int) -> None:
         """Takes a neighbour's acknowledgement of every message before this step."""
-        with self._changed:
-            edge = self._edges[position]
+        with self._edge(position) as edge:
             if edge.stream is not stream:
                 return
             edge.last_seen, edge.state_lost = time.time(), None
@@ -512,8 +505,7 @@ class Mailroom:
     def refuse(self, position: int, reason: str, over: object = None) -> None:
         """Drops what a neighbour sent and nobody took yet, and closes its stream with the reason. Does nothing for a
         stream that has been replaced."""
-        with self._changed:
-            edge = self._edges[position]
+        with self._edge(position) as edge:
             if over is not None and edge.stream is not over:
                 return
             edge.inbox.clear()
@@ -524,16 +516,14 @@ class Mailroom:
 
     def note_refusal(self, position: int, reason: str) -> None:
         """Notes that something a neighbour sent was refused before it reached the mailroom."""
-        with self._changed:
-            edge = self._edges[position]
+        with self._edge(position) as edge:
             edge.counters.refused += 1
             edge.refusal = _again(edge.refusal, reason)
 
     def note_state_lost(self, position: int, stream: object, reason: str) -> None:
         """Notes that a neighbour says that this side has lost its state, and takes no messages over this stream."""
         self.disconnected(position, stream)
-        with self._changed:
-            edge = self._edges[position]
+        with self._edge(position) as edge:
             edge.state_lost = _again(edge.state_lost, reason)
 
     def state_lost(self) -> dict[int, Refusal]:

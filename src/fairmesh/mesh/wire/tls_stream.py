@@ -12,6 +12,7 @@ import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from typing import Any
 
 from fairmesh.errors import BadInput
 
@@ -20,39 +21,34 @@ READ_AHEAD = 1 << 20  # bytes that may wait to be decrypted; with more, the peer
 _RECORD = 1 << 14  # bytes; TLS decrypts no more at once
 _ENCRYPT = 1 << 20  # bytes encrypted at once
 _LINGER_S = 1.0
-_WORDS = {
-    "PEER_DID_NOT_RETURN_A_CERTIFICATE": "no certificate",
-    "unable to get local issuer certificate": "a certificate of another authority",
-    "self signed certificate": "a certificate of another authority",
-    "self-signed certificate": "a certificate of another authority",
-    "certificate signature failure": "a certificate of another authority",
-    "certificate has expired": "an expired certificate",
-    "certificate is not yet valid": "a certificate that is not valid yet; do the clocks agree?",
-    "Hostname mismatch": "a certificate of another site",
-    "Hostname Verification Check failed": "a certificate of another site",
-    "CERTIFICATE_VERIFY_FAILED": "a certificate that cannot be verified",
-    "UNSUPPORTED_PROTOCOL": "an old version of TLS; TLS 1.3 is needed",
-    "TLSV1_ALERT_PROTOCOL_VERSION": "an old version of TLS; TLS 1.3 is needed",
-    "HTTP_REQUEST": "not TLS: a request of plain HTTP",
-    "HTTPS_PROXY_REQUEST": "not TLS: a request to a proxy",
-    "WRONG_VERSION_NUMBER": "not TLS",
-    "ALERT_UNKNOWN_CA": "it does not know the authority of this site's certificate",
-    "ALERT_CERTIFICATE_EXPIRED": "it says that this site's certificate has expired",
-    "ALERT_BAD_CERTIFICATE": "it does not accept this site's certificate",
-    "ALERT_CERTIFICATE_UNKNOWN": "it does not accept this site's certificate",
-    "CERTIFICATE_REQUIRED": "it requires a certificate",
-    "Connection refused": "connection refused: nobody listens there",
-    "No route to host": "no route to it",
-    "Network is unreachable": "no route to it",
-    "Connection reset": "it closed the connection",
-    "Connection lost": "it closed the connection",  # by asyncio
-    "Broken pipe": "it closed the connection",
-    "EOF occurred in violation of protocol": "it closed the connection",
-    "timed out": "no answer in time",
-    "Name or service not known": "its name cannot be resolved",
-    "Temporary failure in name resolution": "its name cannot be resolved",
-    "No address associated with hostname": "its name cannot be resolved",
-}
+_WORDS = {  # what to say instead of these texts of TLS and of sockets; the first that is found counts
+    "no certificate": ["PEER_DID_NOT_RETURN_A_CERTIFICATE"],
+    "a certificate of another authority": [
+        "unable to get local issuer certificate", "self signed certificate", "self-signed certificate",
+        "certificate signature failure",
+    ],
+    "an expired certificate": ["certificate has expired"],
+    "a certificate that is not valid yet; do the clocks agree?": ["certificate is not yet valid"],
+    "a certificate of another site": ["Hostname mismatch", "Hostname Verification Check failed"],
+    "a certificate that cannot be verified": ["CERTIFICATE_VERIFY_FAILED"],
+    "an old version of TLS; TLS 1.3 is needed": ["UNSUPPORTED_PROTOCOL", "TLSV1_ALERT_PROTOCOL_VERSION"],
+    "not TLS: a request of plain HTTP": ["HTTP_REQUEST"],
+    "not TLS: a request to a proxy": ["HTTPS_PROXY_REQUEST"],
+    "not TLS": ["WRONG_VERSION_NUMBER"],
+    "it does not know the authority of this site's certificate": ["ALERT_UNKNOWN_CA"],
+    "it says that this site's certificate has expired": ["ALERT_CERTIFICATE_EXPIRED"],
+    "it does not accept this site's certificate": ["ALERT_BAD_CERTIFICATE", "ALERT_CERTIFICATE_UNKNOWN"],
+    "it requires a certificate": ["CERTIFICATE_REQUIRED"],
+    "connection refused: nobody listens there": ["Connection refused"],
+    "no route to it": ["No route to host", "Network is unreachable"],
+    "it closed the connection": [
+        "Connection reset", "Connection lost", "Broken pipe", "EOF occurred in violation of protocol",
+    ],
+    "no answer in time": ["timed out"],
+    "its name cannot be resolved": [
+        "Name or service not known", "Temporary failure in name resolution", "No address associated with hostname",
+    ],
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -89,29 +85,28 @@ class Credentials:
         return context
 
 
+@dataclass(eq=False)
 class TlsStream:
     """Encrypted bytes in both directions over an asyncio stream. Call `handshake` first."""
 
-    def __init__(
-        self,
-        reader: asyncio.StreamReader,
-        writer: asyncio.StreamWriter,
-        context: ssl.SSLContext,
-        server_name: str | None = None,  # the dialled name; None on the listening side
-    ):
-        self._reader, self._writer, self._context, self._server_name = reader, writer, context, server_name
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+    context: ssl.SSLContext
+    server_name: str | None = None  # the dialled name; None on the listening side
+
+    def __post_init__(self):
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
-        self._tls: ssl.SSLObject | None = None
+        self._tls: Any = None  # an ssl.SSLObject, from the handshake on
         # asyncio sets this too, but only for sockets made with IPPROTO_TCP, and those of socket.create_server have 0.
         with suppress(OSError):  # the peer is gone already
-            writer.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self.writer.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     async def handshake(self) -> None:
         """Does the handshake. Raises ssl.SSLError or another OSError if it fails; TLS sends the peer an alert."""
-        listening = self._server_name is None
+        listening = self.server_name is None
         if listening:
             await self._fetch()  # a stranger who sends nothing costs no TLS object
-        self._tls = self._context.wrap_bio(self._incoming, self._outgoing, listening, self._server_name)
+        self._tls = self.context.wrap_bio(self._incoming, self._outgoing, listening, self.server_name)
         try:
             while True:
                 try:
@@ -123,23 +118,23 @@ class TlsStream:
         finally:
             self._flush()
 
+    @property
     def peer_names(self) -> list[str]:
         """Returns every alternative name in the peer's certificate, which the handshake has verified."""
-        found = self._secured().getpeercert() or {}
-        entries: tuple[tuple[str, str], ...] = found.get("subjectAltName", ())  # type: ignore[assignment]
+        entries = (self._tls.getpeercert() or {}).get("subjectAltName", ())
         return [name if kind == "DNS" else f"{kind}:{name}" for kind, name in entries]
 
     def peer_certificate(self) -> bytes:
         """Returns the peer's certificate, as DER."""
-        return self._secured().getpeercert(binary_form=True) or b""
+        return self._tls.getpeercert(binary_form=True) or b""
 
     async def read(self, count: int, silence_s: float) -> bytes:
         """Returns `count` bytes, or fewer if the stream ends first. Raises TimeoutError if the peer sends nothing for
         `silence_s` seconds."""
-        tls, pieces = self._secured(), []
+        pieces: list[bytes] = []
         while count:
             try:
-                piece = tls.read(min(count, _RECORD))
+                piece = self._tls.read(min(count, _RECORD))
             except ssl.SSLWantReadError:
                 self._flush()
                 async with asyncio.timeout(silence_s):
@@ -156,20 +151,16 @@ class TlsStream:
     def write(self, data: bytes) -> None:
         """Encrypts the data and queues all of it for the socket at once, so that no other write can interleave. Call
         `drain` afterwards."""
-        if self._writer.transport.is_closing():
+        if self.writer.transport.is_closing():
             raise ConnectionResetError("Connection lost")
-        tls, left = self._secured(), memoryview(data)
+        left = memoryview(data)
         while left:
-            left = left[tls.write(left[:_ENCRYPT]) :]
+            left = left[self._tls.write(left[:_ENCRYPT]) :]
             self._flush()
 
     async def drain(self) -> None:
         """Waits until the socket has accepted most of what is queued."""
-        await self._writer.drain()
-
-    def queued(self) -> bool:
-        """Returns whether the socket has not yet accepted everything."""
-        return self._writer.transport.get_write_buffer_size() > 0
+        await self.writer.drain()
 
     async def close(self) -> None:
         """Ends the stream and waits a moment for the peer to end it too. Closing a socket with unread bytes resets the
@@ -179,9 +170,9 @@ class TlsStream:
                 with suppress(ssl.SSLError):  # the peer has not ended its side yet, or the handshake failed
                     self._tls.unwrap()
                 self._flush()
-            self._writer.write_eof()
+            self.writer.write_eof()
             async with asyncio.timeout(_LINGER_S):
-                while await self._reader.read(_PIECE):
+                while await self.reader.read(_PIECE):
                     pass
         except (OSError, TimeoutError):
             pass
@@ -190,19 +181,14 @@ class TlsStream:
 
     def abort(self) -> None:
         """Closes the socket at once."""
-        self._writer.transport.abort()
-
-    def _secured(self) -> ssl.SSLObject:
-        if self._tls is None:
-            raise RuntimeError("there was no handshake yet")
-        return self._tls
+        self.writer.transport.abort()
 
     def _flush(self) -> None:
         if self._outgoing.pending:
-            self._writer.write(self._outgoing.read())
+            self.writer.write(self._outgoing.read())
 
     async def _fetch(self) -> None:
-        data = await self._reader.read(_PIECE)
+        data = await self.reader.read(_PIECE)
         if data:
             self._incoming.write(data)
         else:
@@ -233,13 +219,13 @@ def _no_password() -> str:
 
 def in_words(said: str) -> str:
     """Returns the words for an error text, or the text itself where there are none."""
-    return next((words for sign, words in _WORDS.items() if sign in said), said)
+    return next((words for words, signs in _WORDS.items() if any(sign in said for sign in signs)), said)
 
 
 def reason_of(error: Exception) -> str:
     """Returns the words for an error of a socket or of TLS."""
     if isinstance(error, TimeoutError):
-        return _WORDS["timed out"]
+        return in_words("timed out")
     # asyncio gives only the error number of a failed connect.
     said = re.sub(r"\[Errno (\d+)\] Connect call failed", lambda found: os.strerror(int(found[1])), str(error))
     return in_words(said or type(error).__name__)

@@ -3,23 +3,12 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from fairmesh.errors import BadInput
 from fairmesh.mesh.wire.mailroom import Mailroom
 from fairmesh.networks.process_group import ProcessGroup
-from fairmesh.networks.remote import RemoteNetwork
-from fairmesh.networks.transport import (
-    Arrivals,
-    Edge,
-    Read,
-    Transport,
-)
-from fairmesh.topology.mixing import Mixing
+from fairmesh.networks.transport import Arrivals, Edge, Read, Transport
 
 FIRST_ROUND = 1  # its step; in step 0 neighbours compare their initial models
-_NO_SERVER = "between organisations there is no server and no broadcast; use ad-gda"
 
 
 class MeshProcess(ProcessGroup):
@@ -27,22 +16,13 @@ class MeshProcess(ProcessGroup):
 
     world_size, rank, local_world_size, job = 1, 0, 1, None
 
-    def all_gather(self, payload: bytes) -> list[bytes]:
-        raise BadInput(_NO_SERVER)
-
-    def all_reduce(self, tensor: Tensor) -> Tensor:
-        raise BadInput(_NO_SERVER)
-
     def duplicate(self) -> "MeshProcess":
         return self
 
-    def nodes(self, n: int) -> Sequence[int]:
-        raise BadInput(_NO_SERVER)
+    def _refuse(self, *_: Any, **__: Any) -> Any:
+        raise BadInput("between organisations there is no server and no broadcast; use ad-gda")
 
-    def network(
-        self, cycle: Sequence[Mixing], *, device: torch.device, dtype: torch.dtype, count_bytes: bool
-    ) -> RemoteNetwork:
-        raise BadInput(_NO_SERVER)
+    all_gather = all_reduce = nodes = network = _refuse
 
 
 class PeerTransport(Transport):
