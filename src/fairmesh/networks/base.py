@@ -19,7 +19,7 @@ from fairmesh.networks.bounds import Content
 from fairmesh.networks.process_group import ProcessGroup
 from fairmesh.networks.roles import HeldByAll, PerNode
 from fairmesh.numerics.random_streams import SecretIdentities
-from fairmesh.topology.mixing import Mixing
+from fairmesh.topology.mixing import Mixing, union_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -164,8 +164,7 @@ class Network(ABC):
 
     def gap(self) -> float:
         """Returns the spectral gap of W, averaged over the rounds if it changes: in [0, 1], larger mixes faster."""
-        matrices = [mixing.matrix for mixing in self.cycle]
-        return self.cycle[0].gap if len(matrices) == 1 else Mixing(sum(matrices[1:], matrices[0]) / len(matrices)).gap
+        return union_of(self.cycle).gap
 
     def mean(self, rows: Tensor) -> Tensor:
         """Returns the mean of rows (..., nodes, dim) over all nodes of all processes: (..., dim)."""

@@ -3,13 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
-import networkx
 import numpy as np
 import scipy.sparse
 import scipy.sparse.csgraph
-import scipy.sparse.linalg
 
 from fairmesh.errors import BadInput
 
@@ -126,6 +124,8 @@ def with_liars(cycle: Sequence[Mixing], liars: int) -> list[Mixing]:
 
 def _extreme_eigenvalue(matrix: scipy.sparse.csr_array, bound: float, sign: int) -> float:
     """Returns the largest (sign +1) or smallest (-1) eigenvalue on vectors of mean zero; none lies beyond `bound`."""
+    import scipy.sparse.linalg
+
     n = len(matrix.indptr) - 1
     start = np.random.default_rng(0).standard_normal(n)
 
@@ -187,18 +187,23 @@ def _check_doubly_stochastic(matrix: scipy.sparse.csr_array, tolerance: float = 
         raise BadInput(f"mixing matrix is not stochastic: row {worst} sums to {sums[worst]:.9g}, not 1")
 
 
-def mixing_matrix(graph: networkx.Graph, rule: Rule) -> Mixing:
+def mixing_matrix(links: Any, rule: Rule) -> Mixing:
     """Returns the mixing matrix of a graph.
 
     The weight of an edge is 1 / (1 + the larger degree of its ends) by the rule "metropolis", 1 / (1 + the largest
     degree of the graph) by "max-degree", and 1 / (1 + degree) by "uniform", which is symmetric only if all degrees are
-    equal."""
+    equal.
+
+    Args:
+        links: A sparse matrix (n, n) with a positive number where two nodes are linked, in either place; its diagonal
+            does not matter.
+        rule: How the weights follow from the degrees.
+    """
     if rule not in get_args(Rule):
         raise BadInput(f"mixing is one of {', '.join(map(repr, get_args(Rule)))}, got {rule!r}")
-    n = graph.number_of_nodes()
-    adjacency = networkx.to_scipy_sparse_array(graph, nodelist=range(n), dtype=float, format="coo")
-    off = adjacency.row != adjacency.col
-    rows, columns = adjacency.row[off], adjacency.col[off]
+    n = links.shape[0]
+    rows, columns = (links + links.T).nonzero()
+    rows, columns = rows[rows != columns], columns[rows != columns]
     degrees = np.bincount(rows, minlength=n)
     if rule == "uniform" and n and degrees.min() != degrees.max():
         raise BadInput(
@@ -215,7 +220,5 @@ def union_of(cycle: Sequence[Mixing]) -> Mixing:
     """Returns the mean of a cycle of mixing matrices, whose edges are the edges of all of them."""
     if len(cycle) == 1:
         return cycle[0]
-    total = cycle[0].matrix
-    for mixing in cycle[1:]:
-        total = total + mixing.matrix
+    total = sum((mixing.matrix for mixing in cycle[1:]), cycle[0].matrix)
     return Mixing(scipy.sparse.csr_array(total / len(cycle)))
