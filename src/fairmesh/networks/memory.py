@@ -27,12 +27,6 @@ class SingleProcess(ProcessGroup):
     def all_reduce(self, tensor: Tensor) -> Tensor:
         return tensor
 
-    def duplicate(self) -> "SingleProcess":
-        return self
-
-    def nodes(self, n: int) -> Sequence[int]:
-        return range(n)
-
     def network(
         self, cycle: Sequence[Mixing], *, device: torch.device, dtype: torch.dtype, count_bytes: bool
     ) -> "MemoryNetwork":

@@ -8,11 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fairmesh.compression import (
-    DecodeError,
-    decode,
-    encode,
-)
+from fairmesh.compression import DecodeError, decode, encode
 from fairmesh.compression.codes import Code, Dense, row_of, tensors_in
 from fairmesh.errors import BadInput, Diverged
 from fairmesh.networks.base import Delivery, Network, Part, Traffic
@@ -87,7 +83,11 @@ class RemoteNetwork(Network):
             whole, short = messages[k]
             near = set(neighbours[k])
             sent = {j: whole if j in near else short for j in reached}
-            outgoing |= {(i, j): _joined(texts) for j, texts in sent.items() if j not in self._here and any(texts)}
+            outgoing |= {
+                (i, j): texts[0] if len(texts) == 1 else joined_texts(texts)
+                for j, texts in sent.items()
+                if j not in self._here and any(texts)
+            }
             expected += [(j, i) for j in reached if j not in self._here and (j in near or any(short))]
             bits.append(len(near) * every + (len(reached) - len(near)) * followed)
             size.append([sum(len(texts[r]) for texts in sent.values()) for r in range(len(whole))])
@@ -161,7 +161,10 @@ class RemoteNetwork(Network):
         def read(edge: Edge, message: bytes) -> list[dict[str, Code]]:
             if message not in known:
                 expected = templates if edge[0] in neighbours[edge[1]] else followed
-                found = [decode(text, expected, now) for text in _parted(message, replicas)]
+                texts = [message] if replicas == 1 else parted_texts(message)
+                if len(texts) != replicas:
+                    raise DecodeError(f"{len(texts)} messages arrived where {replicas} were expected")
+                found = [decode(text, expected, now) for text in texts]
                 known[message] = found if self._bounds is None else [_decoded(codes) for codes in found]
             return known[message]
 
@@ -266,22 +269,16 @@ def _replicas(code: Code) -> int:
     return len(tensors_in(code)[0])
 
 
-def _joined(texts: Sequence[bytes]) -> bytes:
-    """Concatenates messages, each preceded by its length. A single message stays as it is."""
-    if len(texts) == 1:
-        return texts[0]
-    return b"".join(len(text).to_bytes(4, "little") + text for text in texts)
+def joined_texts(texts: Sequence[bytes]) -> bytes:
+    """Concatenates messages, each preceded by its length in 8 bytes."""
+    return b"".join(len(text).to_bytes(8, "little") + text for text in texts)
 
 
-def _parted(data: bytes, count: int) -> list[bytes]:
-    """Returns the messages that were joined. Refuses data that does not contain `count` messages."""
-    if count == 1:
-        return [data]
+def parted_texts(data: bytes) -> list[bytes]:
+    """Returns the messages that were joined."""
     texts, at = [], 0
-    for _ in range(count):
-        length = int.from_bytes(data[at : at + 4], "little")
-        texts.append(data[at + 4 : at + 4 + length])
-        at += 4 + length
-    if at != len(data):
-        raise DecodeError(f"{len(data)} bytes arrived, but {count} messages take {at}")
+    while at < len(data):
+        end = at + 8 + int.from_bytes(data[at : at + 8], "little")
+        texts.append(data[at + 8 : end])
+        at = end
     return texts
