@@ -10,13 +10,7 @@ import scipy.sparse
 
 from fairmesh.config.tables import register
 from fairmesh.errors import BadInput
-from fairmesh.topology.mixing import (
-    DENSE_EIGENVALUES_UP_TO,
-    Mixing,
-    Rule,
-    mixing_matrix,
-    union_of,
-)
+from fairmesh.topology.mixing import DENSE_EIGENVALUES_UP_TO, Mixing, Rule, mixing_matrix, union_of
 
 if TYPE_CHECKING:
     import networkx
