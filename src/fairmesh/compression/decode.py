@@ -3,7 +3,7 @@
 import math
 import struct
 import zlib
-from collections.abc import Container, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 import torch
@@ -56,16 +56,13 @@ class _Reader:
         return len(self._data) - self._at
 
 
-def decode(
-    data: bytes, templates: Mapping[str, Code], round_index: int | None = None, on_simplex: Container[str] = ()
-) -> dict[str, Code]:
+def decode(data: bytes, templates: Mapping[str, Code], round_index: int | None = None) -> dict[str, Code]:
     """Returns the codes of a message.
 
     Args:
         data: The bytes of the message.
         templates: The receiver's own codes of a zero row, by part. They fix every format, dimension and limit.
         round_index: The round that the message must be of; None for any.
-        on_simplex: Parts that must be weights: not negative, with a sum of one.
 
     Raises:
         DecodeError: The message is damaged, or not one that this receiver expects.
@@ -88,11 +85,6 @@ def decode(
     codes = {name: _decode_part(reader, template, name) for name, template in templates.items()}
     if reader.left():
         raise DecodeError(f"{reader.left()} bytes too many")
-    for name, code in codes.items():
-        if name in on_simplex:
-            weights = code.decode().double()
-            off = abs(float(weights.sum()) - 1.0) > 1e-3 or float(weights.min()) < -1e-6
-            _refuse_if(off, f"part {name} is not on the simplex: it sums to {float(weights.sum()):.6g}")
     return codes
 
 

@@ -19,14 +19,6 @@ from fairmesh.topology.mixing import Mixing, union_of
 class SingleProcess(ProcessGroup):
     """One process that hosts every node."""
 
-    world_size, rank, local_world_size, job = 1, 0, 1, None
-
-    def all_gather(self, payload: bytes) -> list[bytes]:
-        return [payload]
-
-    def all_reduce(self, tensor: Tensor) -> Tensor:
-        return tensor
-
     def network(
         self, cycle: Sequence[Mixing], *, device: torch.device, dtype: torch.dtype, count_bytes: bool
     ) -> "MemoryNetwork":

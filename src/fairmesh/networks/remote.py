@@ -23,11 +23,7 @@ class _Norms(NamedTuple):
     """Euclidean norms of one part, which both what is sent and what arrives is compared with."""
 
     rows: list[list[float]]  # of the hosted nodes' rows (replicas, nodes)
-    copies: list[list[list[float]]] | None  # of the copies that they keep (replicas, nodes, slots)
-
-    def copies_of(self, replica: int, node: int) -> list[float]:
-        """Returns the norms of a node's copies, its own first; 0 if there are none."""
-        return [0.0] if self.copies is None else self.copies[replica][node]
+    copies: list[list[list[float]]]  # of the copies that they keep (replicas, nodes, slots); zero if they keep none
 
 
 class RemoteNetwork(Network):
@@ -104,14 +100,13 @@ class RemoteNetwork(Network):
 
     def _norms(self, parts: Mapping[str, Part]) -> dict[str, "_Norms"]:
         """Returns the norms of each part. Those of the copies are needed for bounds alone."""
-
-        def of(part: Part) -> _Norms:
+        norms = {}
+        for name, part in parts.items():
             rows = torch.linalg.vector_norm(part.rows, dim=-1)
-            if self._bounds is None or part.kept is None or self._one_row:
-                return _Norms(rows.tolist(), None)
-            return _Norms(rows.tolist(), torch.linalg.vector_norm(part.kept, dim=-1).tolist())
-
-        return {name: of(part) for name, part in parts.items()}
+            without = self._bounds is None or part.kept is None or self._one_row
+            copies = rows.new_zeros(*rows.shape, 1) if without else torch.linalg.vector_norm(part.kept, dim=-1)
+            norms[name] = _Norms(rows.tolist(), copies.tolist())
+        return norms
 
     def _refuse_diverged(self, parts: Mapping[str, Part], norms: Mapping[str, "_Norms"]) -> None:
         """Raises Diverged, before anything is encoded or stored, if numbers of the hosted nodes are not finite or, with
@@ -122,7 +117,7 @@ class RemoteNetwork(Network):
                     if not math.isfinite(norm):
                         raise Diverged(f"a {name} that is not finite")
                     if self._bounds is not None:
-                        self._bounds.check_own(name, part.content, norm, max(norms[name].copies_of(r, node)))
+                        self._bounds.check_own(name, part.content, norm, max(norms[name].copies[r][node]))
 
     def _use_sent(self, parts: Mapping[str, Part], now: int, sent: Mapping[Edge, bytes]) -> None:
         """Makes the parts those of messages that were sent before a restart, so that this node's own public copies stay
@@ -182,9 +177,9 @@ class RemoteNetwork(Network):
             slot = 1 + self._reached[node].index(edge[0])
             for r, codes in enumerate(found):
                 for name, code in codes.items():
-                    part, sizes = parts[name], norms[name].copies_of(r, node)
+                    part, sizes = parts[name], norms[name].copies[r][node]
                     own = max(norms[name].rows[r][node], sizes[0])
-                    theirs = None if norms[name].copies is None or part.kept is None else part.kept[r, node, slot]
+                    theirs = None if self._one_row or part.kept is None else part.kept[r, node, slot]
                     known = 0.0 if theirs is None else sizes[slot]
                     bounds.check(name, part.content, code.decode()[0], own, theirs, known)
 

@@ -6,11 +6,13 @@ Libraries are called by a thread of their own, so that a slow disk or a server t
 import json
 import logging
 import math
+import os
 import queue
 import re
 import threading
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple
@@ -63,6 +65,10 @@ class TrackedReplica:
     def flat_settings(self) -> dict[str, Any]:
         """Returns the settings with dotted names."""
         return flat_table(self.settings)
+
+    def full_name(self, alone: bool) -> str:
+        """Returns a name that also tells it from the replicas of other runs."""
+        return self.name if alone else f"{self.run}: {self.name}"
 
 
 class Table(NamedTuple):
@@ -293,16 +299,12 @@ def replica_names(replicas: Sequence[Replica], run: str) -> list[str]:
     """Returns a name for each replica: the run's, or what tells replicas apart."""
     if len(replicas) == 1:
         return [run]
-    varying = {
-        "seed": len({one.seed for one in replicas}) > 1,
-        "split": len({one.split for one in replicas}) > 1,
-    }
+    varying = [key for key in ("seed", "split") if len({getattr(replica, key) for replica in replicas}) > 1]
     names = []
     changes = {r: variant["changes"] for variant in variants_of(replicas) for r in variant["replicas"]}
-    for r, one in enumerate(replicas):
+    for r, replica in enumerate(replicas):
         parts = [f"{key}={value}" for key, value in changes[r].items()]
-        parts += [f"{what} {getattr(one, what)}" for what, varies in varying.items() if varies]
-        names.append(", ".join(parts))
+        names.append(", ".join(parts + [f"{key} {getattr(replica, key)}" for key in varying]))
     if len(set(names)) < len(names):  # replicas that differ in their placement only
         names = [f"{name}, replica {r}".removeprefix(", ") for r, name in enumerate(names)]
     return names
@@ -375,6 +377,18 @@ def final_table(
         return Table(columns, rows)
 
     return table, intervals
+
+
+@contextmanager
+def environment(name: str, value: str) -> Iterator[None]:
+    """Sets a variable of the environment for a while."""
+    before = os.environ.get(name)
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        del os.environ[name]
+        os.environ.update({} if before is None else {name: before})
 
 
 def file_name(text: str) -> str:
