@@ -227,10 +227,10 @@ class Tracker(Observer):
             summary: As summary.json has it.
         """
         for variant in summary["variants"]:
-            table, intervals = final_table(summary, variant)
             for number in variant["replicas"]:
                 if (replica := self._replicas.get(number)) is not None:
-                    self._call(self.write_result, replica, summary["rounds"], intervals, table(number))
+                    table, intervals = final_table(summary, variant, number)
+                    self._call(self.write_result, replica, summary["rounds"], intervals, table)
         self.end("finished")
 
     def end(self, status: Status) -> None:
@@ -344,15 +344,14 @@ def numbers_of(record: Mapping[str, Any], sites: Sequence[str], prefix: str = ""
                 yield prefix + name, float(number)
 
 
-def final_table(
-    summary: Mapping[str, Any], variant: Mapping[str, Any]
-) -> tuple[Callable[[int], Table], dict[str, float]]:
-    """Returns the final values of all sites, as a function of the replica's number, and the ends of their intervals,
-    which are those of all replicas of a variant.
+def final_table(summary: Mapping[str, Any], variant: Mapping[str, Any], number: int) -> tuple[Table, dict[str, float]]:
+    """Returns the final values of all sites, and the ends of their intervals, which are those of all replicas of a
+    variant.
 
     Args:
         summary: As summary.json has it.
         variant: One of its variants.
+        number: The number of the replica.
     """
     metric, evidence = summary["metric"], variant.get("evidence")
     rows_of = {row["name"]: row for row in evidence["sites"]} if evidence else {}
@@ -361,22 +360,18 @@ def final_table(
         where = f"{metric}/site/{name}" if name in rows_of else f"{metric}/{name}"
         ends = {f"interval/{where}/{end}": value for end, value in zip(("low", "high"), row["interval"])}
         intervals |= {key: value for key, value in ends.items() if value is not None and math.isfinite(value)}
-
-    def table(number: int) -> Table:
-        final = next((one for one in summary["final"] if one["replica"] == number), summary["final"][0])
-        weights = final.get("lambda")
-        percent = "" if not evidence else f"{100 * evidence['level']:g} %"
-        columns = ["site", metric, *([f"{percent} from", f"{percent} to", "test rows"] if evidence else [])]
-        columns += ["lambda"] if weights else []
-        rows = []
-        for i, site in enumerate(map(str, summary["sites"])):
-            row: list[Any] = [site, final[metric]["sites"][i]]
-            if evidence:
-                row += [*rows_of[site]["interval"], rows_of[site]["n"]] if site in rows_of else [None, None, None]
-            rows.append(row + ([weights[i]] if weights else []))
-        return Table(columns, rows)
-
-    return table, intervals
+    final = next((one for one in summary["final"] if one["replica"] == number), summary["final"][0])
+    weights = final.get("lambda")
+    percent = "" if not evidence else f"{100 * evidence['level']:g} %"
+    columns = ["site", metric, *([f"{percent} from", f"{percent} to", "test rows"] if evidence else [])]
+    columns += ["lambda"] if weights else []
+    rows = []
+    for i, site in enumerate(map(str, summary["sites"])):
+        row: list[Any] = [site, final[metric]["sites"][i]]
+        if evidence:
+            row += [*rows_of[site]["interval"], rows_of[site]["n"]] if site in rows_of else [None, None, None]
+        rows.append(row + ([weights[i]] if weights else []))
+    return Table(columns, rows), intervals
 
 
 @contextmanager
