@@ -1,4 +1,4 @@
-"""Topologies: who talks to whom, for any number of nodes."""
+"""Topologies: who talks to whom, for any number of nodes. Public as `fm.topologies`."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -11,6 +11,23 @@ import scipy.sparse
 from fairmesh.config.tables import register
 from fairmesh.errors import BadInput
 from fairmesh.topology.mixing import DENSE_EIGENVALUES_UP_TO, Mixing, Rule, mixing_matrix, union_of
+
+__all__ = [
+    "Changing",
+    "Circulant",
+    "Complete",
+    "Edges",
+    "ErdosRenyi",
+    "Exponential",
+    "Hypercube",
+    "Matrix",
+    "Mixing",
+    "RandomRegular",
+    "Ring",
+    "Star",
+    "Topology",
+    "Torus",
+]
 
 if TYPE_CHECKING:
     import networkx

@@ -48,8 +48,8 @@ class Mixing:
     @cached_property
     def degrees(self) -> np.ndarray:
         """The number of neighbours of each node, itself not counted: (n,)."""
-        off_diagonal = self.matrix - scipy.sparse.diags_array(self.matrix.diagonal())
-        return np.diff(_without_zeros(off_diagonal).indptr)
+        rows, columns = self.matrix.nonzero()
+        return np.bincount(rows[rows != columns], minlength=self.n)
 
     @cached_property
     def _extreme_eigenvalues(self) -> tuple[float, float]:
@@ -149,12 +149,6 @@ def _extreme_eigenvalue(matrix: scipy.sparse.csr_array, bound: float, sign: int)
         shift = sign * min(sign * bound + 1e-6, sign * rough + 1e-3)
         factors = scipy.sparse.linalg.splu(scipy.sparse.csc_array(matrix - shift * scipy.sparse.eye_array(n)))
         return shift - sign / largest(lambda x: -sign * centred(factors.solve(centred(x))))
-
-
-def _without_zeros(matrix) -> scipy.sparse.csr_array:
-    matrix = scipy.sparse.csr_array(matrix)
-    matrix.eliminate_zeros()
-    return matrix
 
 
 def _lowest_connected(links: Any) -> np.ndarray:
