@@ -168,16 +168,12 @@ class Network(ABC):
 
     def mean(self, rows: Tensor) -> Tensor:
         """Returns the mean of rows (..., nodes, dim) over all nodes of all processes: (..., dim)."""
-        return (
-            rows.mean(dim=-2)
-            if self.process_group.world_size == 1
-            else self.process_group.all_reduce(rows.sum(dim=-2)) / self.n
-        )
+        if self.process_group.world_size == 1:
+            return rows.mean(dim=-2)
+        return self.process_group.all_reduce(rows.sum(dim=-2)) / self.n
 
     def mean_of_processes(self, rows: Tensor) -> Tensor:
         """Returns the mean over all nodes, from each process's mean over its own nodes."""
-        return (
-            rows
-            if self.process_group.world_size == 1
-            else self.process_group.all_reduce(rows * (len(self.hosted) / self.n))
-        )
+        if self.process_group.world_size == 1:
+            return rows
+        return self.process_group.all_reduce(rows * (len(self.hosted) / self.n))

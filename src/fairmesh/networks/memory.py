@@ -109,7 +109,4 @@ class MemoryNetwork(Network):
 def _together(sizes: Iterable[Tensor | int]) -> Tensor | int:
     """Returns the bytes of a message with parts of these sizes. Adds plain numbers first, since operations on tensors
     are slower."""
-    total: Tensor | int = HEADER_BYTES
-    for size in sorted(sizes, key=lambda size: not isinstance(size, int)):
-        total = total + size
-    return total
+    return sum(sorted(sizes, key=lambda size: not isinstance(size, int)), HEADER_BYTES)

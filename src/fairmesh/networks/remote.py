@@ -235,9 +235,8 @@ class _RemoteDelivery(Delivery):
         self, network: RemoteNetwork, arrive: Callable[[], Mapping[str, Tensor]], round_index: Tensor, sent: Traffic
     ):
         self._network, self._arrive, self._round, self.sent = network, arrive, round_index, sent
-        self._rows: Mapping[str, Tensor] | None = (
-            None  # not a cached_property: in Python 3.11 all instances share a lock
-        )
+        # Not a cached_property: in Python 3.11 all instances share a lock.
+        self._rows: Mapping[str, Tensor] | None = None
 
     def _arrived(self, name: str) -> Tensor:
         self._rows = self._arrive() if self._rows is None else self._rows

@@ -266,10 +266,8 @@ def _check_naming(named: End, renamed: End, order: Sequence[int], roles: Mapping
     there = _tensors(other, other_carried)
     for name, tensor in _tensors(state, carried).items():
         undeclared = tensor.shape[-1] == len(order) and not roles[name].over_nodes
-        hint = (
-            " (annotate it with fm.roles.OVER_NODES if its last axis has an entry for each node)" if undeclared else ""
-        )
-        what = f"{name} with other names for the nodes{hint}"
+        hint = " (annotate it with fm.roles.OVER_NODES if its last axis has an entry for each node)"
+        what = f"{name} with other names for the nodes{hint if undeclared else ''}"
         require_close(there[name], _moved(tensor, order, roles[name]), tolerance, what)
     require_close(moved.node_bits, sent.node_bits[:, list(order)], 0.0, "bits sent with other names for the nodes")
     require_close(moved.server_bits, sent.server_bits, 0.0, "bits the server sent with other names for the nodes")

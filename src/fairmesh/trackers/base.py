@@ -66,10 +66,6 @@ class TrackedReplica:
         """Returns the settings with dotted names."""
         return flat_table(self.settings)
 
-    def full_name(self, alone: bool) -> str:
-        """Returns a name that also tells it from the replicas of other runs."""
-        return self.name if alone else f"{self.run}: {self.name}"
-
 
 class Table(NamedTuple):
     """The final values of all sites.
@@ -367,10 +363,10 @@ def final_table(summary: Mapping[str, Any], variant: Mapping[str, Any], number: 
     columns += ["lambda"] if weights else []
     rows = []
     for i, site in enumerate(map(str, summary["sites"])):
-        row: list[Any] = [site, final[metric]["sites"][i]]
+        cells: list[Any] = [site, final[metric]["sites"][i]]
         if evidence:
-            row += [*rows_of[site]["interval"], rows_of[site]["n"]] if site in rows_of else [None, None, None]
-        rows.append(row + ([weights[i]] if weights else []))
+            cells += [*rows_of[site]["interval"], rows_of[site]["n"]] if site in rows_of else [None, None, None]
+        rows.append(cells + ([weights[i]] if weights else []))
     return Table(columns, rows), intervals
 
 

@@ -68,7 +68,7 @@ class MLflow(Tracker):
         found = client.get_experiment_by_name(self.experiment)
         artifacts = (folder / "mlflow").resolve().as_uri() if uri.startswith("sqlite:") else None
         group = found.experiment_id if found else client.create_experiment(self.experiment, artifacts)
-        name = replica.full_name(alone)
+        name = replica.name if alone else f"{replica.run}: {replica.name}"
         tags = {"fairmesh.run": replica.run, "fairmesh.replica": replica.key}
         replica.id = client.create_run(group, run_name=name, tags=tags).info.run_id
         params = [Param(_key(key), str(value)[:6000]) for key, value in replica.flat_settings.items()]

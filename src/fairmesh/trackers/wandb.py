@@ -49,7 +49,7 @@ class WandB(Tracker):
                 dir=base,
                 project=self.project,
                 id=replica.id,
-                name=replica.full_name(alone),
+                name=replica.name if alone else f"{replica.run}: {replica.name}",
                 group=None if alone else replica.run,
                 config=replica.settings,
                 reinit="create_new",
