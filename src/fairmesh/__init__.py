@@ -47,7 +47,6 @@ if TYPE_CHECKING:  # what type checkers and editors see; at run time a name is i
     from fairmesh import regularizers as regularizers
     from fairmesh import report as report
     from fairmesh import testing as testing
-    from fairmesh import topology as topologies
     from fairmesh import trackers as trackers
     from fairmesh import trainers as trainers
     from fairmesh.advice import advise
@@ -74,6 +73,7 @@ if TYPE_CHECKING:  # what type checkers and editors see; at run time a name is i
     from fairmesh.problems.sampling import Sampling
     from fairmesh.regularizers.builtin import ChiSquare
     from fairmesh.report.plots import plot
+    from fairmesh.topology import graphs as topologies
     from fairmesh.topology.graphs import Ring
     from fairmesh.trainers.local_trainer import LocalTrainer
     from fairmesh.training import observers as observers
@@ -164,7 +164,7 @@ _NAMESPACES = {  # name -> module
     "roles": "networks.roles",
     "schedules": "algorithms.schedules",
     "testing": "testing",
-    "topologies": "topology",
+    "topologies": "topology.graphs",
     "trackers": "trackers",
     "trainers": "trainers",
     "weighting": "algorithms.weighting",

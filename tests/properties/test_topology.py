@@ -56,7 +56,7 @@ def test_topology_gives_symmetric_doubly_stochastic_matrices_that_mix(name):
 @pytest.mark.parametrize("rule", RULES)
 @given(graph=graphs())
 def test_gap_is_positive_exactly_when_the_graph_is_connected(rule, graph):
-    mixing = mixing_matrix(graph, rule)
+    mixing = mixing_matrix(networkx.to_scipy_sparse_array(graph, nodelist=range(len(graph))), rule)
     matrix = mixing.matrix.toarray()
     n = graph.number_of_nodes()
     np.testing.assert_allclose(matrix, matrix.T, atol=0)
@@ -76,14 +76,18 @@ def test_gap_is_positive_exactly_when_the_graph_is_connected(rule, graph):
 
 @given(graph=graphs())
 def test_metropolis_weights_are_1_over_1_plus_the_larger_degree(graph):
-    matrix = mixing_matrix(graph, "metropolis").matrix.toarray()
+    matrix = mixing_matrix(
+        networkx.to_scipy_sparse_array(graph, nodelist=range(len(graph))), "metropolis"
+    ).matrix.toarray()
     for i, j in graph.edges:
         assert matrix[i, j] == pytest.approx(1 / (1 + max(graph.degree[i], graph.degree[j])))
 
 
 @given(graph=graphs())
 def test_maximum_degree_weights_are_all_1_over_1_plus_the_largest_degree(graph):
-    matrix = mixing_matrix(graph, "max-degree").matrix.toarray()
+    matrix = mixing_matrix(
+        networkx.to_scipy_sparse_array(graph, nodelist=range(len(graph))), "max-degree"
+    ).matrix.toarray()
     largest = max(degree for _, degree in graph.degree)
     for i, j in graph.edges:
         assert matrix[i, j] == pytest.approx(1 / (1 + largest))
@@ -179,7 +183,7 @@ def test_rho_and_beta_are_the_same_on_the_sparse_and_the_dense_path(monkeypatch,
 
 @given(graph=graphs(), delta=st.floats(0.01, 1))
 def test_consensus_step_of_theorem_is_its_formula(graph, delta):
-    mixing = mixing_matrix(graph, "metropolis")
+    mixing = mixing_matrix(networkx.to_scipy_sparse_array(graph, nodelist=range(len(graph))), "metropolis")
     rho, beta = mixing.gap, mixing.beta
     if rho > 1e-9:
         expected = rho**2 * delta / (16 * rho + rho**2 + 4 * beta**2 + 2 * rho * beta**2 - 8 * rho * delta)
@@ -239,7 +243,9 @@ def test_edges_of_a_networkx_graph_are_its_edges_with_nodes_numbered_in_order():
 @given(graph=graphs())
 @examples(8)
 def test_edges_of_any_networkx_graph_have_its_mixing_matrix(graph):
-    matrix = mixing_matrix(graph, "metropolis").matrix.toarray()
+    matrix = mixing_matrix(
+        networkx.to_scipy_sparse_array(graph, nodelist=range(len(graph))), "metropolis"
+    ).matrix.toarray()
     built = fm.topologies.Edges.of(graph).graphs(graph.number_of_nodes())[0].matrix.toarray()
     assert np.array_equal(built, matrix)
 

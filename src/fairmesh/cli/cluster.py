@@ -9,11 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fairmesh.cli.launching import (
-    OUTCOME,
-    launched,
-    record_outcome,
-)
+from fairmesh.cli.launching import OUTCOME, launched, record_outcome
 from fairmesh.cli.terminal import say
 from fairmesh.errors import BadInput, FairmeshError, Interrupted
 from fairmesh.storage.occupied import refuse_unusable

@@ -5,8 +5,9 @@ Every cast, rounding and tie-break happens here, never in the codec.
 
 import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -107,6 +108,25 @@ class Compressor(ABC):
         """
 
 
+_RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "bits": (lambda bits: 1 <= bits <= 16, "bits must lie in 1..16"),
+    "block": (lambda block: block is None or block >= 1, "block must be a number of coordinates >= 1"),
+    "fraction": (lambda fraction: 0 < fraction <= 1, "fraction, K / d, must lie in (0, 1]"),
+    "level": (lambda level: 0 <= level < math.inf, "level must be a finite number >= 0"),
+}
+
+
+class _Ranged(Compressor):
+    """A compressor whose settings have the ranges of their names."""
+
+    def __post_init__(self):
+        for field in fields(self):  # type: ignore[arg-type]
+            allowed, refusal = _RANGES.get(field.name, (None, ""))
+            value = getattr(self, field.name)
+            if allowed is not None and not allowed(value):
+                raise BadInput(f"{refusal}, got {value}")
+
+
 @dataclass(frozen=True)
 class Identity(Compressor):
     """No compression: every value travels as it is. delta = 1; 32 nominal bits per parameter.
@@ -161,7 +181,7 @@ def _as_half(values: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Threshold(Compressor):
+class Threshold(_Ranged):
     """Sends the entries whose magnitude is above a level.
 
     Smaller differences accumulate and are sent once they exceed the level. It is meant for the sites' weights, of which
@@ -179,10 +199,6 @@ class Threshold(Compressor):
 
     level: float = 1e-3
 
-    def __post_init__(self):
-        if not (math.isfinite(self.level) and self.level >= 0):
-            raise BadInput(f"level must be a finite number >= 0, got {self.level}")
-
     def compress(self, rows: Tensor, draw: Draw) -> Code:
         return Sparse(_only(rows.abs() > self.level, rows))
 
@@ -196,23 +212,13 @@ class Threshold(Compressor):
         return FLOAT_BITS * dim  # what is sent depends on the data; counted as if everything were sent
 
 
-def _check_bits(bits: int) -> None:
-    if not 1 <= bits <= 16:
-        raise BadInput(f"bits must lie in 1..16, got {bits}")
-
-
-def _check_block(block: int | None) -> None:
-    if block is not None and block < 1:
-        raise BadInput(f"block must be a number of coordinates >= 1, got {block}")
-
-
 def _variance_factor(length: int, bits: int) -> float:
     """Returns tau = 1 + min(d / 2^(2b), sqrt(d) / 2^b), as in the paper."""
     return 1.0 + min(length / 4.0**bits, math.sqrt(length) / 2.0**bits)
 
 
 @dataclass(frozen=True)
-class Quantize(Compressor):
+class Quantize(_Ranged):
     """Random quantization to about 2^b levels per sign.
 
         Q(x) = sign(x) ||x|| / (2^b tau) * floor(2^b |x| / ||x|| + xi),   xi uniform in [0, 1)
@@ -244,22 +250,15 @@ class Quantize(Compressor):
     rounding: Literal["floor", "ceil"] = "floor"
     norms: Literal["float32", "float16"] = "float32"
 
-    def __post_init__(self):
-        _check_bits(self.bits)
-        _check_block(self.block)
-
-    def _length(self, dim: int) -> int:
-        return min(self.block or dim, dim)
-
     def compress(self, rows: Tensor, draw: Draw) -> Code:
         dim = rows.shape[-1]
-        length = self._length(dim)
+        length = min(self.block or dim, dim)
         norms = _block_norms(rows, length, 2)
         norms = norms if self.norms == "float32" else _as_half(norms)
         return _quantized(rows, draw, norms, self.bits, length, length, self.rounding)
 
     def delta(self, dim: int) -> float | None:
-        return None if self.rounding == "ceil" else 1.0 / _variance_factor(self._length(dim), self.bits)
+        return None if self.rounding == "ceil" else 1.0 / _variance_factor(min(self.block or dim, dim), self.bits)
 
     def stable_gossip_multiple(self) -> float:
         return 0.8 if self.rounding == "ceil" else 2.0
@@ -303,11 +302,6 @@ def _kept(fraction: float, dim: int) -> int:
     return min(dim, max(1, round(fraction * dim)))
 
 
-def _check_fraction(fraction: float) -> None:
-    if not 0 < fraction <= 1:
-        raise BadInput(f"fraction, K / d, must lie in (0, 1], got {fraction}")
-
-
 def _largest(rows: Tensor, count: int) -> Tensor:
     """Returns the `count` entries of largest magnitude of each row, zero elsewhere. Ties go to the lowest index."""
     magnitudes = rows.abs()
@@ -324,7 +318,7 @@ def _only(kept: Tensor, rows: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class TopK(Compressor):
+class TopK(_Ranged):
     """Sends the K = fraction * d coordinates of largest magnitude. delta = K / d.
 
     Args:
@@ -342,9 +336,6 @@ class TopK(Compressor):
     fraction: float = 0.1
     values: Literal["full", "float16"] = "full"
 
-    def __post_init__(self):
-        _check_fraction(self.fraction)
-
     def compress(self, rows: Tensor, draw: Draw) -> Code:
         kept = _largest(rows, _kept(self.fraction, rows.shape[-1]))
         return Sparse(kept) if self.values == "full" else Sparse(_as_half(kept).add_(0.0), rows.dtype)
@@ -357,7 +348,7 @@ class TopK(Compressor):
 
 
 @dataclass(frozen=True)
-class RandomK(Compressor):
+class RandomK(_Ranged):
     """Sends K = fraction * d coordinates drawn uniformly at random, unscaled. delta = K / d, with equality.
 
     Args:
@@ -370,9 +361,6 @@ class RandomK(Compressor):
     """
 
     fraction: float = 0.1
-
-    def __post_init__(self):
-        _check_fraction(self.fraction)
 
     def compress(self, rows: Tensor, draw: Draw) -> Code:
         count = _kept(self.fraction, rows.shape[-1])
@@ -388,7 +376,7 @@ class RandomK(Compressor):
 
 
 @dataclass(frozen=True)
-class Sign(Compressor):
+class Sign(_Ranged):
     """Sends one sign per coordinate and one mean magnitude per block: Q(x) = mean|x| * sign(x), with sign(0) = 1.
 
     delta = 1 / d, where d is the number of coordinates per block; one nominal bit per parameter.
@@ -410,9 +398,6 @@ class Sign(Compressor):
 
     block: int | None = None
 
-    def __post_init__(self):
-        _check_block(self.block)
-
     def compress(self, rows: Tensor, draw: Draw) -> Code:
         dim = rows.shape[-1]
         block = min(self.block or dim, dim)
@@ -432,7 +417,7 @@ class Sign(Compressor):
 
 
 @dataclass(frozen=True)
-class TopKQuantize(Compressor):
+class TopKQuantize(_Ranged):
     """Keeps the K coordinates of largest magnitude and quantizes them at random. delta = K / (d tau), tau that of K.
 
     Args:
@@ -447,10 +432,6 @@ class TopKQuantize(Compressor):
 
     fraction: float = 0.25
     bits: int = 4
-
-    def __post_init__(self):
-        _check_fraction(self.fraction)
-        _check_bits(self.bits)
 
     def compress(self, rows: Tensor, draw: Draw) -> Code:
         dim = rows.shape[-1]

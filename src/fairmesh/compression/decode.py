@@ -3,31 +3,14 @@
 import math
 import struct
 import zlib
-from collections.abc import Container, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fairmesh.compression import entropy
+from fairmesh.compression import entropy, formats
 from fairmesh.compression.codes import Code, Dense, Levels, Signs, Sparse
-from fairmesh.compression.formats import (
-    CODED,
-    COUNT,
-    GAP_BUCKETS,
-    HEADER,
-    MAGIC,
-    NUMPY,
-    PACK,
-    PACKED,
-    PART,
-    RAW,
-    RUNS,
-    SIGNS,
-    SPARSE,
-    TABLE,
-    VERSION,
-)
 from fairmesh.errors import FairmeshError
 
 
@@ -56,54 +39,44 @@ class _Reader:
         return len(self._data) - self._at
 
 
-def decode(
-    data: bytes, templates: Mapping[str, Code], round_index: int | None = None, on_simplex: Container[str] = ()
-) -> dict[str, Code]:
+def decode(data: bytes, templates: Mapping[str, Code], round_index: int | None = None) -> dict[str, Code]:
     """Returns the codes of a message.
 
     Args:
         data: The bytes of the message.
         templates: The receiver's own codes of a zero row, by part. They fix every format, dimension and limit.
         round_index: The round that the message must be of; None for any.
-        on_simplex: Parts that must be weights: not negative, with a sum of one.
 
     Raises:
         DecodeError: The message is damaged, or not one that this receiver expects.
     """
     reader = _Reader(data)
-    magic, version, parts, round_sent, length, checksum = reader.unpack(HEADER, "header")
-    if magic != MAGIC:
-        raise DecodeError("not a fairmesh message")
-    if version != VERSION:
-        raise DecodeError(f"message version {version}, this side speaks {VERSION}")
-    if parts != len(templates):
-        raise DecodeError(f"{parts} parts where {len(templates)} were expected")
-    if length != reader.left():
-        raise DecodeError(f"{length} bytes announced after the header, {reader.left()} there")
-    bare = HEADER.pack(magic, version, parts, round_sent, length, 0)
-    if zlib.crc32(data[HEADER.size :], zlib.crc32(bare)) != checksum:
-        raise DecodeError("the checksum is wrong")
-    if round_index is not None and round_sent != round_index:
-        raise DecodeError(f"a message of round {round_sent} where round {round_index} was expected")
+    magic, version, parts, round_sent, length, checksum = reader.unpack(formats.HEADER, "header")
+    _refuse_if(magic != formats.MAGIC, "not a fairmesh message")
+    _refuse_if(version != formats.VERSION, f"message version {version}, this side speaks {formats.VERSION}")
+    _refuse_if(parts != len(templates), f"{parts} parts where {len(templates)} were expected")
+    _refuse_if(length != reader.left(), f"{length} bytes announced after the header, {reader.left()} there")
+    bare = formats.HEADER.pack(magic, version, parts, round_sent, length, 0)
+    _refuse_if(zlib.crc32(data[formats.HEADER.size :], zlib.crc32(bare)) != checksum, "the checksum is wrong")
+    other_round = round_index is not None and round_sent != round_index
+    _refuse_if(other_round, f"a message of round {round_sent} where round {round_index} was expected")
     codes = {name: _decode_part(reader, template, name) for name, template in templates.items()}
-    if reader.left():
-        raise DecodeError(f"{reader.left()} bytes too many")
-    for name, code in codes.items():
-        if name in on_simplex:
-            weights = code.decode().double()
-            off = abs(float(weights.sum()) - 1.0) > 1e-3 or float(weights.min()) < -1e-6
-            _refuse_if(off, f"part {name} is not on the simplex: it sums to {float(weights.sum()):.6g}")
+    _refuse_if(reader.left() > 0, f"{reader.left()} bytes too many")
     return codes
 
 
 def _decode_part(reader: _Reader, template: Code, name: str) -> Code:
-    form, dim = reader.unpack(PART, f"part {name}")
+    form, dim = reader.unpack(formats.PART, f"part {name}")
     first = next(t for t in template if isinstance(t, Tensor))
-    if dim != first.shape[-1]:
-        raise DecodeError(f"part {name} has dimension {dim}, expected {first.shape[-1]}")
-    allowed = {Dense: {RAW}, Signs: {SIGNS}, Sparse: {SPARSE, RAW}, Levels: {PACKED, CODED, RUNS}}[type(template)]
-    if form not in allowed:
-        raise DecodeError(f"part {name} has format {form}, which a {type(template).__name__} code cannot have")
+    _refuse_if(dim != first.shape[-1], f"part {name} has dimension {dim}, expected {first.shape[-1]}")
+    allowed = {
+        Dense: {formats.RAW},
+        Signs: {formats.SIGNS},
+        Sparse: {formats.SPARSE, formats.RAW},
+        Levels: {formats.PACKED, formats.CODED, formats.RUNS},
+    }[type(template)]
+    kind = type(template).__name__
+    _refuse_if(form not in allowed, f"part {name} has format {form}, which a {kind} code cannot have")
     if isinstance(template, Dense):
         return template._replace(values=_floats(reader, template.values, dim, name))
     if isinstance(template, Signs):
@@ -118,7 +91,7 @@ def _decode_part(reader: _Reader, template: Code, name: str) -> Code:
 
 
 def _decode_sparse(reader: _Reader, template: Sparse, form: int, dim: int, name: str) -> Sparse:
-    if form == RAW:
+    if form == formats.RAW:
         return template._replace(values=_floats(reader, template.values, dim, name))
     at = _decode_positions(reader, dim, name)
     kept = _floats(reader, template.values, len(at), name)
@@ -131,13 +104,13 @@ def _decode_sparse(reader: _Reader, template: Sparse, form: int, dim: int, name:
 def _decode_levels(reader: _Reader, template: Levels, form: int, dim: int, name: str) -> Levels:
     norms = _floats(reader, template.norms, template.norms.shape[-1], name, least=0.0)
     largest, width = template.largest, 2 * template.largest + 1
-    if form == PACKED:
-        lowest, bits = reader.unpack(PACK, f"part {name}")
+    if form == formats.PACKED:
+        lowest, bits = reader.unpack(formats.PACK, f"part {name}")
         _refuse_if(lowest < -largest or bits > width.bit_length(), f"part {name} has levels beyond {largest}")
         packed = np.frombuffer(reader.take(-(-dim * bits // 8), f"part {name}"), np.uint8)
         levels = _unpacked(packed, dim, bits) + np.int32(lowest)
         _refuse_if(int(levels.max()) > largest, f"part {name} has level {int(levels.max())}, beyond {largest}")
-    elif form == CODED:
+    elif form == formats.CODED:
         levels = _decode_stream(reader, dim, width, name) - np.int32(largest)
     else:
         at = _decode_positions(reader, dim, name)
@@ -155,7 +128,7 @@ def _refuse_if(condition: bool, reason: str) -> None:
 
 def _floats(reader: _Reader, like: Tensor, count: int, name: str, least: float = -math.inf) -> Tensor:
     """Reads `count` finite numbers of the template's dtype: (1, count)."""
-    form = np.dtype(NUMPY[like.dtype])
+    form = np.dtype(formats.NUMPY[like.dtype])
     values = np.frombuffer(reader.take(count * form.itemsize, f"part {name}"), form)
     _refuse_if(not np.isfinite(values).all(), f"part {name} has a number that is not finite")
     _refuse_if(bool((values < least).any()), f"part {name} has a norm below zero")
@@ -174,7 +147,7 @@ def _unpacked(packed: np.ndarray, count: int, bits: int) -> np.ndarray:
 
 def _decode_stream(reader: _Reader, count: int, width: int, name: str) -> np.ndarray:
     """Reads `count` symbols below `width`, as int32."""
-    lowest, span, words = reader.unpack(TABLE, f"table of part {name}")
+    lowest, span, words = reader.unpack(formats.TABLE, f"table of part {name}")
     _refuse_if(lowest + span > width, f"part {name} has symbols up to {lowest + span - 1} of {width}")
     _refuse_if((span == 0) != (count == 0), f"part {name} has a table of {span} symbols for {count} entries")
     if count == 0:
@@ -190,9 +163,9 @@ def _decode_stream(reader: _Reader, count: int, width: int, name: str) -> np.nda
 
 def _decode_positions(reader: _Reader, dim: int, name: str) -> np.ndarray:
     """Reads the positions of the entries that are not zero, in order."""
-    (count,) = reader.unpack(COUNT, f"part {name}")
+    (count,) = reader.unpack(formats.COUNT, f"part {name}")
     _refuse_if(count > dim, f"part {name} has {count} entries in {dim} places")
-    buckets = _decode_stream(reader, count, GAP_BUCKETS, name).astype(np.int64)
+    buckets = _decode_stream(reader, count, formats.GAP_BUCKETS, name).astype(np.int64)
     extra = np.where(buckets < 7, 0, (buckets - 7) // 4 + 1)
     base = np.where(buckets < 7, buckets + 1, (4 + (buckets - 7) % 4) << extra)
     total = int(extra.sum())

@@ -179,9 +179,8 @@ def coded(symbols: np.ndarray, table: np.ndarray, length: int) -> bytes:
     coder.encode_reverse(symbols, _model(table))
     found = coder.get_compressed()
     if len(found) > length:
-        raise RuntimeError(
-            f"{len(found)} words for a bound of {length}"
-        )  # the bound is proven, so this does not happen
+        # The bound is proven, so this does not happen.
+        raise RuntimeError(f"{len(found)} words for a bound of {length}")
     return found.astype("<u4").tobytes() + bytes(4 * (length - len(found)))
 
 

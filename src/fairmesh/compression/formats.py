@@ -165,8 +165,7 @@ def level_sizes(dim: int, levels: Stream, runs: tuple[Gaps, Stream] | None) -> d
 
 def without_zero(counts: Array, zero: int) -> Any:
     """Returns a histogram without the level zero."""
-    at = symbols_of(counts)
-    return counts * (at != zero)
+    return counts * (symbols_of(counts) != zero)
 
 
 def packed_size(dim: int, lowest: Any, highest: Any) -> Any:
@@ -176,16 +175,6 @@ def packed_size(dim: int, lowest: Any, highest: Any) -> Any:
 
 def has_table(code: Levels) -> bool:
     return 2 * code.largest + 1 <= entropy.WIDEST
-
-
-SizedByShape = Dense | Signs
-
-
-def size_by_shape(code: SizedByShape) -> int:
-    """Returns the bytes of a row's part whose length does not depend on its values."""
-    if isinstance(code, Dense):
-        return PART.size + code.values.shape[-1] * code.values.element_size()
-    return PART.size + code.means.shape[-1] * code.means.element_size() + whole_bytes(code.signs.shape[-1])
 
 
 def sizes_of_rows(code: Sparse | Levels) -> Tensor:
@@ -207,8 +196,10 @@ def sizes_of_rows(code: Sparse | Levels) -> Tensor:
 
 def part_sizes(code: Code) -> Tensor | int:
     """Returns the exact bytes of each row's part, (..., nodes), or one number if it follows from the shape."""
-    if isinstance(code, SizedByShape):
-        return size_by_shape(code)
+    if isinstance(code, Dense):
+        return PART.size + code.values.shape[-1] * code.values.element_size()
+    if isinstance(code, Signs):
+        return PART.size + code.means.shape[-1] * code.means.element_size() + whole_bytes(code.signs.shape[-1])
     flat = with_tensors(code, lambda tensor: tensor.reshape(-1, tensor.shape[-1]))
     return sizes_of_rows(flat).reshape(tensors_in(code)[0].shape[:-1])
 

@@ -1,5 +1,6 @@
 """Writes a trained model to a file that needs no fairmesh, after its outputs were compared with PyTorch's."""
 
+import copy
 import dataclasses
 import hashlib
 import json
@@ -15,7 +16,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import fairmesh
 from fairmesh.data.preprocessing import Preprocessing
@@ -299,10 +300,12 @@ def _write_safetensors(model: TrainedModel, about: dict[str, Any], path: Path) -
 
 def _read_safetensors(model: TrainedModel, path: Path) -> Callable[..., tuple[Tensor, ...]]:
     """Returns the model's own predictor with the weights of the file."""
-    graph = model.predictor
-    held = graph.module.state_dict()
-    state = {f"module.{name}": tensor.to(held[name].dtype) for name, tensor in read_model(path)[0].items()}
-    return _without_gradients(lambda *inputs: torch.func.functional_call(graph, state, inputs))
+    return _with_weights(model, copy.deepcopy(model.module), path)
+
+
+def _with_weights(model: TrainedModel, module: nn.Module, path: Path) -> Callable[..., tuple[Tensor, ...]]:
+    module.load_state_dict(read_model(path)[0])
+    return _without_gradients(dataclasses.replace(model, module=module).predictor)
 
 
 def _write_peft(model: TrainedModel, about: dict[str, Any], path: Path) -> None:
@@ -327,10 +330,7 @@ def _write_merged(model: TrainedModel, about: dict[str, Any], path: Path) -> Non
 
 
 def _read_merged(model: TrainedModel, path: Path) -> Callable[..., tuple[Tensor, ...]]:
-    base = adapters.with_adapters_changed(model.module, lambda inner: inner.unload())
-    base.load_state_dict(read_model(path)[0])
-    read = dataclasses.replace(model, module=base)
-    return _without_gradients(read.predictor)
+    return _with_weights(model, adapters.with_adapters_changed(model.module, lambda inner: inner.unload()), path)
 
 
 _FORMATS: dict[str, tuple[Callable[..., None], Callable[..., Callable[..., tuple[Tensor, ...]]]]] = {

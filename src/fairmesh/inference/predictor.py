@@ -14,9 +14,8 @@ from fairmesh.problems.flat_model import called_with
 from fairmesh.problems.outputs import tensors_of
 from fairmesh.problems.row_loss import as_floats
 
-Output = Literal[
-    "logits", "log-probabilities", "logit", "numbers", "scores", "structure"
-]  # what a trained module returns
+# What a trained module returns.
+Output = Literal["logits", "log-probabilities", "logit", "numbers", "scores", "structure"]
 Form = Any  # [dtype, shape] of one sample of a tensor, or lists and tables of these, as `trees.form` gives them
 
 

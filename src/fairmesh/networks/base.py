@@ -19,7 +19,7 @@ from fairmesh.networks.bounds import Content
 from fairmesh.networks.process_group import ProcessGroup
 from fairmesh.networks.roles import HeldByAll, PerNode
 from fairmesh.numerics.random_streams import SecretIdentities
-from fairmesh.topology.mixing import Mixing
+from fairmesh.topology.mixing import Mixing, union_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -164,21 +164,16 @@ class Network(ABC):
 
     def gap(self) -> float:
         """Returns the spectral gap of W, averaged over the rounds if it changes: in [0, 1], larger mixes faster."""
-        matrices = [mixing.matrix for mixing in self.cycle]
-        return self.cycle[0].gap if len(matrices) == 1 else Mixing(sum(matrices[1:], matrices[0]) / len(matrices)).gap
+        return union_of(self.cycle).gap
 
     def mean(self, rows: Tensor) -> Tensor:
         """Returns the mean of rows (..., nodes, dim) over all nodes of all processes: (..., dim)."""
-        return (
-            rows.mean(dim=-2)
-            if self.process_group.world_size == 1
-            else self.process_group.all_reduce(rows.sum(dim=-2)) / self.n
-        )
+        if self.process_group.world_size == 1:
+            return rows.mean(dim=-2)
+        return self.process_group.all_reduce(rows.sum(dim=-2)) / self.n
 
     def mean_of_processes(self, rows: Tensor) -> Tensor:
         """Returns the mean over all nodes, from each process's mean over its own nodes."""
-        return (
-            rows
-            if self.process_group.world_size == 1
-            else self.process_group.all_reduce(rows * (len(self.hosted) / self.n))
-        )
+        if self.process_group.world_size == 1:
+            return rows
+        return self.process_group.all_reduce(rows * (len(self.hosted) / self.n))

@@ -7,7 +7,7 @@ import functools
 import itertools
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
@@ -18,13 +18,8 @@ from torch import Tensor
 
 from fairmesh.errors import BadInput, LostProcess, in_a_line
 from fairmesh.networks.process_group import ProcessGroup
-from fairmesh.networks.remote import RemoteNetwork
-from fairmesh.networks.transport import (
-    Arrivals,
-    Edge,
-    Read,
-    Transport,
-)
+from fairmesh.networks.remote import RemoteNetwork, joined_texts, parted_texts
+from fairmesh.networks.transport import Arrivals, Edge, Read, Transport
 from fairmesh.topology.mixing import Mixing
 
 
@@ -160,7 +155,7 @@ class ClusterTransport(Transport):
     def exchange(
         self, round_index: int, outgoing: Mapping[Edge, bytes], expected: Sequence[Edge], read: Read
     ) -> Arrivals:
-        out, due = self._by_rank(outgoing), self._by_rank([(receiver, sender) for sender, receiver in expected])
+        out, due = self._by_rank(outgoing, 1), self._by_rank(expected, 0)
         parcels = {rank: _packed([outgoing[edge] for edge in edges]) for rank, edges in out.items()}
         ranks = sorted(out.keys() | due.keys())
         lengths = self._swap(
@@ -178,20 +173,18 @@ class ClusterTransport(Transport):
             arrived, incoming = arrive(), {}
             for rank, edges in due.items():
                 texts = _unpacked(arrived[rank].cpu().numpy().tobytes())
-                for (receiver, sender), text in zip(edges, texts, strict=True):
-                    incoming[sender, receiver] = read((sender, receiver), text)
+                incoming |= {edge: read(edge, text) for edge, text in zip(edges, texts, strict=True)}
             return incoming
 
         return arrivals
 
-    def _by_rank(self, edges: Mapping[Edge, bytes] | Sequence[Edge]) -> dict[int, list[Edge]]:
-        """Returns the edges to or from other ranks, by rank, in an order that both ends know: by sender, then by
-        receiver."""
-        of: dict[int, list[Edge]] = {}
-        outward = isinstance(edges, Mapping)
-        for edge in sorted(edges) if outward else sorted(edges, key=lambda edge: (edge[1], edge[0])):
-            of.setdefault(self._rank_of[edge[1]], []).append(edge)
-        return of
+    def _by_rank(self, edges: Iterable[Edge], end: int) -> dict[int, list[Edge]]:
+        """Returns the edges by the rank of their sender (end 0) or receiver (end 1), in an order that both ranks know:
+        by sender, then by receiver."""
+        by_rank: dict[int, list[Edge]] = {}
+        for edge in sorted(edges):
+            by_rank.setdefault(self._rank_of[edge[end]], []).append(edge)
+        return by_rank
 
     def _swap(
         self, tensors: Mapping[int, Tensor], sizes: Mapping[int, int], dtype: torch.dtype
@@ -219,20 +212,13 @@ def _bytes(data: bytes) -> Tensor:
 
 
 def _packed(texts: Sequence[bytes]) -> bytes:
-    """Concatenates messages. One that equals its predecessor, as for two receivers at one rank, is not repeated."""
-    parts, before = [], None
-    for text in texts:
-        repeated = text == before
-        parts.append((0 if repeated else len(text) + 1).to_bytes(8, "little") + (b"" if repeated else text))
-        before = text
-    return b"".join(parts)
+    """Joins messages, none of which is empty. One that equals its predecessor, as for two receivers at one rank, is not
+    repeated."""
+    return joined_texts([b"" if text == before else text for before, text in itertools.pairwise([b"", *texts])])
 
 
 def _unpacked(data: bytes) -> list[bytes]:
-    texts, at = [], 0
-    while at < len(data):
-        length = int.from_bytes(data[at : at + 8], "little")
-        at += 8
-        texts.append(data[at : at + length - 1] if length else texts[-1])
-        at += max(0, length - 1)
+    texts: list[bytes] = []
+    for text in parted_texts(data):
+        texts.append(text or texts[-1])
     return texts

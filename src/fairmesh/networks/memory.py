@@ -19,20 +19,6 @@ from fairmesh.topology.mixing import Mixing, union_of
 class SingleProcess(ProcessGroup):
     """One process that hosts every node."""
 
-    world_size, rank, local_world_size, job = 1, 0, 1, None
-
-    def all_gather(self, payload: bytes) -> list[bytes]:
-        return [payload]
-
-    def all_reduce(self, tensor: Tensor) -> Tensor:
-        return tensor
-
-    def duplicate(self) -> "SingleProcess":
-        return self
-
-    def nodes(self, n: int) -> Sequence[int]:
-        return range(n)
-
     def network(
         self, cycle: Sequence[Mixing], *, device: torch.device, dtype: torch.dtype, count_bytes: bool
     ) -> "MemoryNetwork":
@@ -123,7 +109,4 @@ class MemoryNetwork(Network):
 def _together(sizes: Iterable[Tensor | int]) -> Tensor | int:
     """Returns the bytes of a message with parts of these sizes. Adds plain numbers first, since operations on tensors
     are slower."""
-    total: Tensor | int = HEADER_BYTES
-    for size in sorted(sizes, key=lambda size: not isinstance(size, int)):
-        total = total + size
-    return total
+    return sum(sorted(sizes, key=lambda size: not isinstance(size, int)), HEADER_BYTES)

@@ -3,7 +3,6 @@
 import functools
 import json
 import threading
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -20,37 +19,39 @@ if TYPE_CHECKING:
 _BEAT_S = 1.0  # between two signs of life during long work
 
 
-class ProcessGroup(ABC):
-    """The processes of a run. Every process calls the same methods in the same order. Their communication is not
-    counted as the algorithm's traffic, except for the sums that a server forms."""
+class ProcessGroup:
+    """The processes of a run. This base class is a single process.
 
-    world_size: int
-    rank: int  # of this process; rank 0 leads: it writes files and reports for all
-    local_world_size: int  # processes that share this machine's memory
-    job: str | None  # names this run and its restarts, so that a restarted run resumes by itself
+    Every process calls the same methods in the same order. Their communication is not counted as the algorithm's
+    traffic, except for the sums that a server forms."""
 
-    @abstractmethod
+    world_size: int = 1
+    rank: int = 0  # of this process; rank 0 leads: it writes files and reports for all
+    local_world_size: int = 1  # processes that share this machine's memory
+    job: str | None = None  # names this run and its restarts, so that a restarted run resumes by itself
+
     def all_gather(self, payload: bytes) -> list[bytes]:
         """Returns every process's payload at every process, ordered by rank."""
+        return [payload]
 
-    @abstractmethod
     def all_reduce(self, tensor: Tensor) -> Tensor:
         """Returns the sum over all processes, added in the order of their ranks; only the leader sees the terms."""
+        return tensor
 
-    @abstractmethod
     def nodes(self, n: int) -> Sequence[int]:
-        """Returns the positions, among n nodes, of those hosted here."""
+        """Returns the positions, among n nodes, of those hosted here. Default: all."""
+        return range(n)
 
-    @abstractmethod
     def network(
         self, cycle: Sequence[Mixing], *, device: torch.device, dtype: torch.dtype, count_bytes: bool
     ) -> "Network":
         """Returns the network of the nodes hosted here."""
+        raise NotImplementedError("the caller makes the network of these processes")
 
-    @abstractmethod
     def duplicate(self) -> "ProcessGroup":
         """Returns a group of the same processes whose messages do not mix with those of this one, so that another
         thread may use it."""
+        return self
 
     @property
     def is_leader(self) -> bool:

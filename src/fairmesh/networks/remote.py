@@ -8,11 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fairmesh.compression import (
-    DecodeError,
-    decode,
-    encode,
-)
+from fairmesh.compression import DecodeError, decode, encode
 from fairmesh.compression.codes import Code, Dense, row_of, tensors_in
 from fairmesh.errors import BadInput, Diverged
 from fairmesh.networks.base import Delivery, Network, Part, Traffic
@@ -27,11 +23,7 @@ class _Norms(NamedTuple):
     """Euclidean norms of one part, which both what is sent and what arrives is compared with."""
 
     rows: list[list[float]]  # of the hosted nodes' rows (replicas, nodes)
-    copies: list[list[list[float]]] | None  # of the copies that they keep (replicas, nodes, slots)
-
-    def copies_of(self, replica: int, node: int) -> list[float]:
-        """Returns the norms of a node's copies, its own first; 0 if there are none."""
-        return [0.0] if self.copies is None else self.copies[replica][node]
+    copies: list[list[list[float]]]  # of the copies that they keep (replicas, nodes, slots); zero if they keep none
 
 
 class RemoteNetwork(Network):
@@ -87,7 +79,11 @@ class RemoteNetwork(Network):
             whole, short = messages[k]
             near = set(neighbours[k])
             sent = {j: whole if j in near else short for j in reached}
-            outgoing |= {(i, j): _joined(texts) for j, texts in sent.items() if j not in self._here and any(texts)}
+            outgoing |= {
+                (i, j): texts[0] if len(texts) == 1 else joined_texts(texts)
+                for j, texts in sent.items()
+                if j not in self._here and any(texts)
+            }
             expected += [(j, i) for j in reached if j not in self._here and (j in near or any(short))]
             bits.append(len(near) * every + (len(reached) - len(near)) * followed)
             size.append([sum(len(texts[r]) for texts in sent.values()) for r in range(len(whole))])
@@ -104,14 +100,13 @@ class RemoteNetwork(Network):
 
     def _norms(self, parts: Mapping[str, Part]) -> dict[str, "_Norms"]:
         """Returns the norms of each part. Those of the copies are needed for bounds alone."""
-
-        def of(part: Part) -> _Norms:
+        norms = {}
+        for name, part in parts.items():
             rows = torch.linalg.vector_norm(part.rows, dim=-1)
-            if self._bounds is None or part.kept is None or self._one_row:
-                return _Norms(rows.tolist(), None)
-            return _Norms(rows.tolist(), torch.linalg.vector_norm(part.kept, dim=-1).tolist())
-
-        return {name: of(part) for name, part in parts.items()}
+            without = self._bounds is None or part.kept is None or self._one_row
+            copies = rows.new_zeros(*rows.shape, 1) if without else torch.linalg.vector_norm(part.kept, dim=-1)
+            norms[name] = _Norms(rows.tolist(), copies.tolist())
+        return norms
 
     def _refuse_diverged(self, parts: Mapping[str, Part], norms: Mapping[str, "_Norms"]) -> None:
         """Raises Diverged, before anything is encoded or stored, if numbers of the hosted nodes are not finite or, with
@@ -122,7 +117,7 @@ class RemoteNetwork(Network):
                     if not math.isfinite(norm):
                         raise Diverged(f"a {name} that is not finite")
                     if self._bounds is not None:
-                        self._bounds.check_own(name, part.content, norm, max(norms[name].copies_of(r, node)))
+                        self._bounds.check_own(name, part.content, norm, max(norms[name].copies[r][node]))
 
     def _use_sent(self, parts: Mapping[str, Part], now: int, sent: Mapping[Edge, bytes]) -> None:
         """Makes the parts those of messages that were sent before a restart, so that this node's own public copies stay
@@ -161,7 +156,10 @@ class RemoteNetwork(Network):
         def read(edge: Edge, message: bytes) -> list[dict[str, Code]]:
             if message not in known:
                 expected = templates if edge[0] in neighbours[edge[1]] else followed
-                found = [decode(text, expected, now) for text in _parted(message, replicas)]
+                texts = [message] if replicas == 1 else parted_texts(message)
+                if len(texts) != replicas:
+                    raise DecodeError(f"{len(texts)} messages arrived where {replicas} were expected")
+                found = [decode(text, expected, now) for text in texts]
                 known[message] = found if self._bounds is None else [_decoded(codes) for codes in found]
             return known[message]
 
@@ -179,9 +177,9 @@ class RemoteNetwork(Network):
             slot = 1 + self._reached[node].index(edge[0])
             for r, codes in enumerate(found):
                 for name, code in codes.items():
-                    part, sizes = parts[name], norms[name].copies_of(r, node)
+                    part, sizes = parts[name], norms[name].copies[r][node]
                     own = max(norms[name].rows[r][node], sizes[0])
-                    theirs = None if norms[name].copies is None or part.kept is None else part.kept[r, node, slot]
+                    theirs = None if self._one_row or part.kept is None else part.kept[r, node, slot]
                     known = 0.0 if theirs is None else sizes[slot]
                     bounds.check(name, part.content, code.decode()[0], own, theirs, known)
 
@@ -237,9 +235,8 @@ class _RemoteDelivery(Delivery):
         self, network: RemoteNetwork, arrive: Callable[[], Mapping[str, Tensor]], round_index: Tensor, sent: Traffic
     ):
         self._network, self._arrive, self._round, self.sent = network, arrive, round_index, sent
-        self._rows: Mapping[str, Tensor] | None = (
-            None  # not a cached_property: in Python 3.11 all instances share a lock
-        )
+        # Not a cached_property: in Python 3.11 all instances share a lock.
+        self._rows: Mapping[str, Tensor] | None = None
 
     def _arrived(self, name: str) -> Tensor:
         self._rows = self._arrive() if self._rows is None else self._rows
@@ -266,22 +263,16 @@ def _replicas(code: Code) -> int:
     return len(tensors_in(code)[0])
 
 
-def _joined(texts: Sequence[bytes]) -> bytes:
-    """Concatenates messages, each preceded by its length. A single message stays as it is."""
-    if len(texts) == 1:
-        return texts[0]
-    return b"".join(len(text).to_bytes(4, "little") + text for text in texts)
+def joined_texts(texts: Sequence[bytes]) -> bytes:
+    """Concatenates messages, each preceded by its length in 8 bytes."""
+    return b"".join(len(text).to_bytes(8, "little") + text for text in texts)
 
 
-def _parted(data: bytes, count: int) -> list[bytes]:
-    """Returns the messages that were joined. Refuses data that does not contain `count` messages."""
-    if count == 1:
-        return [data]
+def parted_texts(data: bytes) -> list[bytes]:
+    """Returns the messages that were joined."""
     texts, at = [], 0
-    for _ in range(count):
-        length = int.from_bytes(data[at : at + 4], "little")
-        texts.append(data[at + 4 : at + 4 + length])
-        at += 4 + length
-    if at != len(data):
-        raise DecodeError(f"{len(data)} bytes arrived, but {count} messages take {at}")
+    while at < len(data):
+        end = at + 8 + int.from_bytes(data[at : at + 8], "little")
+        texts.append(data[at + 8 : end])
+        at = end
     return texts

@@ -271,9 +271,8 @@ def _turn(graph: Graph, node: Node) -> None:
         left, right = (graph.call_function(turned, (argument, 1, 2)) for argument in node.args)
         product = graph.call_function(torch.ops.aten.bmm.default, (right, left))
         back = graph.call_function(turned, (product, 1, 2))
-        same = graph.call_function(
-            torch.ops.aten.clone.default, (back,), {"memory_format": torch.contiguous_format}
-        )  # later operations may rely on its strides
+        contiguous: Any = {"memory_format": torch.contiguous_format}  # later operations may rely on its strides
+        same = graph.call_function(torch.ops.aten.clone.default, (back,), contiguous)
     same.meta["val"] = node.meta["val"]
     node.replace_all_uses_with(same)
     graph.erase_node(node)

@@ -18,7 +18,7 @@ from fairmesh.numerics.trees import Tree
 from fairmesh.problems.augmentation import Augmenter
 from fairmesh.problems.flat_model import FlatModel
 from fairmesh.problems.outputs import PackedLoss
-from fairmesh.problems.row_loss import Loss, batch_loss, per_sample, takes_shares
+from fairmesh.problems.row_loss import Loss, batch_loss, losses_of_samples, takes_shares
 from fairmesh.problems.stacking import refuse_moved
 
 _NUMBERS = 1 << 20  # of drawn outputs at most
@@ -161,7 +161,7 @@ def check_mean(loss: Loss, outputs: Tensor, targets: Tree) -> None:
     for at in (outputs, *_drawn_like(outputs, trees.length(targets))):
         wanted = trees.at(targets, slice(len(at)))
         try:
-            whole, parts = loss(at, wanted), per_sample(loss, at, wanted)
+            whole, parts = loss(at, wanted), losses_of_samples(loss, at, wanted)
         except Exception as error:
             if at is outputs:
                 raise _failed(error, wanted, loss) from error

@@ -13,7 +13,7 @@ from fairmesh.errors import BadInput, in_a_line
 from fairmesh.numerics import trees
 from fairmesh.numerics.trees import Tree
 from fairmesh.problems.problem import Problem
-from fairmesh.problems.row_loss import answering, as_floats, per_sample
+from fairmesh.problems.row_loss import answering, as_floats, losses_of_samples
 
 _FLOATS_AT_ONCE = 1 << 23  # of inputs times rows, so that a chunk of outputs and activations stays small
 
@@ -357,7 +357,7 @@ def measured(problem: Problem, outputs: Tensor, targets: Tree, losses: Tensor | 
         targets: The targets of the samples.
         losses: The loss of each sample; None to compute it from the outputs. Default: None.
     """
-    losses = per_sample(problem.output_loss, outputs, targets) if losses is None else losses
+    losses = losses_of_samples(problem.output_loss, outputs, targets) if losses is None else losses
     found = {"loss": float(losses.double().mean())}
     if bool(outputs.isnan().any()):
         return dict.fromkeys(measured_names(problem), torch.nan)

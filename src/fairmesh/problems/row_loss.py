@@ -186,7 +186,7 @@ def evaluation_losses(model: FlatModel, loss: Loss) -> Callable[..., Tensor]:
     if isinstance(loss, BoundModelLoss):
         return functools.partial(loss.of_samples, model)
     placed = _placed(loss, model)
-    return lambda row, inputs, targets: _judged(placed, model(row, inputs), targets)
+    return lambda row, inputs, targets: losses_of_samples(placed, model(row, inputs), targets)
 
 
 def evaluation_errors(model: FlatModel, right: Callable[[Tensor, Tensor], Tensor]) -> Callable[..., Tensor]:
@@ -210,12 +210,12 @@ def answering(model: FlatModel, loss: Loss, at_once: AtOnce) -> Callable[[Tensor
 
     def function(rows: Tensor, inputs: Tree, targets: Tree) -> tuple[Tensor, Tensor]:
         outputs = outputs_of(rows, inputs)
-        return outputs, vmap(lambda of_model: _judged(loss, of_model, targets))(outputs)
+        return outputs, vmap(lambda of_model: losses_of_samples(loss, of_model, targets))(outputs)
 
     return function
 
 
-def _judged(loss: Loss, outputs: Tensor, targets: Tree) -> Tensor:
+def losses_of_samples(loss: Loss, outputs: Tensor, targets: Tree) -> Tensor:
     """Returns the loss of every single sample, whose labels are valid: (samples,)."""
     if _is_plain(loss, outputs, targets):
         return -_right_logs(outputs, targets).squeeze(-1)

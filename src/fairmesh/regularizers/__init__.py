@@ -5,14 +5,7 @@ chi-square and KL with the convex sign; r is their negative.)
 """
 
 from fairmesh.regularizers.base import Cappable, Priced, Regularizer
-from fairmesh.regularizers.builtin import (
-    Capped,
-    ChiSquare,
-    Custom,
-    KullbackLeibler,
-    NoRegularizer,
-    OwnCoordinate,
-)
+from fairmesh.regularizers.builtin import Capped, ChiSquare, Custom, KullbackLeibler, NoRegularizer, OwnCoordinate
 from fairmesh.regularizers.simplex import project_onto_simplex
 
 __all__ = [

@@ -92,9 +92,8 @@ class ChiSquare(Priced):
         return (1.0 + x).clamp(min=0.0)
 
     def max_stable_dual_step(self, prior: Tensor) -> float:
-        return (
-            float(prior.min()) / self.strength
-        )  # curvature 2 alpha / p: ascent with a step above 2 / that overshoots forever
+        # The curvature is 2 alpha / p. Ascent with a step above 2 / that overshoots forever.
+        return float(prior.min()) / self.strength
 
 
 @dataclass(frozen=True)

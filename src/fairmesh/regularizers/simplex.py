@@ -89,9 +89,8 @@ def capped_threshold(scores: Tensor, weights: Tensor, caps: Tensor) -> Tensor:
     points, turns = torch.cat([scores, scores - ramps], dim=-1).sort(dim=-1, descending=True)
     slopes = torch.cat([weights, -weights], dim=-1).gather(-1, turns).cumsum(dim=-1)[..., :-1].clamp_(min=0.0)
     sums = torch.cat([torch.zeros_like(ramps[..., :1]), (slopes * -points.diff(dim=-1)).cumsum(dim=-1)], dim=-1)
-    at = (
-        (sums < 1.0).sum(dim=-1, keepdim=True).clamp_(max=points.shape[-1] - 1)
-    )  # the first point where the sum is at least one
+    # The first point where the sum is at least one.
+    at = (sums < 1.0).sum(dim=-1, keepdim=True).clamp_(max=points.shape[-1] - 1)
     above = points.gather(-1, at - 1)
     rest = (1.0 - sums.gather(-1, at - 1)) / slopes.gather(-1, at - 1)
     tau = torch.maximum(above - rest, points.gather(-1, at))

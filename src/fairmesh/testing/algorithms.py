@@ -25,14 +25,7 @@ from fairmesh.testing.hosts import on_hosts
 from fairmesh.testing.messages import NoGradients, check_message
 from fairmesh.testing.problems import small_problem, wide_problem
 from fairmesh.testing.stacks import End, after, mixed_up, relabelled, stack, tensors_of
-from fairmesh.testing.violations import (
-    bits_of,
-    checked_settings,
-    require,
-    require_close,
-    require_equal_bits,
-    running,
-)
+from fairmesh.testing.violations import bits_of, checked_settings, require, require_close, require_equal_bits, running
 from fairmesh.topology.graphs import Changing, Ring, Star, Topology
 from fairmesh.training.cuda_graph import recorded_round
 from fairmesh.training.loop import Training
@@ -107,24 +100,11 @@ def check_algorithm(
         _check_state(
             algorithm, problem, *stack(problem, topologies[0].build(problem.n), algorithm, dtype=torch.float32)
         )
-    _, oracle = stack(problem, topologies[0].build(problem.n), algorithm, seeds=_SEEDS)
-    order = mixed_up(problem.n)
-    moved = dataclasses.replace(problem, sites=[problem.sites[i] for i in order])
-    _, moved_oracle = stack(moved, topologies[0].build(problem.n), algorithm, seeds=_SEEDS, identities=order)
     for topology in topologies:
         with running(f"a run over {topology}"):
-            cycle = topology.build(problem.n)
-            network = MemoryNetwork(cycle, dtype=torch.float64)
-            _check_state(algorithm, problem, network, oracle)
-            _check_purity(algorithm, network, oracle)
-            ended = after(algorithm, network, oracle, rounds)
-            moved_network = MemoryNetwork(relabelled(cycle, order), dtype=torch.float64, identities=order)
-            renamed = after(algorithm, moved_network, moved_oracle, rounds)
-            _check_naming(ended, renamed, order, _roles(algorithm, ended), tolerance)
+            network = _check_rounds(algorithm, problem, topology, rounds, tolerance)
             if keeps_average:
                 _check_average(algorithm, network, rounds)
-        with running(f"a run on several hosts over {topology}"):
-            _check_hosts(ended, algorithm, problem, topology, rounds, tolerance)
     if may_leave and not algorithm.needs_server:
         with running("a run without gradients"):
             _check_leaving(algorithm, problem.n)
@@ -140,7 +120,25 @@ def check_algorithm(
     with running("the first round without data", "let message() return None if it needs data"):
         check_message(algorithm)
     with running("a run with parts that stay at their site" + (" and AdamW" if _takes_optimizer(algorithm) else "")):
-        _check_carried(algorithm, topology, tolerance)
+        with_memory = _with_optimizer(algorithm, AdamW(decay=0.01, no_decay=("*.bias",)))
+        _check_rounds(with_memory, small_problem(local=("2.*",)), topology, 3, tolerance)
+
+
+def _check_rounds(
+    algorithm: Algorithm, problem: Problem, topology: Topology, rounds: int, tolerance: float
+) -> MemoryNetwork:
+    """Checks some rounds in memory, with other names for the nodes, and on several hosts. Returns the network."""
+    cycle, order = topology.build(problem.n), mixed_up(problem.n)
+    network, oracle = stack(problem, cycle, algorithm, seeds=_SEEDS)
+    _check_state(algorithm, problem, network, oracle)
+    _check_purity(algorithm, network, oracle)
+    ended = after(algorithm, network, oracle, rounds)
+    moved = dataclasses.replace(problem, sites=[problem.sites[i] for i in order])
+    moved_stack = stack(moved, relabelled(cycle, order), algorithm, seeds=_SEEDS, identities=order)
+    _check_naming(ended, after(algorithm, *moved_stack, rounds), order, _roles(algorithm, ended), tolerance)
+    with running(f"a run on several hosts over {topology}"):
+        _check_hosts(ended, algorithm, problem, topology, rounds, tolerance)
+    return network
 
 
 # The state ------------------------------------------------------------------------------------------------------------
@@ -238,13 +236,8 @@ class _Counted:
 
 def _check_purity(algorithm: Algorithm, network: MemoryNetwork, oracle: Oracle) -> None:
     state, _, carried = after(algorithm, network, oracle, 3)
-    things = {
-        "state": state,
-        "carried": carried,
-        "oracle": oracle,
-        "network": network,
-        "algorithm": algorithm,
-    }  # the oracle has the problem
+    # The oracle has the problem.
+    things = {"state": state, "carried": carried, "oracle": oracle, "network": network, "algorithm": algorithm}
     before, settings = tensors_of(things), copy.deepcopy(algorithm)
     counted = _Counted(oracle)
     kept: dict[str, Any] = {"carried": carried, "optimizer": algorithm.local_optimizer()}
@@ -273,10 +266,8 @@ def _check_naming(named: End, renamed: End, order: Sequence[int], roles: Mapping
     there = _tensors(other, other_carried)
     for name, tensor in _tensors(state, carried).items():
         undeclared = tensor.shape[-1] == len(order) and not roles[name].over_nodes
-        hint = (
-            " (annotate it with fm.roles.OVER_NODES if its last axis has an entry for each node)" if undeclared else ""
-        )
-        what = f"{name} with other names for the nodes{hint}"
+        hint = " (annotate it with fm.roles.OVER_NODES if its last axis has an entry for each node)"
+        what = f"{name} with other names for the nodes{hint if undeclared else ''}"
         require_close(there[name], _moved(tensor, order, roles[name]), tolerance, what)
     require_close(moved.node_bits, sent.node_bits[:, list(order)], 0.0, "bits sent with other names for the nodes")
     require_close(moved.server_bits, sent.server_bits, 0.0, "bits the server sent with other names for the nodes")
@@ -324,21 +315,6 @@ def _takes_optimizer(algorithm: Algorithm) -> bool:
 def _with_optimizer(algorithm: Algorithm, optimizer: Optimizer | None) -> Algorithm:
     """The same algorithm with another optimizer, if it takes one."""
     return dataclasses.replace(algorithm, optimizer=optimizer) if _takes_optimizer(algorithm) else algorithm  # type: ignore[type-var]
-
-
-def _check_carried(algorithm: Algorithm, topology: Topology, tolerance: float, rounds: int = 3) -> None:
-    problem = small_problem(local=("2.*",))
-    algorithm = _with_optimizer(algorithm, AdamW(decay=0.01, no_decay=("*.bias",)))
-    cycle, order = topology.build(problem.n), mixed_up(problem.n)
-    network, oracle = stack(problem, cycle, algorithm, seeds=_SEEDS)
-    _check_purity(algorithm, network, oracle)
-    ended = after(algorithm, network, oracle, rounds)
-    moved = dataclasses.replace(problem, sites=[problem.sites[i] for i in order])
-    renamed = after(
-        algorithm, *stack(moved, relabelled(cycle, order), algorithm, seeds=_SEEDS, identities=order), rounds
-    )
-    _check_naming(ended, renamed, order, _roles(algorithm, ended), tolerance)
-    _check_hosts(ended, algorithm, problem, topology, rounds, tolerance)
 
 
 def _check_leaving(algorithm: Algorithm, n: int) -> None:
@@ -392,24 +368,18 @@ def _lasting(
     """The fields in which other nodes than the first have come to differ, and whose sum over the nodes does not fade,
     with that sum. A memory that fades slowly is not among them."""
 
-    def sums(k: int) -> dict[str, tuple[float, float]]:
-        there, here = flatten_state(changed[k]), flatten_state(undisturbed[k])
-        differences = {
-            path: there[path] - here[path]
-            for path, role in roles.items()
-            if role.held_by == "node" and there[path].is_floating_point() and there[path] is not models(changed[k])
-        }
-        return {
-            path: (float(one[:, 1:].abs().max()) if one.numel() else 0.0, float(one.sum(dim=1).abs().max()))
-            for path, one in differences.items()
-        }
+    def difference(k: int, path: str) -> Tensor:
+        return flatten_state(changed[k])[path] - flatten_state(undisturbed[k])[path]
 
-    half, end = sums(len(changed) // 2), sums(-1)
-    return {
-        path: left
-        for path, (spread, left) in end.items()
-        if spread > 1e-3 and left >= (1 - _SLOWLY) * half[path][1] > 1e-6
-    }
+    lasting = {}
+    for path, tensor in flatten_state(changed[-1]).items():
+        of_nodes = roles[path].held_by == "node" and tensor.is_floating_point() and tensor.numel()
+        if of_nodes and tensor is not models(changed[-1]):
+            end, half = difference(-1, path), difference(len(changed) // 2, path)
+            left, before = (float(change.sum(dim=1).abs().max()) for change in (end, half))
+            if float(end[:, 1:].abs().max()) > 1e-3 and left >= (1 - _SLOWLY) * before > 1e-6:
+                lasting[path] = left
+    return lasting
 
 
 def _steps(changes: Sequence[Tensor]) -> list[float]:

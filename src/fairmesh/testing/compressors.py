@@ -152,10 +152,6 @@ def _check_codec(compressor: Compressor, dim: int, dtype: torch.dtype) -> None:
         _require_same_code(received, sent, f"row {i} of length {dim}")
 
 
-def _has_negative_zero(values: Tensor) -> bool:
-    return bool(((values == 0) & values.signbit()).any())
-
-
 def _require_same_code(received: Code, sent: Code, whose: str) -> None:
     for name, value in sent._asdict().items():
         there = getattr(received, name)
@@ -163,7 +159,8 @@ def _require_same_code(received: Code, sent: Code, whose: str) -> None:
             require(there == value, f"{name} of {whose} is {there} after decoding, {value} before")
             continue
         alike = there.shape == value.shape and there.dtype == value.dtype and _bits(there) == _bits(value)
-        hint = "; add 0.0 to the values, which turns -0.0 into 0.0" if _has_negative_zero(value) else ""
+        negative_zero = bool(((value == 0) & value.signbit()).any())
+        hint = "; add 0.0 to the values, which turns -0.0 into 0.0" if negative_zero else ""
         require(alike, f"{name} of {whose} is not the same bits after encoding and decoding{hint}")
 
 

@@ -9,19 +9,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fairmesh.algorithms.base import Algorithm, Carried, Round, carried_at_start
-from fairmesh.networks.base import Network, Traffic
+from fairmesh.algorithms.base import Algorithm, Carried
+from fairmesh.networks.base import Traffic
 from fairmesh.networks.bounds import Bounds
 from fairmesh.networks.process_group import ProcessGroup
 from fairmesh.networks.remote import RemoteNetwork
-from fairmesh.networks.transport import (
-    Arrivals,
-    Edge,
-    Read,
-    Transport,
-)
-from fairmesh.problems.oracle import Oracle
+from fairmesh.networks.transport import Arrivals, Edge, Read, Transport
 from fairmesh.problems.problem import Problem
+from fairmesh.testing.stacks import End, after, oracle_of
 from fairmesh.testing.violations import ContractViolation
 from fairmesh.topology.graphs import Topology
 
@@ -65,15 +60,6 @@ class Threads(ProcessGroup):
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
         return functools.reduce(torch.add, self.all_gather(tensor))
-
-    def duplicate(self) -> "Threads":
-        raise NotImplementedError("threads have one channel")
-
-    def nodes(self, n: int) -> Sequence[int]:
-        raise NotImplementedError("the caller says which nodes a thread hosts")
-
-    def network(self, cycle: Any, **form: Any) -> Network:
-        raise NotImplementedError("the caller makes the networks of threads")
 
 
 class InProcess(Transport):
@@ -144,7 +130,7 @@ def on_hosts(
     """
     post = Post(len(blocks))
 
-    def one(host: int) -> tuple[Any, list[Traffic], Carried]:
+    def one(host: int) -> End:
         with post.arrived:  # one computes at a time, and lets others while it waits: tracing is not for threads
             try:
                 return trained(host)
@@ -153,39 +139,21 @@ def on_hosts(
                 post.arrived.notify_all()
                 raise
 
-    def trained(host: int) -> tuple[Any, list[Traffic], Carried]:
+    def trained(host: int) -> End:
         transport = InProcess(post, host)
         cycle = topology.build(problem.n)
         prior = problem.prior_of_sites
         bounds = Bounds(float((prior.max() / prior[list(blocks[host])]).max())) if each_copy else None
         network = RemoteNetwork(cycle, blocks[host], transport, dtype=torch.float64, each_copy=each_copy, bounds=bounds)
-        oracle = Oracle(
-            problem,
-            network.hosted,
-            network.streams,
-            seeds=seeds,
-            calls_per_round=algorithm.oracle_calls(),
-            dtype=torch.float64,
-            trace=False,
-        )
-        state, carried, sent = algorithm.init(oracle, network), carried_at_start(algorithm, oracle), []
-        for t in range(rounds):
-            ctx = Round(torch.tensor(t), oracle, network, carried=carried, optimizer=algorithm.local_optimizer())
-            state = algorithm.step(state, ctx)
-            carried = ctx.carried_after()
-            sent += ctx.sent
-        return state, sent, carried
+        return after(algorithm, network, oracle_of(problem, network, algorithm, seeds, torch.float64), rounds)
 
     ends = _results(one, len(blocks))
-    total = no_traffic(len(seeds), problem.n)
-    for (_, sent, _), block in zip(ends, blocks):
-        for traffic in sent:
-            for whole, part in ((total.node_bits, traffic.node_bits), (total.node_bytes, traffic.node_bytes)):
-                whole[:, list(block)] += part
-    for traffic in ends[0][1]:  # every host counts the server's
-        total.server_bits.add_(traffic.server_bits)
-        total.server_bytes.add_(traffic.server_bytes)
-    return HostsRun([state for state, _, _ in ends], total, post, [carried for _, _, carried in ends])
+    order = torch.tensor([node for block in blocks for node in block]).argsort()
+    bits, size = (
+        torch.cat(parts, dim=-1)[:, order] for parts in zip(*((s.node_bits, s.node_bytes) for _, s, _ in ends))
+    )
+    total = ends[0].sent._replace(node_bits=bits, node_bytes=size)  # every host counts the server's
+    return HostsRun([end.state for end in ends], total, post, [end.carried for end in ends])
 
 
 def _results(function: Callable[[int], Any], count: int) -> list[Any]:
@@ -196,9 +164,3 @@ def _results(function: Callable[[int], Any], count: int) -> list[Any]:
     for error in sorted(errors, key=lambda error: isinstance(error, ConnectionError)):
         raise error
     return [future.result() for future in futures]
-
-
-def no_traffic(replicas: int, nodes: int) -> Traffic:
-    """Returns counts of zero for all nodes and the server."""
-    of_nodes, of_server = torch.zeros(replicas, nodes).double(), torch.zeros(replicas).double()
-    return Traffic(of_nodes, of_server, of_nodes.clone(), of_server.clone())

@@ -14,7 +14,6 @@ from fairmesh.networks.base import Network, Traffic
 from fairmesh.networks.memory import MemoryNetwork
 from fairmesh.problems.oracle import Oracle
 from fairmesh.problems.problem import Problem
-from fairmesh.testing.hosts import no_traffic
 from fairmesh.topology.mixing import Mixing
 
 
@@ -29,8 +28,17 @@ def stack(
 ) -> tuple[MemoryNetwork, Oracle]:
     """Returns a network in memory over some mixing matrices, and the oracle of its nodes."""
     net = MemoryNetwork(cycle, dtype=dtype, **network)
-    form: dict[str, Any] = {"calls_per_round": algorithm.oracle_calls(), "dtype": dtype, "trace": False}
-    return net, Oracle(problem, net.hosted, net.streams, seeds=seeds, **form)
+    return net, oracle_of(problem, net, algorithm, seeds, dtype)
+
+
+def oracle_of(
+    problem: Problem, network: Network, algorithm: Algorithm, seeds: Sequence[int], dtype: torch.dtype
+) -> Oracle:
+    """Returns the oracle of the nodes that a network hosts."""
+    calls = algorithm.oracle_calls()
+    return Oracle(
+        problem, network.hosted, network.streams, seeds=seeds, calls_per_round=calls, dtype=dtype, trace=False
+    )
 
 
 class End(NamedTuple):
@@ -53,7 +61,8 @@ def after(
     """Returns the state after some rounds, what was sent in them, and what is carried on."""
     state = algorithm.init(oracle, network) if state is None else state
     carried = carried_at_start(algorithm, oracle) if carried is None else carried
-    sent = no_traffic(len(oracle.seeds), network.n)
+    of_nodes, of_server = (torch.zeros(len(oracle.seeds), *nodes).double() for nodes in ([len(network.hosted)], []))
+    sent = Traffic(of_nodes, of_server, of_nodes, of_server)
     for t in range(first, first + rounds):
         ctx = Round(torch.tensor(t), oracle, network, carried=carried, optimizer=algorithm.local_optimizer())
         state = algorithm.step(state, ctx)

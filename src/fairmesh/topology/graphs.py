@@ -1,24 +1,36 @@
-"""Topologies: who talks to whom, for any number of nodes."""
+"""Topologies: who talks to whom, for any number of nodes. Public as `fm.topologies`."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import networkx
 import numpy as np
 import scipy.sparse
-import scipy.sparse.linalg
 
 from fairmesh.config.tables import register
 from fairmesh.errors import BadInput
-from fairmesh.topology.mixing import (
-    DENSE_EIGENVALUES_UP_TO,
-    Mixing,
-    Rule,
-    mixing_matrix,
-    union_of,
-)
+from fairmesh.topology.mixing import DENSE_EIGENVALUES_UP_TO, Mixing, Rule, mixing_matrix, union_of
+
+__all__ = [
+    "Changing",
+    "Circulant",
+    "Complete",
+    "Edges",
+    "ErdosRenyi",
+    "Exponential",
+    "Hypercube",
+    "Matrix",
+    "Mixing",
+    "RandomRegular",
+    "Ring",
+    "Star",
+    "Topology",
+    "Torus",
+]
+
+if TYPE_CHECKING:
+    import networkx
 
 _AS_ROWS_UP_TO = 200  # nodes; a larger sparse matrix is kept by its entries
 
@@ -86,14 +98,24 @@ def _check_cycle_mixes(cycle: Sequence[Mixing]) -> None:
         )
 
 
-def _graph_of(n: int, edges) -> networkx.Graph:
-    graph = networkx.empty_graph(n)
-    graph.add_edges_from((int(i), int(j)) for i, j in edges if i != j)
-    return graph
+class _Linked(Topology):
+    """A graph that follows from the ends of its edges."""
+
+    mixing: Rule
+
+    @abstractmethod
+    def ends(self, n: int) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the nodes at both ends of every edge, modulo n, as arrays that broadcast. An edge may occur several
+        times, also from a node to itself."""
+
+    def graphs(self, n: int) -> list[Mixing]:
+        first, second = np.broadcast_arrays(*self.ends(n))
+        places = (first.ravel() % n, second.ravel() % n)
+        return [mixing_matrix(scipy.sparse.coo_array((np.ones(first.size), places), shape=(n, n)), self.mixing)]
 
 
 @dataclass(frozen=True)
-class Ring(Topology):
+class Ring(_Linked):
     """Each node talks to the next and the previous one.
 
     Few messages per round, but slow agreement: the spectral gap falls as 1 / n^2.
@@ -115,12 +137,13 @@ class Ring(Topology):
 
     mixing: Rule = "metropolis"
 
-    def graphs(self, n: int) -> list[Mixing]:
-        return [mixing_matrix(_graph_of(n, ((i, (i + 1) % n) for i in range(n))), self.mixing)]
+    def ends(self, n: int) -> tuple[np.ndarray, np.ndarray]:
+        node = np.arange(n)
+        return node, node + 1
 
 
 @dataclass(frozen=True)
-class Torus(Topology):
+class Torus(_Linked):
     """A grid of rows x columns that wraps around in both directions: each node has four neighbours.
 
     Args:
@@ -143,17 +166,15 @@ class Torus(Topology):
         if self.rows < 1 or self.columns < 1:
             raise BadInput(f"a torus needs rows and columns >= 1, got {self.rows} x {self.columns}")
 
-    def graphs(self, n: int) -> list[Mixing]:
+    def ends(self, n: int) -> tuple[np.ndarray, np.ndarray]:
         if self.rows * self.columns != n:
             raise BadInput(f"a {self.rows} x {self.columns} torus has {self.rows * self.columns} nodes, not {n}")
         place = np.arange(n).reshape(self.rows, self.columns)
-        right = zip(place.ravel(), np.roll(place, -1, axis=1).ravel())
-        down = zip(place.ravel(), np.roll(place, -1, axis=0).ravel())
-        return [mixing_matrix(_graph_of(n, [*right, *down]), self.mixing)]
+        return place, np.stack([np.roll(place, -1, axis=1), np.roll(place, -1, axis=0)])
 
 
 @dataclass(frozen=True)
-class Circulant(Topology):
+class Circulant(_Linked):
     """Node i talks to the nodes i + k and i - k (modulo n) for every offset k.
 
     Offset 1 alone is a ring. Offsets 1 and 2 are what the AD-GDA paper calls a 2D torus.
@@ -177,13 +198,13 @@ class Circulant(Topology):
         if not self.offsets or min(self.offsets) < 1:
             raise BadInput(f"offsets are whole numbers >= 1, got {list(self.offsets)}")
 
-    def graphs(self, n: int) -> list[Mixing]:
-        edges = ((i, (i + k) % n) for i in range(n) for k in self.offsets)
-        return [mixing_matrix(_graph_of(n, edges), self.mixing)]
+    def ends(self, n: int) -> tuple[np.ndarray, np.ndarray]:
+        node = np.arange(n)
+        return node, node + np.array(self.offsets)[:, None]
 
 
 @dataclass(frozen=True)
-class Complete(Topology):
+class Complete(_Linked):
     """Every node talks to every other node. The AD-GDA paper calls it a mesh.
 
     One exchange of uncompressed models averages them exactly, at n (n - 1) messages per round.
@@ -200,12 +221,13 @@ class Complete(Topology):
 
     mixing: Rule = "metropolis"
 
-    def graphs(self, n: int) -> list[Mixing]:
-        return [mixing_matrix(networkx.complete_graph(n), self.mixing)]
+    def ends(self, n: int) -> tuple[np.ndarray, np.ndarray]:
+        node = np.arange(n)
+        return node, node[:, None]
 
 
 @dataclass(frozen=True)
-class Star(Topology):
+class Star(_Linked):
     """Node 0 talks to all other nodes, and they talk only to node 0.
 
     Args:
@@ -221,12 +243,12 @@ class Star(Topology):
 
     mixing: Rule = "metropolis"
 
-    def graphs(self, n: int) -> list[Mixing]:
-        return [mixing_matrix(_graph_of(n, ((0, i) for i in range(1, n))), self.mixing)]
+    def ends(self, n: int) -> tuple[np.ndarray, np.ndarray]:
+        return np.array(0), np.arange(n)
 
 
 @dataclass(frozen=True)
-class Hypercube(Topology):
+class Hypercube(_Linked):
     """Nodes whose numbers differ in exactly one bit talk: log2(n) neighbours each.
 
     The number of nodes must be a power of two.
@@ -243,15 +265,15 @@ class Hypercube(Topology):
 
     mixing: Rule = "metropolis"
 
-    def graphs(self, n: int) -> list[Mixing]:
+    def ends(self, n: int) -> tuple[np.ndarray, np.ndarray]:
         if n & (n - 1):
             raise BadInput(f"a hypercube needs a power of two as the number of nodes, got {n}")
-        bits = range(n.bit_length() - 1)
-        return [mixing_matrix(_graph_of(n, ((i, i ^ (1 << b)) for i in range(n) for b in bits)), self.mixing)]
+        node, bits = np.arange(n), np.arange(n.bit_length() - 1)
+        return node, node ^ (1 << bits[:, None])
 
 
 @dataclass(frozen=True)
-class Exponential(Topology):
+class Exponential(_Linked):
     """Node i talks to the nodes i + 2^k and i - 2^k (modulo n): few edges and a large spectral gap, for any n.
 
     Args:
@@ -266,9 +288,9 @@ class Exponential(Topology):
 
     mixing: Rule = "metropolis"
 
-    def graphs(self, n: int) -> list[Mixing]:
-        hops = [1 << k for k in range(max(n - 1, 1).bit_length())]
-        return [mixing_matrix(_graph_of(n, ((i, (i + h) % n) for i in range(n) for h in hops if h < n)), self.mixing)]
+    def ends(self, n: int) -> tuple[np.ndarray, np.ndarray]:
+        node, hops = np.arange(n), 1 << np.arange((n - 1).bit_length())
+        return node, node + hops[:, None]
 
 
 @dataclass(frozen=True)
@@ -298,14 +320,10 @@ class ErdosRenyi(Topology):
             raise BadInput(f"probability must lie in (0, 1], got {self.probability}")
 
     def graphs(self, n: int) -> list[Mixing]:
-        for attempt in range(100):
-            graph = networkx.fast_gnp_random_graph(n, self.probability, seed=self.seed + 1_000_003 * attempt)
-            if networkx.is_connected(graph):
-                return [mixing_matrix(graph, self.mixing)]
-        raise BadInput(
-            f"100 Erdos-Renyi graphs of {n} nodes with probability {self.probability} were all disconnected; "
-            f"use a probability above ln(n) / n = {np.log(max(n, 2)) / n:.3f}"
-        )
+        import networkx
+
+        advice = f"use a probability above ln(n) / n = {np.log(max(n, 2)) / n:.3f}"
+        return _connected(n, lambda seed: networkx.fast_gnp_random_graph(n, self.probability, seed), self, advice)
 
 
 @dataclass(frozen=True)
@@ -335,17 +353,24 @@ class RandomRegular(Topology):
             raise BadInput(
                 f"no graph of {n} nodes has degree {self.degree} everywhere: need 1 <= degree < n, degree * n even"
             )
-        for attempt in range(100):
-            graph = networkx.random_regular_graph(self.degree, n, seed=self.seed + 1_000_003 * attempt)
-            if networkx.is_connected(graph):
-                return [mixing_matrix(graph, self.mixing)]
-        raise BadInput(
-            f"100 random graphs of {n} nodes with degree {self.degree} were all disconnected; use degree >= 3"
-        )
+        import networkx
+
+        return _connected(n, lambda seed: networkx.random_regular_graph(self.degree, n, seed), self, "use degree >= 3")
+
+
+def _connected(n: int, draw: Callable[[int], Any], topology: ErdosRenyi | RandomRegular, advice: str) -> list[Mixing]:
+    """Returns the first connected one of 100 random graphs."""
+    import networkx
+
+    for attempt in range(100):
+        graph = draw(topology.seed + 1_000_003 * attempt)
+        if networkx.is_connected(graph):
+            return [mixing_matrix(networkx.to_scipy_sparse_array(graph, nodelist=range(n)), topology.mixing)]
+    raise BadInput(f"{topology}: 100 graphs of {n} nodes were all disconnected; {advice}")
 
 
 @dataclass(frozen=True)
-class Edges(Topology):
+class Edges(_Linked):
     """A graph given by its edges. Messages travel both ways along each edge.
 
     `Edges.of(graph)` takes any undirected networkx graph.
@@ -371,7 +396,7 @@ class Edges(Topology):
                 raise BadInput(f"an edge joins two nodes, got {list(edge)}")
 
     @staticmethod
-    def of(graph: networkx.Graph, mixing: Rule = "metropolis") -> "Edges":
+    def of(graph: "networkx.Graph", mixing: Rule = "metropolis") -> "Edges":
         """Returns the edges of a networkx graph, with its nodes numbered in their order.
 
         Args:
@@ -383,11 +408,12 @@ class Edges(Topology):
         number = {node: i for i, node in enumerate(graph.nodes)}
         return Edges(tuple((number[a], number[b]) for a, b in graph.edges()), mixing)
 
-    def graphs(self, n: int) -> list[Mixing]:
+    def ends(self, n: int) -> tuple[np.ndarray, np.ndarray]:
         for i, j in self.edges:
             if not (0 <= i < n and 0 <= j < n):
                 raise BadInput(f"edge [{i}, {j}] names a node outside 0..{n - 1}")
-        return [mixing_matrix(_graph_of(n, self.edges), self.mixing)]
+        first, second = np.array(self.edges, dtype=int).reshape(-1, 2).T
+        return first, second
 
 
 @dataclass(frozen=True)

@@ -3,13 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
-import networkx
 import numpy as np
 import scipy.sparse
-import scipy.sparse.csgraph
-import scipy.sparse.linalg
 
 from fairmesh.errors import BadInput
 
@@ -51,8 +48,8 @@ class Mixing:
     @cached_property
     def degrees(self) -> np.ndarray:
         """The number of neighbours of each node, itself not counted: (n,)."""
-        off_diagonal = self.matrix - scipy.sparse.diags_array(self.matrix.diagonal())
-        return np.diff(_without_zeros(off_diagonal).indptr)
+        rows, columns = self.matrix.nonzero()
+        return np.bincount(rows[rows != columns], minlength=self.n)
 
     @cached_property
     def _extreme_eigenvalues(self) -> tuple[float, float]:
@@ -93,16 +90,17 @@ class Mixing:
 
     def check_mixes(self) -> None:
         """Raises BadInput if the graph is disconnected or if some nodes never agree under W."""
-        links = _without_zeros(self.matrix > 1e-12)
-        if scipy.sparse.csgraph.connected_components(links, directed=False)[0] > 1:
+        links = self.matrix > 1e-12
+        lowest = _lowest_connected(links)
+        if lowest.any():
             raise BadInput(
-                f"the graph is disconnected: {_pieces_in_words(links)}; add edges between them; to train every "
+                f"the graph is disconnected: {_pieces_in_words(lowest)}; add edges between them; to train every "
                 'site alone, keep any connected graph and use the algorithm "local"'
             )
         # An eigenvalue of -1 means two halves with links only across, that is, no way to return in an odd number of
         # hops; then, and only then, nodes at even and at odd times fall apart. No eigenvalue need be found.
         even_and_odd = scipy.sparse.block_array([[None, links], [links, None]])
-        if scipy.sparse.csgraph.connected_components(even_and_odd, directed=False)[0] > 1:
+        if _lowest_connected(even_and_odd).any():
             raise BadInput(
                 "the mixing matrix has spectral gap 0: an eigenvalue of -1 makes two halves of the graph swap values "
                 "forever; give nodes a positive weight on themselves"
@@ -126,6 +124,8 @@ def with_liars(cycle: Sequence[Mixing], liars: int) -> list[Mixing]:
 
 def _extreme_eigenvalue(matrix: scipy.sparse.csr_array, bound: float, sign: int) -> float:
     """Returns the largest (sign +1) or smallest (-1) eigenvalue on vectors of mean zero; none lies beyond `bound`."""
+    import scipy.sparse.linalg
+
     n = len(matrix.indptr) - 1
     start = np.random.default_rng(0).standard_normal(n)
 
@@ -151,17 +151,24 @@ def _extreme_eigenvalue(matrix: scipy.sparse.csr_array, bound: float, sign: int)
         return shift - sign / largest(lambda x: -sign * centred(factors.solve(centred(x))))
 
 
-def _without_zeros(matrix) -> scipy.sparse.csr_array:
-    matrix = scipy.sparse.csr_array(matrix)
-    matrix.eliminate_zeros()
-    return matrix
+def _lowest_connected(links: Any) -> np.ndarray:
+    """Returns for each node the lowest number of the nodes that it is connected with. (`scipy.sparse.csgraph` knows
+    too, but takes longer to import than this does.)"""
+    rows, columns = links.nonzero()
+    lowest = np.arange(links.shape[0])
+    while True:
+        lower = lowest.copy()
+        np.minimum.at(lower, rows, lowest[columns])
+        lower = lower[lower]
+        if np.array_equal(lower, lowest):
+            return lowest
+        lowest = lower
 
 
-def _pieces_in_words(matrix) -> str:
-    pieces, labels = scipy.sparse.csgraph.connected_components(matrix, directed=False)
-    groups = [np.flatnonzero(labels == k) for k in range(pieces)]
+def _pieces_in_words(lowest: np.ndarray) -> str:
+    groups = [np.flatnonzero(lowest == node) for node in np.unique(lowest)]
     shown = [f"{{{', '.join(map(str, g[:6]))}{', ...' if len(g) > 6 else ''}}}" for g in groups[:4]]
-    return f"{pieces} pieces, {' and '.join(shown)}{' and more' if pieces > 4 else ''}"
+    return f"{len(groups)} pieces, {' and '.join(shown)}{' and more' if len(groups) > 4 else ''}"
 
 
 def _check_doubly_stochastic(matrix: scipy.sparse.csr_array, tolerance: float = 1e-9) -> None:
@@ -187,18 +194,23 @@ def _check_doubly_stochastic(matrix: scipy.sparse.csr_array, tolerance: float = 
         raise BadInput(f"mixing matrix is not stochastic: row {worst} sums to {sums[worst]:.9g}, not 1")
 
 
-def mixing_matrix(graph: networkx.Graph, rule: Rule) -> Mixing:
+def mixing_matrix(links: Any, rule: Rule) -> Mixing:
     """Returns the mixing matrix of a graph.
 
     The weight of an edge is 1 / (1 + the larger degree of its ends) by the rule "metropolis", 1 / (1 + the largest
     degree of the graph) by "max-degree", and 1 / (1 + degree) by "uniform", which is symmetric only if all degrees are
-    equal."""
+    equal.
+
+    Args:
+        links: A sparse matrix (n, n) with a positive number where two nodes are linked, in either place; its diagonal
+            does not matter.
+        rule: How the weights follow from the degrees.
+    """
     if rule not in get_args(Rule):
         raise BadInput(f"mixing is one of {', '.join(map(repr, get_args(Rule)))}, got {rule!r}")
-    n = graph.number_of_nodes()
-    adjacency = networkx.to_scipy_sparse_array(graph, nodelist=range(n), dtype=float, format="coo")
-    off = adjacency.row != adjacency.col
-    rows, columns = adjacency.row[off], adjacency.col[off]
+    n = links.shape[0]
+    rows, columns = (links + links.T).nonzero()
+    rows, columns = rows[rows != columns], columns[rows != columns]
     degrees = np.bincount(rows, minlength=n)
     if rule == "uniform" and n and degrees.min() != degrees.max():
         raise BadInput(
@@ -215,7 +227,5 @@ def union_of(cycle: Sequence[Mixing]) -> Mixing:
     """Returns the mean of a cycle of mixing matrices, whose edges are the edges of all of them."""
     if len(cycle) == 1:
         return cycle[0]
-    total = cycle[0].matrix
-    for mixing in cycle[1:]:
-        total = total + mixing.matrix
+    total = sum((mixing.matrix for mixing in cycle[1:]), cycle[0].matrix)
     return Mixing(scipy.sparse.csr_array(total / len(cycle)))

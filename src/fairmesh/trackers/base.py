@@ -6,11 +6,13 @@ Libraries are called by a thread of their own, so that a slow disk or a server t
 import json
 import logging
 import math
+import os
 import queue
 import re
 import threading
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple
@@ -221,10 +223,10 @@ class Tracker(Observer):
             summary: As summary.json has it.
         """
         for variant in summary["variants"]:
-            table, intervals = final_table(summary, variant)
             for number in variant["replicas"]:
                 if (replica := self._replicas.get(number)) is not None:
-                    self._call(self.write_result, replica, summary["rounds"], intervals, table(number))
+                    table, intervals = final_table(summary, variant, number)
+                    self._call(self.write_result, replica, summary["rounds"], intervals, table)
         self.end("finished")
 
     def end(self, status: Status) -> None:
@@ -293,16 +295,12 @@ def replica_names(replicas: Sequence[Replica], run: str) -> list[str]:
     """Returns a name for each replica: the run's, or what tells replicas apart."""
     if len(replicas) == 1:
         return [run]
-    varying = {
-        "seed": len({one.seed for one in replicas}) > 1,
-        "split": len({one.split for one in replicas}) > 1,
-    }
+    varying = [key for key in ("seed", "split") if len({getattr(replica, key) for replica in replicas}) > 1]
     names = []
     changes = {r: variant["changes"] for variant in variants_of(replicas) for r in variant["replicas"]}
-    for r, one in enumerate(replicas):
+    for r, replica in enumerate(replicas):
         parts = [f"{key}={value}" for key, value in changes[r].items()]
-        parts += [f"{what} {getattr(one, what)}" for what, varies in varying.items() if varies]
-        names.append(", ".join(parts))
+        names.append(", ".join(parts + [f"{key} {getattr(replica, key)}" for key in varying]))
     if len(set(names)) < len(names):  # replicas that differ in their placement only
         names = [f"{name}, replica {r}".removeprefix(", ") for r, name in enumerate(names)]
     return names
@@ -342,15 +340,14 @@ def numbers_of(record: Mapping[str, Any], sites: Sequence[str], prefix: str = ""
                 yield prefix + name, float(number)
 
 
-def final_table(
-    summary: Mapping[str, Any], variant: Mapping[str, Any]
-) -> tuple[Callable[[int], Table], dict[str, float]]:
-    """Returns the final values of all sites, as a function of the replica's number, and the ends of their intervals,
-    which are those of all replicas of a variant.
+def final_table(summary: Mapping[str, Any], variant: Mapping[str, Any], number: int) -> tuple[Table, dict[str, float]]:
+    """Returns the final values of all sites, and the ends of their intervals, which are those of all replicas of a
+    variant.
 
     Args:
         summary: As summary.json has it.
         variant: One of its variants.
+        number: The number of the replica.
     """
     metric, evidence = summary["metric"], variant.get("evidence")
     rows_of = {row["name"]: row for row in evidence["sites"]} if evidence else {}
@@ -359,22 +356,30 @@ def final_table(
         where = f"{metric}/site/{name}" if name in rows_of else f"{metric}/{name}"
         ends = {f"interval/{where}/{end}": value for end, value in zip(("low", "high"), row["interval"])}
         intervals |= {key: value for key, value in ends.items() if value is not None and math.isfinite(value)}
+    final = next((one for one in summary["final"] if one["replica"] == number), summary["final"][0])
+    weights = final.get("lambda")
+    percent = "" if not evidence else f"{100 * evidence['level']:g} %"
+    columns = ["site", metric, *([f"{percent} from", f"{percent} to", "test rows"] if evidence else [])]
+    columns += ["lambda"] if weights else []
+    rows = []
+    for i, site in enumerate(map(str, summary["sites"])):
+        cells: list[Any] = [site, final[metric]["sites"][i]]
+        if evidence:
+            cells += [*rows_of[site]["interval"], rows_of[site]["n"]] if site in rows_of else [None, None, None]
+        rows.append(cells + ([weights[i]] if weights else []))
+    return Table(columns, rows), intervals
 
-    def table(number: int) -> Table:
-        final = next((one for one in summary["final"] if one["replica"] == number), summary["final"][0])
-        weights = final.get("lambda")
-        percent = "" if not evidence else f"{100 * evidence['level']:g} %"
-        columns = ["site", metric, *([f"{percent} from", f"{percent} to", "test rows"] if evidence else [])]
-        columns += ["lambda"] if weights else []
-        rows = []
-        for i, site in enumerate(map(str, summary["sites"])):
-            row: list[Any] = [site, final[metric]["sites"][i]]
-            if evidence:
-                row += [*rows_of[site]["interval"], rows_of[site]["n"]] if site in rows_of else [None, None, None]
-            rows.append(row + ([weights[i]] if weights else []))
-        return Table(columns, rows)
 
-    return table, intervals
+@contextmanager
+def environment(name: str, value: str) -> Iterator[None]:
+    """Sets a variable of the environment for a while."""
+    before = os.environ.get(name)
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        del os.environ[name]
+        os.environ.update({} if before is None else {name: before})
 
 
 def file_name(text: str) -> str:

@@ -1,7 +1,6 @@
 """Writes runs to MLflow: to a local database, or to a server."""
 
 import logging
-import os
 import re
 import time
 import urllib.error
@@ -12,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from fairmesh.trackers.base import Status, Table, TrackedReplica, Tracker
+from fairmesh.trackers.base import Status, Table, TrackedReplica, Tracker, environment
 
 _BATCH = 1000  # metrics that MLflow takes at once
 _PARAMS = 100
@@ -42,18 +41,12 @@ class MLflow(Tracker):
     extra: ClassVar[str] = "mlflow"
 
     def load(self) -> None:
-        known = os.environ.get("MLFLOW_DISABLE_TELEMETRY")
-        os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"  # only while MLflow reads it
-        try:
+        with environment("MLFLOW_DISABLE_TELEMETRY", "true"):  # only while MLflow reads it
             import alembic  # noqa: F401
             import mlflow.telemetry
             import sqlalchemy  # noqa: F401
 
             mlflow.telemetry.set_telemetry_client()  # reads it again, if something else imported MLflow before
-        finally:
-            del os.environ["MLFLOW_DISABLE_TELEMETRY"]
-            if known is not None:
-                os.environ["MLFLOW_DISABLE_TELEMETRY"] = known
 
     def open(self, replica: TrackedReplica, folder: Path, alone: bool) -> None:
         from mlflow import MlflowClient

@@ -1,13 +1,12 @@
 """Writes runs for Weights & Biases, without a connection."""
 
-import os
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from fairmesh.trackers.base import Status, Table, TrackedReplica, Tracker
+from fairmesh.trackers.base import Status, Table, TrackedReplica, Tracker, environment
 
 
 @dataclass
@@ -44,9 +43,7 @@ class WandB(Tracker):
             silent=True, console="off", disable_git=True, disable_code=True, save_code=False,
             x_disable_stats=True, x_disable_meta=True, x_disable_machine_info=True, x_save_requirements=False,
         )  # fmt: skip
-        known = os.environ.get("WANDB_ERROR_REPORTING")
-        os.environ["WANDB_ERROR_REPORTING"] = "false"  # only while its process starts
-        try:
+        with environment("WANDB_ERROR_REPORTING", "false"):  # only while its process starts
             replica.handle = wandb.init(
                 mode="offline",
                 dir=base,
@@ -58,10 +55,6 @@ class WandB(Tracker):
                 reinit="create_new",
                 settings=quiet,
             )
-        finally:
-            del os.environ["WANDB_ERROR_REPORTING"]
-            if known is not None:
-                os.environ["WANDB_ERROR_REPORTING"] = known
         replica.handle.define_metric("*", step_metric="round")
 
     def write(self, replica: TrackedReplica, round: int, numbers: Mapping[str, float]) -> None:

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 
-import networkx
 import torch
 from torch import Tensor
 
@@ -22,8 +21,7 @@ def cycle_of(topology: Topology, mesh: Mesh, liars: int = 0) -> list[Mixing]:
     if not mesh.removed:
         return with_liars(whole, liars)
     kept = [mesh.position(member.name) for member in mesh.present]
-    graphs = [networkx.from_scipy_sparse_array(mixing.matrix[kept][:, kept]) for mixing in whole]
-    cycle = [mixing_matrix(graph, "metropolis") for graph in graphs]
+    cycle = [mixing_matrix(mixing.matrix[kept][:, kept], "metropolis") for mixing in whole]
     union_of(cycle).check_mixes()
     fewest = min(int(mixing.degrees.min()) for mixing in cycle)
     return with_liars(cycle, min(liars, max(0, fewest - 1)))
