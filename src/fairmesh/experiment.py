@@ -5,7 +5,7 @@ import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import KW_ONLY, dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -34,16 +34,13 @@ from fairmesh.metrics import Metric, NamedMetric, chosen_metrics
 from fairmesh.networks.process_group import ProcessGroup
 from fairmesh.numerics import trees
 from fairmesh.personalization import Personalization
-from fairmesh.problems.batch_norm import BatchNormPolicy
+from fairmesh.problems.learning import Learning
 from fairmesh.problems.models import FullyConnected, Logistic, Model, PaperCNN, build_in_units
-from fairmesh.problems.objective import Objective
-from fairmesh.problems.parts import Parts
 from fairmesh.problems.problem import Problem, Sampling, with_splits
 from fairmesh.problems.row_loss import loss_in_spreads
 from fairmesh.storage.files import write_atomically
 from fairmesh.storage.strict_json import as_json, with_nan
 from fairmesh.topology.graphs import Ring, Topology
-from fairmesh.trainers.local_trainer import LocalTrainer
 from fairmesh.training.defaults import DEFAULT_ALGORITHM, ROUNDS, algorithm_for, completed
 from fairmesh.training.observers import Observer, as_observers
 from fairmesh.training.options import Options
@@ -59,7 +56,7 @@ _LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 @checked
 @dataclass(frozen=True)
-class Experiment:
+class Experiment(Learning):
     """Everything that determines a run. Experiment files use the same names.
 
     Args:
@@ -137,23 +134,17 @@ class Experiment:
     placements: int | tuple[tuple[int, ...], ...] | Literal["by-seed"] | None = None
     sweep: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     prior: tuple[float, ...] | None = None
-    weight_decay: float = 0.0
-    clip_norm: float | None = None
-    augment: Callable[..., Any] | None = None
+    _: KW_ONLY
     metrics: tuple[NamedMetric, ...] | Mapping[str, NamedMetric | Metric | Callable[[Tensor, Tensor], Any]] = field(
         default_factory=dict
     )
-    objective: Objective = field(default_factory=Objective)
-    models_at_once: int | Literal["auto", "all"] = "auto"
-    parts: Parts = field(default_factory=Parts)
-    batch_norm: BatchNormPolicy = "refuse"
-    trainer: LocalTrainer | Callable[..., Any] | None = None
     personalization: Personalization | None = None
     contract: Contract | None = None
     observers: tuple[Observer, ...] = ()
     options: Options = field(default_factory=Options)
 
     def __post_init__(self):
+        super().__post_init__()
         if self.data is None and self.contract is None:
             raise BadInput(
                 "data: missing; name the data of all sites in [data]; or, if every site has its own, write a "
@@ -259,23 +250,8 @@ class Experiment:
                 loss = partial(loss_in_spreads, loss, target.scale)
         if like is not None and isinstance(like.model, partial) and like.model.args == model.args:
             return like.with_other(sites=sites)
-        problem = Problem(
-            model=model,
-            sites=sites,
-            loss=loss,
-            sampling=self.sampling,
-            prior=self.prior,
-            weight_decay=self.weight_decay,
-            clip_norm=self.clip_norm,
-            augment=self.augment,
-            metrics=self.metrics,
-            objective=self.objective,
-            models_at_once=self.models_at_once,
-            parts=self.parts,
-            batch_norm=self.batch_norm,
-            class_names=names,
-            trainer=self.trainer,
-        )
+        learning = {setting.name: getattr(self, setting.name) for setting in fields(Learning)}
+        problem = Problem(model, sites, loss, self.sampling, self.prior, class_names=names, **learning)
         if self.personalization is not None:
             problem.refuse_own_parts("personalization")
         return problem
@@ -365,13 +341,7 @@ def run(
     if check is not None:
         with process_group.fail_together() if process_group else nullcontext():
             check(problem)
-    targets = problem.sites[0].train.targets
-    if (
-        experiment.loss == "cross-entropy"
-        and isinstance(targets, Tensor)
-        and targets.is_floating_point()
-        and targets[0].numel() == 1
-    ):
+    if experiment.loss == "cross-entropy" and problem.loss is not nn.functional.cross_entropy:  # targets are numbers
         experiment = replace(experiment, loss="squared-error")
         if announce:
             announce('the targets are numbers, so the loss is the squared error; write loss = "..." to choose another')
