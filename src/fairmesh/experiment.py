@@ -150,8 +150,9 @@ class Experiment(Learning):
                 "data: missing; name the data of all sites in [data]; or, if every site has its own, write a "
                 "[contract] that they must fulfil: fairmesh data contract TABLE --target COLUMN drafts it"
             )
-        if self.rounds < 1:
-            raise BadInput(f"rounds must be >= 1, got {self.rounds}")
+        for name in ("rounds", "splits"):
+            if getattr(self, name) < 1:
+                raise BadInput(f"{name} must be >= 1, got {getattr(self, name)}")
         if self.algorithm is DEFAULT_ALGORITHM:  # this object: it was left out
             object.__setattr__(self, "algorithm", algorithm_for(self.objective, self.trainer is not None))
             if self.options.compare_weights is None:
@@ -160,11 +161,8 @@ class Experiment(Learning):
             if self.trainer is None:
                 object.__setattr__(self, "objective", completed(self.objective))
         chosen_metrics(self.metrics)  # refuses a name that is listed twice
-        object.__setattr__(self, "seeds", tuple(self.seeds))
         if not self.seeds:
             raise BadInput("seeds must name at least one seed")
-        if self.splits < 1:
-            raise BadInput(f"splits must be >= 1, got {self.splits}")
         if self.splits > 1:
             self.known_data().resplit(1)  # refuses data that does not draw its split
         self.algorithms()
@@ -201,25 +199,17 @@ class Experiment(Learning):
             sites: The sites; None to load them from `data`. Default: None.
             outputs: The number of outputs of the model; None for as many as the labels need. Default: None.
         """
-        if sites is None and self.splits > 1:
-            first, *others = aligned([self.sites(self.known_data().resplit(k)) for k in range(self.splits)])
-            problem = self._of_loaded(first, outputs)
-            return with_splits([problem, *(self._of_loaded(sites, outputs, like=problem) for sites in others)])
-        if sites is None:
-            return self._of_loaded(self.sites(self.known_data()), outputs)
-        return self._of_sites(sites, outputs, () if self.contract is None else self.contract.classes)
-
-    def _of_loaded(self, sites: Sequence[Site], outputs: int | None, like: Problem | None = None) -> Problem:
-        """Returns the problem of sites that were loaded from `data`.
-
-        Args:
-            sites: The sites.
-            outputs: As in `problem`.
-            like: The problem of another split. Default: None.
-        """
         names = () if self.contract is None else self.contract.classes
-        sites = sites if self.personalization is None else reserve(sites, self.personalization.share)
-        return self._of_sites(sites, outputs, names or self.known_data().class_names(), like)
+        if sites is not None:
+            return self._of_sites(sites, outputs, names)
+        data = self.known_data()
+        splits = [data] if self.splits == 1 else [data.resplit(k) for k in range(self.splits)]
+        loaded = aligned([self.sites(split) for split in splits])
+        if self.personalization is not None:
+            loaded = [reserve(sites, self.personalization.share) for sites in loaded]
+        names = names or data.class_names()
+        first = self._of_sites(loaded[0], outputs, names)
+        return with_splits([first, *(self._of_sites(sites, outputs, names, like=first) for sites in loaded[1:])])
 
     def _of_sites(
         self, sites: Sequence[Site], outputs: int | None, names: Sequence[str], like: Problem | None = None
@@ -260,15 +250,11 @@ class Experiment(Learning):
 def _check_swept(path: str) -> None:
     """Raises BadInput for a value of the sweep that belongs to another section than [algorithm]."""
     section = path.split(".")[0]
-    if section == "data":
-        raise BadInput(
-            f"sweep: {path} is no number of the algorithm; to train on several splits of the data, write `splits = 10` "
-            "at the top of the file, or --set splits=10"
-        )
-    if section != "algorithm" and section in {one.name for one in fields(Experiment)}:
+    if section != "algorithm" and section in {setting.name for setting in fields(Experiment)}:
         raise BadInput(
             f"sweep: {path} is no number of the algorithm, and only these can be swept; for other settings, run the "
-            f"experiment once for each value, with --set {path}=VALUE"
+            f"experiment once for each value, with --set {path}=VALUE; for several splits of the data, write "
+            "`splits = 10` at the top of the file"
         )
 
 
@@ -337,9 +323,13 @@ def run(
     """
     with process_group.fail_together() if process_group else nullcontext():
         watching = as_observers([*experiment.observers, *observers])  # which refuse at once what cannot work
-    problem = _problem_at(process_group, experiment) if process_group else experiment.problem()
-    if check is not None:
-        with process_group.fail_together() if process_group else nullcontext():
+        problem = experiment.problem()
+        if process_group:  # the data of nodes that others host is released
+            replicas = replicas_of(
+                experiment.algorithms(), experiment.seeds, experiment.placements, problem.n, experiment.splits
+            )
+            problem = problem.keeping(sites_at(process_group.nodes(problem.n), replicas))
+        if check is not None:
             check(problem)
     if experiment.loss == "cross-entropy" and problem.loss is not nn.functional.cross_entropy:  # targets are numbers
         experiment = replace(experiment, loss="squared-error")
@@ -362,16 +352,6 @@ def run(
         process_group=process_group,
         **to_table(experiment.options),
     )
-
-
-def _problem_at(process_group: ProcessGroup, experiment: Experiment) -> Problem:
-    """Returns the problem with the data of the nodes hosted here; that of others is read and released."""
-    with process_group.fail_together():
-        problem = experiment.problem()
-        replicas = replicas_of(
-            experiment.algorithms(), experiment.seeds, experiment.placements, problem.n, experiment.splits
-        )
-        return problem.keeping(sites_at(process_group.nodes(problem.n), replicas))
 
 
 def add_references(

@@ -111,25 +111,20 @@ def scaled_prior(prior: Sequence[float] | None, sizes: Sequence[int]) -> Tensor:
     return given / given.sum()
 
 
-def check_samples(problem: "Problem", samples: Samples, what: str, judges: bool = True) -> None:
-    """Raises BadInput if a set does not fit the training samples and the model's classes.
+def check_samples(problem: "Problem", samples: Samples, what: str, judges: bool) -> None:
+    """Raises BadInput if a set does not fit the training samples, if labels are none of the model's classes, or if they
+    are missing where they are needed. A mask may have entries without a label, and a held-out one may have no others.
 
     Args:
         problem: The problem.
         samples: The set.
         what: What it is called in errors.
-        judges: Whether it judges models, so that every sample needs a label. Default: True.
+        judges: Whether it judges models, so that every sample needs a label.
     """
     check_form(samples, problem.sites[0].train, what)
-    if problem.label_range is not None and samples.here:
-        _check_labels(problem, samples, *problem.label_range, what, judges)
-
-
-def _check_labels(
-    problem: "Problem", samples: Samples, classes: int, ignored: int | None, what: str, judges: bool
-) -> None:
-    """Raises BadInput if labels are none of the model's classes, or are missing where they are needed. A mask may have
-    entries without a label, and a held-out one may have no others."""
+    if problem.label_range is None or not samples.here:
+        return
+    classes, ignored = problem.label_range
     labels, dense = samples.targets, problem.task == "masks"
     if samples.stream is not None:
         samples.stream.classes = classes, ignored  # by which other items are checked when they are read
@@ -206,18 +201,12 @@ def check_batches(problem: "Problem") -> None:
             'are padded, which would change their statistics; use order = "random" or "cyclic", or batch_norm = '
             '"convert"'
         )
-    for i, site in enumerate(problem.sites):
-        if len(site.train) == 1 and not full:
-            raise BadInput(
-                f'batch_norm = "{problem.batch_norm}" needs 2 training samples or more at each site, since one has no '
-                f"statistics, but site {i} ({site.name}) has one; leave it out, or use batch_norm = "
-                '"frozen" or "convert"'
-            )
-    if (sizes[0] if full else problem.sampling.batch) == 1:
-        why = "the sites have one sample each" if full else "sampling.batch is 1; use a larger batch"
+    small = [f"site {i} ({problem.sites[i].name}) has one" for i, size in enumerate(sizes) if size == 1]
+    if small or (problem.sampling.batch == 1 and not full):
         raise BadInput(
             f'batch_norm = "{problem.batch_norm}" needs batches of 2 samples or more, since one has no statistics, '
-            f'but {why}, or batch_norm = "frozen" or "convert"'
+            f"but {small[0] if small else 'sampling.batch is 1'}; use larger batches, leave sites with one sample out, "
+            'or use batch_norm = "frozen" or "convert"'
         )
 
 

@@ -56,7 +56,6 @@ from fairmesh.problems.stacking import AtOnce, slower_stacked
 from fairmesh.problems.subgroups import numbered, own_names
 from fairmesh.trainers.local_trainer import LocalTrainer
 
-BUILT_IN_METRICS = {"accuracy": True, "loss": False}  # name -> whether higher is better
 _RESERVED = {
     "round", "replica", "seed", "loss", "lambda", "validation", "own_models", "consensus_models",
     "consensus_duals", "nominal_bits_busiest", "nominal_bits_total", "bytes_busiest_node", "bytes_total",
@@ -174,12 +173,11 @@ class Problem(Learning, metaclass=_ShortHelp):
             object.__setattr__(self, "model", own_copy(self.model))
         metrics = chosen_metrics(self.metrics)
         for name, metric in metrics.items():
+            if name in _RESERVED:
+                raise BadInput(f"a metric cannot be called {name!r}, which records use for something else")
             if isinstance(metric, NamedMetric):
                 metrics[name] = metric.of_classes(name, self.class_names)
         object.__setattr__(self, "metrics", metrics)
-        for name in self.metrics_by_name:
-            if name in _RESERVED:
-                raise BadInput(f"a metric cannot be called {name!r}, which records use for something else")
         self._check_forms()
         self._settle_loss()
         self._check_data()
@@ -287,17 +285,14 @@ class Problem(Learning, metaclass=_ShortHelp):
         """Returns this problem, which has no splits yet, with others as its further splits."""
         if not others:
             return self
-        made = self._changed({"_without_splits"}, splits=tuple(others))
+        made = self._changed(splits=tuple(others), _without_splits=self)
         check_splits(made)
         return made
 
-    def _changed(self, forgotten: Collection[str] = (), **fields: Any) -> "Problem":
-        """Returns a copy with other fields, which checks nothing again and forgets some of what was found."""
+    def _changed(self, **attributes: Any) -> "Problem":
+        """Returns a copy with other attributes, which checks nothing again."""
         made = copy.copy(self)
-        for name in forgotten:
-            vars(made).pop(name, None)
-        for name, value in fields.items():
-            object.__setattr__(made, name, value)
+        vars(made).update(attributes)
         return made
 
     def with_other(self, *, sites: Sequence[Site] | None = None, objective: Objective | None = None) -> "Problem":
@@ -313,7 +308,9 @@ class Problem(Learning, metaclass=_ShortHelp):
                 return dataclasses.replace(self, **changes)
         remembered = _OF_MODEL | {field.name for field in dataclasses.fields(self)}
         remembered |= {"slower_stacked"} if self.sampling.order != "full" else set()
-        made = self._changed(vars(self).keys() - remembered, **changes)  # what depends on the samples is found again
+        made = self._changed(**changes)
+        for name in vars(self).keys() - remembered:
+            del vars(made)[name]  # what depends on the samples is found again
         made._check_forms()
         made._check_data()
         return made
@@ -408,7 +405,9 @@ class Problem(Learning, metaclass=_ShortHelp):
         """How outputs of the module become the tensor that losses get; how that becomes the one that predicts; and how
         a structure is packed for a loss of the user's own."""
         train = self.sites[self.here[0]].train
-        return readings(self._whole_outputs_of_probe(), trees.at(train.seen.targets, slice(2)), self.loss, self.read)
+        return readings(
+            self._outputs_of_probe(whole=True), trees.at(train.seen.targets, slice(2)), self.loss, self.read
+        )
 
     def predictions(self, outputs: Tensor) -> Tensor:
         """Returns the tensor that predicts, which metrics read, of the outputs of one model (samples, ...)."""
@@ -506,25 +505,21 @@ class Problem(Learning, metaclass=_ShortHelp):
         labels, or are masks of which only a loss of the user's own knows the labels."""
         if self.classes is not None:
             return self.classes, self.ignored
-        if self.task == "masks" and isinstance(self.loss, NamedLoss):
-            return self._outputs_per_target(), self.ignored
-        if self.task == "masks" and self.loss is nn.functional.cross_entropy:
-            return self._outputs_per_target(), -100  # what torch ignores unless it is told otherwise
-        return None
+        by_torch = self.loss is nn.functional.cross_entropy
+        if self.task != "masks" or not (by_torch or isinstance(self.loss, NamedLoss)):
+            return None
+        ignored = -100 if by_torch else self.ignored  # what torch ignores unless it is told otherwise
+        return self._outputs_per_target(), ignored
 
-    def _outputs_of_probe(self) -> Tensor:
-        read = self._readings[0]
-        whole = self._whole_outputs_of_probe()
-        return whole if read is None else read(whole)
-
-    def _whole_outputs_of_probe(self) -> Any:
-        """Returns all that the model returns for two samples."""
+    def _outputs_of_probe(self, whole: bool = False) -> Any:
+        """Returns what losses get for two samples, or all that the model returns."""
         train = self.sites[self.here[0]].train
         inputs = trees.at(train.seen.inputs, torch.arange(min(2, len(train))))  # a copy: a model may change its inputs
-        model = self._whole_model.to(torch.device("cpu"), torch.float32)
+        model = self._whole_model if whole else self.flat_model
+        row = self._whole_model.row_of(self.initial_model(0)).float()
         try:
             with torch.no_grad():
-                return model(self._whole_model.row_of(self.initial_model(0)).float(), as_floats(inputs, torch.float32))
+                return model.to(torch.device("cpu"), torch.float32)(row, as_floats(inputs, torch.float32))
         except BadInput:
             raise
         except (RuntimeError, TypeError, ValueError, IndexError) as error:
@@ -541,8 +536,7 @@ class Problem(Learning, metaclass=_ShortHelp):
     def higher_is_better(self, metric: str) -> bool:
         """Returns whether a larger value of a metric is better."""
         chosen = self.metrics_by_name.get(metric)
-        known = isinstance(chosen, Metric | NamedMetric)
-        return chosen.higher_is_better if known else BUILT_IN_METRICS.get(metric, True)
+        return chosen.higher_is_better if isinstance(chosen, Metric | NamedMetric) else metric != "loss"
 
     def is_share(self, metric: str) -> bool:
         """Returns whether a metric is a share, which tables show in per cent."""
@@ -563,19 +557,13 @@ class Problem(Learning, metaclass=_ShortHelp):
     def _check_data(self) -> None:
         """Raises BadInput if samples do not fit each other, the model's classes or the way that they are drawn."""
         self.prior_of_sites.sum()  # refuses an invalid prior
-        sets = {
-            "train": "",
-            "reserved": "reserved rows of ",
-            "test": "test set of ",
-            "validation": "validation set of ",
-        }
-        checked: set[Samples | None] = {None}
-        for split, words in sets.items():
+        for split, words in (("train", ""), ("reserved", "reserved rows of "), ("test", None), ("validation", None)):
+            checked: set[Samples | None] = {None}
             for i, site in enumerate(self.sites):
                 samples = getattr(site, split)
                 if samples not in checked:
-                    judges = split in ("test", "validation")
-                    check_samples(self, samples, f"{words}site {i} ({site.name})", judges)
+                    what = f"{split} set of " if words is None else words
+                    check_samples(self, samples, f"{what}site {i} ({site.name})", judges=words is None)
                     checked.add(samples)
         check_batches(self)
 
@@ -648,13 +636,13 @@ class Problem(Learning, metaclass=_ShortHelp):
 
     def digests_here(self) -> dict[int, str]:
         """Returns a fingerprint of the training data of every site that is here, in all splits."""
-        return dict(self._digests)
+        return {i: " ".join(split._digests[i] for split in self.every_split) for i in self.here}
 
     @cached_property
     def _digests(self) -> dict[int, str]:
-        sets = ("train", "validation") if self.objective.judged_on == "validation" else ("train",)
-        held = {i: [getattr(split.sites[i], name) for split in self.every_split for name in sets] for i in self.here}
-        return {i: " ".join(fingerprint(rows) for rows in every if rows is not None) for i, every in held.items()}
+        names = ("train", "validation") if self.objective.judged_on == "validation" else ("train",)
+        sets = {i: [getattr(self.sites[i], name) for name in names] for i in self.here}
+        return {i: " ".join(fingerprint(rows) for rows in of_site if rows is not None) for i, of_site in sets.items()}
 
     def identity(self, of_sites: Mapping[int, str] | None = None) -> dict[str, Any]:
         """Returns data, model and settings by name, so that a checkpoint is not continued with others.
