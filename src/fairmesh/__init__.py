@@ -49,180 +49,89 @@ if TYPE_CHECKING:  # what type checkers and editors see; at run time a name is i
     from fairmesh import testing as testing
     from fairmesh import trackers as trackers
     from fairmesh import trainers as trainers
-    from fairmesh.advice import advise
-    from fairmesh.algorithms import ADGDA, AFL, DRDSGD, DRFA, DSGD, ChocoSGD, Local, TrackedADGDA
+    from fairmesh.advice import advise as advise
+    from fairmesh.algorithms import ADGDA as ADGDA
+    from fairmesh.algorithms import ChocoSGD as ChocoSGD
+    from fairmesh.algorithms import TrackedADGDA as TrackedADGDA
     from fairmesh.algorithms import optimizers as optimizers
     from fairmesh.algorithms import schedules as schedules
     from fairmesh.algorithms import weighting as weighting
-    from fairmesh.comparisons.leave_one_out import leave_one_site_out
-    from fairmesh.comparisons.reference_models import compare_with_references
+    from fairmesh.comparisons.leave_one_out import leave_one_site_out as leave_one_site_out
+    from fairmesh.comparisons.reference_models import compare_with_references as compare_with_references
     from fairmesh.compression import compressors as compressors
-    from fairmesh.compression.compressors import Quantize, Sign, TopK
-    from fairmesh.data.site import Site
-    from fairmesh.errors import BadInput, CheckpointError, Diverged, FairmeshError, Interrupted
-    from fairmesh.experiment import Experiment, load_experiment, run
-    from fairmesh.inference.export import export
-    from fairmesh.inference.predict import predict
-    from fairmesh.metrics.base import Metric
+    from fairmesh.data.site import Site as Site
+    from fairmesh.errors import BadInput as BadInput
+    from fairmesh.experiment import Experiment as Experiment
+    from fairmesh.experiment import load_experiment as load_experiment
+    from fairmesh.experiment import run as run
+    from fairmesh.inference.export import export as export
+    from fairmesh.inference.predict import predict as predict
     from fairmesh.networks import roles as roles
-    from fairmesh.personalization.personalize import personalize
+    from fairmesh.personalization.personalize import personalize as personalize
     from fairmesh.problems import models as models
-    from fairmesh.problems.objective import Objective
-    from fairmesh.problems.parts import Parts
-    from fairmesh.problems.problem import Problem
-    from fairmesh.problems.sampling import Sampling
-    from fairmesh.regularizers.builtin import ChiSquare
-    from fairmesh.report.plots import plot
+    from fairmesh.problems.objective import Objective as Objective
+    from fairmesh.problems.parts import Parts as Parts
+    from fairmesh.problems.problem import Problem as Problem
+    from fairmesh.problems.sampling import Sampling as Sampling
+    from fairmesh.regularizers.builtin import ChiSquare as ChiSquare
+    from fairmesh.report.plots import plot as plot
     from fairmesh.topology import graphs as topologies
-    from fairmesh.topology.graphs import Ring
-    from fairmesh.trainers.local_trainer import LocalTrainer
+    from fairmesh.topology.graphs import Ring as Ring
     from fairmesh.training import observers as observers
-    from fairmesh.training.options import Options
-    from fairmesh.training.result import Result
-    from fairmesh.training.train import train
+    from fairmesh.training.options import Options as Options
+    from fairmesh.training.result import Result as Result
+    from fairmesh.training.train import train as train
+
+    __all__ = ["topologies"]  # whose module has another name; imports "as" themselves are public for checkers
 
 __version__ = "0.2.0"
 
-__all__ = [
-    "ADGDA",
-    "AFL",
-    "DRDSGD",
-    "DRFA",
-    "DSGD",
-    "BadInput",
-    "CheckpointError",
-    "ChiSquare",
-    "ChocoSGD",
-    "Diverged",
-    "Experiment",
-    "FairmeshError",
-    "Interrupted",
-    "Local",
-    "LocalTrainer",
-    "Metric",
-    "Objective",
-    "Options",
-    "Parts",
-    "Problem",
-    "Quantize",
-    "Result",
-    "Ring",
-    "Sampling",
-    "Sign",
-    "Site",
-    "TopK",
-    "TrackedADGDA",
-    "__version__",
-    "advise",
-    "algorithms",
-    "compare_with_references",
-    "compressors",
-    "data",
-    "errors",
-    "evidence",
-    "export",
-    "inference",
-    "leave_one_site_out",
-    "load_experiment",
-    "losses",
-    "metrics",
-    "models",
-    "observers",
-    "optimizers",
-    "personalization",
-    "personalize",
-    "plot",
-    "predict",
-    "regularizers",
-    "report",
-    "roles",
-    "run",
-    "schedules",
-    "testing",
-    "topologies",
-    "trackers",
-    "train",
-    "trainers",
-    "weighting",
-]
-
-_NAMESPACES = {  # name -> module
-    "algorithms": "algorithms",
+_MODULES = {  # by their public names
+    **{name: name for name in ("algorithms", "data", "errors", "evidence", "inference", "losses", "metrics")},
+    **{name: name for name in ("personalization", "regularizers", "report", "testing", "trackers", "trainers")},
     "compressors": "compression.compressors",
-    "data": "data",
-    "errors": "errors",
-    "evidence": "evidence",
-    "inference": "inference",
-    "losses": "losses",
-    "metrics": "metrics",
     "models": "problems.models",
     "observers": "training.observers",
     "optimizers": "algorithms.optimizers",
-    "personalization": "personalization",
-    "regularizers": "regularizers",
-    "report": "report",
     "roles": "networks.roles",
     "schedules": "algorithms.schedules",
-    "testing": "testing",
     "topologies": "topology.graphs",
-    "trackers": "trackers",
-    "trainers": "trainers",
     "weighting": "algorithms.weighting",
 }
-_HOMES = {  # name -> module that defines it
-    "advise": "advice",
-    "ADGDA": "algorithms",
-    "AFL": "algorithms",
-    "DRDSGD": "algorithms",
-    "DRFA": "algorithms",
-    "DSGD": "algorithms",
-    "ChocoSGD": "algorithms",
-    "Local": "algorithms",
-    "TrackedADGDA": "algorithms",
-    "Quantize": "compression.compressors",
-    "Sign": "compression.compressors",
-    "TopK": "compression.compressors",
-    "Site": "data.site",
-    "BadInput": "errors",
-    "CheckpointError": "errors",
-    "Diverged": "errors",
-    "FairmeshError": "errors",
-    "Interrupted": "errors",
-    "Experiment": "experiment",
-    "load_experiment": "experiment",
-    "run": "experiment",
-    "Metric": "metrics.base",
-    "export": "inference.export",
-    "predict": "inference.predict",
-    "Objective": "problems.objective",
-    "Parts": "problems.parts",
-    "Problem": "problems.problem",
-    "Sampling": "problems.sampling",
-    "personalize": "personalization.personalize",
-    "LocalTrainer": "trainers.local_trainer",
-    "ChiSquare": "regularizers.builtin",
-    "plot": "report.plots",
-    "Ring": "topology.graphs",
-    "Options": "training.options",
-    "Result": "training.result",
-    "compare_with_references": "comparisons.reference_models",
-    "leave_one_site_out": "comparisons.leave_one_out",
-    "train": "training.train",
+_DEFINED_IN = {  # module -> the public names that it defines
+    "advice": ("advise",),
+    "algorithms": ("ADGDA", "ChocoSGD", "TrackedADGDA"),
+    "comparisons.leave_one_out": ("leave_one_site_out",),
+    "comparisons.reference_models": ("compare_with_references",),
+    "data.site": ("Site",),
+    "errors": ("BadInput",),
+    "experiment": ("Experiment", "load_experiment", "run"),
+    "inference.export": ("export",),
+    "inference.predict": ("predict",),
+    "personalization.personalize": ("personalize",),
+    "problems.objective": ("Objective",),
+    "problems.parts": ("Parts",),
+    "problems.problem": ("Problem",),
+    "problems.sampling": ("Sampling",),
+    "regularizers.builtin": ("ChiSquare",),
+    "report.plots": ("plot",),
+    "topology.graphs": ("Ring",),
+    "training.options": ("Options",),
+    "training.result": ("Result",),
+    "training.train": ("train",),
 }
 
 if not TYPE_CHECKING:  # checkers would take any attribute for one that this function provides
+    _HOMES = {name: module for module, names in _DEFINED_IN.items() for name in names}
+    __all__ = sorted(["__version__", *_MODULES, *_HOMES])
 
     def __getattr__(name):
         """Imports a public name when it is first used, so that `import fairmesh` does not import torch."""
-        if name in _NAMESPACES:
-            found = importlib.import_module(f"fairmesh.{_NAMESPACES[name]}")
-        elif name in _HOMES:
-            found = getattr(importlib.import_module(f"fairmesh.{_HOMES[name]}"), name)
-        else:
+        if name not in __all__:
             raise AttributeError(f"module 'fairmesh' has no attribute {name!r}")
-        globals()[name] = found
-        return found
+        module = importlib.import_module(f"fairmesh.{_MODULES.get(name) or _HOMES[name]}")
+        globals()[name] = module if name in _MODULES else getattr(module, name)
+        return globals()[name]
 
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+    def __dir__():
+        return __all__

@@ -5,7 +5,7 @@ import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import KW_ONLY, dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -34,16 +34,13 @@ from fairmesh.metrics import Metric, NamedMetric, chosen_metrics
 from fairmesh.networks.process_group import ProcessGroup
 from fairmesh.numerics import trees
 from fairmesh.personalization import Personalization
-from fairmesh.problems.batch_norm import BatchNormPolicy
+from fairmesh.problems.learning import Learning
 from fairmesh.problems.models import FullyConnected, Logistic, Model, PaperCNN, build_in_units
-from fairmesh.problems.objective import Objective
-from fairmesh.problems.parts import Parts
 from fairmesh.problems.problem import Problem, Sampling, with_splits
 from fairmesh.problems.row_loss import loss_in_spreads
 from fairmesh.storage.files import write_atomically
 from fairmesh.storage.strict_json import as_json, with_nan
 from fairmesh.topology.graphs import Ring, Topology
-from fairmesh.trainers.local_trainer import LocalTrainer
 from fairmesh.training.defaults import DEFAULT_ALGORITHM, ROUNDS, algorithm_for, completed
 from fairmesh.training.observers import Observer, as_observers
 from fairmesh.training.options import Options
@@ -59,7 +56,7 @@ _LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 @checked
 @dataclass(frozen=True)
-class Experiment:
+class Experiment(Learning):
     """Everything that determines a run. Experiment files use the same names.
 
     Args:
@@ -137,30 +134,25 @@ class Experiment:
     placements: int | tuple[tuple[int, ...], ...] | Literal["by-seed"] | None = None
     sweep: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     prior: tuple[float, ...] | None = None
-    weight_decay: float = 0.0
-    clip_norm: float | None = None
-    augment: Callable[..., Any] | None = None
+    _: KW_ONLY
     metrics: tuple[NamedMetric, ...] | Mapping[str, NamedMetric | Metric | Callable[[Tensor, Tensor], Any]] = field(
         default_factory=dict
     )
-    objective: Objective = field(default_factory=Objective)
-    models_at_once: int | Literal["auto", "all"] = "auto"
-    parts: Parts = field(default_factory=Parts)
-    batch_norm: BatchNormPolicy = "refuse"
-    trainer: LocalTrainer | Callable[..., Any] | None = None
     personalization: Personalization | None = None
     contract: Contract | None = None
     observers: tuple[Observer, ...] = ()
     options: Options = field(default_factory=Options)
 
     def __post_init__(self):
+        super().__post_init__()
         if self.data is None and self.contract is None:
             raise BadInput(
                 "data: missing; name the data of all sites in [data]; or, if every site has its own, write a "
                 "[contract] that they must fulfil: fairmesh data contract TABLE --target COLUMN drafts it"
             )
-        if self.rounds < 1:
-            raise BadInput(f"rounds must be >= 1, got {self.rounds}")
+        for name in ("rounds", "splits"):
+            if getattr(self, name) < 1:
+                raise BadInput(f"{name} must be >= 1, got {getattr(self, name)}")
         if self.algorithm is DEFAULT_ALGORITHM:  # this object: it was left out
             object.__setattr__(self, "algorithm", algorithm_for(self.objective, self.trainer is not None))
             if self.options.compare_weights is None:
@@ -169,11 +161,8 @@ class Experiment:
             if self.trainer is None:
                 object.__setattr__(self, "objective", completed(self.objective))
         chosen_metrics(self.metrics)  # refuses a name that is listed twice
-        object.__setattr__(self, "seeds", tuple(self.seeds))
         if not self.seeds:
             raise BadInput("seeds must name at least one seed")
-        if self.splits < 1:
-            raise BadInput(f"splits must be >= 1, got {self.splits}")
         if self.splits > 1:
             self.known_data().resplit(1)  # refuses data that does not draw its split
         self.algorithms()
@@ -210,25 +199,17 @@ class Experiment:
             sites: The sites; None to load them from `data`. Default: None.
             outputs: The number of outputs of the model; None for as many as the labels need. Default: None.
         """
-        if sites is None and self.splits > 1:
-            first, *others = aligned([self.sites(self.known_data().resplit(k)) for k in range(self.splits)])
-            problem = self._of_loaded(first, outputs)
-            return with_splits([problem, *(self._of_loaded(sites, outputs, like=problem) for sites in others)])
-        if sites is None:
-            return self._of_loaded(self.sites(self.known_data()), outputs)
-        return self._of_sites(sites, outputs, () if self.contract is None else self.contract.classes)
-
-    def _of_loaded(self, sites: Sequence[Site], outputs: int | None, like: Problem | None = None) -> Problem:
-        """Returns the problem of sites that were loaded from `data`.
-
-        Args:
-            sites: The sites.
-            outputs: As in `problem`.
-            like: The problem of another split. Default: None.
-        """
         names = () if self.contract is None else self.contract.classes
-        sites = sites if self.personalization is None else reserve(sites, self.personalization.share)
-        return self._of_sites(sites, outputs, names or self.known_data().class_names(), like)
+        if sites is not None:
+            return self._of_sites(sites, outputs, names)
+        data = self.known_data()
+        splits = [data] if self.splits == 1 else [data.resplit(k) for k in range(self.splits)]
+        loaded = aligned([self.sites(split) for split in splits])
+        if self.personalization is not None:
+            loaded = [reserve(sites, self.personalization.share) for sites in loaded]
+        names = names or data.class_names()
+        first = self._of_sites(loaded[0], outputs, names)
+        return with_splits([first, *(self._of_sites(sites, outputs, names, like=first) for sites in loaded[1:])])
 
     def _of_sites(
         self, sites: Sequence[Site], outputs: int | None, names: Sequence[str], like: Problem | None = None
@@ -259,23 +240,8 @@ class Experiment:
                 loss = partial(loss_in_spreads, loss, target.scale)
         if like is not None and isinstance(like.model, partial) and like.model.args == model.args:
             return like.with_other(sites=sites)
-        problem = Problem(
-            model=model,
-            sites=sites,
-            loss=loss,
-            sampling=self.sampling,
-            prior=self.prior,
-            weight_decay=self.weight_decay,
-            clip_norm=self.clip_norm,
-            augment=self.augment,
-            metrics=self.metrics,
-            objective=self.objective,
-            models_at_once=self.models_at_once,
-            parts=self.parts,
-            batch_norm=self.batch_norm,
-            class_names=names,
-            trainer=self.trainer,
-        )
+        learning = {setting.name: getattr(self, setting.name) for setting in fields(Learning)}
+        problem = Problem(model, sites, loss, self.sampling, self.prior, class_names=names, **learning)
         if self.personalization is not None:
             problem.refuse_own_parts("personalization")
         return problem
@@ -284,15 +250,11 @@ class Experiment:
 def _check_swept(path: str) -> None:
     """Raises BadInput for a value of the sweep that belongs to another section than [algorithm]."""
     section = path.split(".")[0]
-    if section == "data":
-        raise BadInput(
-            f"sweep: {path} is no number of the algorithm; to train on several splits of the data, write `splits = 10` "
-            "at the top of the file, or --set splits=10"
-        )
-    if section != "algorithm" and section in {one.name for one in fields(Experiment)}:
+    if section != "algorithm" and section in {setting.name for setting in fields(Experiment)}:
         raise BadInput(
             f"sweep: {path} is no number of the algorithm, and only these can be swept; for other settings, run the "
-            f"experiment once for each value, with --set {path}=VALUE"
+            f"experiment once for each value, with --set {path}=VALUE; for several splits of the data, write "
+            "`splits = 10` at the top of the file"
         )
 
 
@@ -361,17 +323,15 @@ def run(
     """
     with process_group.fail_together() if process_group else nullcontext():
         watching = as_observers([*experiment.observers, *observers])  # which refuse at once what cannot work
-    problem = _problem_at(process_group, experiment) if process_group else experiment.problem()
-    if check is not None:
-        with process_group.fail_together() if process_group else nullcontext():
+        problem = experiment.problem()
+        if process_group:  # the data of nodes that others host is released
+            replicas = replicas_of(
+                experiment.algorithms(), experiment.seeds, experiment.placements, problem.n, experiment.splits
+            )
+            problem = problem.keeping(sites_at(process_group.nodes(problem.n), replicas))
+        if check is not None:
             check(problem)
-    targets = problem.sites[0].train.targets
-    if (
-        experiment.loss == "cross-entropy"
-        and isinstance(targets, Tensor)
-        and targets.is_floating_point()
-        and targets[0].numel() == 1
-    ):
+    if experiment.loss == "cross-entropy" and problem.loss is not nn.functional.cross_entropy:  # targets are numbers
         experiment = replace(experiment, loss="squared-error")
         if announce:
             announce('the targets are numbers, so the loss is the squared error; write loss = "..." to choose another')
@@ -392,16 +352,6 @@ def run(
         process_group=process_group,
         **to_table(experiment.options),
     )
-
-
-def _problem_at(process_group: ProcessGroup, experiment: Experiment) -> Problem:
-    """Returns the problem with the data of the nodes hosted here; that of others is read and released."""
-    with process_group.fail_together():
-        problem = experiment.problem()
-        replicas = replicas_of(
-            experiment.algorithms(), experiment.seeds, experiment.placements, problem.n, experiment.splits
-        )
-        return problem.keeping(sites_at(process_group.nodes(problem.n), replicas))
 
 
 def add_references(

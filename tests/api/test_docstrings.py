@@ -36,7 +36,7 @@ def parameters(thing):
         return {}
     if dataclasses.is_dataclass(thing):
         defaults = {}
-        for field in dataclasses.fields(thing):
+        for field in sorted(dataclasses.fields(thing), key=lambda field: field.kw_only):  # as its arguments are
             made = field.default_factory
             defaults[field.name] = field.default if made is dataclasses.MISSING else made()
         return {name: inspect.Parameter.empty if d is dataclasses.MISSING else d for name, d in defaults.items()}

@@ -245,7 +245,7 @@ def test_outputs_that_the_loss_cannot_read_are_named():
 
 
 def test_full_batches_of_one_sample_with_batch_norm_are_refused():
-    with refused("batch_norm", "one sample each", "frozen", "convert"):
+    with refused("batch_norm", "site 0 (node 0)", "frozen", "convert"):
         fm.Problem(
             network(nn.Sequential(layer(), nn.BatchNorm1d(4))), [(INPUTS[:1], LABELS[:1])] * 2,
             sampling=fm.Sampling(order="full"), batch_norm="shared",

@@ -23,9 +23,9 @@ class DRDSGD(DSGD):
     Args:
         primal_step: eta, a number >= 0 or a schedule: the learning rate of the scaled gradient. Default:
             Linear(3.0).
-        optimizer: What each node makes of its gradients, such as `fm.optimizers.AdamW()`; None for SGD. Default: None.
         temperature: mu > 0, in units of the loss. The smaller it is, the more weight large losses get. It is n times
             the strength alpha of AD-GDA's objective. Default: 6.0.
+        optimizer: What each node makes of its gradients, such as `fm.optimizers.AdamW()`; None for SGD. Default: None.
 
     Example:
         >>> import fairmesh as fm

@@ -42,7 +42,6 @@ class DRFA(ServerAscent):
             Geometric(0.02, 0.998).
         dual_step: eta_lambda, a number >= 0 or a schedule by rounds, per local step; the DRFA paper calls it gamma.
             Default: 0.008.
-        optimizer: What each node makes of its gradients, such as `fm.optimizers.AdamW()`; None for SGD. Default: None.
         participation: The share of the clients that is drawn, in (0, 1], for the local steps and for the evaluation;
             at least one client is. Default: 0.5.
         local_steps: tau, local steps per round, >= 1. Default: 10.
@@ -51,6 +50,7 @@ class DRFA(ServerAscent):
         floor: Smallest weight of a client, in [0, 1), before all are scaled to sum to one. Default: 0.0.
         repeats: Whether a client may be drawn several times per round, and count as often. Without repeats, the few
             worst clients among many drawn count little. Default: True.
+        optimizer: What each node makes of its gradients, such as `fm.optimizers.AdamW()`; None for SGD. Default: None.
 
     Example:
         >>> import fairmesh as fm

@@ -77,9 +77,10 @@ def field_types(kind: type) -> dict[str, Any]:
 
 
 def settings(kind: type) -> dict[str, dataclasses.Field]:
-    """Returns the fields that a class is constructed with, by name; none for a plain class."""
+    """Returns the fields that a class is constructed with, by name, in the order of its arguments; none for a plain
+    class."""
     fields = dataclasses.fields(kind) if dataclasses.is_dataclass(kind) else ()
-    return {field.name: field for field in fields if field.init}
+    return {field.name: field for field in sorted(fields, key=lambda field: field.kw_only is True) if field.init}
 
 
 def to_table(thing: Any, defaults: bool = True) -> Any:

@@ -43,7 +43,10 @@ def under_policy(module: nn.Module, policy: BatchNormPolicy, frozen: tuple[str, 
     for path, layer in layers_of(module).items():
         where = f"layer {path or 'itself'} ({type(layer).__name__})"
         if policy == "convert":
-            module = _with(module, path, _group_norm(layer))
+            if path:
+                module.set_submodule(path, _group_norm(layer))
+            else:
+                module = _group_norm(layer)
             continue
         kept = any(fnmatchcase(f"{path}.{name}", pattern) for name in ("weight", *STATISTICS) for pattern in frozen)
         if kept or policy == "frozen":
@@ -62,14 +65,6 @@ def under_policy(module: nn.Module, policy: BatchNormPolicy, frozen: tuple[str, 
             )
         if layer.training and layer.momentum is None:
             raise BadInput(f"{where} has momentum=None; give it a number, such as 0.1, or choose another batch_norm")
-    return module
-
-
-def _with(module: nn.Module, path: str, layer: nn.Module) -> nn.Module:
-    """Returns the module with another layer at a path."""
-    if not path:
-        return layer
-    module.set_submodule(path, layer)
     return module
 
 

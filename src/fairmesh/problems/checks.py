@@ -3,11 +3,13 @@
 import inspect
 import warnings
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import vmap
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from fairmesh.errors import BadInput, in_a_line
 from fairmesh.losses.builtin import squared_error
@@ -60,28 +62,22 @@ def check_gradient(
 
 def _layers_that_draw(model: FlatModel, row: Tensor, inputs: Tree) -> list[str]:
     """Returns the layers that draw from torch's generator in training mode, inner ones before those they are in."""
+    names = {layer: f"layer {name}" if name else "the model" for name, layer in model.evaluated.named_modules()}
     before: list[Tensor] = []
-    found, hooks = [], []
-    for name, layer in model.evaluated.named_modules():
-        if isinstance(layer, torch.jit.ScriptModule):
-            continue  # which takes no hooks
-        what = f"layer {name} ({type(layer).__name__})" if name else f"the model ({type(layer).__name__})"
+    drawing: list[str] = []
 
-        def after(*_: Any, what: str = what) -> None:
-            if not torch.equal(before.pop(), torch.get_rng_state()):
-                found.append(what)
+    def after(layer: nn.Module, *_: Any) -> None:
+        if not torch.equal(before.pop(), torch.get_rng_state()) and layer in names:
+            drawing.append(f"{names[layer]} ({type(layer).__name__})")
 
-        hooks.append(layer.register_forward_pre_hook(lambda *_: before.append(torch.get_rng_state())))
-        hooks.append(layer.register_forward_hook(after))
-    try:
-        with torch.no_grad():
-            model(row, inputs, torch.zeros((), dtype=torch.int64))
-    except Exception:  # a loss of the user's own may call the model in another way
-        pass
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return found
+    with (
+        register_module_forward_pre_hook(lambda *_: before.append(torch.get_rng_state())),
+        register_module_forward_hook(after),
+        suppress(Exception),  # a loss of the user's own may call the model in another way
+        torch.no_grad(),
+    ):
+        model(row, inputs, torch.zeros((), dtype=torch.int64))
+    return drawing
 
 
 def refuse_unwrapped(loss: Any) -> None:
@@ -122,12 +118,10 @@ def _scalar(function):
 
     def checked(*arguments: Tensor) -> Tensor:
         value = function(*arguments)
-        if not isinstance(value, Tensor):
-            raise BadInput(f"the loss must return a scalar tensor, got a {type(value).__name__}")
-        if value.ndim:
+        if not isinstance(value, Tensor) or value.ndim:
+            got = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
             raise BadInput(
-                f"the loss must return a scalar, the mean over the batch, got shape {tuple(value.shape)}; use "
-                "reduction='mean'"
+                f"the loss must return a scalar tensor, the mean over the batch, got {got}; use reduction='mean'"
             )
         return value
 

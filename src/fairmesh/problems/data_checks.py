@@ -22,26 +22,36 @@ if TYPE_CHECKING:
 _TARGETS_CHECKED = 32  # of each site, by which the loss is checked
 
 
-def read_site(
-    i: int, site: Site, shared: Mapping[str, Any], targets: Targets, known: dict[int, tuple[Any, Samples]]
-) -> Site:
-    """Returns the site with a name, a group, and every set as Samples; a set that sites share is read once."""
-    name = site.name or f"node {i}"
-    sets: dict[str, Samples | None] = {"train": Samples.of(site.train, f"site {i} ({site.name or 'unnamed'})", targets)}
-    if site.reserved is not None:
-        sets["reserved"] = Samples.of(site.reserved, f"reserved rows of site {i} ({name})", targets)
-    for split, of_all in shared.items():
-        source = getattr(site, split)
-        source = of_all if source is None else source
-        if source is not None and is_empty(source):  # a site without test data is trained and not measured
-            sets[split] = None
-        elif source is not None:
-            found = known.get(id(source))
-            read = found[1] if found else Samples.of(source, f"{split} set of site {i} ({name})", targets)
-            sets[split] = read
-            known[id(source)] = source, read  # keeps the source alive, so that its id is not reused
-    rows = _row_numbers(site, sets.get("test"), name)
-    return dataclasses.replace(site, name=name, group=name if site.group is None else site.group, rows=rows, **sets)
+def read_sites(sites: Sequence[Any], shared: Mapping[str, Any], targets: Targets) -> list[Site]:
+    """Returns the sites, each with a name, a group, and every set as Samples; a set that sites share is read once.
+
+    Args:
+        sites: Sites, or just their training samples.
+        shared: The sets "test" and "validation" of sites that have none of their own.
+        targets: Which part of a sample is its target, as in `Problem`.
+    """
+    held_out: dict[int, tuple[Any, Samples]] = {}  # with its source, so that the id of that is not used again
+
+    def read(i: int, site: Site) -> Site:
+        name = site.name or f"node {i}"
+        sets: dict[str, Samples | None] = {
+            "train": Samples.of(site.train, f"site {i} ({site.name or 'unnamed'})", targets)
+        }
+        if site.reserved is not None:
+            sets["reserved"] = Samples.of(site.reserved, f"reserved rows of site {i} ({name})", targets)
+        for split in ("test", "validation"):
+            source = getattr(site, split)
+            source = shared.get(split) if source is None else source
+            if source is None or is_empty(source):  # a site without test data is trained and not measured
+                sets[split] = None
+                continue
+            if id(source) not in held_out:
+                held_out[id(source)] = source, Samples.of(source, f"{split} set of site {i} ({name})", targets)
+            sets[split] = held_out[id(source)][1]
+        rows = _row_numbers(site, sets["test"], name)
+        return dataclasses.replace(site, name=name, group=name if site.group is None else site.group, rows=rows, **sets)
+
+    return [read(i, site if isinstance(site, Site) else Site(site)) for i, site in enumerate(sites)]
 
 
 def _row_numbers(site: Site, test: Samples | None, name: str) -> Tensor | None:
@@ -101,25 +111,20 @@ def scaled_prior(prior: Sequence[float] | None, sizes: Sequence[int]) -> Tensor:
     return given / given.sum()
 
 
-def check_samples(problem: "Problem", samples: Samples, what: str, judges: bool = True) -> None:
-    """Raises BadInput if a set does not fit the training samples and the model's classes.
+def check_samples(problem: "Problem", samples: Samples, what: str, judges: bool) -> None:
+    """Raises BadInput if a set does not fit the training samples, if labels are none of the model's classes, or if they
+    are missing where they are needed. A mask may have entries without a label, and a held-out one may have no others.
 
     Args:
         problem: The problem.
         samples: The set.
         what: What it is called in errors.
-        judges: Whether it judges models, so that every sample needs a label. Default: True.
+        judges: Whether it judges models, so that every sample needs a label.
     """
     check_form(samples, problem.sites[0].train, what)
-    if problem.label_range is not None and samples.here:
-        _check_labels(problem, samples, *problem.label_range, what, judges)
-
-
-def _check_labels(
-    problem: "Problem", samples: Samples, classes: int, ignored: int | None, what: str, judges: bool
-) -> None:
-    """Raises BadInput if labels are none of the model's classes, or are missing where they are needed. A mask may have
-    entries without a label, and a held-out one may have no others."""
+    if problem.label_range is None or not samples.here:
+        return
+    classes, ignored = problem.label_range
     labels, dense = samples.targets, problem.task == "masks"
     if samples.stream is not None:
         samples.stream.classes = classes, ignored  # by which other items are checked when they are read
@@ -160,24 +165,29 @@ def _range_of(labels: Tensor, ignored: int | None) -> tuple[int, int, int]:
     return min(lowest, default=0), max(highest, default=0), known
 
 
-def check_split(problem: "Problem", other: "Problem", k: int) -> None:
-    """Raises BadInput if another split differs in more than its rows."""
-    for what, mine, theirs in (
-        ("number of sites", problem.n, other.n),
-        ("form of inputs", trees.form(problem.sites[0].train.inputs), trees.form(other.sites[0].train.inputs)),
-        ("number of parameters", problem.flat_model.dim, other.flat_model.dim),
-        ("metrics", list(problem.metrics_by_name), list(other.metrics_by_name)),
-        ("sampling", problem.sampling, other.sampling),
-        ("models_at_once", problem.models_at_once, other.models_at_once),
-        ("parts", problem.parts, other.parts),
-        ("batch_norm", problem.batch_norm, other.batch_norm),
-    ):
-        if mine != theirs:
-            raise BadInput(f"split {k} differs from split 0 in its {what} ({theirs} and {mine}); only rows may differ")
-    if other.splits:
-        raise BadInput(f"split {k} has splits of its own; give all of them in one list")
-    if problem.objective.subgroups:
-        raise BadInput("objective.subgroups: subgroups of several splits differ; train one split at a time")
+def check_splits(problem: "Problem") -> None:
+    """Raises BadInput if another split of a problem differs in more than its rows."""
+    first = _same_in_splits(problem)
+    for k, other in enumerate(problem.splits, start=1):
+        for what, theirs in _same_in_splits(other).items():
+            if theirs != first[what]:
+                raise BadInput(
+                    f"split {k} differs from split 0 in its {what} ({theirs} and {first[what]}); only rows may differ"
+                )
+        if other.splits:
+            raise BadInput(f"split {k} has splits of its own; give all of them in one list")
+        if problem.objective.subgroups:
+            raise BadInput("objective.subgroups: subgroups of several splits differ; train one split at a time")
+
+
+def _same_in_splits(problem: "Problem") -> dict[str, Any]:
+    """Returns what all splits of a problem have in common."""
+    return {
+        "number of sites": problem.n,
+        "form of inputs": trees.form(problem.sites[0].train.inputs),
+        "number of parameters": problem.flat_model.dim,
+        "metrics": list(problem.metrics_by_name),
+    } | {name: getattr(problem, name) for name in ("sampling", "models_at_once", "parts", "batch_norm")}
 
 
 def check_batches(problem: "Problem") -> None:
@@ -191,18 +201,12 @@ def check_batches(problem: "Problem") -> None:
             'are padded, which would change their statistics; use order = "random" or "cyclic", or batch_norm = '
             '"convert"'
         )
-    for i, site in enumerate(problem.sites):
-        if len(site.train) == 1 and not full:
-            raise BadInput(
-                f'batch_norm = "{problem.batch_norm}" needs 2 training samples or more at each site, since one has no '
-                f"statistics, but site {i} ({site.name}) has one; leave it out, or use batch_norm = "
-                '"frozen" or "convert"'
-            )
-    if (sizes[0] if full else problem.sampling.batch) == 1:
-        why = "the sites have one sample each" if full else "sampling.batch is 1; use a larger batch"
+    small = [f"site {i} ({problem.sites[i].name}) has one" for i, size in enumerate(sizes) if size == 1]
+    if small or (problem.sampling.batch == 1 and not full):
         raise BadInput(
             f'batch_norm = "{problem.batch_norm}" needs batches of 2 samples or more, since one has no statistics, '
-            f'but {why}, or batch_norm = "frozen" or "convert"'
+            f"but {small[0] if small else 'sampling.batch is 1'}; use larger batches, leave sites with one sample out, "
+            'or use batch_norm = "frozen" or "convert"'
         )
 
 

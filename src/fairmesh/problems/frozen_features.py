@@ -13,6 +13,7 @@ import time
 import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from fairmesh.errors import BadInput, in_a_line
 from fairmesh.numerics import trees
 from fairmesh.numerics.trees import Tree
 from fairmesh.problems.flat_model import architecture_of, called_with
-from fairmesh.problems.identity import class_in_words, described
+from fairmesh.problems.identity import class_in_words, described, hash_into, hashed
 from fairmesh.problems.row_loss import as_floats
 
 _FORMAT = 1
@@ -116,33 +117,22 @@ def frozen_features(
 def _fingerprint_of_encoder(encoder: nn.Module, batch: int) -> str:
     """Returns a fingerprint of all that determines features, besides the rows."""
     device, dtype = _place_of(encoder)
-    hasher = hashlib.sha256(f"{_FORMAT} {batch} {device.type} {dtype} {torch.__version__}".encode())
-    hasher.update(f"{torch.get_float32_matmul_precision()} {architecture_of(encoder)}".encode())
-    tensors = {**dict(encoder.named_parameters()), **dict(encoder.named_buffers())}
+    parts: list[Any] = [_FORMAT, batch, device.type, dtype, torch.__version__, torch.get_float32_matmul_precision()]
+    parts += [architecture_of(encoder), *chain(*encoder.named_parameters(), *encoder.named_buffers())]
     for name, layer in encoder.named_modules():
         for key, value in sorted(vars(layer).items()):
-            if isinstance(value, Tensor):  # a plain attribute
-                tensors[f"{name}.{key}"] = value
-            elif key[0] != "_" and key != "training":
-                hasher.update(f"{name}.{key} {described(value)}".encode())
+            if isinstance(value, Tensor) or (key[0] != "_" and key != "training"):  # a tensor is a plain attribute here
+                parts += [f"{name}.{key} ", value if isinstance(value, Tensor) else described(value)]
     own = {type(layer) for layer in encoder.modules() if not type(layer).__module__.startswith("torch.")}
     packages = {kind: sys.modules.get(kind.__module__.split(".")[0]) for kind in own}
     code = sorted(f"{class_in_words(kind)} {getattr(packages[kind], '__version__', '')}" for kind in own)
-    hasher.update(repr(code).encode())
-    _hash(hasher, tensors)
-    return hasher.hexdigest()
+    return hashed(*parts, code, digits=64)
 
 
 def _place_of(encoder: nn.Module) -> tuple[torch.device, torch.dtype]:
     """Returns where an encoder computes, and in which dtype."""
     tensors = [tensor for tensor in (*encoder.parameters(), *encoder.buffers()) if tensor.is_floating_point()]
     return (tensors[0].device, tensors[0].dtype) if tensors else (torch.device("cpu"), torch.float32)
-
-
-def _hash(hasher: Any, tree: Tree) -> None:
-    for name, tensor in trees.named(tree, ""):
-        hasher.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        hasher.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
 
 
 # One set of rows
@@ -161,7 +151,7 @@ def _features(encoder: nn.Module, samples: Samples, what: str, of_encoder: str, 
             )
     hasher = hashlib.sha256(of_encoder.encode())
     for _, (inputs, targets) in rows.chunks(0, len(samples), batch):
-        _hash(hasher, (inputs, targets) if streamed else inputs)
+        hash_into(hasher, *chain(*trees.named((inputs, targets) if streamed else inputs, "")))
     path = folder / f"{hasher.hexdigest()[:32]}.features"
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)

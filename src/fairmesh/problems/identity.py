@@ -42,15 +42,15 @@ def identity_of(problem: "Problem", of_sites: Mapping[int, str]) -> dict[str, An
     module = problem.initial_model(0)
     model = [problem.initial_whole_row(0), *problem.flat_model.fixed()]
     return {
-        "data": _hashed(sorted(of_sites.items()), problem.prior_of_sites),
-        "model": _hashed(_module_in_words(module), *model),
+        "data": hashed(sorted(of_sites.items()), problem.prior_of_sites),
+        "model": hashed(_module_in_words(module), *model),
         **described(problem),
     }
 
 
 def digest_of(identity: Mapping[str, Any]) -> str:
     """Returns a short fingerprint of an identity."""
-    return _hashed(json.dumps(identity, sort_keys=True))
+    return hashed(json.dumps(identity, sort_keys=True))
 
 
 def fingerprint(samples: Samples) -> str:
@@ -63,19 +63,24 @@ def fingerprint(samples: Samples) -> str:
         samples = samples.seen
     if samples.subgroups is not None:
         parts.append(samples.subgroup_names)
-    return _hashed(*parts, *itertools.chain(*samples.named_tensors()), digits=64)
+    return hashed(*parts, *itertools.chain(*samples.named_tensors()), digits=64)
 
 
-def _hashed(*parts: Any, digits: int = 16) -> str:
+def hashed(*parts: Any, digits: int = 16) -> str:
     """Returns a digest of tensors and of the texts of other values."""
     hasher = hashlib.sha256()
+    hash_into(hasher, *parts)
+    return hasher.hexdigest()[:digits]
+
+
+def hash_into(hasher: Any, *parts: Any) -> None:
+    """Adds tensors and the texts of other values to what is hashed."""
     for part in parts:
         if isinstance(part, Tensor):
             hasher.update(f"{part.dtype}{tuple(part.shape)}".encode())
             hasher.update(part.detach().contiguous().cpu().flatten().view(torch.uint8).numpy().data)
         else:
             hasher.update(str(part).encode())
-    return hasher.hexdigest()[:digits]
 
 
 def described(value: Any, depth: int = 0, folder: str = "") -> Any:
@@ -92,9 +97,9 @@ def described(value: Any, depth: int = 0, folder: str = "") -> Any:
     if isinstance(value, str):
         return _anywhere(value, folder)
     if isinstance(value, Tensor):
-        return f"tensor {_hashed(value)}"
+        return f"tensor {hashed(value)}"
     if isinstance(value, nn.Module):
-        return f"{type(value).__qualname__} {_hashed(_module_in_words(value), *value.state_dict().values())}"
+        return f"{type(value).__qualname__} {hashed(_module_in_words(value), *value.state_dict().values())}"
     if isinstance(value, Mapping):
         return {str(key): described(value[key], depth, folder) for key in value}
     if isinstance(value, tuple | list):
@@ -107,7 +112,7 @@ def described(value: Any, depth: int = 0, folder: str = "") -> Any:
     if name is not None and not _is_own(value):
         return f"{value.__module__}.{name}"
     if name is not None:
-        return f"{name} {_hashed(code_in_words(value, depth))}" if depth < _DEPTH else name
+        return f"{name} {hashed(code_in_words(value, depth))}" if depth < _DEPTH else name
     if _is_own(type(value)) and not _is_installed(type(value)) and hasattr(value, "__dict__") and depth < _DEPTH:
         return {"class": described(type(value), depth)} | described(vars(value), depth + 1, folder)
     return f"{type(value).__qualname__} {_anywhere(repr(value), folder)}"

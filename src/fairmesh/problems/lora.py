@@ -126,11 +126,11 @@ def check_adapters(module: nn.Module, local: set[str]) -> None:
             )
         if not factors:
             continue
-        kind = _kind(layer)
-        if kind != "LoRA":
+        if not _is_plain(layer):
             raise BadInput(
-                f"the adapter of {name} is one of {kind}, and fairmesh averages plain LoRA only, where averaging B is "
-                "averaging B A; use fm.models.LoRA, or keep the adapter at the sites with parts.local"
+                f"the adapter of {name} ({type(layer).__module__}) is not plain LoRA of a linear or convolutional "
+                "layer, but another kind, such as DoRA, where averaging B is not averaging what it adds; use "
+                "fm.models.LoRA, or keep the adapter at the sites with parts.local"
             )
         if factors >= {_A, _B} and not getattr(peft_model_in(module), _KNOWINGLY, False):
             raise BadInput(
@@ -159,17 +159,11 @@ def said_of_adapters(module: nn.Module, local: set[str]) -> str | None:
     return said
 
 
-def _kind(layer: Any) -> str:
-    """Returns the kind of an adapter in words; "LoRA" for the plain one."""
+def _is_plain(layer: Any) -> bool:
+    """Returns whether an adapter is one of plain LoRA, whose change of a layer is B A."""
     from peft.tuners.lora.layer import Embedding, LoraLayer, MultiheadAttention
 
-    if type(layer).__module__.startswith("peft.tuners.lora.") and isinstance(layer, LoraLayer):
-        variants = {type(variant).__name__.removesuffix("Variant") for variant in layer.lora_variant.values()}
-        if any(layer.use_dora.values()):
-            return "DoRA"
-        if variants:
-            return f"LoRA in the variant {', '.join(sorted(variants))}"
-        if isinstance(layer, Embedding | MultiheadAttention):
-            return f"LoRA of {type(layer.get_base_layer()).__name__}"
-        return "LoRA"
-    return type(layer).__module__.removeprefix("peft.tuners.").partition(".")[0]
+    is_lora = type(layer).__module__.startswith("peft.tuners.lora.") and isinstance(layer, LoraLayer)
+    if not is_lora or isinstance(layer, Embedding | MultiheadAttention):
+        return False
+    return not any(layer.use_dora.values()) and not layer.lora_variant

@@ -72,11 +72,11 @@ def on_short_floats(problem: "Problem") -> str | None:
     """Returns that a model in half precision is trained in float32, or None."""
     kinds = {tensor.dtype for tensor in problem.initial_model(0).parameters() if tensor.is_floating_point()}
     short = sorted(str(kind).removeprefix("torch.") for kind in kinds - {torch.float32, torch.float64})
+    if not short:
+        return None
     return (
         f"the model has parameters in {' and '.join(short)}, which are trained in float32; precision = 'bf16' computes "
         "gradients in bfloat16"
-        if short
-        else None
     )
 
 

@@ -3,11 +3,10 @@
 import copy
 import dataclasses
 import functools
-import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from functools import cached_property
-from typing import Any, Literal, cast, get_args
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -16,14 +15,14 @@ from fairmesh.config.registry import registered_name
 from fairmesh.data.preprocessing import Preprocessing
 from fairmesh.data.samples import Samples, Targets
 from fairmesh.data.site import Site
-from fairmesh.errors import BadInput, nearest
+from fairmesh.errors import BadInput
 from fairmesh.losses import ModelLoss, NamedLoss
 from fairmesh.losses.builtin import squared_error
 from fairmesh.metrics.base import TASKS, Metric, NamedMetric, Task, chosen_metrics, predicted_labels, task_of
 from fairmesh.numerics import trees
 from fairmesh.numerics.trees import Tree
-from fairmesh.problems.augmentation import Augmentation, Augmenter
-from fairmesh.problems.batch_norm import BatchNormPolicy, under_policy
+from fairmesh.problems.augmentation import Augmenter
+from fairmesh.problems.batch_norm import under_policy
 from fairmesh.problems.checks import (
     check_gradient,
     check_mean,
@@ -37,14 +36,15 @@ from fairmesh.problems.data_checks import (
     check_batches,
     check_form,
     check_samples,
-    check_split,
+    check_splits,
     few_samples,
-    read_site,
+    read_sites,
     refuse_one_hot,
     scaled_prior,
 )
 from fairmesh.problems.flat_model import FlatModel, own_copy
 from fairmesh.problems.identity import digest_of, fingerprint, identity_of
+from fairmesh.problems.learning import Learning
 from fairmesh.problems.local_work import check_trainer
 from fairmesh.problems.lora import check_adapters
 from fairmesh.problems.objective import Objective
@@ -54,15 +54,14 @@ from fairmesh.problems.row_loss import BoundModelLoss, Loss, as_floats, bound, r
 from fairmesh.problems.sampling import Sampling
 from fairmesh.problems.stacking import AtOnce, slower_stacked
 from fairmesh.problems.subgroups import numbered, own_names
-from fairmesh.trainers.local_trainer import LocalTrainer, TrainingFunction
+from fairmesh.trainers.local_trainer import LocalTrainer
 
-BUILT_IN_METRICS = {"accuracy": True, "loss": False}  # name -> whether higher is better
 _RESERVED = {
     "round", "replica", "seed", "loss", "lambda", "validation", "own_models", "consensus_models",
     "consensus_duals", "nominal_bits_busiest", "nominal_bits_total", "bytes_busiest_node", "bytes_total",
 }  # fmt: skip
 _OF_MODEL = {  # what is known of model and loss, for samples of one form
-    "_prepared", "_first_made", "_whole_model", "flat_model", "_readings", "augmenter", "why_not_stacked",
+    "_first_made", "_whole_model", "flat_model", "_readings", "augmenter", "why_not_stacked",
 }  # fmt: skip
 
 
@@ -77,7 +76,7 @@ class _ShortHelp(type):
 
 
 @dataclass(frozen=True, eq=False)
-class Problem(metaclass=_ShortHelp):
+class Problem(Learning, metaclass=_ShortHelp):
     """A model to train on the data of several sites, one site per node.
 
     Site i contributes the loss f_i(theta), the mean over its samples. Data, model and loss are checked together when
@@ -121,6 +120,9 @@ class Problem(metaclass=_ShortHelp):
             (statistics and affine parameters stay at the site: FedBN), "shared" (affine parameters are shared,
             statistics are averaged for the common model), "convert" (nn.GroupNorm instead), or "refuse", which accepts
             layers in evaluation mode only, as "frozen" does (docs/howto/models-and-parts.md). Default: "refuse".
+        trainer: Your own training code for the local work of every round: `fm.LocalTrainer(function)`, or the function
+            (module, data, ctx) itself. Algorithms then work with its updates instead of gradients
+            (docs/howto/own-training-code.md). None for fairmesh's own gradients. Default: None.
         class_names: The names of the classes, in the order of their numbers; empty if they have none. Default: ().
         splits: The same problem with other splits of the data into training and test rows. Every replica is trained on
             every split, all in one batch. `fm.train` makes it from a list of problems. Default: ().
@@ -129,9 +131,6 @@ class Problem(metaclass=_ShortHelp):
             for the second of a tuple. Default: None.
         read: What the model returns -> the tensor that predicts, (samples, classes, ...) or numbers. None for the
             output itself, or its `logits`; the classes of tokens or pixels may also be on its last axis. Default: None.
-        trainer: Your own training code for the local work of every round: `fm.LocalTrainer(function)`, or the function
-            (module, data, ctx) itself. Algorithms then work with its updates instead of gradients
-            (docs/howto/own-training-code.md). None for fairmesh's own gradients. Default: None.
 
     Raises:
         BadInput: The sites' data do not fit each other, the model or the loss.
@@ -153,66 +152,37 @@ class Problem(metaclass=_ShortHelp):
     prior: Sequence[float] | None = None
     test: Any = None
     validation: Any = None
-    weight_decay: float = 0.0
-    clip_norm: float | None = None
-    augment: Augmentation | None = None
-    metrics: Mapping[str, str | Callable[[Tensor, Tensor], Any]] | Sequence[str | NamedMetric] = field(
-        default_factory=dict
-    )
-    objective: Objective = field(default_factory=Objective)
-    models_at_once: int | Literal["auto", "all"] = "auto"
-    parts: Parts = field(default_factory=Parts)
-    batch_norm: BatchNormPolicy = "refuse"
+    _: KW_ONLY
     class_names: Sequence[str] = ()
     splits: Sequence["Problem"] = ()
     targets: Targets = None
     read: Read | None = None
-    trainer: LocalTrainer | TrainingFunction | None = None
 
     def __post_init__(self):
         refuse_autocast()
         if not self.sites:
             raise BadInput("a problem needs at least one site")
-        if not math.isfinite(self.weight_decay) or self.weight_decay < 0:
-            raise BadInput(f"weight_decay must be a finite number >= 0, got {self.weight_decay}")
-        if self.clip_norm is not None and not self.clip_norm > 0:
-            raise BadInput(f"clip_norm must be > 0, got {self.clip_norm}")
-        if self.batch_norm not in get_args(BatchNormPolicy):
-            raise BadInput(f"batch_norm: {self.batch_norm!r}{nearest(self.batch_norm, get_args(BatchNormPolicy))}")
-        number = type(self.models_at_once) is int and self.models_at_once >= 1
-        if not number and self.models_at_once not in ("auto", "all"):
-            raise BadInput(f"models_at_once must be 'auto', 'all' or a whole number >= 1, got {self.models_at_once!r}")
+        super().__post_init__()
         if self.trainer is not None:
             if not isinstance(self.trainer, LocalTrainer):
                 object.__setattr__(self, "trainer", LocalTrainer(self.trainer))
             check_trainer(self)
-        self._read_sites({"test": self.test, "validation": self.validation})
+        shared = {"test": self.test, "validation": self.validation}
+        object.__setattr__(self, "sites", read_sites(self.sites, shared, self.targets))
         if isinstance(self.model, nn.Module):  # a copy: training the module later must not change where runs start
             object.__setattr__(self, "model", own_copy(self.model))
         metrics = chosen_metrics(self.metrics)
         for name, metric in metrics.items():
+            if name in _RESERVED:
+                raise BadInput(f"a metric cannot be called {name!r}, which records use for something else")
             if isinstance(metric, NamedMetric):
                 metrics[name] = metric.of_classes(name, self.class_names)
         object.__setattr__(self, "metrics", metrics)
-        for name in self.metrics_by_name:
-            if name in _RESERVED:
-                raise BadInput(f"a metric cannot be called {name!r}, which records use for something else")
         self._check_forms()
         self._settle_loss()
         self._check_data()
         self._check_model()
-        self._check_splits()
-
-    def _read_sites(self, shared: Mapping[str, Any]) -> None:
-        """Reads the samples of all sites.
-
-        Args:
-            shared: The sets "test" and "validation" of sites that have none of their own.
-        """
-        given = [site if isinstance(site, Site) else Site(site) for site in self.sites]
-        known: dict[int, tuple[Any, Samples]] = {}
-        read = [read_site(i, site, shared, self.targets, known) for i, site in enumerate(given)]
-        object.__setattr__(self, "sites", read)
+        check_splits(self)
 
     def _check_forms(self) -> None:
         if not self.here:
@@ -223,10 +193,6 @@ class Problem(metaclass=_ShortHelp):
             for i in self.here:
                 self.subgroup_numbers(i)
 
-    def _check_splits(self) -> None:
-        for k, other in enumerate(self.splits, start=1):
-            check_split(self, other, k)
-
     def _settle_loss(self) -> None:
         """Chooses the loss of numbers if none was given, and finds balanced class weights."""
         targets = self.sites[0].train.targets
@@ -234,42 +200,41 @@ class Problem(metaclass=_ShortHelp):
             object.__setattr__(self, "loss", bound(self.loss, *self._to_check(), few_samples(self)[:2]))
             return
         refuse_unwrapped(self.loss)
-        if not isinstance(targets, Tensor):
-            if is_built_in(self.loss):
-                raise BadInput(
-                    f"targets are several tensors ({trees.form_in_words(targets)}), but the loss takes one; give "
-                    "loss=function(outputs, targets) of your own, or one target with Problem(targets=...)"
-                )
-            self._pack_outputs()
-            return
+        if not isinstance(targets, Tensor) and is_built_in(self.loss):
+            raise BadInput(
+                f"targets are several tensors ({trees.form_in_words(targets)}), but the loss takes one; give "
+                "loss=function(outputs, targets) of your own, or one target with Problem(targets=...)"
+            )
         if self.loss is nn.functional.cross_entropy and targets.is_floating_point() and targets[0].numel() == 1:
             object.__setattr__(self, "loss", squared_error)
         refuse_no_shares(self.loss, self.sites[self.here[0]].train.seen.targets)
-        self._pack_outputs()
-        if isinstance(self.loss, NamedLoss) and self.loss.of_labels and targets.is_floating_point():
+        packing = self._readings[2]  # with it, a loss of the user's own sees all that the model returns
+        function = self.loss.function if isinstance(self.loss, PackedLoss) else self.loss
+        object.__setattr__(self, "loss", function if packing is None else PackedLoss(function, packing))
+        if not isinstance(self.loss, NamedLoss):
+            return
+        if self.loss.of_labels and targets.is_floating_point():
             raise BadInput(
                 f"the loss {registered_name(self.loss)!r} needs labels of classes, but targets are floats; give labels "
                 "as whole numbers (targets.long()); for shares of classes, (samples, classes), use "
                 "loss=torch.nn.functional.cross_entropy"
             )
-        if isinstance(self.loss, NamedLoss) and self.loss.is_balanced:
-            if len(self.here) < self.n:
-                raise BadInput(
-                    'loss: class_weights = "balanced" needs the labels of all sites, which are not here; give the '
-                    "weights as a list, one number per class"
-                )
-            unknown = [site.name for site in self.sites if site.train.stream is not None and site.train.labels is None]
+        if self.loss.is_balanced:
+            trained = [(site.name, site.train) for site in self.sites]
+            unknown = [
+                name for name, rows in trained if not rows.here or (rows.stream is not None and rows.labels is None)
+            ]
             if unknown:
                 raise BadInput(
-                    f'loss: class_weights = "balanced" needs all labels, but those of {unknown[0]} are read with the '
-                    "items; give them as fm.data.Streamed(dataset, labels=...), or give the weights as a list"
+                    f'loss: class_weights = "balanced" needs all labels, but those of {unknown[0]} are not known here; '
+                    "give the weights as a list, one number per class, or the labels of a Dataset as "
+                    "fm.data.Streamed(dataset, labels=...)"
                 )
-            labels = torch.cat([site.train.known_targets().flatten() for site in self.sites]).long()
+            labels = torch.cat([rows.known_targets().flatten() for _, rows in trained]).long()
             labels = labels[(labels >= 0) & (labels != self.ignored)]
             counts = torch.bincount(labels, minlength=self._outputs_per_target()).tolist()
             object.__setattr__(self, "loss", self.loss.fitted(counts))
-        if isinstance(self.loss, NamedLoss):
-            self.loss.check(self._outputs_per_target())
+        self.loss.check(self._outputs_per_target())
 
     def _to_check(self) -> tuple[FlatModel, Tensor]:
         """Returns the model on the CPU and its initial row, both in float32."""
@@ -298,12 +263,6 @@ class Problem(metaclass=_ShortHelp):
         labels = isinstance(targets, Tensor) and not targets.is_floating_point()
         return dataclasses.replace(Augmenter.of(self.augment), label_axes=targets.ndim if labels else None)
 
-    def _pack_outputs(self) -> None:
-        """Lets a loss of the user's own see all that the model returns."""
-        given = self.loss.function if isinstance(self.loss, PackedLoss) else self.loss
-        packing = self._readings[2]
-        object.__setattr__(self, "loss", given if packing is None else PackedLoss(given, packing))
-
     def _outputs_per_target(self) -> int:
         """Returns how many classes the outputs of the model can tell apart; one logit tells two."""
         outputs, targets = self._outputs_of_probe(), self.sites[self.here[0]].train.seen.targets[:2]
@@ -326,17 +285,14 @@ class Problem(metaclass=_ShortHelp):
         """Returns this problem, which has no splits yet, with others as its further splits."""
         if not others:
             return self
-        made = self._changed({"_without_splits"}, splits=tuple(others))
-        made._check_splits()
+        made = self._changed(splits=tuple(others), _without_splits=self)
+        check_splits(made)
         return made
 
-    def _changed(self, forgotten: Collection[str] = (), **fields: Any) -> "Problem":
-        """Returns a copy with other fields, which checks nothing again and forgets some of what was found."""
+    def _changed(self, **attributes: Any) -> "Problem":
+        """Returns a copy with other attributes, which checks nothing again."""
         made = copy.copy(self)
-        for name in forgotten:
-            vars(made).pop(name, None)
-        for name, value in fields.items():
-            object.__setattr__(made, name, value)
+        vars(made).update(attributes)
         return made
 
     def with_other(self, *, sites: Sequence[Site] | None = None, objective: Objective | None = None) -> "Problem":
@@ -344,18 +300,17 @@ class Problem(metaclass=_ShortHelp):
 
         It checks the samples. Model and loss have been checked on samples of this form, so they are not run again."""
         changes: dict[str, Any] = {"splits": ()}
-        changes |= {} if sites is None else {"sites": sites, "test": None, "validation": None}
-        changes |= {} if objective is None else {"objective": objective}
-        kept = _OF_MODEL | {one.name for one in dataclasses.fields(self)}
-        kept |= {"slower_stacked"} if self.sampling.order != "full" else set()
-        made = self._changed(vars(self).keys() - kept, **changes)  # what depends on the samples is found again
+        if objective is not None:
+            changes["objective"] = objective
         if sites is not None:
-            made._read_sites({"test": None, "validation": None})
-            mine, others = (
-                [trees.form(one.sites[0].train.inputs), trees.form(one.sites[0].train.targets)] for one in (self, made)
-            )
-            if mine != others:
+            changes |= {"sites": read_sites(sites, {}, self.targets), "test": None, "validation": None}
+            if _form_of(changes["sites"]) != _form_of(self.sites):
                 return dataclasses.replace(self, **changes)
+        remembered = _OF_MODEL | {field.name for field in dataclasses.fields(self)}
+        remembered |= {"slower_stacked"} if self.sampling.order != "full" else set()
+        made = self._changed(**changes)
+        for name in vars(self).keys() - remembered:
+            del vars(made)[name]  # what depends on the samples is found again
         made._check_forms()
         made._check_data()
         return made
@@ -388,25 +343,20 @@ class Problem(metaclass=_ShortHelp):
         Of the other sites it knows the number of samples."""
 
         @functools.cache
-        def alone(samples: Samples) -> Samples:  # a set that sites share stays one
-            return samples.alone()
-
-        def kept(samples: Samples | None, here: bool) -> Samples | None:
-            if samples is None:
-                return None
-            if here:
-                return alone(samples)
+        def held(samples: Samples | None, here: bool) -> Samples | None:  # a set that sites share stays one
+            if samples is None or here:
+                return samples if samples is None else samples.alone()
             away = Samples.elsewhere(len(samples), samples)
             return dataclasses.replace(away, subgroup_names=samples.subgroup_names)
 
-        held = []
+        made = []
         for i, site in enumerate(self.sites):
             names = ("train", "test", "validation", "reserved")
-            sets: dict[str, Any] = {name: kept(getattr(site, name), i in sites) for name in names}
-            sets["table"] = None if site.table is None else site.table.without_rows()
-            held.append(dataclasses.replace(site, **sets))
+            sets: dict[str, Any] = {name: held(getattr(site, name), i in sites) for name in names}
+            table = None if site.table is None else site.table.without_rows()
+            made.append(dataclasses.replace(site, table=table, **sets))
         others = [other.keeping(sites) for other in self.splits]
-        return dataclasses.replace(self, sites=held, test=None, validation=None, splits=others)
+        return dataclasses.replace(self, sites=made, test=None, validation=None, splits=others)
 
     def subgroups_of(self, i: int) -> tuple[str, ...]:
         """Returns the names of the subgroups that have weights at site i, in the order of their numbers."""
@@ -450,23 +400,14 @@ class Problem(metaclass=_ShortHelp):
         check_adapters(module, names)
         return FlatModel(module, names, local, shared)
 
-    def prepared(self, module: nn.Module) -> nn.Module:
-        """Returns a module of the user's as it is trained: frozen by name, and with its BatchNorm layers under the
-        policy. It changes the module."""
-        self.parts.freeze(module)
-        return under_policy(module, self.batch_norm, self.parts.frozen)
-
-    @cached_property
-    def _prepared(self) -> nn.Module:
-        module, as_given = cast(nn.Module, self.model), (self.parts, self.batch_norm) == (Parts(), "refuse")
-        return self.prepared(module if as_given else copy.deepcopy(module))
-
     @cached_property
     def _readings(self) -> tuple[Read | None, Read | None, Packing | None]:
         """How outputs of the module become the tensor that losses get; how that becomes the one that predicts; and how
         a structure is packed for a loss of the user's own."""
         train = self.sites[self.here[0]].train
-        return readings(self._whole_outputs_of_probe(), trees.at(train.seen.targets, slice(2)), self.loss, self.read)
+        return readings(
+            self._outputs_of_probe(whole=True), trees.at(train.seen.targets, slice(2)), self.loss, self.read
+        )
 
     def predictions(self, outputs: Tensor) -> Tensor:
         """Returns the tensor that predicts, which metrics read, of the outputs of one model (samples, ...)."""
@@ -496,9 +437,7 @@ class Problem(metaclass=_ShortHelp):
 
     def initial_model(self, seed: int) -> nn.Module:
         """Returns the module that every node of a replica starts from. It must not be changed."""
-        if isinstance(self.model, nn.Module):
-            return self._prepared
-        if not seed:
+        if not seed or isinstance(self.model, nn.Module):
             return self._first_made
         made = self._made(seed)
         self.flat_model.copy_fixed(made)  # held once for all seeds
@@ -509,13 +448,19 @@ class Problem(metaclass=_ShortHelp):
         return self._made(0)  # once: a model may take long to load
 
     def _made(self, seed: int) -> nn.Module:
-        """Returns a new module of a model function, as it is trained."""
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            made = cast(Callable[[], nn.Module], self.model)()
-        if not isinstance(made, nn.Module):
-            raise BadInput(f"the model function returned a {type(made).__name__}, not an nn.Module")
-        return self.prepared(made.cpu())
+        """Returns a module as it is trained: frozen by name, and with its BatchNorm layers under the policy."""
+        if isinstance(self.model, nn.Module):
+            as_given = (self.parts, self.batch_norm) == (Parts(), "refuse")
+            made = self.model if as_given else copy.deepcopy(self.model)
+        else:
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(seed)
+                made = self.model()
+            if not isinstance(made, nn.Module):
+                raise BadInput(f"the model function returned a {type(made).__name__}, not an nn.Module")
+            made = made.cpu()
+        self.parts.freeze(made)
+        return under_policy(made, self.batch_norm, self.parts.frozen)
 
     def initial_row(self, seed: int) -> Tensor:
         """Returns the shared parameters that every node of a replica starts from, as a row (dim,) in float64."""
@@ -528,8 +473,7 @@ class Problem(metaclass=_ShortHelp):
     @property
     def shares_of_samples(self) -> Tensor:
         """The share of each site in all training samples (n,), float64."""
-        sizes = torch.tensor([len(site.train) for site in self.sites], dtype=torch.float64)
-        return sizes / sizes.sum()
+        return scaled_prior(None, [len(site.train) for site in self.sites])
 
     @property
     def metrics_by_name(self) -> dict[str, Callable[[Tensor, Tensor], Any]]:
@@ -561,25 +505,21 @@ class Problem(metaclass=_ShortHelp):
         labels, or are masks of which only a loss of the user's own knows the labels."""
         if self.classes is not None:
             return self.classes, self.ignored
-        if self.task == "masks" and isinstance(self.loss, NamedLoss):
-            return self._outputs_per_target(), self.ignored
-        if self.task == "masks" and self.loss is nn.functional.cross_entropy:
-            return self._outputs_per_target(), -100  # what torch ignores unless it is told otherwise
-        return None
+        by_torch = self.loss is nn.functional.cross_entropy
+        if self.task != "masks" or not (by_torch or isinstance(self.loss, NamedLoss)):
+            return None
+        ignored = -100 if by_torch else self.ignored  # what torch ignores unless it is told otherwise
+        return self._outputs_per_target(), ignored
 
-    def _outputs_of_probe(self) -> Tensor:
-        read = self._readings[0]
-        whole = self._whole_outputs_of_probe()
-        return whole if read is None else read(whole)
-
-    def _whole_outputs_of_probe(self) -> Any:
-        """Returns all that the model returns for two samples."""
+    def _outputs_of_probe(self, whole: bool = False) -> Any:
+        """Returns what losses get for two samples, or all that the model returns."""
         train = self.sites[self.here[0]].train
         inputs = trees.at(train.seen.inputs, torch.arange(min(2, len(train))))  # a copy: a model may change its inputs
-        model = self._whole_model.to(torch.device("cpu"), torch.float32)
+        model = self._whole_model if whole else self.flat_model
+        row = self._whole_model.row_of(self.initial_model(0)).float()
         try:
             with torch.no_grad():
-                return model(self._whole_model.row_of(self.initial_model(0)).float(), as_floats(inputs, torch.float32))
+                return model.to(torch.device("cpu"), torch.float32)(row, as_floats(inputs, torch.float32))
         except BadInput:
             raise
         except (RuntimeError, TypeError, ValueError, IndexError) as error:
@@ -596,8 +536,7 @@ class Problem(metaclass=_ShortHelp):
     def higher_is_better(self, metric: str) -> bool:
         """Returns whether a larger value of a metric is better."""
         chosen = self.metrics_by_name.get(metric)
-        known = isinstance(chosen, Metric | NamedMetric)
-        return chosen.higher_is_better if known else BUILT_IN_METRICS.get(metric, True)
+        return chosen.higher_is_better if isinstance(chosen, Metric | NamedMetric) else metric != "loss"
 
     def is_share(self, metric: str) -> bool:
         """Returns whether a metric is a share, which tables show in per cent."""
@@ -609,34 +548,23 @@ class Problem(metaclass=_ShortHelp):
 
         The index is -1 if another process holds the set, or if the site has none. There are no indices if no site has
         one."""
-        found: dict[int, int] = {}
-        sets: list[Samples] = []
-        of_site = []
-        for i, site in enumerate(self.sites):
-            samples = getattr(site, split)
-            if samples is None or not samples.here:
-                of_site.append(-1)
-                continue
-            if id(samples) not in found:
-                found[id(samples)] = len(sets)
-                check_samples(self, samples, f"{split} set of site {i} ({site.name})", split != "train")
-                sets.append(samples)
-            of_site.append(found[id(samples)])
-        return sets, of_site if any(self.has(i, split) for i in range(self.n)) else []
-
-    def has(self, i: int, split: Literal["test", "validation", "train"]) -> bool:
-        """Returns whether site i has a set of a split, here or in another process."""
-        return getattr(self.sites[i], split) is not None
+        every = [getattr(site, split) for site in self.sites]
+        here = dict.fromkeys(samples for samples in every if samples is not None and samples.here)
+        places = {samples: k for k, samples in enumerate(here)}
+        any_site = any(samples is not None for samples in every)
+        return list(places), [places.get(samples, -1) for samples in every] if any_site else []
 
     def _check_data(self) -> None:
         """Raises BadInput if samples do not fit each other, the model's classes or the way that they are drawn."""
         self.prior_of_sites.sum()  # refuses an invalid prior
-        for i, site in enumerate(self.sites):
-            check_samples(self, site.train, f"site {i} ({site.name})", judges=False)
-            if site.reserved is not None:
-                check_samples(self, site.reserved, f"reserved rows of site {i} ({site.name})", judges=False)
-        for split in ("test", "validation"):
-            self.held_out(split)
+        for split, words in (("train", ""), ("reserved", "reserved rows of "), ("test", None), ("validation", None)):
+            checked: set[Samples | None] = {None}
+            for i, site in enumerate(self.sites):
+                samples = getattr(site, split)
+                if samples not in checked:
+                    what = f"{split} set of " if words is None else words
+                    check_samples(self, samples, f"{what}site {i} ({site.name})", judges=words is None)
+                    checked.add(samples)
         check_batches(self)
 
     def _check_model(self) -> None:
@@ -708,13 +636,13 @@ class Problem(metaclass=_ShortHelp):
 
     def digests_here(self) -> dict[int, str]:
         """Returns a fingerprint of the training data of every site that is here, in all splits."""
-        return dict(self._digests)
+        return {i: " ".join(split._digests[i] for split in self.every_split) for i in self.here}
 
     @cached_property
     def _digests(self) -> dict[int, str]:
-        sets = ("train", "validation") if self.objective.judged_on == "validation" else ("train",)
-        held = {i: [getattr(split.sites[i], name) for split in self.every_split for name in sets] for i in self.here}
-        return {i: " ".join(fingerprint(rows) for rows in every if rows is not None) for i, every in held.items()}
+        names = ("train", "validation") if self.objective.judged_on == "validation" else ("train",)
+        sets = {i: [getattr(self.sites[i], name) for name in names] for i in self.here}
+        return {i: " ".join(fingerprint(rows) for rows in of_site if rows is not None) for i, of_site in sets.items()}
 
     def identity(self, of_sites: Mapping[int, str] | None = None) -> dict[str, Any]:
         """Returns data, model and settings by name, so that a checkpoint is not continued with others.
@@ -725,6 +653,11 @@ class Problem(metaclass=_ShortHelp):
     def digest(self, of_sites: Mapping[int, str] | None = None) -> str:
         """Returns a fingerprint of the identity."""
         return digest_of(self.identity(of_sites))
+
+
+def _form_of(sites: Sequence[Site]) -> list[Any]:
+    """Returns the form of the first site's inputs and targets."""
+    return [trees.form(sites[0].train.inputs), trees.form(sites[0].train.targets)]
 
 
 def with_splits(problems: Sequence[Problem], same_sites: bool = True) -> Problem:

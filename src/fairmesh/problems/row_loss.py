@@ -21,7 +21,7 @@ from fairmesh.problems.torch_draws import TorchDraws
 
 Loss = Callable[[Any, Any], Tensor]  # (outputs, targets) -> the mean over the samples
 
-_NEVER_NEGATIVE = [
+_NEVER_NEGATIVE = (  # losses of torch as functions, and as modules
     nn.functional.cross_entropy,
     nn.functional.mse_loss,
     nn.functional.l1_loss,
@@ -29,8 +29,6 @@ _NEVER_NEGATIVE = [
     nn.functional.huber_loss,
     nn.functional.binary_cross_entropy,
     nn.functional.binary_cross_entropy_with_logits,
-]
-_NEVER_NEGATIVE_MODULES = (
     nn.CrossEntropyLoss,
     nn.MSELoss,
     nn.L1Loss,
@@ -74,7 +72,7 @@ def lowest_loss(loss: Loss) -> float | None:
         return lowest_loss(loss.args[0])
     if isinstance(loss, NamedLoss):
         return loss.lowest
-    return 0.0 if loss in _NEVER_NEGATIVE or isinstance(loss, _NEVER_NEGATIVE_MODULES) else None
+    return 0.0 if loss in _NEVER_NEGATIVE or type(loss) in _NEVER_NEGATIVE else None
 
 
 def loss_in_spreads(loss: Loss, spread: float, outputs: Tensor, targets: Tensor) -> Tensor:

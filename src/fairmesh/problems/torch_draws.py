@@ -342,8 +342,4 @@ def _of_parts(draws: TorchDraws, function: Any, *arguments: Any, **settings: Any
         return body(*arguments, **settings)
 
 
-def _convolution(_: TorchDraws, function: Any, *arguments: Any, **settings: Any) -> Tensor:
-    return of_one_pixel(function, *arguments, **settings)
-
-
-_ONE_BY_ONE = _WAYS | {F.conv2d: _convolution, torch.conv2d: _convolution}
+_ONE_BY_ONE = _WAYS | {F.conv2d: of_one_pixel, torch.conv2d: of_one_pixel}

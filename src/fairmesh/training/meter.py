@@ -69,7 +69,7 @@ class Meter:
         by_metric: dict[str, dict[int, Trouble]] = {}
         for one in (Trouble(*fields) for of_process in every for fields in of_process):
             by_metric.setdefault(one.metric, {}).setdefault(one.site, one)
-        measured = [i for i in range(self._problem.n) if self._problem.has(i, split)]
+        measured = [i for i, site in enumerate(self._problem.sites) if getattr(site, split) is not None]
         for metric, at in by_metric.items():
             first = at[min(at)]
             with self._network.process_group.fail_together():

@@ -121,7 +121,7 @@ def write_result(rounds: Rounds, folder: Path) -> None:
     whole = _whole(state, means, training.dtype, weighed, best, commons)
     records = [*(one for one in measurements.records if one["round"] < last), record]
     on, level = judged_on(problem), membership.experiment.options.cvar_level
-    measured = [{} if problem.has(i, on) else None for i in range(n)]  # counts stay at their sites
+    measured = [None if getattr(site, on) is None else {} for site in problem.sites]  # counts stay at their sites
     result = Result(problem, training.replicas, last, records, whole, [], on, support=measured, cvar_level=level)
     chosen = {"best_by": membership.experiment.options.best_by, "best_chosen_on": measurements.chosen_on}
     more = ({} if best is None else chosen) | {"measured": measurements.digests()}
