@@ -37,17 +37,12 @@ def listing(context: typer.Context, folder: Folder = None, json_: Json = False) 
     Without a command: list the published datasets, where they were found, their size, licence and source."""
     if context.invoked_subcommand is not None:
         return
-    from fairmesh.data.datasets.sources import (
-        SOURCES,
-        found,
-        path_of,
-        places,
-    )
+    from fairmesh.data.datasets.sources import SOURCES, found, paths_of, places
 
     rows = []
     for source in SOURCES.values():
         place = found(source, folder)
-        paths = {path_of(source, file, place) for file in source.files} - {None} if place else set()
+        paths = set(paths_of(source, place)) if place else set()
         rows.append(
             {
                 "name": source.name,

@@ -44,23 +44,25 @@ def checked(kind: type[T]) -> type[T]:
     hook = "__post_init__" if hasattr(kind, "__post_init__") else "__init__"
     original = getattr(kind, hook)
 
-    def check(self: Any) -> None:
-        for name, hint in field_types(kind).items():
-            value = getattr(self, name)
-            taken = from_table(hint, value, name)
-            if taken is not value:
-                object.__setattr__(self, name, taken)
-
     @functools.wraps(original)
     def hooked(self: Any, *arguments: Any, **fields: Any) -> None:
-        if hook == "__post_init__":
-            check(self)
-        original(self, *arguments, **fields)
         if hook == "__init__":
-            check(self)
+            original(self, *arguments, **fields)
+        for name, value in _converted(self, kind).items():
+            object.__setattr__(self, name, value)
+        if hook == "__post_init__":
+            original(self, *arguments, **fields)
 
     setattr(kind, hook, hooked)
     return kind
+
+
+def _converted(thing: Any, kind: type, where: str = "") -> dict[str, Any]:
+    """Returns the fields of an object that have another value in their declared types. Refuses wrong types."""
+    prefix = f"{where}." if where else ""
+    given = {name: getattr(thing, name) for name in settings(kind)}
+    taken = {name: from_table(hint, given[name], f"{prefix}{name}") for name, hint in field_types(kind).items()}
+    return {name: value for name, value in taken.items() if value is not given[name]}
 
 
 @functools.cache
@@ -128,7 +130,7 @@ def check_configurable(kind: type, role: type, where: str = "") -> None:
     params = getattr(kind, "__dataclass_params__", None)
     own = inspect.get_annotations(kind)
     if params is not None and "__dataclass_params__" not in vars(kind):  # inherited, so its own fields would be none
-        params = None if any(not _is_class_variable(hint) for hint in own.values()) else params
+        params = None if any("ClassVar" not in str(hint) for hint in own.values()) else params
     frozen = any(member.__dataclass_params__.frozen for member in FAMILIES[role].values())  # type: ignore[attr-defined]
     plain = not frozen and not own and kind.__init__ is object.__init__
     if not plain and (params is None or (frozen and not params.frozen)):
@@ -142,12 +144,6 @@ def check_configurable(kind: type, role: type, where: str = "") -> None:
     taken = [name for name in settings(kind) if name in ("name", "path")]
     if taken:
         raise BadInput(f"{who} has a field {taken[0]!r}, which files use to name the class itself; rename the field")
-
-
-def _is_class_variable(hint: Any) -> bool:
-    return (
-        "ClassVar" in hint if isinstance(hint, str) else get_origin(hint) is typing.ClassVar or hint is typing.ClassVar
-    )
 
 
 def from_table(kind: Any, value: Any, where: str = "") -> Any:
@@ -200,24 +196,19 @@ def _described(value: Any) -> str:
     return "a table" if isinstance(value, Mapping) else f"{value!r} ({type(value).__name__})"
 
 
+_PLAIN: dict[Any, tuple[type, str]] = {  # what a field takes, and how messages call it
+    int: (numbers.Integral, "a whole number"),
+    float: (numbers.Real, "a number"),
+    str: (str, "a string"),
+    bool: (bool, "true or false"),
+}
+
+
 def _plain(kind: Any, value: Any, where: str) -> Any:
-    if kind in (int, float) and not isinstance(value, bool | int | float):
-        if isinstance(value, numbers.Integral):
-            value = int(value)
-        elif isinstance(value, numbers.Real):
-            value = float(value)
-    if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-        names = {
-            int: "a whole number",
-            float: "a number",
-            str: "a string",
-            bool: "true or false",
-            type(None): "nothing",
-        }
-        raise BadInput(f"{where}: expected {names.get(kind, kind.__name__)}, got {_described(value)}")
-    return value
+    accepted, name = _PLAIN.get(kind, (kind, kind.__name__))
+    if not isinstance(value, accepted) or (isinstance(value, bool) and kind is not bool):
+        raise BadInput(f"{where}: expected {name}, got {_described(value)}")
+    return kind(value) if accepted is not kind and not isinstance(value, kind) else value
 
 
 def _from_union(kinds: tuple[Any, ...], value: Any, where: str) -> Any:
@@ -229,9 +220,8 @@ def _from_union(kinds: tuple[Any, ...], value: Any, where: str) -> Any:
             return from_table(kind, value, where)
         except BadInput as error:
             reasons.append(error)
-            if isinstance(value, Mapping) and (_has_role(kind) or dataclasses.is_dataclass(kind)):
-                raise
-            if hasattr(kind, "shorthand"):  # it reads plain numbers too, so the number itself was refused
+            meant = isinstance(value, Mapping) and (_has_role(kind) or dataclasses.is_dataclass(kind))
+            if meant or hasattr(kind, "shorthand"):  # which reads plain numbers too, so the number was refused
                 raise
     raise reasons[0]
 
@@ -241,17 +231,15 @@ def _likely(kinds: tuple[Any, ...], value: Any) -> list[Any]:
     name means a member of a role, and one without means another dataclass. A string with a colon is the path of a
     function."""
     kinds = tuple(kind for kind in kinds if kind is not type(None))
+    named = [kind for kind in kinds if _has_role(kind)]
     if isinstance(value, Mapping):
         kinds = tuple(kind for kind in kinds if get_origin(kind) not in (tuple, list, Sequence)) or kinds
-        named = [kind for kind in kinds if _has_role(kind)]
         plain = [kind for kind in kinds if dataclasses.is_dataclass(kind) and kind not in named]
         if named and plain:
             return named if "name" in value else plain
     if isinstance(value, str):
-        functions = [kind for kind in kinds if get_origin(kind) is Callable]
-        if functions and ":" in value:
+        if ":" in value and (functions := [kind for kind in kinds if get_origin(kind) is Callable]):
             return functions
-        named = [kind for kind in kinds if _has_role(kind)]
         if named and str not in kinds and not any(value in get_args(k) for k in kinds if get_origin(k) is Literal):
             return named
     return list(kinds)
@@ -273,13 +261,13 @@ def _member_from(role: type, value: Any, where: str) -> Any:
     if not isinstance(table, Mapping):
         raise BadInput(f"{where}: expected a table with a name, got {_described(value)}")
     known = {IMPORT: role, **FAMILIES[role]}
-    name = table.get("name")
+    fields = dict(table)
+    name = fields.pop("name", None)
     if name is None:
         raise BadInput(f"{where}: the table has no name; known: {', '.join(sorted(known))}")
     if not isinstance(name, str) or name not in known:
         noun = getattr(role, "noun", role.__name__.lower())
         raise BadInput(f"{where}: unknown {noun} {name!r}{nearest(str(name), known)}")
-    fields = {key: item for key, item in table.items() if key != "name"}
     if name == IMPORT and (known[IMPORT] is role or _names_class_with_fields(role, fields, where)):
         return _imported_member(role, fields, where)
     return _filled(known[name], fields, where)
@@ -315,12 +303,7 @@ def _imported_member(role: type, table: Mapping[str, Any], where: str) -> Any:
 
 def _with_checked_fields(thing: Any, where: str) -> Any:
     """Returns the object with its fields checked and converted, which a class that is not registered has not done."""
-    changed = {}
-    for name, hint in field_types(type(thing)).items():
-        value = getattr(thing, name)
-        taken = from_table(hint, value, f"{where}.{name}" if where else name)
-        if taken is not value:
-            changed[name] = taken
+    changed = _converted(thing, type(thing), where)
     if changed and thing.__dataclass_params__.frozen:
         return dataclasses.replace(thing, **changed)
     for name, value in changed.items():  # in place: an observer's owner may read from it later
@@ -339,15 +322,13 @@ class _UnknownKey(BadInput):
 def _filled(kind: type, table: Any, where: str) -> Any:
     if not isinstance(table, Mapping):
         raise BadInput(f"{where}: expected a table, got {_described(table)}")
-    hints = field_types(kind)
-    fields = settings(kind)
+    hints, fields = field_types(kind), settings(kind)
     prefix = f"{where}." if where else ""
     for key in table:
         if key not in fields:
             raise _UnknownKey(f"{prefix}{key}", key, nearest(key, fields))
     for name, field in fields.items():
-        required = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
-        if required and name not in table:
+        if name not in table and field.default is field.default_factory is dataclasses.MISSING:
             raise BadInput(f"{prefix}{name}: missing")
     try:
         values = {key: from_table(hints[key], value, f"{prefix}{key}") for key, value in table.items()}
