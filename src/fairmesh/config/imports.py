@@ -95,10 +95,9 @@ def _main_file() -> Path | None:
 
 
 def _in_main(name: str) -> Any:
-    found: Any = sys.modules.get("__main__")
-    for part in name.split("."):
-        found = getattr(found, part, None)
-    return found
+    return functools.reduce(
+        lambda found, part: getattr(found, part, None), name.split("."), sys.modules.get("__main__")
+    )
 
 
 @contextmanager
