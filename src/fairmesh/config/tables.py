@@ -148,48 +148,55 @@ def check_configurable(kind: type, role: type, where: str = "") -> None:
 
 def from_table(kind: Any, value: Any, where: str = "") -> Any:
     """Returns the object of type `kind` that a table describes. Unknown keys and wrong types are refused by name."""
-    origin, arguments = get_origin(kind), get_args(kind)
+    origin = Callable if kind is Callable else get_origin(kind)
     if kind is Any:
         return value
-    if origin is typing.Annotated:
-        try:
-            return from_table(arguments[0], value, where)
-        except BadInput as error:
-            known = [one.advice for one in arguments[1:] if isinstance(one, Instead) and one.value == value]
-            raise BadInput(" ".join([str(error), *known])) from error
-    if origin in (Union, types.UnionType):
-        return _from_union(arguments, value, where)
-    if origin is Literal:
-        if value not in arguments:
-            choices = ", ".join(repr(a) for a in arguments)
-            raise BadInput(f"{where}: {value!r} is not one of {choices}{nearest(str(value), map(str, arguments))}")
-        return value
-    if origin in (tuple, list, Sequence):
-        if isinstance(value, str | Mapping) or not isinstance(value, Iterable):
-            raise BadInput(f"{where}: expected a list, got {_described(value)}")
-        items = list(value)
-        if origin is not tuple or arguments[1:] == (Ellipsis,):
-            arguments = arguments[:1] * len(items)
-        if len(arguments) != len(items):
-            raise BadInput(f"{where}: expected a list of {len(arguments)}, got {len(items)}")
-        return tuple(from_table(a, item, f"{where}[{i}]") for i, (a, item) in enumerate(zip(arguments, items)))
-    if origin in (dict, Mapping):
-        if not isinstance(value, Mapping):
-            raise BadInput(f"{where}: expected a table, got {_described(value)}")
-        return {key: from_table(arguments[1], item, f"{where}.{key}") for key, item in value.items()}
-    if origin is Callable or kind is Callable or origin is typing.get_origin(Callable[..., Any]):
-        return imported(_plain(str, value, where), where) if not callable(value) else value
     if origin is not None:
-        raise BadInput(f"{where}: a file cannot hold a field of type {kind}; use a number, a string, a list or a table")
+        if origin not in _READERS:
+            raise BadInput(
+                f"{where}: a file cannot hold a field of type {kind}; use a number, a string, a list or a table"
+            )
+        return _READERS[origin](get_args(kind), value, where)
     role = role_of(kind) if isinstance(kind, type) else None
     if role is not None and not (isinstance(value, Mapping) and "name" not in value and is_registered(kind)):
         made = _member_from(role, value, where)
         if not isinstance(made, kind):
             raise BadInput(f"{where}: expected a {kind.__name__}, got a {type(made).__name__}")
         return made
-    if dataclasses.is_dataclass(kind):
-        return value if isinstance(value, typing.cast(type, kind)) else _filled(typing.cast(type, kind), value, where)
+    if dataclasses.is_dataclass(kind) and isinstance(kind, type):
+        return value if isinstance(value, kind) else _filled(kind, value, where)
     return _plain(kind, value, where)
+
+
+def _from_annotated(arguments: tuple[Any, ...], value: Any, where: str) -> Any:
+    try:
+        return from_table(arguments[0], value, where)
+    except BadInput as error:
+        advice = [note.advice for note in arguments[1:] if isinstance(note, Instead) and note.value == value]
+        raise BadInput(" ".join([str(error), *advice])) from error
+
+
+def _from_literal(choices: tuple[Any, ...], value: Any, where: str) -> Any:
+    if value not in choices:
+        hint = nearest(str(value), map(str, choices))
+        raise BadInput(f"{where}: {value!r} is not one of {', '.join(map(repr, choices))}{hint}")
+    return value
+
+
+def _from_list(kinds: tuple[Any, ...], value: Any, where: str) -> tuple[Any, ...]:
+    if isinstance(value, str | Mapping) or not isinstance(value, Iterable):
+        raise BadInput(f"{where}: expected a list, got {_described(value)}")
+    items = list(value)
+    kinds = kinds[:1] * len(items) if kinds[1:] == (Ellipsis,) else kinds
+    if len(kinds) != len(items):
+        raise BadInput(f"{where}: expected a list of {len(kinds)}, got {len(items)}")
+    return tuple(from_table(kind, item, f"{where}[{i}]") for i, (kind, item) in enumerate(zip(kinds, items)))
+
+
+def _from_mapping(kinds: tuple[Any, ...], value: Any, where: str) -> dict[str, Any]:
+    if not isinstance(value, Mapping):
+        raise BadInput(f"{where}: expected a table, got {_described(value)}")
+    return {key: from_table(kinds[1], item, f"{where}.{key}") for key, item in value.items()}
 
 
 def _described(value: Any) -> str:
@@ -224,6 +231,20 @@ def _from_union(kinds: tuple[Any, ...], value: Any, where: str) -> Any:
             if meant or hasattr(kind, "shorthand"):  # which reads plain numbers too, so the number was refused
                 raise
     raise reasons[0]
+
+
+_READERS: dict[Any, Callable[[tuple[Any, ...], Any, str], Any]] = {  # by the origin of a type with arguments
+    typing.Annotated: _from_annotated,
+    Union: _from_union,
+    types.UnionType: _from_union,
+    Literal: _from_literal,
+    tuple: _from_list,
+    list: lambda kinds, value, where: _from_list((*kinds, Ellipsis), value, where),
+    Sequence: lambda kinds, value, where: _from_list((*kinds, Ellipsis), value, where),
+    dict: _from_mapping,
+    Mapping: _from_mapping,
+    Callable: lambda _, value, where: value if callable(value) else imported(_plain(str, value, where), where),
+}
 
 
 def _likely(kinds: tuple[Any, ...], value: Any) -> list[Any]:
