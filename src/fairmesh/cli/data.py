@@ -122,8 +122,12 @@ def check(
     else:
         for one, more in _few_of_each(findings):
             say(f"{one.severity}: {one.sentence}" + (f" (and {more} more like this; --json has all)" if more else ""))
-        counts = f"errors: {wrong}, warnings: {len(findings) - wrong}" if findings else "nothing found"
-        say(f"{counts} in {what}" + (f", sites: {sites}" if sites else ""))
+        counts = {"error": wrong, "warning": len(findings) - wrong}
+        found = " and ".join(f"{count} {kind}{'s' * (count != 1)}" for kind, count in counts.items())
+        say(
+            f"{found if findings else 'nothing'} found in {what}"
+            + (f", {sites} site{'s' * (sites != 1)}" * (sites > 0))
+        )
     if wrong:
         raise typer.Exit(1)
 
