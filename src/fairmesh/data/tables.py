@@ -294,7 +294,7 @@ def refuse_many_categories(values: np.ndarray, name: str, where: str) -> None:
 
 def absent(column: np.ndarray) -> np.ndarray:
     """Returns which values of a column are missing, as `encoded` returns it."""
-    return np.equal(column, None) if column.dtype == object else np.isnan(column)
+    return np.array([value is None for value in column], bool) if column.dtype == object else np.isnan(column)
 
 
 def encoded(values: Any, kind: Kind, name: str, where: str) -> np.ndarray:

@@ -61,7 +61,7 @@ def _by_class(read: _Read, outputs: Tensor, counts: Tensor) -> tuple[Tensor, Ten
 class _Share(NamedMetric):
     """A share of the samples, or of their classes, that are right."""
 
-    tasks: ClassVar[tuple[Task, ...]] = _ONE_CLASS
+    tasks: ClassVar = _ONE_CLASS
     is_share: ClassVar = True
     limits: ClassVar = (0.0, 1.0)
 

@@ -36,7 +36,8 @@ def split_by_site(samples: Pair, sites: ArrayLike | None, share: float, seed: in
         raise BadInput(f"there are too few samples ({len(index)}) to train and to test; give more")
     test, of_sample = torch.from_numpy(testing), torch.from_numpy(index)
     train, judge = ((samples[0][which], samples[1][which]) for which in (~test, test))
-    return Pool(train, judge, *(() if sites is None else (of_sample[~test], of_sample[test], names)))
+    pool = Pool(train, judge, of_sample[~test], of_sample[test], names)
+    return Pool(train, judge) if sites is None else pool
 
 
 def indexed(values: ArrayLike) -> tuple[tuple[str, ...], np.ndarray]:
