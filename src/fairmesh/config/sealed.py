@@ -47,12 +47,6 @@ def wanted(file: str, content: bytes) -> Iterator[str]:
             yield from (f"{base}.{alias.name}" for alias in node.names)
 
 
-def siblings(name: str, exists: Callable[[str], bool]) -> Iterator[str]:
-    """Yields the files of a folder that importing a module executes, if the module is in the folder."""
-    for path in itertools.accumulate(name.split("."), "{}/{}".format):
-        yield from [file for file in (f"{path}/__init__.py", f"{path}.py") if exists(file)][:1]
-
-
 def helpers(file: Path) -> dict[str, bytes]:
     """Returns a Python file and all that it imports from its folder, directly or not: contents by path in the folder.
     Nothing is imported."""
@@ -85,7 +79,10 @@ def imported_files(folder: Path, module: str) -> list[str]:
     if module.endswith(".*"):
         package = folder / module[:-2].replace(".", "/")
         return sorted(path.relative_to(folder).as_posix() for path in package.glob("*.py"))
-    return list(siblings(module, lambda name: (folder / name).is_file()))
+    files: list[str] = []
+    for path in itertools.accumulate(module.split("."), "{}/{}".format):
+        files += [file for file in (f"{path}/__init__.py", f"{path}.py") if (folder / file).is_file()][:1]
+    return files
 
 
 class SealedFiles:
