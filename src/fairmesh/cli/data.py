@@ -8,18 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from fairmesh.cli.terminal import (
-    Json,
-    Overwrite,
-    draw,
-    print_json,
-    say,
-    show_table,
-)
+from fairmesh.cli.terminal import Json, Overwrite, draw, print_json, say, show_table
 from fairmesh.errors import BadInput
 
 if TYPE_CHECKING:
     from fairmesh.data.check import Finding
+    from fairmesh.experiment import Experiment
 
 _OF_A_KIND = 4  # findings that are printed
 
@@ -37,44 +31,39 @@ def listing(context: typer.Context, folder: Folder = None, json_: Json = False) 
     Without a command: list the published datasets, where they were found, their size, licence and source."""
     if context.invoked_subcommand is not None:
         return
-    from fairmesh.data.datasets.sources import (
-        SOURCES,
-        found,
-        path_of,
-        places,
-    )
+    from fairmesh.data.datasets.sources import SOURCES, found, paths_of, places
 
-    rows = []
+    rows, table, missing = [], [["dataset", "found in", "size", "licence", "source"]], []
     for source in SOURCES.values():
         place = found(source, folder)
-        paths = {path_of(source, file, place) for file in source.files} - {None} if place else set()
+        paths = set(paths_of(source, place)) if place else set()
+        size, unpacked = (
+            sum(path.stat().st_size for path in paths if path),
+            sum(file.bytes or 0 for file in source.files),
+        )
         rows.append(
             {
                 "name": source.name,
                 "title": source.title,
                 "found": str(place) if place else None,
-                "bytes": sum(path.stat().st_size for path in paths if path) or None,
-                "bytes_unpacked": sum(file.bytes or 0 for file in source.files) or None,
+                "bytes": size or None,
+                "bytes_unpacked": unpacked or None,
                 "licence": source.licence,
                 "source": source.home,
                 "looked_in": [str(path) for path in places(source, folder)],
             }
         )
+        shown = f"{(size or unpacked) / 1e6:.1f} MB" if size or unpacked else ""
+        table.append([source.name, str(place or "missing"), shown, source.licence, source.home])
+        missing += [] if place else [source]
     if json_:
         print_json({"datasets": rows})
         return
-    table = [["dataset", "found in", "size", "licence", "source"]]
-    for row in rows:
-        size = row["bytes"] or row["bytes_unpacked"]
-        shown = f"{size / 1e6:.1f} MB" if size else ""
-        table.append([row["name"], row["found"] or "missing", shown, row["licence"], row["source"]])
     show_table(table)
-    missing = [row for row in rows if not row["found"]]
     if missing:
-        say(f"to fetch what is missing: fairmesh data fetch {' '.join(row['name'] for row in missing)}")
-    for row in missing:
-        files = ", ".join(file.name for file in SOURCES[row["name"]].files)
-        say(f"or put {files} into {row['looked_in'][0]}")
+        say(f"to fetch what is missing: fairmesh data fetch {' '.join(source.name for source in missing)}")
+    for source in missing:
+        say(f"or put {', '.join(file.name for file in source.files)} into {places(source, folder)[0]}")
 
 
 @data.command()
@@ -133,11 +122,12 @@ def check(
     else:
         for one, more in _few_of_each(findings):
             say(f"{one.severity}: {one.sentence}" + (f" (and {more} more like this; --json has all)" if more else ""))
-        others = len(findings) - wrong
-        found = (
-            f"{wrong} error{'s' * (wrong != 1)} and {others} warning{'s' * (others != 1)}" if findings else "nothing"
+        counts = {"error": wrong, "warning": len(findings) - wrong}
+        found = " and ".join(f"{count} {kind}{'s' * (count != 1)}" for kind, count in counts.items())
+        say(
+            f"{found if findings else 'nothing'} found in {what}"
+            + (f", {sites} site{'s' * (sites != 1)}" * (sites > 0))
         )
-        say(f"{found} found in {what}" + (f", {sites} site{'s' * (sites != 1)}" if sites else ""))
     if wrong:
         raise typer.Exit(1)
 
@@ -156,22 +146,11 @@ def _findings(
     path: Path, target: str | None, site: str | None, predict: Literal["labels", "numbers"]
 ) -> tuple[list["Finding"], int]:
     """Returns what looks wrong with the data of a file or folder, and the number of its sites."""
-    from fairmesh.data.check import Finding, check_sites, check_table, table_of_file
+    from fairmesh.data.check import Finding, check_sites, check_table
     from fairmesh.data.datasets import Data, ImageFolder, Table
-    from fairmesh.experiment import load_experiment
     from fairmesh.mesh.node.site_statistics import unusual_sites
 
-    experiment = None
-    made: Data
-    if path.suffix == ".toml":
-        experiment = load_experiment(path)
-        made = experiment.known_data()
-    elif path.is_dir():
-        made = ImageFolder(str(path))
-    elif target is None:
-        raise BadInput(f"{path}: name the column to predict with --target")
-    else:
-        made = table_of_file(str(path), target, site, predict)
+    experiment, made = (None, ImageFolder(str(path))) if path.is_dir() else _data_of(path, target, site, predict)
     inner = made
     while isinstance(inside := getattr(inner, "data", None), Data):
         inner = inside
@@ -189,6 +168,21 @@ def _findings(
     for name, reasons in unusual_sites(sites).items():
         findings += [Finding("warning", "looks different", f"{name} looks different: {reason}") for reason in reasons]
     return findings, len(sites)
+
+
+def _data_of(
+    path: Path, target: str | None, site: str | None, predict: Literal["labels", "numbers"]
+) -> tuple["Experiment | None", Any]:
+    """Returns an experiment and its data, or None and the data of a table."""
+    from fairmesh.data.check import table_of_file
+    from fairmesh.experiment import load_experiment
+
+    if path.suffix == ".toml":
+        experiment = load_experiment(path)
+        return experiment, experiment.known_data()
+    if target is None:
+        raise BadInput(f"{path}: name the column to predict with --target")
+    return None, table_of_file(str(path), target, site, predict)
 
 
 def _check_files(name: str | None, folder: Path | None, json_: bool) -> None:
@@ -265,19 +259,12 @@ def contract(
 
     Prints the section that this data fulfils, with ranges a little wider than seen. Correct it, add the units, and put
     it into the experiment file; every site's data is then checked by it."""
-    from fairmesh.data.check import table_of_file
     from fairmesh.data.draft import drafted
-    from fairmesh.experiment import load_experiment
 
-    if source.suffix == ".toml":
-        made = load_experiment(source).known_data()
-    elif target is None:
-        raise BadInput(f"{source}: name the column to predict with --target")
-    else:
-        made = table_of_file(str(source), target, predict="numbers" if numbers else "labels")
-    draft = drafted(made, without)
-    print(draft.text)
-    for name in draft.identifiers:
+    _, made = _data_of(source, target, None, "numbers" if numbers else "labels")
+    text, identifiers = drafted(made, without)
+    print(text)
+    for name in identifiers:
         say(
             f"column {name!r} looks like an identifier: a different whole number in every row. If it is one, leave it "
             f"out: --without {shlex.quote(name)}"

@@ -64,14 +64,9 @@ def path_of(kind: type) -> str:
 def class_at(path: str, where: str) -> Any:
     """Returns what is at an import path; also a class that `path_of` named in this process and nobody can import."""
     module, _, name = path.partition(":")
-    known, inside_function = _NAMED.get(path), "<locals>" in name
-    if known is not None and (inside_function or module == "__main__"):
+    known, importable = _NAMED.get(path), module != "__main__" and "<locals>" not in name
+    if known is not None and not importable:
         return known
-    if inside_function:
-        raise BadInput(
-            f"{where}: {name!r} was defined inside a function of {module!r}, and cannot be imported from there; define "
-            "the class at the top level of a file and write 'file.py:Class'"
-        )
     main = _main_file()
     if main is not None and module.endswith(".py") and Path(module).resolve() == main and _in_main(name) is not None:
         return _in_main(name)  # importing the script that is being run would run it again
@@ -80,11 +75,12 @@ def class_at(path: str, where: str) -> Any:
     except BadInput as error:
         if known is not None:
             return known
-        if module != "__main__":
+        if importable:
             raise
+        place = f"inside a function of {module!r}" if "<locals>" in name else "in a notebook or an interactive session"
         raise BadInput(
-            f"{where}: {name!r} was defined in a notebook or an interactive session, and cannot be imported; "
-            "move the class to a file and write 'file.py:Class'"
+            f"{where}: {name!r} was defined {place}, and cannot be imported; define the class at the top level of a "
+            "file and write 'file.py:Class'"
         ) from error
 
 
@@ -95,10 +91,9 @@ def _main_file() -> Path | None:
 
 
 def _in_main(name: str) -> Any:
-    found: Any = sys.modules.get("__main__")
-    for part in name.split("."):
-        found = getattr(found, part, None)
-    return found
+    return functools.reduce(
+        lambda found, part: getattr(found, part, None), name.split("."), sys.modules.get("__main__")
+    )
 
 
 @contextmanager

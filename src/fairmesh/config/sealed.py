@@ -9,6 +9,7 @@ import ast
 import builtins
 import functools
 import importlib.util
+import itertools
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -33,7 +34,7 @@ def parsed(content: bytes, where: str) -> ast.Module:
 def wanted(file: str, content: bytes) -> Iterator[str]:
     """Yields the modules that a file's import statements may mean, by their full names. `file` is its path in the
     folder, such as 'package/module.py'. 'package.*' stands for all modules of a package."""
-    package = _package_of(file)
+    package = file.split("/")[:-1]
     for node in ast.walk(parsed(content, file)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -44,22 +45,6 @@ def wanted(file: str, content: bytes) -> Iterator[str]:
             base = ".".join([*start, *([node.module] if node.module else [])])
             yield base
             yield from (f"{base}.{alias.name}" for alias in node.names)
-
-
-def _package_of(file: str) -> list[str]:
-    """Returns the names of the packages that a file of the folder is in."""
-    return file.split("/")[:-1]
-
-
-def siblings(name: str, exists: Callable[[str], bool]) -> Iterator[str]:
-    """Yields the files of a folder that importing a module executes, if the module is in the folder."""
-    parts = name.split(".")
-    for length in range(1, len(parts) + 1):
-        path = "/".join(parts[:length])
-        for candidate in (f"{path}/__init__.py", f"{path}.py"):
-            if exists(candidate):
-                yield candidate
-                break
 
 
 def helpers(file: Path) -> dict[str, bytes]:
@@ -94,7 +79,10 @@ def imported_files(folder: Path, module: str) -> list[str]:
     if module.endswith(".*"):
         package = folder / module[:-2].replace(".", "/")
         return sorted(path.relative_to(folder).as_posix() for path in package.glob("*.py"))
-    return list(siblings(module, lambda name: (folder / name).is_file()))
+    files: list[str] = []
+    for path in itertools.accumulate(module.split("."), "{}/{}".format):
+        files += [file for file in (f"{path}/__init__.py", f"{path}.py") if (folder / file).is_file()][:1]
+    return files
 
 
 class SealedFiles:
@@ -142,7 +130,7 @@ class SealedFiles:
     ) -> ModuleType:
         """Does what an import statement in the file `importer` asks for, as the builtin `__import__` does."""
         if level:
-            package = _package_of(importer)
+            package = importer.split("/")[:-1]
             if len(package) < level:
                 raise ImportError(f"{importer}: attempted relative import beyond its package")
             name = ".".join([*package[: len(package) - level + 1], *([name] if name else [])])
@@ -165,22 +153,13 @@ class SealedFiles:
     def _chain(self, name: str) -> list[ModuleType]:
         """Returns the modules from the outermost package to the one of this name."""
         chain: list[ModuleType] = []
-        parts = name.split(".")
-        for length, last in enumerate(parts, 1):
-            prefix = ".".join(parts[:length])
+        for prefix in itertools.accumulate(name.split("."), "{}.{}".format):
             if not self._holds(prefix):
                 raise ModuleNotFoundError(f"No module named {prefix!r}", name=prefix)
-            files = [file for file in siblings(prefix, self._contents.__contains__) if _dotted(file) == prefix]
-            chain.append(self.module(files[0]) if files else self._namespace(prefix))
-            if length > 1:
-                setattr(chain[-2], last, chain[-1])
+            path = prefix.replace(".", "/")
+            files = [file for file in (f"{path}/__init__.py", f"{path}.py") if file in self._contents]
+            package = ModuleType(str(self._folder / path))  # without an __init__.py
+            chain.append(self.module(files[0]) if files else self._modules.setdefault(path, package))
+            if len(chain) > 1:
+                setattr(chain[-2], prefix.rpartition(".")[2], chain[-1])
         return chain
-
-    def _namespace(self, name: str) -> ModuleType:
-        """Returns a package without `__init__.py`."""
-        path = name.replace(".", "/")
-        return self._modules.setdefault(path, ModuleType(str(self._folder / path)))
-
-
-def _dotted(file: str) -> str:
-    return file.removesuffix(".py").removesuffix("/__init__").replace("/", ".")

@@ -44,23 +44,25 @@ def checked(kind: type[T]) -> type[T]:
     hook = "__post_init__" if hasattr(kind, "__post_init__") else "__init__"
     original = getattr(kind, hook)
 
-    def check(self: Any) -> None:
-        for name, hint in field_types(kind).items():
-            value = getattr(self, name)
-            taken = from_table(hint, value, name)
-            if taken is not value:
-                object.__setattr__(self, name, taken)
-
     @functools.wraps(original)
     def hooked(self: Any, *arguments: Any, **fields: Any) -> None:
-        if hook == "__post_init__":
-            check(self)
-        original(self, *arguments, **fields)
         if hook == "__init__":
-            check(self)
+            original(self, *arguments, **fields)
+        for name, value in _converted(self, kind).items():
+            object.__setattr__(self, name, value)
+        if hook == "__post_init__":
+            original(self, *arguments, **fields)
 
     setattr(kind, hook, hooked)
     return kind
+
+
+def _converted(thing: Any, kind: type, where: str = "") -> dict[str, Any]:
+    """Returns the fields of an object that have another value in their declared types. Refuses wrong types."""
+    prefix = f"{where}." if where else ""
+    given = {name: getattr(thing, name) for name in settings(kind)}
+    taken = {name: from_table(hint, given[name], f"{prefix}{name}") for name, hint in field_types(kind).items()}
+    return {name: value for name, value in taken.items() if value is not given[name]}
 
 
 @functools.cache
@@ -129,7 +131,7 @@ def check_configurable(kind: type, role: type, where: str = "") -> None:
     params = getattr(kind, "__dataclass_params__", None)
     own = inspect.get_annotations(kind)
     if params is not None and "__dataclass_params__" not in vars(kind):  # inherited, so its own fields would be none
-        params = None if any(not _is_class_variable(hint) for hint in own.values()) else params
+        params = None if any("ClassVar" not in str(hint) for hint in own.values()) else params
     frozen = any(member.__dataclass_params__.frozen for member in FAMILIES[role].values())  # type: ignore[attr-defined]
     plain = not frozen and not own and kind.__init__ is object.__init__
     if not plain and (params is None or (frozen and not params.frozen)):
@@ -145,80 +147,76 @@ def check_configurable(kind: type, role: type, where: str = "") -> None:
         raise BadInput(f"{who} has a field {taken[0]!r}, which files use to name the class itself; rename the field")
 
 
-def _is_class_variable(hint: Any) -> bool:
-    return (
-        "ClassVar" in hint if isinstance(hint, str) else get_origin(hint) is typing.ClassVar or hint is typing.ClassVar
-    )
-
-
 def from_table(kind: Any, value: Any, where: str = "") -> Any:
     """Returns the object of type `kind` that a table describes. Unknown keys and wrong types are refused by name."""
-    origin, arguments = get_origin(kind), get_args(kind)
+    origin = Callable if kind is Callable else get_origin(kind)
     if kind is Any:
         return value
-    if origin is typing.Annotated:
-        try:
-            return from_table(arguments[0], value, where)
-        except BadInput as error:
-            known = [one.advice for one in arguments[1:] if isinstance(one, Instead) and one.value == value]
-            raise BadInput(" ".join([str(error), *known])) from error
-    if origin in (Union, types.UnionType):
-        return _from_union(arguments, value, where)
-    if origin is Literal:
-        if value not in arguments:
-            choices = ", ".join(repr(a) for a in arguments)
-            raise BadInput(f"{where}: {value!r} is not one of {choices}{nearest(str(value), map(str, arguments))}")
-        return value
-    if origin in (tuple, list, Sequence):
-        if isinstance(value, str | Mapping) or not isinstance(value, Iterable):
-            raise BadInput(f"{where}: expected a list, got {_described(value)}")
-        items = list(value)
-        if origin is not tuple or arguments[1:] == (Ellipsis,):
-            arguments = arguments[:1] * len(items)
-        if len(arguments) != len(items):
-            raise BadInput(f"{where}: expected a list of {len(arguments)}, got {len(items)}")
-        return tuple(from_table(a, item, f"{where}[{i}]") for i, (a, item) in enumerate(zip(arguments, items)))
-    if origin in (dict, Mapping):
-        if not isinstance(value, Mapping):
-            raise BadInput(f"{where}: expected a table, got {_described(value)}")
-        return {key: from_table(arguments[1], item, f"{where}.{key}") for key, item in value.items()}
-    if origin is Callable or kind is Callable or origin is typing.get_origin(Callable[..., Any]):
-        return imported(_plain(str, value, where), where) if not callable(value) else value
     if origin is not None:
-        raise BadInput(f"{where}: a file cannot hold a field of type {kind}; use a number, a string, a list or a table")
+        if origin not in _READERS:
+            raise BadInput(
+                f"{where}: a file cannot hold a field of type {kind}; use a number, a string, a list or a table"
+            )
+        return _READERS[origin](get_args(kind), value, where)
     role = role_of(kind) if isinstance(kind, type) else None
     if role is not None and not (isinstance(value, Mapping) and "name" not in value and is_registered(kind)):
         made = _member_from(role, value, where)
         if not isinstance(made, kind):
             raise BadInput(f"{where}: expected a {kind.__name__}, got a {type(made).__name__}")
         return made
-    if dataclasses.is_dataclass(kind):
-        return value if isinstance(value, typing.cast(type, kind)) else _filled(typing.cast(type, kind), value, where)
+    if dataclasses.is_dataclass(kind) and isinstance(kind, type):
+        return value if isinstance(value, kind) else _filled(kind, value, where)
     return _plain(kind, value, where)
+
+
+def _from_annotated(arguments: tuple[Any, ...], value: Any, where: str) -> Any:
+    try:
+        return from_table(arguments[0], value, where)
+    except BadInput as error:
+        advice = [note.advice for note in arguments[1:] if isinstance(note, Instead) and note.value == value]
+        raise BadInput(" ".join([str(error), *advice])) from error
+
+
+def _from_literal(choices: tuple[Any, ...], value: Any, where: str) -> Any:
+    if value not in choices:
+        hint = nearest(str(value), map(str, choices))
+        raise BadInput(f"{where}: {value!r} is not one of {', '.join(map(repr, choices))}{hint}")
+    return value
+
+
+def _from_list(kinds: tuple[Any, ...], value: Any, where: str) -> tuple[Any, ...]:
+    if isinstance(value, str | Mapping) or not isinstance(value, Iterable):
+        raise BadInput(f"{where}: expected a list, got {_described(value)}")
+    items = list(value)
+    kinds = kinds[:1] * len(items) if kinds[1:] == (Ellipsis,) else kinds
+    if len(kinds) != len(items):
+        raise BadInput(f"{where}: expected a list of {len(kinds)}, got {len(items)}")
+    return tuple(from_table(kind, item, f"{where}[{i}]") for i, (kind, item) in enumerate(zip(kinds, items)))
+
+
+def _from_mapping(kinds: tuple[Any, ...], value: Any, where: str) -> dict[str, Any]:
+    if not isinstance(value, Mapping):
+        raise BadInput(f"{where}: expected a table, got {_described(value)}")
+    return {key: from_table(kinds[1], item, f"{where}.{key}") for key, item in value.items()}
 
 
 def _described(value: Any) -> str:
     return "a table" if isinstance(value, Mapping) else f"{value!r} ({type(value).__name__})"
 
 
+_PLAIN: dict[Any, tuple[type, str]] = {  # what a field takes, and how messages call it
+    int: (numbers.Integral, "a whole number"),
+    float: (numbers.Real, "a number"),
+    str: (str, "a string"),
+    bool: (bool, "true or false"),
+}
+
+
 def _plain(kind: Any, value: Any, where: str) -> Any:
-    if kind in (int, float) and not isinstance(value, bool | int | float):
-        if isinstance(value, numbers.Integral):
-            value = int(value)
-        elif isinstance(value, numbers.Real):
-            value = float(value)
-    if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-        names = {
-            int: "a whole number",
-            float: "a number",
-            str: "a string",
-            bool: "true or false",
-            type(None): "nothing",
-        }
-        raise BadInput(f"{where}: expected {names.get(kind, kind.__name__)}, got {_described(value)}")
-    return value
+    accepted, name = _PLAIN.get(kind, (kind, kind.__name__))
+    if not isinstance(value, accepted) or (isinstance(value, bool) and kind is not bool):
+        raise BadInput(f"{where}: expected {name}, got {_described(value)}")
+    return kind(value) if accepted is not kind and not isinstance(value, kind) else value
 
 
 def _from_union(kinds: tuple[Any, ...], value: Any, where: str) -> Any:
@@ -230,11 +228,24 @@ def _from_union(kinds: tuple[Any, ...], value: Any, where: str) -> Any:
             return from_table(kind, value, where)
         except BadInput as error:
             reasons.append(error)
-            if isinstance(value, Mapping) and (_has_role(kind) or dataclasses.is_dataclass(kind)):
-                raise
-            if hasattr(kind, "shorthand"):  # it reads plain numbers too, so the number itself was refused
+            meant = isinstance(value, Mapping) and (_has_role(kind) or dataclasses.is_dataclass(kind))
+            if meant or hasattr(kind, "shorthand"):  # which reads plain numbers too, so the number was refused
                 raise
     raise reasons[0]
+
+
+_READERS: dict[Any, Callable[[tuple[Any, ...], Any, str], Any]] = {  # by the origin of a type with arguments
+    typing.Annotated: _from_annotated,
+    Union: _from_union,
+    types.UnionType: _from_union,
+    Literal: _from_literal,
+    tuple: _from_list,
+    list: lambda kinds, value, where: _from_list((*kinds, Ellipsis), value, where),
+    Sequence: lambda kinds, value, where: _from_list((*kinds, Ellipsis), value, where),
+    dict: _from_mapping,
+    Mapping: _from_mapping,
+    Callable: lambda _, value, where: value if callable(value) else imported(_plain(str, value, where), where),
+}
 
 
 def _likely(kinds: tuple[Any, ...], value: Any) -> list[Any]:
@@ -242,17 +253,15 @@ def _likely(kinds: tuple[Any, ...], value: Any) -> list[Any]:
     name means a member of a role, and one without means another dataclass. A string with a colon is the path of a
     function."""
     kinds = tuple(kind for kind in kinds if kind is not type(None))
+    named = [kind for kind in kinds if _has_role(kind)]
     if isinstance(value, Mapping):
         kinds = tuple(kind for kind in kinds if get_origin(kind) not in (tuple, list, Sequence)) or kinds
-        named = [kind for kind in kinds if _has_role(kind)]
         plain = [kind for kind in kinds if dataclasses.is_dataclass(kind) and kind not in named]
         if named and plain:
             return named if "name" in value else plain
     if isinstance(value, str):
-        functions = [kind for kind in kinds if get_origin(kind) is Callable]
-        if functions and ":" in value:
+        if ":" in value and (functions := [kind for kind in kinds if get_origin(kind) is Callable]):
             return functions
-        named = [kind for kind in kinds if _has_role(kind)]
         if named and str not in kinds and not any(value in get_args(k) for k in kinds if get_origin(k) is Literal):
             return named
     return list(kinds)
@@ -274,13 +283,13 @@ def _member_from(role: type, value: Any, where: str) -> Any:
     if not isinstance(table, Mapping):
         raise BadInput(f"{where}: expected a table with a name, got {_described(value)}")
     known = {IMPORT: role, **FAMILIES[role]}
-    name = table.get("name")
+    fields = dict(table)
+    name = fields.pop("name", None)
     if name is None:
         raise BadInput(f"{where}: the table has no name; known: {', '.join(sorted(known))}")
     if not isinstance(name, str) or name not in known:
         noun = getattr(role, "noun", role.__name__.lower())
         raise BadInput(f"{where}: unknown {noun} {name!r}{nearest(str(name), known)}")
-    fields = {key: item for key, item in table.items() if key != "name"}
     if name == IMPORT and (known[IMPORT] is role or _names_class_with_fields(role, fields, where)):
         return _imported_member(role, fields, where)
     return _filled(known[name], fields, where)
@@ -316,12 +325,7 @@ def _imported_member(role: type, table: Mapping[str, Any], where: str) -> Any:
 
 def _with_checked_fields(thing: Any, where: str) -> Any:
     """Returns the object with its fields checked and converted, which a class that is not registered has not done."""
-    changed = {}
-    for name, hint in field_types(type(thing)).items():
-        value = getattr(thing, name)
-        taken = from_table(hint, value, f"{where}.{name}" if where else name)
-        if taken is not value:
-            changed[name] = taken
+    changed = _converted(thing, type(thing), where)
     if changed and thing.__dataclass_params__.frozen:
         return dataclasses.replace(thing, **changed)
     for name, value in changed.items():  # in place: an observer's owner may read from it later
@@ -340,15 +344,13 @@ class _UnknownKey(BadInput):
 def _filled(kind: type, table: Any, where: str) -> Any:
     if not isinstance(table, Mapping):
         raise BadInput(f"{where}: expected a table, got {_described(table)}")
-    hints = field_types(kind)
-    fields = settings(kind)
+    hints, fields = field_types(kind), settings(kind)
     prefix = f"{where}." if where else ""
     for key in table:
         if key not in fields:
             raise _UnknownKey(f"{prefix}{key}", key, nearest(key, fields))
     for name, field in fields.items():
-        required = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
-        if required and name not in table:
+        if name not in table and field.default is field.default_factory is dataclasses.MISSING:
             raise BadInput(f"{prefix}{name}: missing")
     try:
         values = {key: from_table(hints[key], value, f"{prefix}{key}") for key, value in table.items()}

@@ -12,16 +12,14 @@ _IMPORT_PATH = re.compile(r"(?P<module>[^:]+):(?P<name>[\w.]+)")
 
 def import_paths(value: Any, key: str = "") -> dict[str, str]:
     """Returns every string of an experiment's table that can name something to import, by its place in the table."""
-    found: dict[str, str] = {}
+    if isinstance(value, str):
+        return {key: value} if _IMPORT_PATH.fullmatch(value) else {}
+    inside: dict[str, Any] = {}
     if isinstance(value, Mapping):
-        for inner, item in value.items():
-            found |= import_paths(item, f"{key}.{inner}" if key else str(inner))
+        inside = {f"{key}.{name}" if key else str(name): item for name, item in value.items()}
     elif isinstance(value, list):
-        for number, item in enumerate(value):
-            found |= import_paths(item, f"{key}[{number}]")
-    elif isinstance(value, str) and _IMPORT_PATH.fullmatch(value):
-        found[key] = value
-    return found
+        inside = {f"{key}[{number}]": item for number, item in enumerate(value)}
+    return {place: path for key, item in inside.items() for place, path in import_paths(item, key).items()}
 
 
 def under(module: str, packages: Sequence[str]) -> bool:

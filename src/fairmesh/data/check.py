@@ -205,13 +205,19 @@ def check_sites(sites: Sequence[Site]) -> Iterator[Finding]:
     named = {site.name or f"node {i}": site for i, site in enumerate(sites)}
     train = {name: Samples.of(site.train, name) for name, site in named.items()}
     test = {name: Samples.of(site.test, name) for name, site in named.items() if site.test is not None}
-    columns = {name: _columns_of(site) for name, site in named.items()}
+    tables = {name: getattr(site.table, "preprocessing", None) for name, site in named.items()}
+    columns = {
+        name: [len(column.inputs) for column in table.columns] if table else [] for name, table in tables.items()
+    }
     yield from _duplicates(train, test, columns)
-    for name, samples in train.items():
-        yield from _classes(name, samples, test.get(name))
     for name in named:
         if name not in test:
             yield Finding("warning", "no test rows", f"{name} has no test rows, so that it will not be measured")
+        for kind, samples in (("training", train[name]), ("test", test.get(name))):
+            labels = None if samples is None or len(samples) < 2 else samples.labels
+            if labels is not None and len(labels.unique()) == 1:
+                said = f"the {len(labels):,} {kind} rows of {name} are all of one class; is the label column right?"
+                yield Finding("warning", "single class", f"{said} Some metrics are not defined there")
     few = {name: len(samples) for name, samples in test.items() if len(samples) < FEW_TEST_ROWS}
     if few:
         said = listed([f"{name} ({count})" for name, count in few.items()], _SHOWN)
@@ -227,33 +233,12 @@ def check_sites(sites: Sequence[Site]) -> Iterator[Finding]:
     if len(labels) == len(train):
         counts = sum((Counter(one.tolist()) for one in labels), Counter())
         total = sum(counts.values())
+        names = dict(enumerate(map(repr, getattr(next(iter(tables.values())), "classes", ()))))
         for label, count in sorted(counts.items()):
             if count < _RARE * total and len(counts) <= _FEW_VALUES:
-                yield Finding(
-                    "warning",
-                    "rare class",
-                    f"{_class_name(sites, label)} has {count:,} of {total:,} training rows ({count / total:.1%}); "
-                    "accuracy hides how it does: look at balanced accuracy, or weigh classes in the loss",
-                )
-
-
-def _class_name(sites: Sequence[Site], label: int) -> str:
-    table = sites[0].table
-    classes = () if table is None or table.preprocessing is None else table.preprocessing.classes
-    return f"class {classes[label]!r}" if label < len(classes) else f"class {label}"
-
-
-def _classes(name: str, train: Samples, test: Samples | None) -> Iterator[Finding]:
-    for what, samples in (("training", train), ("test", test)):
-        if samples is None or samples.labels is None or len(samples) < 2:
-            continue
-        if len(samples.labels.unique()) == 1:
-            yield Finding(
-                "warning",
-                "single class",
-                f"the {len(samples):,} {what} rows of {name} are all of one class; is the label column right? Some "
-                "metrics are not defined there",
-            )
+                said = f"class {names.get(label, label)} has {count:,} of {total:,} training rows ({count / total:.1%})"
+                advice = "accuracy hides how it does: look at balanced accuracy, or weigh classes in the loss"
+                yield Finding("warning", "rare class", f"{said}; {advice}")
 
 
 def _duplicates(
@@ -267,80 +252,59 @@ def _duplicates(
         columns: How many inputs each column of a table became, by site.
     """
     where: dict[bytes, set[str]] = defaultdict(set)
-    keys = {name: _keys(samples) for name, samples in train.items()}
-    for name, mine in keys.items():
-        again = len(mine) - len(set(mine))
-        if again:
-            said = f"{again:,} of {len(mine):,} training rows of {name} repeat others; remove them if they are mistakes"
-            yield Finding("warning", "duplicate rows", said)
-        for key in mine:
+    for name, samples in train.items():
+        keys = _keys(samples)
+        for key in keys:
             where[key].add(name)
+        if again := len(keys) - len(set(keys)):
+            said = f"{again:,} of {len(keys):,} training rows of {name} repeat others; remove them if they are mistakes"
+            yield Finding("warning", "duplicate rows", said)
     shared = Counter(tuple(sorted(names)) for names in where.values() if len(names) > 1)
     for names, count in shared.most_common(_SHOWN):
         first, second, *_ = names
-        chance = _by_chance(train[first], train[second], columns[first])
-        why = _CHANCE if _is_chance(count, chance, len(train) ** 2) else "did they copy?"
-        yield Finding(
-            "warning", "same rows at sites", f"{count:,} training rows are the same at {listed(names, _SHOWN)}; {why}"
-        )
-    done: dict[int, list[bytes]] = {}
+        chance = _is_chance(count, train[first], train[second], columns[first], len(train) ** 2)
+        said = f"{count:,} training rows are the same at {listed(names, _SHOWN)}"
+        yield Finding("warning", "same rows at sites", f"{said}; {_CHANCE if chance else 'did they copy?'}")
     for name, samples in test.items():
-        judge = done.setdefault(id(samples.inputs), _keys(samples))
-        here, elsewhere = 0, Counter[str]()
-        for key in judge:
-            here += name in where.get(key, ())
-            elsewhere.update(where.get(key, set()) - {name})
-        if here:
-            severity = _severity(here, samples, train[name], columns[name], len(train))
-            why = "so that its metrics are too good; remove duplicates before the split"
-            yield Finding(
-                severity,
-                "test rows in training",
-                f"{here:,} of {len(judge):,} test rows of {name} are also among its training rows"
-                + (f", {why}" if severity == "error" else f"; {_CHANCE}"),
-            )
-        if elsewhere:
-            other, count = elsewhere.most_common(1)[0]
-            severity = _severity(count, samples, train[other], columns[name], len(train) ** 2)
-            why = "remove them at one of the two" if severity == "error" else _CHANCE
-            yield Finding(
-                severity,
-                "test rows in training",
-                f"{count:,} of {len(judge):,} test rows of {name} are among the training rows of {other}; {why}",
-            )
+        test_keys = _keys(samples)
+        holders = Counter(holder for key in test_keys for holder in where.get(key, ()))
+        copies = {name: holders.pop(name, 0), **dict(holders.most_common(1))}
+        for holder, count in copies.items():
+            looks = len(train) if holder == name else len(train) ** 2
+            few = count <= _BY_CHANCE * len(samples)  # they do not mislead
+            if not count:
+                continue
+            severity, why = "warning", _CHANCE
+            if not few and not _is_chance(count, samples, train[holder], columns[name], looks):
+                severity, why = "error", "so that metrics are too good; remove copies before the split, or at one site"
+            whose = "its training rows" if holder == name else f"the training rows of {holder}"
+            said = f"{count:,} of {len(test_keys):,} test rows of {name} are also among {whose}"
+            yield Finding(severity, "test rows in training", f"{said}; {why}")
 
 
-def _severity(
-    count: int, test: Samples, train: Samples, columns: Sequence[int], sites: int
-) -> Literal["error", "warning"]:
-    """Returns how bad a number of test rows in training is: a few, or as many as chance gives, do not mislead."""
-    if count <= _BY_CHANCE * len(test):
-        return "warning"
-    return "warning" if _is_chance(count, _by_chance(test, train, columns), sites) else "error"
+def _is_chance(count: int, rows: Samples, train: Samples, columns: Sequence[int], looks: int) -> bool:
+    """Returns whether that many rows may equal a training row by chance, in one of these looks. One or two say nothing.
 
-
-def _is_chance(count: int, expected: float, looks: int) -> bool:
-    """Returns whether that many rows may be equal by chance, in one of these looks. One or two say nothing. Columns
-    that depend on each other give more than expected of independent ones, hence the factor."""
-    return count < _COPIES or bool(expected > 0 and pdtrc(count - 1, 2 * expected) > _UNLIKELY / looks)
-
-
-def _by_chance(test: Samples, train: Samples, columns: Sequence[int]) -> float:
-    """Returns how many test rows would equal a training row if every column were drawn by itself, with the values that
-    the training rows have.
+    It compares with rows of which every column is drawn by itself, with the values that the training rows have. Columns
+    that depend on each other give more than expected of independent ones, hence the factor.
 
     Args:
-        test: The test rows, or the rows of another site.
+        count: How many are equal.
+        rows: The test rows, or the rows of another site.
         train: The training rows.
         columns: How many inputs each column of a table became; with none, every input is a column.
+        looks: How often such rows are looked for.
     """
-    inputs, others = (_by_column(samples.some(), columns) for samples in (train, test))
+    if count < _COPIES:
+        return True
+    inputs, others = (_by_column(samples.some(), columns) for samples in (train, rows))
     logs = np.zeros(len(others[0]))
-    for mine, theirs in zip(inputs, others):
-        counts = Counter(map(bytes, np.ascontiguousarray(mine)))
+    for values, theirs in zip(inputs, others):
+        counts = Counter(map(bytes, np.ascontiguousarray(values)))
         found = np.array([counts[bytes(row)] for row in np.ascontiguousarray(theirs)])
-        logs += np.log(np.maximum(found - 1, 1e-300) / len(mine))  # without the row that may be a copy
-    return float(-np.expm1(len(inputs[0]) * np.log1p(-np.minimum(np.exp(logs), 1 - 1e-12))).sum())
+        logs += np.log(np.maximum(found - 1, 1e-300) / len(values))  # without the row that may be a copy
+    expected = float(-np.expm1(len(inputs[0]) * np.log1p(-np.minimum(np.exp(logs), 1 - 1e-12))).sum())
+    return bool(expected > 0 and pdtrc(count - 1, 2 * expected) > _UNLIKELY / looks)
 
 
 def _by_column(samples: Samples, columns: Sequence[int]) -> list[np.ndarray]:
@@ -353,13 +317,6 @@ def _by_column(samples: Samples, columns: Sequence[int]) -> list[np.ndarray]:
 
 def _flat(tensor: Tensor) -> np.ndarray:
     return tensor.reshape(len(tensor), -1).contiguous().numpy()
-
-
-def _columns_of(site: Site) -> list[int]:
-    """Returns how many inputs each column of a site's table became; nothing for other data."""
-    table = site.table
-    known = None if table is None else table.preprocessing
-    return [] if known is None else [len(column.inputs) for column in known.columns]
 
 
 def _keys(samples: Samples) -> list[bytes]:

@@ -73,12 +73,12 @@ class Column:
     @property
     def range(self) -> str:
         """Returns the plausible range in words."""
-        unit = f" {self.unit}" if self.unit else ""
-        if self.min is None and self.max is None:
-            return f"any number{unit}"
         if self.min is None or self.max is None:
-            return f"at least {self.min:g}{unit}" if self.max is None else f"at most {self.max:g}{unit}"
-        return f"{self.min:g} to {self.max:g}{unit}"
+            ends = {"at least": self.min, "at most": self.max}
+            said = " ".join(f"{words} {end:g}" for words, end in ends.items() if end is not None) or "any number"
+        else:
+            said = f"{self.min:g} to {self.max:g}"
+        return f"{said} {self.unit}".rstrip()
 
     @property
     def kind(self) -> Kind:
@@ -127,21 +127,19 @@ class Column:
     def implausible(self, numbers: np.ndarray, where: str) -> list[str]:
         """Returns what is wrong with the numbers that are there."""
         known = np.isfinite(numbers)
-        broken = known & (numbers != np.round(numbers)) if self.type == "whole" else np.zeros_like(known)
+        broken = known & (numbers != np.round(numbers))
         low, high = -math.inf if self.min is None else self.min, math.inf if self.max is None else self.max
         outside = known & ((numbers < low) | (numbers > high))
         wrong = []
-        if broken.any():
+        if self.type == "whole" and broken.any():
             wrong.append(
                 f"{where}, {rows_in_words(broken)}: {numbers[broken][0]:g}, but the contract says whole numbers; is it "
                 "another column?"
             )
         if outside.any():
-            advice = (
-                "most rows are outside, so it is probably another unit or another column: convert it"
-                if outside.sum() > known.sum() / 2
-                else "correct the values"
-            )
+            most = outside.sum() > known.sum() / 2
+            unit = "most rows are outside, so it is probably another unit or another column: convert it"
+            advice = unit if most else "correct the values"
             wrong.append(
                 f"{where}, {rows_in_words(outside)}: {numbers[outside][0]:g}, but the contract says {self.range}; "
                 f"{advice}, or, if the values are right, ask the founder to widen the range"

@@ -66,11 +66,8 @@ class Arrays:
             return [f"{where}: inputs are {dtype}, but the contract says {self.dtype}; convert them"]
         values = inputs.reshape(len(inputs), -1).double()
         numbers = Column("inputs", unit=self.unit, min=self.min, max=self.max)
-        for end in (values.amin(1), values.amax(1)):
-            wrong = numbers.implausible(end.numpy(), where)
-            if wrong:
-                return wrong
-        return []
+        ends = (values.amin(1), values.amax(1))
+        return next(filter(None, (numbers.implausible(end.numpy(), where) for end in ends)), [])
 
 
 @checked
@@ -113,13 +110,18 @@ class Contract:
                 raise BadInput(f"column {column.name!r} is an input, so it is a number or a category, not a label")
             if column.classes and isinstance(column.fill, str) and column.fill not in (MEAN, *column.classes):
                 raise BadInput(f'column {column.name!r}: fill is one of its classes or "{MEAN}", got {column.fill!r}')
-        for column in (*self.columns, *filter(None, [self.target])):
+        for column in self._every_column:
             if column.has_classes and not column.classes:
                 raise BadInput(f"column {column.name!r} of type {column.type} needs classes; list them")
-        if self.target is not None and self.target.type in ("yes-no", "date", "category"):
-            raise BadInput(f'target {self.target.name!r} is a "number", "whole" or a "label", not {self.target.type}')
-        if self.target is not None and (self.target.name in names or self.target.fill is not None):
-            raise BadInput(f"target {self.target.name!r} is not an input, and no target may be missing")
+        target = self.target
+        if target is not None and target.type in ("yes-no", "date", "category"):
+            raise BadInput(f'target {target.name!r} is a "number", "whole" or a "label", not {target.type}')
+        if target is not None and (target.name in names or target.fill is not None):
+            raise BadInput(f"target {target.name!r} is not an input, and no target may be missing")
+
+    @property
+    def _every_column(self) -> tuple[Column, ...]:
+        return self.columns if self.target is None else (*self.columns, self.target)
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -152,19 +154,18 @@ class Contract:
 
     def _settings(self, name: Any) -> dict[str, Any]:
         """Returns what the contract says about the settings of a kind of source."""
-        target, found = self.target, dict[str, Any]()
+        settings: dict[str, Any] = {}
         if name == "table":
             if not self.columns:
                 raise BadInput("data is a table, but the experiment's contract has no columns; add them")
-            found = {"inputs": [column.name for column in self.columns], "standardize": self.standardize}
-            if target is not None:
-                predict = "labels" if target.type == "label" else "numbers"
-                found |= {"target": target.name, "predict": predict, "classes": list(target.classes)}
+            settings = {"inputs": [column.name for column in self.columns], "standardize": self.standardize}
+            if self.target is not None:
+                predict = "labels" if self.target.type == "label" else "numbers"
+                settings |= {"target": self.target.name, "predict": predict, "classes": list(self.classes)}
         if name == "image-folder":
-            found |= {"classes": list(self.classes)} if self.classes else {}
-            if self.inputs is not None and self.inputs.shape is not None:
-                found["size"] = list(self.inputs.shape[-2:])
-        return found
+            settings |= {"classes": list(self.classes)} if self.classes else {}
+            settings |= {"size": list(self.inputs.shape[-2:])} if self.inputs and self.inputs.shape else {}
+        return settings
 
     def _loaded(self, data: Data) -> list[Site]:
         inner = getattr(data, "data", None)
@@ -183,36 +184,30 @@ class Contract:
     def _prepared(self, columns: Mapping[str, np.ndarray], file: str) -> dict[str, np.ndarray]:
         """Returns the columns of a table, of which those in the contract are checked."""
         done, wrong = dict(columns), []
-        for column in (*self.columns, *filter(None, [self.target])):
-            if column.name not in columns:
-                wrong.append(
-                    f"{file} has no column {column.name!r}, which the contract lists{nearest(column.name, columns)}; "
-                    "rename or add it"
-                )
-                continue
-            done[column.name], found = column.read(columns[column.name], file)
-            wrong += found
+        for column in self._every_column:
+            name = column.name
+            if name in columns:
+                done[name], complaints = column.read(columns[name], file)
+                wrong += complaints
+            else:
+                hint = nearest(name, columns)
+                wrong.append(f"{file} has no column {name!r}, which the contract lists{hint}; rename or add it")
         refuse(wrong)
         return done
 
     def checked(self, sites: Sequence[Site]) -> list[Site]:
         """Returns sites whose samples have no names, checked and as the model sees them. Columns are matched by
         position."""
-        done: dict[int, Any] = {}
-
-        def taken(samples: Any, where: str) -> Any:
-            if samples is not None and id(samples) not in done:
-                done[id(samples)] = self._taken(Samples.of(samples, where), where).parts()
-            return None if samples is None else done[id(samples)]
-
+        done: dict[int, Any] = {id(None): None}  # sites that share a set share what is made of it
         made = []
         for i, site in enumerate(sites):
-            name = site.name or f"site {i}"
-            parts = {
-                part: taken(getattr(site, part), f"{name}, {'training' if part == 'train' else part} samples")
-                for part in ("train", "test", "validation", "reserved")
-            }
-            made.append(replace(site, **parts))
+            sets = {"training": site.train, "test": site.test, "validation": site.validation, "reserved": site.reserved}
+            for kind, samples in sets.items():
+                if id(samples) not in done:
+                    where = f"{site.name or f'site {i}'}, {kind} samples"
+                    done[id(samples)] = self._taken(Samples.of(samples, where), where).parts()
+            train, test, validation, reserved = (done[id(samples)] for samples in sets.values())
+            made.append(replace(site, train=train, test=test, validation=validation, reserved=reserved))
         return made
 
     def _taken(self, samples: Samples, where: str) -> Samples:
@@ -226,16 +221,15 @@ class Contract:
         if self.columns and samples.stream is not None:
             raise BadInput(f"{where}: a contract with columns needs samples in memory; give arrays, or use inputs")
         if self.columns:
-            shape = tuple(inputs.shape[1:])
-            if shape != (len(self.columns),):
+            shape = list(inputs.shape[1:])
+            if shape != [len(self.columns)]:
                 names = ", ".join(column.name for column in self.columns)
-                refuse([f"{where}: a sample has the shape {list(shape)}, but the contract has the columns {names}"])
+                raise BadInput(f"{where}: a sample has the shape {shape}, but the contract has the columns {names}")
             self._refuse_unlike_arrays(where)
             read = [column.read(inputs[:, k].numpy(), where) for k, column in enumerate(self.columns)]
-            wrong += [one for _, found in read for one in found]
-            dtype = inputs.dtype if inputs.is_floating_point() else torch.get_default_dtype()
+            refuse([complaint for _, complaints in read for complaint in complaints])
             scaled = [column.scaled(values) for column, (values, _) in zip(self.columns, read)]
-            refuse(wrong)
+            dtype = inputs.dtype if inputs.is_floating_point() else torch.get_default_dtype()
             inputs = torch.from_numpy(np.stack(scaled, axis=1)).to(dtype)
         wrong += self._target_complaints(looked_at.targets, where)
         refuse(wrong)

@@ -5,7 +5,7 @@ import math
 import shlex
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -32,15 +32,9 @@ _IDENTIFIER = "# This looks like an identifier: a different whole number in ever
 Setting = tuple[str, Any, str]  # key, value and a comment; a key of "#" for a comment alone
 
 
-class Draft(NamedTuple):
-    """A [contract] section, and the columns in it that are numbers but look like identifiers."""
-
-    text: str
-    identifiers: Sequence[str] = ()
-
-
-def drafted(data: Data, without: Sequence[str] = ()) -> Draft:
-    """Returns the [contract] section that some data fulfils, to be edited: ranges are a little wider than seen.
+def drafted(data: Data, without: Sequence[str] = ()) -> tuple[str, list[str]]:
+    """Returns the [contract] section that some data fulfils, to be edited: ranges are a little wider than seen. Also
+    returns the columns in it that are numbers but look like identifiers.
 
     Args:
         data: The data.
@@ -50,10 +44,10 @@ def drafted(data: Data, without: Sequence[str] = ()) -> Draft:
         return _of_table(data, without)
     if without:
         raise BadInput(f"--without {without[0]}: only a table has columns, and this data is not one")
-    return Draft(_of_arrays(data))
+    return _of_arrays(data), []
 
 
-def _of_table(table: Table, without: Sequence[str]) -> Draft:
+def _of_table(table: Table, without: Sequence[str]) -> tuple[str, list[str]]:
     columns = table.read()
     for name in without:
         if name == table.target or name not in columns:
@@ -71,7 +65,7 @@ def _of_table(table: Table, without: Sequence[str]) -> Draft:
         sections += [_IDENTIFIER] if name in identifiers else []
         sections.append(_section("[[contract.columns]]", settings) + "\n")
     sections.append(_section("[contract.target]", _target_settings(table, columns[table.target])))
-    return Draft("\n".join(sections), identifiers)
+    return "\n".join(sections), identifiers
 
 
 def _section(heading: str, settings: Iterator[Setting]) -> str:
@@ -181,13 +175,8 @@ def _of_arrays(data: Data) -> str:
         raise BadInput("data: samples have several inputs or targets, which a contract cannot describe")
     ends = np.array([float(end) for one in samples for end in (one.inputs.min(), one.inputs.max())])
     low, high = (0.0, 255.0) if inputs.dtype == torch.uint8 else _wider(ends, not inputs.is_floating_point())
-    settings = {
-        "shape": list(inputs.shape[1:]),
-        "dtype": str(inputs.dtype).removeprefix("torch."),
-        "min": low,
-        "max": high,
-        "unit": "",
-    }
+    form = {"shape": list(inputs.shape[1:]), "dtype": str(inputs.dtype).removeprefix("torch.")}
+    settings = form | {"min": low, "max": high, "unit": ""}
     sections = ["# The range is wider than that seen: correct it, and say in unit what the numbers are."]
     sections.append(_section("[contract.inputs]", ((key, value, "") for key, value in settings.items())))
     if not targets[0].is_floating_point() and targets[0].ndim == 1:

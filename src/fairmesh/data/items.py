@@ -10,7 +10,6 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from fairmesh.errors import BadInput
-from fairmesh.numerics import trees
 from fairmesh.numerics.trees import Tree
 
 TARGET_NAMES = ("labels", "label", "targets", "target")  # of the target in samples with names, if it is not given
@@ -138,10 +137,3 @@ def _is_numbers(value: Any) -> bool:
     while isinstance(value, list) and value:
         value = value[0]
     return isinstance(value, int | float)
-
-
-def tensors_of(item: Any) -> list[Any]:
-    """Returns inputs and target of one collated item, without its subgroup or any text."""
-    parts = item.values() if isinstance(item, Mapping) else item[:2]
-    found = [one for part in parts for one in (trees.leaves(part) if isinstance(part, Mapping | list) else [part])]
-    return [part for part in found if isinstance(part, Tensor)]

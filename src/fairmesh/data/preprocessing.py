@@ -22,6 +22,8 @@ from fairmesh.data.site import Site
 from fairmesh.data.tables import (
     LARGEST,
     NAME_AT_MOST,
+    Kind,
+    absent,
     column_of,
     encoded,
     no_value,
@@ -242,27 +244,22 @@ def _sums(row: Sequence[Any]) -> Sums:
     return Sums(known, missing, float(mean), float(squares), _texts(names))
 
 
-def _sums_of_numbers(numbers: np.ndarray) -> Sums:
-    gone = np.isnan(numbers)
-    known, missing = numbers[~gone], int(gone.sum())
-    if missing < FEWEST:
-        missing = 0
-    values, counts = np.unique(known, return_counts=True)
+def _sums_of(column: np.ndarray, kind: Kind) -> Sums:
+    """Returns what a site tells about a column, as `encoded` returns it."""
+    known = column[~absent(column)]
+    missing = len(column) - len(known)
+    missing = missing if missing >= FEWEST else 0
+    values, counts = np.unique(known.astype(str) if kind == "category" else known, return_counts=True)
+    frequent = values[counts >= FEWEST]
+    if kind == "category":
+        return Sums(missing=missing, names=tuple(frequent.tolist()))
     if len(values) <= 2:
-        known = known[np.isin(known, values[counts >= FEWEST])]
+        known = known[np.isin(known, frequent)]
     if len(known) < FEWEST:
         return Sums(missing=missing)
     mean = math.fsum(known.tolist()) / len(known)  # exact sums do not depend on the order of the rows
     squares = math.fsum(np.square(known - mean).tolist())
-    return Sums(len(numbers) - missing, missing, mean, squares * (len(numbers) - missing) / len(known))
-
-
-def _sums_of_categories(texts: np.ndarray) -> Sums:
-    known = np.array([text for text in texts.tolist() if text is not None], str)
-    missing = len(texts) - len(known)
-    names, counts = np.unique(known, return_counts=True) if len(known) else (np.array([], str), np.array([], int))
-    told = tuple(names[counts >= FEWEST].tolist())
-    return Sums(missing=missing if missing >= FEWEST else 0, names=told)
+    return Sums(len(column) - missing, missing, mean, squares * (len(column) - missing) / len(known))
 
 
 def table_sums(
@@ -276,13 +273,12 @@ def table_sums(
         target: The targets of the training rows, if they are numbers.
         labels: The labels that the site has in all its rows, if targets are labels. Default: ().
     """
-    sums_of_columns = []
-    for column in plan.columns:
-        read = _sums_of_categories if column.kind == "category" else _sums_of_numbers
-        sums_of_columns.append(Sums() if plan.is_fixed(column) else read(columns[column.name]))
+    sums_of_columns = [
+        Sums() if plan.is_fixed(column) else _sums_of(columns[column.name], column.kind) for column in plan.columns
+    ]
     sums_of_target = Sums(names=() if plan.target.classes else tuple(labels))
     if plan.target.name in plan.by_sites:
-        sums_of_target = _sums_of_numbers(np.asarray(target, np.float64))
+        sums_of_target = _sums_of(np.asarray(target, np.float64), "number")
     return TableSums(plan, tuple(sums_of_columns), sums_of_target)
 
 
@@ -317,15 +313,12 @@ class FittedColumn(Column):
 
     def transform(self, values: np.ndarray, where: str) -> np.ndarray:
         """Returns the inputs (rows, inputs) in float64, from values as `encoded` returns them."""
-        of_categories = self.kind == "category"
-        missing = np.array([value is None for value in values], bool) if of_categories else np.isnan(values)
+        missing = absent(values)
         if self.required and missing.any():
             raise BadInput(no_value(where, self.name, missing))
         filled = values if self.constant is None else np.where(missing, self.constant, values)
-        if of_categories:
-            known = np.zeros((len(values), len(self.classes)), bool)
-            for k, name in enumerate(self.classes):
-                known[:, k] = filled == name
+        if self.kind == "category":
+            known = filled[:, None] == np.array(self.classes, object)
             marked = missing if self.indicator and self.constant is None else np.zeros_like(missing)
             parts = [known, (~known.any(1) & ~marked)[:, None]]
         else:
@@ -374,8 +367,13 @@ class Preprocessing:
         """
         plan = _common_plan({site: one.plan for site, one in sums.items()})
         by_name = [{c.name: s for c, s in zip(one.plan.columns, one.columns)} for one in sums.values()]
-        columns = [_fitted_column(column, [sums[column.name] for sums in by_name], plan) for column in plan.columns]
-        return Preprocessing(tuple(columns), _fitted_target(plan, [one.target for one in sums.values()]))
+        columns = []
+        for column in plan.columns:
+            told = [sums_of_site[column.name] for sums_of_site in by_name]
+            any_missing = not plan.is_fixed(column) and any(one.missing for one in told)
+            indicator = plan.indicators and any_missing and not column.required
+            columns.append(FittedColumn(**vars(_fitted(column, told, plan)), indicator=indicator))
+        return Preprocessing(tuple(columns), _fitted(plan.target, [one.target for one in sums.values()], plan))
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -397,9 +395,8 @@ class Preprocessing:
         Raises:
             BadInput: A column is missing, or a value cannot be read; the message names column and row.
         """
-        read = {
-            one.name: encoded(column_of(columns, one.name, where), one.kind, one.name, where) for one in self.columns
-        }
+        given = {column: column_of(columns, column.name, where) for column in self.columns}
+        read = {column.name: encoded(values, column.kind, column.name, where) for column, values in given.items()}
         return self.transform_encoded(read, where)
 
     def transform_encoded(self, columns: Mapping[str, np.ndarray], where: str = "the table") -> np.ndarray:
@@ -423,8 +420,7 @@ class Preprocessing:
     def to_json(self) -> str:
         """Returns it as JSON text, which describes itself."""
         columns = [_described(column) | {"indicator": column.indicator} for column in self.columns]
-        name, kind, classes = self.target.name, self.target.type, self.target.classes
-        target = {"name": name, "kind": kind, "classes": classes}
+        target = {"name": self.target.name, "kind": self.target.type, "classes": self.classes}
         target |= {"center": self.target.center, "scale": self.target.scale}
         table = {"format": _FORMAT, "how": _HOW, "inputs": self.inputs, "columns": columns, "target": target}
         return json.dumps(table, indent=1, ensure_ascii=False) + "\n"
@@ -442,17 +438,21 @@ class Preprocessing:
                 raise BadInput(f"preprocessing of format {table['format']}, but this version reads {_FORMAT}")
             columns = [FittedColumn(**vars(_column(row)), indicator=row["indicator"]) for row in table["columns"]]
             target = dict(table["target"])
-            predicted = Column(type=target.pop("kind"), **target)
+            return Preprocessing(tuple(columns), Column(type=target.pop("kind"), **target))
+        except BadInput:
+            raise
         except (KeyError, TypeError, ValueError) as error:
-            if isinstance(error, BadInput):
-                raise
             raise BadInput(f"this is not a preprocessing.json: {error}") from error
-        return Preprocessing(tuple(columns), predicted)
 
     def in_words(self) -> list[str]:
         """Returns what it does, in sentences."""
-        said = [f"{len(self.columns)} columns become {len(self.inputs)} inputs"]
-        scaled, as_they_are, categories, missing = [], [], [], []
+        groups: dict[str, list[str]] = {
+            "numbers, scaled by one mean and spread for all sites": [],
+            "numbers, used as they are": [],
+            "categories, one input each and one for all others": [],
+            "missing values are filled and marked by an input": [],
+        }
+        scaled, as_they_are, categories, missing = groups.values()
         for column in self.columns:
             name = column.name if column.kind == "number" else f"{column.name} ({column.kind})"
             if column.kind == "category":
@@ -462,20 +462,13 @@ class Preprocessing:
             if column.indicator:
                 fill = column.constant if isinstance(column.fill, str) else f"{column.fill:.4g}"
                 missing.append(f"{column.name} ({fill})" if fill else column.name)
-        for how, names in {
-            "numbers, scaled by one mean and spread for all sites": scaled,
-            "numbers, used as they are": as_they_are,
-            "categories, one input each and one for all others": categories,
-            "missing values are filled and marked by an input": missing,
-        }.items():
-            said += [f"{how}: {listed(names)}"] if names else []
+        said = [f"{len(self.columns)} columns become {len(self.inputs)} inputs"]
+        said += [f"{how}: {listed(names)}" for how, names in groups.items() if names]
         target = self.target
         if target.type == "label":
             said.append(f"{target.name} has the classes {listed(target.classes)}")
         elif target.scale != 1.0:
-            said.append(
-                f"{target.name} is a number; the loss is measured in multiples of its spread, {target.scale:.3g}"
-            )
+            said.append(f"{target.name} is a number; the loss counts in multiples of its spread, {target.scale:.3g}")
         return said
 
 
@@ -519,25 +512,16 @@ def _moments(sums: Sequence[Sums]) -> tuple[float, float]:
     return float(mean), spread if spread > 1e-12 * abs(float(mean)) else 1.0
 
 
-def _fitted_column(column: Column, sums: Sequence[Sums], plan: Plan) -> FittedColumn:
-    any_missing = not plan.is_fixed(column) and any(told.missing for told in sums)
-    indicator = plan.indicators and any_missing and not column.required
-    fill = column.fill
-    if column.kind == "category":
-        classes = column.classes or tuple(sorted({name for told in sums for name in told.names}))
-        return FittedColumn(column.name, "category", classes=classes, fill=fill, indicator=indicator)
+def _fitted(column: Column, sums: Sequence[Sums], plan: Plan) -> Column:
+    """Returns a column with the classes, the center, the scale and the fill that follow from all sites' sums."""
+    if column.has_classes:
+        names = {name for told in sums for name in told.names}
+        in_files = in_order(names) if column.type == "label" else tuple(sorted(names))
+        return Column(column.name, column.type, classes=column.classes or in_files, fill=column.fill)
     mean, spread = _moments(sums)
     center, scale = (mean, spread) if column.name in plan.by_sites else (column.center, column.scale)
-    fill = mean if fill == MEAN else fill
-    return FittedColumn(column.name, column.kind, fill=fill, center=center, scale=scale, indicator=indicator)
-
-
-def _fitted_target(plan: Plan, sums: Sequence[Sums]) -> Column:
-    name, classes = plan.target.name, plan.target.classes
-    if plan.target.type == "label":
-        return Column(name, "label", classes=classes or in_order({label for told in sums for label in told.names}))
-    center, scale = _moments(sums) if name in plan.by_sites else (0.0, 1.0)
-    return Column(name, "number", center=center, scale=scale)
+    fill = mean if column.fill == MEAN else column.fill
+    return Column(column.name, column.kind, fill=fill, center=center, scale=scale)
 
 
 def in_order(labels: Sequence[str] | set[str]) -> tuple[str, ...]:
@@ -597,7 +581,7 @@ class SiteTable:
         `number_names`; a missing one is the mean of the column."""
         rows = (self.rows or {})["train"]
         found = np.stack([self.columns[name][rows] for name in self.number_names] or [np.zeros(len(rows))], axis=1)
-        known = ~np.isnan(found)
+        known = ~absent(found)
         means = np.where(known, found, 0.0).sum(0) / np.maximum(known.sum(0), 1)
         return np.where(known, found, means)
 
@@ -650,8 +634,9 @@ def refitted(site: Site, preprocessing: Preprocessing, done: dict[int, Any] | No
     """Returns a site of a table with its samples made by this preprocessing."""
     table: SiteTable = site.table
     done = {} if done is None else done
-    for rows in (table.rows or {}).values():
+    parts = {}
+    for part, rows in (table.rows or {}).items():
         if id(rows) not in done:
             done[id(rows)] = table.samples(rows, preprocessing)
-    parts = {part: done[id(rows)] for part, rows in (table.rows or {}).items()}
+        parts[part] = done[id(rows)]
     return replace(site, table=replace(table, preprocessing=preprocessing), reserved=None, **parts)

@@ -80,8 +80,4 @@ def _reserved(i: int, site: Site, share: float) -> Site:
         kept, away = Samples.elsewhere(count - taken, rows), Samples.elsewhere(taken, rows)
         return dataclasses.replace(site, train=kept, reserved=away)
     away = spread_over(order_by_class(rows, "reserved rows"), taken)
-    return dataclasses.replace(
-        site,
-        train=rows.take(~away),
-        reserved=rows.take(away),
-    )
+    return dataclasses.replace(site, train=rows.take(~away), reserved=rows.take(away))

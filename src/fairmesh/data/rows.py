@@ -40,7 +40,7 @@ class Rows:
         order: Tensor | None = None,
         change: Callable[[Tensor], Tensor] | None = None,
     ):
-        self._device, self._order = device, order
+        self._order = order
         self._apart = list(sets) if stays_apart(sets, device) else None
         if self._apart is not None:
             self._ends = torch.tensor([trees.length(one) for one in sets]).cumsum(0)
@@ -55,35 +55,20 @@ class Rows:
             return trees.mapped(lambda part: part.index_select(0, chosen), self._whole)
         chosen = chosen if self._order is None else self._order[chosen]
         owner = torch.bucketize(chosen, self._ends, right=True)
-        found = trees.mapped(lambda part: part.new_empty(len(chosen), *part.shape[1:]), self._apart[0])
+        parts, places = [], []
         for k in owner.unique().tolist():
-            mine = (owner == k).nonzero().flatten()
+            place = (owner == k).nonzero().flatten()
             first = int(self._ends[k]) - trees.length(self._apart[k])
-            rows = chosen[mine] - first
-
-            def fill(into: Tensor, part: Tensor, mine: Tensor = mine, rows: Tensor = rows) -> Tensor:
-                return into.index_copy_(0, mine, part.index_select(0, rows))
-
-            trees.mapped(fill, found, self._apart[k])
-        return found
+            parts.append(trees.at(self._apart[k], chosen[place] - first))
+            places.append(place)
+        return trees.at(trees.joined(parts), torch.cat(places).argsort())
 
     def between(self, start: int, stop: int) -> Tree:
-        """Returns neighbouring rows, from `start` to `stop` - 1."""
+        """Returns neighbouring rows, from `start` to `stop` - 1. Rows apart are copied: a model may change its inputs
+        in place."""
         if self._apart is None:
             return trees.at(self._whole, slice(start, stop))
-        if self._order is not None:
-            return self.take(torch.arange(start, stop))
-        found, first = [], 0
-        for one, end in zip(self._apart, self._ends.tolist()):
-            if first < stop and start < end:
-                found.append(trees.at(one, slice(max(start - first, 0), stop - first)))
-            first = end
-        return trees.joined(found)  # a copy also of one part: a model may change its inputs in place
-
-    @property
-    def numbers_per_sample(self) -> int:
-        """How many numbers one row has, 1 at least."""
-        return trees.numbers_per_sample(self._whole if self._apart is None else self._apart[0])
+        return self.take(torch.arange(start, stop))
 
 
 class SampleRows:

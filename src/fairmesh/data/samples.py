@@ -8,16 +8,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import TensorDataset, default_collate
 
-from fairmesh.data.items import (
-    Targets,
-    as_labels,
-    as_tensors,
-    divided,
-    first_not_finite,
-    has_items,
-    tensors_of,
-    with_tensors,
-)
+from fairmesh.data.items import Targets, as_labels, as_tensors, divided, first_not_finite, has_items, with_tensors
 from fairmesh.data.streams import Stream, Streamed, refuse_no_map, too_large_to_hold
 from fairmesh.errors import BadInput, in_a_line
 from fairmesh.numerics import trees
@@ -209,15 +200,14 @@ class Samples:
         if any(tensor.ndim == 0 for _, tensor in every) or len({len(tensor) for _, tensor in every}) > 1:
             shapes = [f"{tuple(tensor.shape)} {name}" for name, tensor in every]
             raise BadInput(f"{what}: {' and '.join(shapes[:-1])} do not match {shapes[-1]}")
-        if len(every[0][1]) == 0:
+        if (count := len(every[0][1])) == 0:
             raise BadInput(f"{what} is empty; give it samples, or leave the site out")
         for name, tensor in every:
             if name.startswith("targets") and tensor.is_complex():
                 raise BadInput(f"{what}: {name} are complex numbers; give real ones: torch.view_as_real(targets)")
-            bad = first_not_finite(tensor)
-            if bad is not None:
+            if (bad := first_not_finite(tensor)) is not None:
                 raise BadInput(f"{what}: {name} of sample {bad} are not finite (NaN or infinite); clean the data first")
-        return Samples(inputs, trees.mapped(as_labels, targets), *_numbered(subgroups, len(every[0][1]), what))
+        return Samples(inputs, trees.mapped(as_labels, targets), *_numbered(subgroups, count, what))
 
     def __len__(self) -> int:
         return trees.length(self.inputs)
@@ -246,10 +236,8 @@ def _collated(dataset: Any, what: str) -> Any:
     if not items:
         raise BadInput(f"{what} is empty; give it samples, or leave the site out")
     drawn = [f"it draws from the generator of {name}" for name in before.moved()]
-    once, twice = (tensors_of(default_collate([item])) for item in (items[0], with_tensors(dataset[0])))
-    if any(
-        not torch.equal(torch.as_tensor(a), torch.as_tensor(b)) for a, b in zip(once, twice)
-    ):  # by its own generator
+    once, twice = (trees.leaves(default_collate([item])) for item in (items[0], with_tensors(dataset[0])))
+    if not all(torch.equal(a, b) for a, b in zip(once, twice) if isinstance(a, Tensor)):  # by its own generator
         drawn.append("item 0 is another one each time it is asked for")
     if drawn:
         raise BadInput(

@@ -88,10 +88,9 @@ class Streamed:
                 f"Streamed takes a Dataset with a length and items by index, got a {type(self.dataset).__name__}; "
                 "arrays need no Streamed: give the pair (inputs, targets), also of numpy.memmap"
             )
-        if type(self.workers) is not int or self.workers < 0:
-            raise BadInput(f"workers must be a whole number >= 0, got {self.workers!r}")
-        if type(self.prefetch) is not int or self.prefetch < 1:
-            raise BadInput(f"prefetch must be a whole number >= 1, got {self.prefetch!r}")
+        for name, given, least in (("workers", self.workers, 0), ("prefetch", self.prefetch, 1)):
+            if type(given) is not int or given < least:
+                raise BadInput(f"{name} must be a whole number >= {least}, got {given!r}")
         if self.labels is not None and len(self.labels) != len(self):
             raise BadInput(f"labels: there are {len(self.labels)} for {len(self)} items; give one for each")
 
@@ -117,12 +116,10 @@ def refuse_no_map(dataset: Any, what: str) -> None:
 
 def too_large_to_hold(dataset: Any) -> bool:
     """Returns whether the items of a Dataset, by the size of the first, are more than is read into memory."""
-    if len(dataset) == 0:
-        return False
     before = GeneratorStates.now()
     try:
         item = default_collate([with_tensors(dataset[0])])
-    except Exception:  # reading it says what is wrong
+    except Exception:  # reading it says what is wrong, also that it is empty
         return False
     finally:
         before.restore()
@@ -195,16 +192,15 @@ class Stream:
         if labels.ndim != 1 or labels.is_floating_point() or labels.dtype == torch.bool:
             return None
         labels = labels.long() if self.rows is None else labels.long()[self.rows]
-        if torch.equal(labels[self.seen_rows], self.seen[1]):
-            return labels
-        if given is None:
-            return None  # the attribute is something else, such as labels before a transform
-        wrong = int((labels[self.seen_rows] != self.seen[1]).nonzero()[0])
-        row = self.seen_rows[wrong]
-        raise BadInput(
-            f"{self.what}: labels say {int(labels[row])} for item {self._number(row)}, but the item's target is "
-            f"{self.seen[1][wrong].tolist()}; give the labels of the items, in their order"
-        )
+        for row, target in zip(self.seen_rows, self.seen[1].tolist()):
+            if labels[row].item() != target and given is None:
+                return None  # the attribute is something else, such as labels before a transform
+            if labels[row].item() != target:
+                raise BadInput(
+                    f"{self.what}: labels say {int(labels[row])} for item {self._number(row)}, but the item's target "
+                    f"is {target}; give the labels of the items, in their order"
+                )
+        return labels
 
     def read_here(self, rows: Sequence[int], seeds: Sequence[int] | None = None) -> Pair:
         """Reads items in this process, and leaves its generators as they are."""

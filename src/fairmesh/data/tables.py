@@ -1,11 +1,12 @@
 """Tables of a user's own: reading a file, and the values of a column as numbers or categories."""
 
+import contextlib
 import csv
 import datetime
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -130,14 +131,14 @@ def number_in(value: Any) -> float:
         return math.nan
 
 
-def parsed(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the values as numbers, NaN where they are none, and which of them are missing."""
-    try:
-        numbers = np.array(values, np.float64)  # quick, but only if all values are numbers
-        return numbers, np.isnan(numbers)
-    except (TypeError, ValueError):
-        missing = missing_in(values)
-        return np.array([math.nan if gone else number_in(value) for value, gone in zip(values, missing)]), missing
+def parsed(values: np.ndarray, kind: str = "number") -> tuple[np.ndarray, np.ndarray]:
+    """Returns the values as numbers, NaN where they are none of the kind, and which of them are missing."""
+    if kind == "number":
+        with contextlib.suppress(TypeError, ValueError):
+            numbers = np.array(values, np.float64)  # quick, but only if all values are numbers
+            return numbers, np.isnan(numbers)
+    read, missing = _AS_NUMBER[kind][0], missing_in(values)
+    return np.array([math.nan if gone else read(v) for v, gone in zip(values.tolist(), missing)], np.float64), missing
 
 
 def missing_in(values: np.ndarray) -> np.ndarray:
@@ -210,6 +211,16 @@ def _yes(value: Any) -> float:
     return 1.0 if text in YES_WORDS else 0.0 if text in NO_WORDS else math.nan
 
 
+_AS_NUMBER: dict[str, tuple[Callable[[Any], float], str]] = {  # how a value of a kind is read, and what it must be
+    "number": (
+        number_in,
+        f"a finite number up to {LARGEST:g}; write a point for decimals, no other separators and no unit",
+    ),
+    "yes-no": (_yes, "yes or no, true or false, 1 or 0"),
+    "date": (_day, "a date such as 2026-11-30"),
+}
+
+
 # Columns
 
 
@@ -226,26 +237,20 @@ def kind_of(values: np.ndarray, name: str, where: str) -> Kind:
         return "number"
     distinct = list(dict.fromkeys(map(str, known)))
     numeric = [not math.isnan(number_in(value)) for value in distinct]
-    if all(numeric):
-        return "number"
-    if not any(numeric):
-        if all(not math.isnan(_yes(value)) for value in distinct):
-            return "yes-no"
-        if all(not math.isnan(_day(value)) for value in distinct):
-            return "date"
+    candidates: tuple[Kind, ...] = ("number",) if any(numeric) else ("yes-no", "date")
+    for kind in candidates:
+        if not any(math.isnan(_AS_NUMBER[kind][0](value)) for value in distinct):
+            return kind
     _refuse_odd_numbers(values, name, where, distinct)
     if any(numeric):
         counts = Counter(not math.isnan(number_in(value)) for value in known)
         odd = counts[False] <= counts[True]
-        row, value = next(
-            (i, v) for i, v in enumerate(values.tolist()) if not is_missing(v) and math.isnan(number_in(v)) == odd
+        text = str(next(value for value in known if math.isnan(number_in(value)) == odd))
+        some = (
+            f"is unlike {counts[odd]:,} other values, which are {'numbers' if odd else 'texts'}; correct it or leave it"
         )
-        some = f"{counts[odd]:,} other values are {'numbers' if odd else 'texts'}"
-        raise BadInput(
-            f"{where}: row {row + 1} of column {name!r} is {str(value)!r}, but {some}; correct it or leave it empty, "
-            f'or say types = {{ "{name}" = "category" }} if the column has categories, or leave it out: '
-            f'exclude = ["{name}"]'
-        )
+        remedy = f'empty, or say types = {{ "{name}" = "category" }} if the column has categories'
+        raise BadInput(_at_first(values, name, where, text, f"{some} {remedy}"))
     return "category"
 
 
@@ -287,6 +292,11 @@ def refuse_many_categories(values: np.ndarray, name: str, where: str) -> None:
         )
 
 
+def absent(column: np.ndarray) -> np.ndarray:
+    """Returns which values of a column are missing, as `encoded` returns it."""
+    return np.array([value is None for value in column], bool) if column.dtype == object else np.isnan(column)
+
+
 def encoded(values: Any, kind: Kind, name: str, where: str) -> np.ndarray:
     """Returns a column as float64 with NaN for missing values, or, of categories, as texts with None for them.
 
@@ -296,22 +306,12 @@ def encoded(values: Any, kind: Kind, name: str, where: str) -> np.ndarray:
     values = np.asarray(values)
     if kind == "category":
         return np.array([None if is_missing(v) else category_text(v) for v in values.tolist()], object)
-    if kind == "number":
-        numbers, missing = parsed(values)
-    else:
-        read = _day if kind == "date" else _yes
-        missing = missing_in(values)
-        numbers = np.array([math.nan if gone else read(v) for v, gone in zip(values.tolist(), missing)])
+    numbers, missing = parsed(values, kind)
     odd = ~missing & ~(np.abs(numbers) <= LARGEST)
     if odd.any():
         row = int(odd.argmax())
-        meant = {
-            "number": f"a finite number up to {LARGEST:g}; write a point for decimals, no other separators and no unit",
-            "yes-no": "yes or no, true or false, 1 or 0",
-            "date": "a date such as 2026-11-30",
-        }[kind]
         raise BadInput(
-            f"{where}: row {row + 1} of column {name!r} is {str(values[row])!r}, not {meant}; correct it or leave it "
-            "empty"
+            f"{where}: row {row + 1} of column {name!r} is {str(values[row])!r}, not {_AS_NUMBER[kind][1]}; correct it "
+            "or leave it empty"
         )
     return numbers

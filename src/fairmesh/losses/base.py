@@ -35,6 +35,11 @@ class NamedLoss(ABC):
     of_labels: ClassVar[bool] = False  # whether each target is the number of a class
     lowest: ClassVar[float | None] = None  # the lowest possible loss of a sample, if that is known
 
+    def __post_init__(self):
+        weights = getattr(self, "class_weights", None)
+        if isinstance(weights, tuple) and not all(0 < weight < float("inf") for weight in weights):
+            raise BadInput(f'class_weights must be numbers > 0, or "balanced", got {list(weights)}')
+
     @abstractmethod
     def each(self, outputs: Tensor, targets: Tensor, weights: Tensor | None = None) -> Tensor:
         """Returns the loss of each sample (samples,).
@@ -65,7 +70,7 @@ class NamedLoss(ABC):
         outputs and the probabilities of mixed labels."""
         given = getattr(self, "class_weights", None)
         weights = None if given is None else torch.tensor(given, dtype=dtype, device=device)
-        return functools.partial(_soft_mean if soft else _mean, self, weights)
+        return functools.partial(_mean, self.soft if soft else self.each, weights)
 
     @property
     def is_balanced(self) -> bool:
@@ -122,15 +127,5 @@ class ModelLoss:
         return self.function(model, batch)
 
 
-def _mean(loss: NamedLoss, weights: Tensor | None, outputs: Tensor, targets: Tensor) -> Tensor:
-    return loss.each(outputs, targets, weights).mean()
-
-
-def _soft_mean(loss: NamedLoss, weights: Tensor | None, outputs: Tensor, probabilities: Tensor) -> Tensor:
-    return loss.soft(outputs, probabilities, weights).mean()
-
-
-def check_weights(weights: ClassWeights) -> None:
-    """Refuses class weights that are not positive numbers."""
-    if isinstance(weights, tuple) and not all(0 < weight < float("inf") for weight in weights):
-        raise BadInput(f'class_weights must be numbers > 0, or "balanced", got {list(weights)}')
+def _mean(each: Callable[..., Tensor], weights: Tensor | None, outputs: Tensor, targets: Tensor) -> Tensor:
+    return each(outputs, targets, weights).mean()

@@ -1,5 +1,6 @@
 """The losses that experiment files can name."""
 
+from abc import abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -8,7 +9,7 @@ from torch import Tensor, nn
 
 from fairmesh.config.tables import register
 from fairmesh.errors import BadInput
-from fairmesh.losses.base import ClassWeights, NamedLoss, check_weights
+from fairmesh.losses.base import ClassWeights, NamedLoss
 
 
 def squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -53,8 +54,34 @@ def _of_samples(entries: Tensor, valid: Tensor | None) -> Tensor:
     return (entries * valid).sum(dim=1) / valid.sum(dim=1).clamp(min=1)
 
 
+class _OfClasses(NamedLoss):
+    """A loss of the logarithm of the right class's probability."""
+
+    of_labels: ClassVar[bool] = True
+    lowest: ClassVar[float | None] = 0.0
+    ignore_index: int | None
+
+    @abstractmethod
+    def if_true(self, chosen: Tensor, logs: Tensor) -> Tensor:
+        """Returns the loss of each entry if some classes are the right ones.
+
+        Args:
+            chosen: The log-probabilities of these (samples, chosen classes, entries).
+            logs: The log-probabilities of all classes (samples, classes, entries).
+        """
+
+    def each(self, outputs: Tensor, targets: Tensor, weights: Tensor | None = None) -> Tensor:
+        logs, labels, valid = _by_entry(outputs, targets, self.ignore_index)
+        losses = self.if_true(logs.gather(1, labels.unsqueeze(1)), logs).squeeze(1)
+        return _of_samples(losses if weights is None else losses * weights[labels], valid)
+
+    def soft(self, outputs: Tensor, probabilities: Tensor, weights: Tensor | None = None) -> Tensor:
+        logs, mixed = _by_class(outputs, probabilities)
+        return _of_mixed(self.if_true(logs, logs), mixed, weights, self.ignore_index is not None)
+
+
 @dataclass(frozen=True)
-class CrossEntropy(NamedLoss):
+class CrossEntropy(_OfClasses):
     """The negative logarithm of the probability of the right class.
 
     Targets are labels (samples,), or (samples, ...) with outputs (samples, classes, ...) for a class per pixel or
@@ -76,32 +103,23 @@ class CrossEntropy(NamedLoss):
         1.3863
     """
 
-    of_labels: ClassVar[bool] = True
-    lowest: ClassVar[float | None] = 0.0
     class_weights: ClassWeights = None
     label_smoothing: float = 0.0
     ignore_index: int | None = None
 
     def __post_init__(self):
-        check_weights(self.class_weights)
+        super().__post_init__()
         if not 0 <= self.label_smoothing < 1:
             raise BadInput(f"label_smoothing must lie in [0, 1), got {self.label_smoothing}")
 
-    def each(self, outputs: Tensor, targets: Tensor, weights: Tensor | None = None) -> Tensor:
-        logs, labels, valid = _by_entry(outputs, targets, self.ignore_index)
-        losses = -logs.gather(1, labels.unsqueeze(1)).squeeze(1)
-        if self.label_smoothing:
-            losses = (1 - self.label_smoothing) * losses - self.label_smoothing * logs.mean(dim=1)
-        return _of_samples(losses if weights is None else losses * weights[labels], valid)
-
-    def soft(self, outputs: Tensor, probabilities: Tensor, weights: Tensor | None = None) -> Tensor:
-        logs, mixed = _by_class(outputs, probabilities)
-        losses = -(1 - self.label_smoothing) * logs - self.label_smoothing * logs.mean(dim=1, keepdim=True)
-        return _of_mixed(losses, mixed, weights, self.ignore_index is not None)
+    def if_true(self, chosen: Tensor, logs: Tensor) -> Tensor:
+        if not self.label_smoothing:
+            return -chosen
+        return (1 - self.label_smoothing) * -chosen - self.label_smoothing * logs.mean(dim=1, keepdim=True)
 
 
 @dataclass(frozen=True)
-class Focal(NamedLoss):
+class Focal(_OfClasses):
     """Cross-entropy that counts easy samples less: (1 - p)^gamma times -log p, with p of the right class.
 
     Args:
@@ -116,27 +134,17 @@ class Focal(NamedLoss):
         0.1733
     """
 
-    of_labels: ClassVar[bool] = True
-    lowest: ClassVar[float | None] = 0.0
     gamma: float = 2.0
     class_weights: ClassWeights = None
     ignore_index: int | None = None
 
     def __post_init__(self):
-        check_weights(self.class_weights)
+        super().__post_init__()
         if not 0 <= self.gamma < float("inf"):
             raise BadInput(f"gamma must be a finite number >= 0, got {self.gamma}")
 
-    def each(self, outputs: Tensor, targets: Tensor, weights: Tensor | None = None) -> Tensor:
-        logs, labels, valid = _by_entry(outputs, targets, self.ignore_index)
-        right = logs.gather(1, labels.unsqueeze(1)).squeeze(1)
-        losses = -(1 - right.exp()).clamp(min=1e-7).pow(self.gamma) * right  # the slope of 0^gamma may be infinite
-        return _of_samples(losses if weights is None else losses * weights[labels], valid)
-
-    def soft(self, outputs: Tensor, probabilities: Tensor, weights: Tensor | None = None) -> Tensor:
-        logs, mixed = _by_class(outputs, probabilities)
-        losses = -(1 - logs.exp()).clamp(min=1e-7).pow(self.gamma) * logs
-        return _of_mixed(losses, mixed, weights, self.ignore_index is not None)
+    def if_true(self, chosen: Tensor, logs: Tensor) -> Tensor:
+        return -(1 - chosen.exp()).clamp(min=1e-7).pow(self.gamma) * chosen  # the slope of 0^gamma may be infinite
 
 
 @dataclass(frozen=True)
@@ -162,9 +170,6 @@ class BinaryCrossEntropy(NamedLoss):
     class_weights: ClassWeights = None
     ignore_index: int | None = None
 
-    def __post_init__(self):
-        check_weights(self.class_weights)
-
     def each(self, outputs: Tensor, targets: Tensor, weights: Tensor | None = None) -> Tensor:
         labels = targets.reshape(len(targets), -1)
         valid = None if self.ignore_index is None else labels != self.ignore_index
@@ -181,13 +186,23 @@ class BinaryCrossEntropy(NamedLoss):
         return _of_mixed(losses, mixed, weights, self.ignore_index is not None)
 
 
-def _differences(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Returns prediction minus target, (samples, numbers)."""
-    return (outputs.reshape(targets.shape) - targets).reshape(len(targets), -1)
+class _OfNumbers(NamedLoss):
+    """A loss of the difference between prediction and target."""
+
+    of_numbers: ClassVar[bool] = True
+    lowest: ClassVar[float | None] = 0.0
+
+    @abstractmethod
+    def of_differences(self, differences: Tensor) -> Tensor:
+        """Returns the loss of each number, from prediction minus target."""
+
+    def each(self, outputs: Tensor, targets: Tensor, weights: Tensor | None = None) -> Tensor:
+        differences = (outputs.reshape(targets.shape) - targets).reshape(len(targets), -1)
+        return self.of_differences(differences).mean(dim=1)
 
 
 @dataclass(frozen=True)
-class SquaredError(NamedLoss):
+class SquaredError(_OfNumbers):
     """The squared difference between prediction and target.
 
     Example:
@@ -197,15 +212,12 @@ class SquaredError(NamedLoss):
         5.0
     """
 
-    of_numbers: ClassVar[bool] = True
-    lowest: ClassVar[float | None] = 0.0
-
-    def each(self, outputs: Tensor, targets: Tensor, weights: Tensor | None = None) -> Tensor:
-        return _differences(outputs, targets).square().mean(dim=1)
+    def of_differences(self, differences: Tensor) -> Tensor:
+        return differences.square()
 
 
 @dataclass(frozen=True)
-class AbsoluteError(NamedLoss):
+class AbsoluteError(_OfNumbers):
     """The absolute difference between prediction and target.
 
     Example:
@@ -215,15 +227,12 @@ class AbsoluteError(NamedLoss):
         2.0
     """
 
-    of_numbers: ClassVar[bool] = True
-    lowest: ClassVar[float | None] = 0.0
-
-    def each(self, outputs: Tensor, targets: Tensor, weights: Tensor | None = None) -> Tensor:
-        return _differences(outputs, targets).abs().mean(dim=1)
+    def of_differences(self, differences: Tensor) -> Tensor:
+        return differences.abs()
 
 
 @dataclass(frozen=True)
-class Huber(NamedLoss):
+class Huber(_OfNumbers):
     """Half the squared difference up to delta, and linear beyond, so that outliers count less.
 
     Args:
@@ -236,18 +245,16 @@ class Huber(NamedLoss):
         8.0
     """
 
-    of_numbers: ClassVar[bool] = True
-    lowest: ClassVar[float | None] = 0.0
     delta: float = 1.0
 
     def __post_init__(self):
         if not 0 < self.delta < float("inf"):
             raise BadInput(f"delta must be a finite number > 0, got {self.delta}")
 
-    def each(self, outputs: Tensor, targets: Tensor, weights: Tensor | None = None) -> Tensor:
-        apart = _differences(outputs, targets).abs()
+    def of_differences(self, differences: Tensor) -> Tensor:
+        apart = differences.abs()
         inside = apart.clamp(max=self.delta)
-        return (inside * (apart - inside / 2)).mean(dim=1)
+        return inside * (apart - inside / 2)
 
 
 @dataclass(frozen=True)

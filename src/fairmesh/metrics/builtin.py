@@ -49,14 +49,25 @@ def _mean_of_defined(columns: list[Tensor]) -> Tensor:
     return torch.stack(columns, dim=-1).nanmean(dim=-1)
 
 
-def _by_class(predicted: Tensor, truths: Tensor, counts: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _by_class(read: _Read, outputs: Tensor, counts: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Returns true positives, predicted and true ones of each class: (resamples, classes)."""
-    counts = counts.double()
-    return counts @ (predicted * truths), counts @ predicted, counts @ truths
+    predicted = outputs > 0
+    if read.exclusive:
+        predicted = torch.nn.functional.one_hot(predicted_labels(outputs), read.truths.shape[1])
+    predicted, counts = predicted.double(), counts.double()
+    return counts @ (predicted * read.truths), counts @ predicted, counts @ read.truths
+
+
+class _Share(NamedMetric):
+    """A share of the samples, or of their classes, that are right."""
+
+    tasks: ClassVar = _ONE_CLASS
+    is_share: ClassVar = True
+    limits: ClassVar = (0.0, 1.0)
 
 
 @dataclass(frozen=True)
-class Accuracy(MeanMetric):
+class Accuracy(_Share, MeanMetric):
     """The share of samples with the right class.
 
     Of several labels per sample it is the share of right labels; of masks, the share of right entries in each sample.
@@ -70,8 +81,6 @@ class Accuracy(MeanMetric):
     """
 
     tasks: ClassVar = ("classes", "binary", "multi-label", "masks")
-    is_share: ClassVar = True
-    limits: ClassVar = (0.0, 1.0)
 
     def each(self, outputs: Tensor, targets: Tensor) -> Tensor:
         if targets.ndim > 1 and targets[0].numel() > 1:
@@ -83,7 +92,7 @@ class Accuracy(MeanMetric):
 
 
 @dataclass(frozen=True)
-class BalancedAccuracy(NamedMetric):
+class BalancedAccuracy(_Share):
     """The mean over the classes at the site of the share of their samples that are recognised.
 
     Example:
@@ -93,14 +102,8 @@ class BalancedAccuracy(NamedMetric):
         0.25
     """
 
-    tasks: ClassVar = _ONE_CLASS
-    is_share: ClassVar = True
-    limits: ClassVar = (0.0, 1.0)
-
     def resampled(self, outputs: Tensor, targets: Tensor, counts: Tensor) -> Tensor:
-        read = _read(outputs, targets)
-        predicted = torch.nn.functional.one_hot(predicted_labels(outputs), read.truths.shape[1]).double()
-        right, _, true = _by_class(predicted, read.truths, counts)
+        right, _, true = _by_class(_read(outputs, targets), outputs, counts)
         several = (true > 0).sum(dim=1) > 1
         return torch.where(several, (right / true).nanmean(dim=1), torch.nan)
 
@@ -165,12 +168,9 @@ class AveragePrecision(_OneVsRest):
         return torch.where(negative.sum(dim=1) > 0, value, torch.nan)
 
 
-class _AtThreshold(NamedMetric):
+class _AtThreshold(_Share):
     """The share of the samples of one kind, positive or not, that a threshold on the positive class sorts rightly."""
 
-    tasks: ClassVar = _ONE_CLASS
-    is_share: ClassVar = True
-    limits: ClassVar = (0.0, 1.0)
     of_positives: ClassVar[bool]  # whether it is about positive samples
     threshold: float
     positive: int | str
@@ -251,11 +251,7 @@ class F1(NamedMetric):
 
     def resampled(self, outputs: Tensor, targets: Tensor, counts: Tensor) -> Tensor:
         read = _read(outputs, targets)
-        if read.exclusive:
-            predicted = torch.nn.functional.one_hot(predicted_labels(outputs), read.truths.shape[1]).double()
-        else:
-            predicted = (outputs > 0).double()
-        right, found, true = _by_class(predicted, read.truths, counts)
+        right, found, true = _by_class(read, outputs, counts)
         value = torch.where(true > 0, 2 * right / (found + true), torch.nan)
         return _mean_of_defined([value[:, c] for c in read.scored])
 

@@ -45,9 +45,9 @@ class Data(ABC):
         Raises:
             BadInput: The data does not draw its split by a seed.
         """
-        drawn = {} if (inner := getattr(self, "data", None)) is None else {"data": inner.resplit(k)}
-        seed = getattr(self, "seed", None)
-        changes = drawn if seed is None else drawn | {"seed": seed + k}
+        inner, seed = getattr(self, "data", None), getattr(self, "seed", None)
+        changes: dict[str, Any] = {} if inner is None else {"data": inner.resplit(k)}
+        changes |= {} if seed is None else {"seed": seed + k}
         if not changes or not is_dataclass(self):
             raise BadInput(
                 f"splits: {type(self).__name__} has no seed that draws the split into training and test rows, so there "
@@ -131,12 +131,11 @@ class HeldOut(Data):
         given = self.data.sites()
         groups = [site.group or site.name or f"node {i}" for i, site in enumerate(given)]
         for i, (site, group) in enumerate(zip(given, groups)):
-            samples = Samples.of(site.train, f"site {i} ({site.name or 'unnamed'})")
+            where = f"site {i} ({site.name or 'unnamed'})"
+            samples = Samples.of(site.train, where)
             count = max(1, round(self.share * len(samples)))
             if count >= len(samples):
-                raise BadInput(
-                    f"site {i} ({site.name or 'unnamed'}) has {len(samples)} training samples: too few to hold some out"
-                )
+                raise BadInput(f"{where} has {len(samples)} training samples: too few to hold some out")
             order = torch.from_numpy(np.random.default_rng((self.seed, i)).permutation(len(samples)))
             out, rest = order[:count].sort().values, order[count:].sort().values
             kept.append(samples.take(rest).parts())
@@ -155,13 +154,13 @@ def _changed(site: Site) -> Any:
 
 def _joined(sets: list[Any]) -> Any:
     """Returns sets of samples as one."""
-    if any(isinstance(one, Samples) for one in sets):
-        if len(sets) > 1:
-            raise BadInput(
-                "sites of one group share what they hold out, which Datasets that are not in memory cannot; give every "
-                "site a group of its own"
-            )
+    if len(sets) == 1:
         return sets[0]
+    if any(isinstance(samples, Samples) for samples in sets):
+        raise BadInput(
+            "sites of one group share what they hold out, which Datasets that are not in memory cannot; give every "
+            "site a group of its own"
+        )
     inputs, targets, *subgroups = zip(*sets)
     return torch.cat(inputs), torch.cat(targets), *(list(chain.from_iterable(names)) for names in subgroups)
 
@@ -191,25 +190,19 @@ class Fewer(Data):
             raise BadInput(f"need train >= 2 and test >= 1, got train = {self.train}, test = {self.test}")
 
     def sites(self) -> list[Site]:
-        judges: dict[int, Any] = {}  # sites that share a test set still do
+        judges: dict[int, Any] = {id(None): None}  # sites that share a test set still do
+        made = []
+        for i, site in enumerate(self.data.sites()):
+            if id(site.test) not in judges:
+                judges[id(site.test)] = _first(site.test, self.test, f"test set of site {i}")
+            train = _first(site.train, self.train, f"site {i}")
+            made.append(replace(site, train=train, test=judges[id(site.test)], table=_changed(site)))
+        return made
 
-        def first(samples: Any, count: int, what: str) -> Any:
-            read = Samples.of(samples, what)
-            return read.take(torch.arange(min(count, len(read)))).parts()
 
-        given = self.data.sites()
-        for i, site in enumerate(given):
-            if site.test is not None and id(site.test) not in judges:
-                judges[id(site.test)] = first(site.test, self.test, f"test set of site {i}")
-        return [
-            replace(
-                site,
-                train=first(site.train, self.train, f"site {i}"),
-                test=judges.get(id(site.test)),
-                table=_changed(site),
-            )
-            for i, site in enumerate(given)
-        ]
+def _first(samples: Any, count: int, what: str) -> Any:
+    read = Samples.of(samples, what)
+    return read.take(torch.arange(min(count, len(read)))).parts()
 
 
 @dataclass(frozen=True)

@@ -9,12 +9,7 @@ import torch
 from torch import nn
 
 from fairmesh.data.datasets.base import Data, check_split
-from fairmesh.data.partitions import (
-    Pair,
-    Pool,
-    by_class,
-    dealt,
-)
+from fairmesh.data.partitions import Pair, Pool, by_class, dealt
 from fairmesh.data.site import Site
 from fairmesh.errors import BadInput
 

@@ -15,15 +15,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from fairmesh.data.datasets.sources import (
-    File,
-    Source,
-    cache_of,
-    found,
-    from_archive,
-    path_of,
-    places,
-)
+from fairmesh.data.datasets.sources import File, Source, cache_of, found, from_archive, paths_of, places
 from fairmesh.errors import BadInput
 
 Progress = Callable[[str, int, int | None], None]  # (file, bytes so far, bytes in all where known)
@@ -92,9 +84,8 @@ def _addressed(source: Source, files: list[File]) -> list[File]:
         return files
     with urllib.request.urlopen(source.record, timeout=_PATIENCE) as answer:
         try:
-            records = [
-                {entry["key"]: entry for entry in hit.get("files", [])} for hit in json.load(answer)["hits"]["hits"]
-            ]
+            hits = json.load(answer)["hits"]["hits"]
+            records = [{entry["key"]: entry for entry in hit.get("files", [])} for hit in hits]
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise OSError(f"{source.record} answers something else than records: {error}") from error
     record = next((entries for entries in records if all(file.name in entries for file in files)), None)
@@ -153,13 +144,9 @@ def _md5_inside(path: Path, packed: bool) -> str | None:
     """Returns the MD5 of a file's unpacked content, or None if it is not a valid .gz file."""
     try:
         with gzip.open(path) if packed else path.open("rb") as content:
-            return hashlib.file_digest(content, _md5).hexdigest()  # type: ignore[arg-type]
+            return hashlib.file_digest(content, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
     except (gzip.BadGzipFile, EOFError, zlib.error):
         return None
-
-
-def _md5(content: bytes = b"") -> "hashlib._Hash":
-    return hashlib.md5(content, usedforsecurity=False)
 
 
 def _unpack(source: Source, target: Path) -> None:
@@ -173,13 +160,11 @@ def _unpack(source: Source, target: Path) -> None:
 
 def check(source: Source, place: Path) -> Iterator[tuple[str, str]]:
     """Yields each official file in a folder with "right", or with what is wrong with it."""
-    whole = source.archive and (place / source.archive.name).is_file()
-    if whole and any(path_of(source, file, place) == place / source.archive.name for file in source.files):  # type: ignore[union-attr]
-        got = _md5_inside(place / source.archive.name, packed=False)  # type: ignore[union-attr]
-        yield source.archive.name, _verdict(got, source.archive.md5)  # type: ignore[union-attr]
+    paths = paths_of(source, place)
+    if source.archive and (archive := place / source.archive.name) in paths:
+        yield source.archive.name, _verdict(_md5_inside(archive, packed=False), source.archive.md5)
         return
-    for file in source.files:
-        path = path_of(source, file, place)
+    for file, path in zip(source.files, paths):
         if path is None:
             yield file.name, "missing"
         elif file.md5 is None:

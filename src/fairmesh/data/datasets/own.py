@@ -14,14 +14,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from fairmesh.data.datasets.base import Data, check_split
-from fairmesh.data.partitions import (
-    BySite,
-    Contrast,
-    Instrument,
-    Pair,
-    Partition,
-    Pool,
-)
+from fairmesh.data.partitions import BySite, Contrast, Instrument, Pair, Partition, Pool
 from fairmesh.data.site import Site
 from fairmesh.data.streams import HELD_UP_TO, Streamed
 from fairmesh.data.tables import numbered_labels
@@ -41,12 +34,10 @@ def split_by_site(samples: Pair, sites: ArrayLike | None, share: float, seed: in
         testing[mine[: min(max(1, round(share * len(mine))), len(mine) - 1)]] = True
     if not testing.any():
         raise BadInput(f"there are too few samples ({len(index)}) to train and to test; give more")
-    test = torch.from_numpy(testing)
+    test, of_sample = torch.from_numpy(testing), torch.from_numpy(index)
     train, judge = ((samples[0][which], samples[1][which]) for which in (~test, test))
-    if sites is None:
-        return Pool(train, judge)
-    of_sample = torch.from_numpy(index)
-    return Pool(train, judge, of_sample[~test], of_sample[test], names)
+    pool = Pool(train, judge, of_sample[~test], of_sample[test], names)
+    return Pool(train, judge) if sites is None else pool
 
 
 def indexed(values: ArrayLike) -> tuple[tuple[str, ...], np.ndarray]:
@@ -97,16 +88,14 @@ def streamed_sites(
             f"partition: {type(data.partition).__name__} changes images, which needs all of them in memory; use "
             "another partition, or smaller images"
         )
-    done: dict[int, Streamed] = {}  # sites that share a test set still do
-
-    def stream(pair: Pair | None) -> Streamed | None:
-        if pair is not None and id(pair) not in done:
+    done: dict[int, Streamed | None] = {id(None): None}  # sites that share a test set still do
+    pool = split_by_site((torch.arange(len(targets)), targets), names, data.test_share, data.seed)
+    sites = data.partition.sites(pool)
+    for pair in (pair for site in sites for pair in (site.train, site.test)):
+        if id(pair) not in done:
             labels = None if pair[1].is_floating_point() else pair[1]
             done[id(pair)] = Streamed(FileRows(read, *pair), data.workers, data.prefetch, labels=labels)
-        return None if pair is None else done[id(pair)]
-
-    pool = split_by_site((torch.arange(len(targets)), targets), names, data.test_share, data.seed)
-    return [replace(site, train=stream(site.train), test=stream(site.test)) for site in data.partition.sites(pool)]
+    return [replace(site, train=done[id(site.train)], test=done[id(site.test)]) for site in sites]
 
 
 @dataclass(frozen=True)
@@ -182,10 +171,7 @@ def _image_files(folder: Path) -> list[Path]:
 
 
 def _planes_of(files: Sequence[Path], size: tuple[int, ...] | None, channels: int, k: int) -> Tensor:
-    picture = read_image(files[k], size)
-    if channels == 1 and picture.ndim == 3:
-        raise BadInput(f"{files[k]} has colours, but the first image is grey; give channels = 3")
-    return torch.from_numpy(image_planes(picture, channels))
+    return torch.from_numpy(image_planes(read_image(files[k], size), channels, files[k]))
 
 
 @functools.lru_cache(maxsize=2)
@@ -194,20 +180,17 @@ def _images(
 ) -> Tensor:
     pictures = [read_image(path, size) for path in files]
     channels = channels or (3 if any(picture.ndim == 3 for picture in pictures) else 1)
-    first = pictures[0].shape[:2]
-    for path, picture in zip(files, pictures):
-        if picture.shape[:2] != first:
-            height, width = picture.shape[:2]
-            raise BadInput(
-                f"{path} is {height} x {width}, but {files[0]} is {first[0]} x {first[1]}; give size = (height, width)"
-            )
-        if channels == 1 and picture.ndim == 3:
-            raise BadInput(f"{path} has colours; give channels = 3, or convert it")
-    return torch.from_numpy(np.stack([image_planes(picture, channels) for picture in pictures]))
+    sizes = [f"{picture.shape[0]} x {picture.shape[1]}" for picture in pictures]
+    for path, size_of in zip(files, sizes):
+        if size_of != sizes[0]:
+            raise BadInput(f"{path} is {size_of}, but {files[0]} is {sizes[0]}; give size = (height, width)")
+    return torch.from_numpy(np.stack([image_planes(picture, channels, path) for path, picture in zip(files, pictures)]))
 
 
-def image_planes(picture: np.ndarray, channels: int) -> np.ndarray:
+def image_planes(picture: np.ndarray, channels: int, path: object = "the image") -> np.ndarray:
     """Returns an image as the model sees it: (height, width) if all are grey, else (3, height, width)."""
+    if channels == 1 and picture.ndim == 3:
+        raise BadInput(f"{path} has colours, but others are grey; give channels = 3, or convert it")
     if channels == 1:
         return np.array(picture)
     return np.stack([picture] * 3) if picture.ndim == 2 else np.ascontiguousarray(picture.transpose(2, 0, 1))
@@ -263,19 +246,17 @@ class Npz(Data):
 
     def sites(self) -> list[Site]:
         arrays = read_arrays(Path(self.file))
+        train = self._pair(arrays, "")
         if "x_test" not in arrays:
-            return self.partition.sites(
-                split_by_site(self._pair(arrays, ""), arrays.get("site"), self.test_share, self.seed)
-            )
-        train, test = self._pair(arrays, ""), self._pair(arrays, "_test")
-        if "site" not in arrays:
-            return self.partition.sites(Pool(train, test))
-        if "site_test" not in arrays:
-            raise BadInput(f"{self.file} names the sites of x but not of x_test; add site_test")
-        names, index = indexed(np.concatenate([arrays["site"], arrays["site_test"]]))
-        of_sample = torch.from_numpy(index)
-        cut = len(arrays["site"])
-        return self.partition.sites(Pool(train, test, of_sample[:cut], of_sample[cut:], names))
+            return self.partition.sites(split_by_site(train, arrays.get("site"), self.test_share, self.seed))
+        pool = Pool(train, self._pair(arrays, "_test"))
+        if "site" in arrays:
+            if "site_test" not in arrays:
+                raise BadInput(f"{self.file} names the sites of x but not of x_test; add site_test")
+            names, index = indexed(np.concatenate([arrays["site"], arrays["site_test"]]))
+            sites, test_sites = torch.from_numpy(index).tensor_split([len(arrays["site"])])
+            pool = replace(pool, sites=sites, test_sites=test_sites, site_names=names)
+        return self.partition.sites(pool)
 
     def _pair(self, arrays: dict[str, np.ndarray], suffix: str) -> Pair:
         for name in (f"x{suffix}", f"y{suffix}"):
@@ -284,10 +265,8 @@ class Npz(Data):
         inputs, targets = (torch.from_numpy(np.ascontiguousarray(arrays[f"{k}{suffix}"])) for k in "xy")
         sites = arrays.get(f"site{suffix}")
         if len(inputs) != len(targets) or (sites is not None and len(sites) != len(inputs)):
-            raise BadInput(
-                f"{self.file}: x{suffix}, y{suffix} and site{suffix} are not of one length: {len(inputs)}, "
-                f"{len(targets)}" + (f", {len(sites)}" if sites is not None else "")
-            )
+            lengths = [len(array) for array in (inputs, targets, sites) if array is not None]
+            raise BadInput(f"{self.file}: x{suffix}, y{suffix} and site{suffix} are not of one length: {lengths}")
         return inputs, targets if targets.is_floating_point() else targets.long()
 
 

@@ -3,6 +3,7 @@
 import functools
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -10,25 +11,23 @@ from torch import Tensor
 
 from fairmesh.data.datasets.base import Data
 from fairmesh.data.datasets.download import folder_of
-from fairmesh.data.datasets.sources import (
-    SOURCES,
-    contents,
-    damaged,
-    path_of,
-    stamp,
-)
-from fairmesh.data.partitions import (
-    Contrast,
-    OneClass,
-    Pair,
-    Partition,
-    Pool,
-)
+from fairmesh.data.datasets.sources import SOURCES, contents, damaged, paths_of, stamp
+from fairmesh.data.partitions import Contrast, OneClass, Pair, Partition, Pool
 from fairmesh.data.site import Site
 
 
 @dataclass(frozen=True)
-class FashionMNIST(Data):
+class _Published(Data):
+    source: ClassVar[str]  # its name among SOURCES
+    partition: Partition = field(default_factory=OneClass)
+    folder: str | None = None
+
+    def sites(self) -> list[Site]:
+        return self.partition.sites(pool_of(self.source, self.folder))
+
+
+@dataclass(frozen=True)
+class FashionMNIST(_Published):
     """Fashion-MNIST: 60,000 training and 10,000 test images of 28 x 28 bytes, in 10 classes.
 
     Args:
@@ -46,15 +45,11 @@ class FashionMNIST(Data):
         Xiao, Rasul, Vollgraf: Fashion-MNIST: a Novel Image Dataset for Benchmarking Machine Learning Algorithms, 2017.
     """
 
-    partition: Partition = field(default_factory=OneClass)
-    folder: str | None = None
-
-    def sites(self) -> list[Site]:
-        return self.partition.sites(pool_of("fashion-mnist", self.folder))
+    source: ClassVar[str] = "fashion-mnist"
 
 
 @dataclass(frozen=True)
-class MNIST(Data):
+class MNIST(_Published):
     """MNIST: 60,000 training and 10,000 test images of handwritten digits, 28 x 28 bytes, in 10 classes.
 
     Args:
@@ -70,15 +65,11 @@ class MNIST(Data):
         LeCun, Bottou, Bengio, Haffner: Gradient-Based Learning Applied to Document Recognition, Proc. IEEE 1998.
     """
 
-    partition: Partition = field(default_factory=OneClass)
-    folder: str | None = None
-
-    def sites(self) -> list[Site]:
-        return self.partition.sites(pool_of("mnist", self.folder))
+    source: ClassVar[str] = "mnist"
 
 
 @dataclass(frozen=True)
-class CIFAR10(Data):
+class CIFAR10(_Published):
     """CIFAR-10: 50,000 training and 10,000 test images of 3 x 32 x 32 bytes, in 10 classes.
 
     Args:
@@ -94,11 +85,8 @@ class CIFAR10(Data):
         Krizhevsky: Learning Multiple Layers of Features from Tiny Images, 2009.
     """
 
+    source: ClassVar[str] = "cifar-10"
     partition: Partition = field(default_factory=Contrast)
-    folder: str | None = None
-
-    def sites(self) -> list[Site]:
-        return self.partition.sites(pool_of("cifar-10", self.folder))
 
 
 def pool_of(name: str, folder: str | None = None) -> Pool:
@@ -111,8 +99,7 @@ def pool_of(name: str, folder: str | None = None) -> Pool:
 @functools.lru_cache(maxsize=4)  # recipes load the same set many times
 def _read(name: str, place: Path, stamped: tuple[int, ...]) -> Pool:
     source = SOURCES[name]
-    paths = [path_of(source, file, place) or place / file.name for file in source.files]
-    raw = zip(paths, contents(source, place))
+    raw = zip((path or place for path in paths_of(source, place)), contents(source, place))
     if name == "cifar-10":
         batches = [_cifar(path, content) for path, content in raw]
         train = tuple(torch.cat(parts) for parts in zip(*batches[:-1]))

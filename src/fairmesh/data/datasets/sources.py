@@ -35,17 +35,10 @@ class Source:
     record: str | None = None  # where Zenodo is asked for the files' addresses and checksums
 
 
-_FASHION = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/"  # this bucket's website answers no https
-_MNIST = "https://ossci-datasets.s3.amazonaws.com/mnist/"
-_CIFAR = "https://www.cs.toronto.edu/~kriz/"
-
-
-def _idx(base: str, sums: tuple[str, str, str, str]) -> tuple[File, ...]:
-    names = ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1")
+def _idx(base: str, *sums: str) -> tuple[File, ...]:
+    names = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
     sizes = (47_040_016, 60_008, 7_840_016, 10_008)
-    return tuple(
-        File(f"{name}-ubyte", md5, size, f"{base}{name}-ubyte.gz") for name, md5, size in zip(names, sums, sizes)
-    )
+    return tuple(File(name, md5, size, f"{base}{name}.gz") for name, md5, size in zip(names, sums, sizes))
 
 
 SOURCES = {
@@ -55,13 +48,11 @@ SOURCES = {
             "fashion-mnist",
             "Fashion-MNIST",
             _idx(
-                _FASHION,
-                (
-                    "f4a8712d7a061bf5bd6d2ca38dc4d50a",
-                    "9018921c3c673c538a1fc5bad174d6f9",
-                    "8181f5470baa50b63fa0f6fddb340f0a",
-                    "15d484375f8d13e6eb1aabb0c3f46965",
-                ),
+                "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",  # this website answers no https
+                "f4a8712d7a061bf5bd6d2ca38dc4d50a",
+                "9018921c3c673c538a1fc5bad174d6f9",
+                "8181f5470baa50b63fa0f6fddb340f0a",
+                "15d484375f8d13e6eb1aabb0c3f46965",
             ),
             licence="MIT",
             home="https://github.com/zalandoresearch/fashion-mnist",
@@ -71,13 +62,11 @@ SOURCES = {
             "mnist",
             "MNIST",
             _idx(
-                _MNIST,
-                (
-                    "6bbc9ace898e44ae57da46a324031adb",
-                    "a25bea736e30d166cdddb491f175f624",
-                    "2646ac647ad5339dbf082846283269ea",
-                    "27ae3e4e09519cfbb04c329615203637",
-                ),
+                "https://ossci-datasets.s3.amazonaws.com/mnist/",
+                "6bbc9ace898e44ae57da46a324031adb",
+                "a25bea736e30d166cdddb491f175f624",
+                "2646ac647ad5339dbf082846283269ea",
+                "27ae3e4e09519cfbb04c329615203637",
             ),
             licence="CC BY-SA 3.0",
             home="http://yann.lecun.com/exdb/mnist/",
@@ -103,7 +92,7 @@ SOURCES = {
                 "cifar-10-binary.tar.gz",
                 "c32a1d4ab5d03f1284b67883e8d87530",
                 170_052_171,
-                f"{_CIFAR}cifar-10-binary.tar.gz",
+                "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",
             ),
         ),
         Source(
@@ -130,43 +119,38 @@ def places(source: Source, folder: str | os.PathLike | None = None) -> list[Path
     """Returns where the files are looked for, in order.
 
     That is the given folder and no other, or else $FAIRMESH_DATA, the cache and the system's folders."""
-    own = os.environ.get("FAIRMESH_DATA")
+    names = (source.name, *source.folders)
     if folder:
-        return [Path(folder), *_named_folders(source, Path(folder))]
-    first = [*_named_folders(source, Path(own)), Path(own)] if own else []
+        return [Path(folder), *(Path(folder, name) for name in names)]
+    own = os.environ.get("FAIRMESH_DATA")
+    first = [*(Path(own, name) for name in names), Path(own)] if own else []
     return [*first, cache_of(source), *map(Path, source.system)]
-
-
-def _named_folders(source: Source, root: Path) -> list[Path]:
-    return [root / name for name in (source.name, *source.folders)]
 
 
 def found(source: Source, folder: str | os.PathLike | None = None) -> Path | None:
     """Returns the first place that holds all files, packed or not; else the first that holds any."""
     looked = places(source, folder)
     whole = (place for place in looked if is_whole(source, place))
-    return next(whole, next((place for place in looked if any(_held(source, place))), None))
+    return next(whole, next((place for place in looked if any(paths_of(source, place))), None))
 
 
 def is_whole(source: Source, place: Path) -> bool:
     """Returns whether a folder holds all files, packed or not."""
-    return all(_held(source, place))
+    return all(paths_of(source, place))
 
 
-def _held(source: Source, place: Path) -> list[bool]:
-    return [path_of(source, file, place) is not None for file in source.files]
-
-
-def path_of(source: Source, file: File, place: Path) -> Path | None:
-    """Returns the path in a folder that holds a file's content: the file, its .gz, or the official archive."""
-    names = [file.name, f"{file.name}.gz", *([source.archive.name] if source.archive else [])]
-    return next((place / name for name in names if (place / name).is_file()), None)
+def paths_of(source: Source, place: Path) -> list[Path | None]:
+    """Returns for each official file what holds its content in a folder: the file, its .gz, or the official archive;
+    None if nothing does."""
+    archive = [source.archive.name] if source.archive else []
+    names_of = [(file.name, f"{file.name}.gz", *archive) for file in source.files]
+    return [next((place / name for name in names if (place / name).is_file()), None) for names in names_of]
 
 
 def contents(source: Source, place: Path) -> list[bytes]:
     """Returns the unpacked bytes of every official file, in order."""
-    paths = [path_of(source, file, place) for file in source.files]
-    if source.archive and any(path == place / source.archive.name for path in paths):
+    paths = paths_of(source, place)
+    if source.archive and place / source.archive.name in paths:
         return from_archive(source, place / source.archive.name)
     return [unpacked(path or place / file.name) for file, path in zip(source.files, paths)]
 
@@ -187,9 +171,8 @@ def from_archive(source: Source, path: Path) -> list[bytes]:
         with tarfile.open(path) as archive:
             for member in archive:  # once through: seeking in a packed archive unpacks it again
                 name = Path(member.name).name
-                taken = archive.extractfile(member) if name in wanted else None
-                if taken is not None:
-                    wanted[name] = taken.read()
+                if name in wanted and (file := archive.extractfile(member)):
+                    wanted[name] = file.read()
     except (OSError, EOFError, tarfile.TarError, zlib.error) as error:
         raise damaged(path, error) from error
     for name, content in wanted.items():
@@ -205,5 +188,4 @@ def damaged(path: Path, reason: object) -> BadInput:
 
 def stamp(source: Source, place: Path) -> tuple[int, ...]:
     """Returns when the files were last written. What was read of them stays valid while this does not change."""
-    paths = [path_of(source, file, place) for file in source.files]
-    return tuple(path.stat().st_mtime_ns if path else 0 for path in paths)
+    return tuple(path.stat().st_mtime_ns if path else 0 for path in paths_of(source, place))

@@ -4,7 +4,7 @@ import re
 import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -108,15 +108,11 @@ class Table(Data):
     def __post_init__(self):
         check_split(self)
         if isinstance(self.partition, Contrast | Instrument):
-            raise BadInput(
-                f"partition {type(self.partition).__name__} changes images, and a table has none; use another, such as "
-                "by-site"
-            )
+            kind = type(self.partition).__name__
+            raise BadInput(f"partition {kind} changes images, and a table has none; use another, such as by-site")
         for name in self.exclude:
             if name in self.inputs or name == self.target:
-                raise BadInput(
-                    f"exclude names {name!r}, which is {'the target' if name == self.target else 'an input'}"
-                )
+                raise BadInput(f"exclude names {name!r}, which is the target or among the inputs")
         for name in self.categories:
             if self.types.get(name, "category") != "category":
                 raise BadInput(f"categories lists those of {name!r}, but types says that it is {self.types[name]}")
@@ -170,8 +166,9 @@ class Table(Data):
 
     def kind_of_column(self, name: str, values: np.ndarray) -> Kind:
         """Returns what a column has, as the settings say or as its values look."""
-        given = "category" if name in self.categories else self.types.get(name)
-        return given or kind_of(values, name, self.file)
+        if name in self.categories:
+            return "category"
+        return self.types.get(name) or kind_of(values, name, self.file)
 
     def _warn_of_spellings(self, texts: Iterable[str], name: str) -> None:
         if said := two_spellings(texts):
@@ -220,9 +217,8 @@ class Table(Data):
             rows["test"] = judges.setdefault(id(site.test), _rows(site.test))
         if self.validation_share and len(train) > 1:
             count = max(1, round(self.validation_share / (1 - self.test_share) * len(train)))
-            count = min(count, len(train) - 1)
-            chosen = np.zeros(len(train), bool)
-            chosen[np.random.default_rng((self.seed, i)).permutation(len(train))[:count]] = True
+            order = np.random.default_rng((self.seed, i)).permutation(len(train))
+            chosen = np.isin(np.arange(len(train)), order[: min(count, len(train) - 1)])
             rows |= {"train": train[~chosen], "validation": train[chosen]}
         return replace(site, table=replace(table, rows=rows))
 
@@ -244,15 +240,10 @@ def _rows(samples: tuple[Tensor, Tensor]) -> np.ndarray:
 def _known(columns: Mapping[str, np.ndarray], name: str, file: str) -> np.ndarray:
     """Returns a column's values; refuses missing ones."""
     column = column_of(columns, name, file)
-    missing = [i for i, value in enumerate(column.tolist()) if _is_unnamed(value)]
-    if missing:
-        raise BadInput(f"{file}: row {missing[0] + 1} of column {name!r} is empty; fill it, or leave the row out")
+    for row, value in enumerate(column.tolist(), 1):
+        if value is None or value != value or not str(value).strip():  # words such as "none" are names
+            raise BadInput(f"{file}: row {row} of column {name!r} is empty; fill it, or leave the row out")
     return column
-
-
-def _is_unnamed(value: Any) -> bool:
-    """Returns whether a label or a name is missing. Words such as "none" are names."""
-    return value is None or value != value or str(value).strip() == ""
 
 
 def _texts(column: np.ndarray) -> np.ndarray:
