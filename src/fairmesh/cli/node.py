@@ -94,7 +94,7 @@ def status(
     show_table(_edge_rows(seen, now), "edges of this node")
     if seen["refusing"]:
         show_table(_refusal_rows(seen, now), "refused messages")
-    for sentence in (*claims.sentences(seen), *map(claims.diverged, seen.get("diverged", ()))):
+    for sentence in (*claims.sentences(seen).values(), *map(claims.diverged, seen.get("diverged", ()))):
         say(sentence)
     if seen["worst"] is not None:
         own = "" if seen["metric"] is None else f", here {seen['metric']:.4g}"

@@ -147,13 +147,13 @@ def expected_results(folder: Path, membership: Membership) -> dict[str, dict[str
     }
 
 
-def results_compared(expected: Mapping[str, dict[str, Any]], bulletin: Bulletin) -> tuple[list[str], dict[str, str]]:
-    """Returns the sites that have not announced a result of this generation, and for each site with another result
-    than expected how it differs."""
-    bodies = bulletin.of_all("result")
-    silent = [name for name, body in expected.items() if bodies.get(name, {}).get("generation") != body["generation"]]
-    apart = {name: _apart(name, bodies[name], body) for name, body in expected.items() if name not in silent}
-    return silent, {name: reasons for name, reasons in apart.items() if reasons}
+def results_apart(expected: Mapping[str, dict[str, Any]], bulletin: Bulletin) -> dict[str, str]:
+    """Returns for each site that has announced another result of this generation than expected how it differs."""
+    apart = {}
+    for name, theirs in bulletin.of_all("result").items():
+        if name in expected and theirs["generation"] == expected[name]["generation"]:
+            apart[name] = _apart(name, theirs, expected[name])
+    return {name: reasons for name, reasons in apart.items() if reasons}
 
 
 def _apart(name: str, theirs: Mapping[str, Any], expected: Mapping[str, Any]) -> str:

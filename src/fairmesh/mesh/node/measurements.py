@@ -28,8 +28,8 @@ import torch
 from torch import Tensor
 
 from fairmesh.errors import CheckpointError
-from fairmesh.mesh.node.aside import Aside
 from fairmesh.mesh.node.store import BEST, PROGRESS, TABLE
+from fairmesh.mesh.node.watching import Aside
 from fairmesh.mesh.wire.bulletin import Bulletin
 from fairmesh.mesh.wire.frames import read_json
 from fairmesh.mesh.wire.journal import storing

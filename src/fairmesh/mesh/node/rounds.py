@@ -291,13 +291,12 @@ class _SiteEnding(Observer):
     """Stops when the watch asks for it. An observer at one site cannot end the run of all sites."""
 
     def __init__(self, rounds: Rounds):
-        self._log, self._oversight, self._ignored = rounds.node.log, rounds.node.oversight, False
+        self._node = rounds.node
 
     def after_round(self, round: int, state: TrainingState) -> None:
-        if self.run.stop_reason is not None and not self._ignored:
-            self._ignored = True
+        if self.run.stop_reason is not None:
             what = "an observer asked to end the run; one site cannot, so the run continues"
-            self._log("warning", what, round=round, reason=self.run.stop_reason)
+            self._node.aside.once((what,), "warning", what, round=round, reason=self.run.stop_reason)
         self.run.stop_reason = None
-        if self._oversight.stopping and not self.run.is_last:
-            raise self._oversight.stopping
+        if self._node.oversight.stopping and not self.run.is_last:
+            raise self._node.oversight.stopping

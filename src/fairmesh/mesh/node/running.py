@@ -19,7 +19,7 @@ from fairmesh.mesh.node import data_agreement, deciding, divergence, versus_loca
 from fairmesh.mesh.node.ending import (
     compare_with_neighbours,
     expected_results,
-    results_compared,
+    results_apart,
     settings_of,
     sums_of,
     undefined_metrics,
@@ -246,8 +246,7 @@ def _end(node: Node, rounds: Rounds, links: Links) -> None:
     membership, oversight, last = node.membership, node.oversight, node.membership.experiment.rounds
     result = node.folder / RESULT
     if not result.exists():
-        oversight.activity = "waiting for the metrics of all"
-        node.wait(node.measurements.open_questions)
+        node.wait("waiting for the metrics of all", node.measurements.open_questions)
         oversight.activity = "summing up"
         unconfirmed = node.folder / f"unconfirmed-{membership.mesh.generation}"
         write_result(rounds, unconfirmed)
@@ -273,20 +272,18 @@ def _end(node: Node, rounds: Rounds, links: Links) -> None:
 def _confirm(node: Node, unconfirmed: Path, source: str | None) -> None:
     """Waits until all sites have announced the result that this site has. A difference is named; it ends when the
     other site announces another result, or is voted out."""
-    expected, named = expected_results(unconfirmed, node.membership), set[str]()
+    expected = expected_results(unconfirmed, node.membership)
     node.bulletin.announce("result", expected[node.membership.name], node.membership.mesh.generation)
-    node.oversight.activity = "waiting for the results of all"
+    sums = {"sums": "computed by this site" if source is None else f"from {source}", "kept": unconfirmed.name}
 
     def open_questions() -> list[str]:
-        silent, apart = results_compared(expected, node.bulletin)
-        for site in apart.keys() - named:
-            named.add(site)
-            node.oversight.activity = "results differ; the log says which"
-            sums = "computed by this site" if source is None else f"from {source}"
-            node.log("error", "results differ", site=site, reason=apart[site], sums=sums, kept=unconfirmed.name)
-        return [*silent, *apart]
+        apart = results_apart(expected, node.bulletin)
+        for site, reason in apart.items():
+            node.oversight.activity = what = "results differ; the log says which"
+            node.aside.once((what, site, unconfirmed), "error", "results differ", site=site, reason=reason, **sums)
+        return [*node.silent("result"), *apart]
 
-    node.wait(open_questions)
+    node.wait("waiting for the results of all", open_questions)
 
 
 def _compare_with_local(rounds: Rounds, unconfirmed: Path) -> None:
@@ -298,13 +295,7 @@ def _compare_with_local(rounds: Rounds, unconfirmed: Path) -> None:
     if body["why_not"]:
         node.log("warning", "not compared with this site's model alone", reason=body["why_not"])
     node.bulletin.announce(versus_local.KIND, body, generation)
-    node.oversight.activity = "waiting for the comparisons of all"
-
-    def silent() -> list[str]:
-        bodies = node.bulletin.of_all(versus_local.KIND)
-        return [name for name in rounds.membership.names if bodies.get(name, {}).get("generation") != generation]
-
-    node.wait(silent)
+    node.wait("waiting for the comparisons of all", lambda: node.silent(versus_local.KIND))
     node.aside.tried("the comparison of all sites", lambda: versus_local.add_evidence(rounds, unconfirmed), None)
 
 

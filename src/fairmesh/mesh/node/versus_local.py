@@ -26,12 +26,12 @@ from fairmesh.evidence import LEVEL, Difference, Number, Share, Worst, versus, v
 from fairmesh.evidence.intervals import Estimate
 from fairmesh.evidence.means import mean_of
 from fairmesh.evidence.outcomes import judged
-from fairmesh.mesh.node.aside import Aside
 from fairmesh.mesh.node.ending import metrics_by_site
 from fairmesh.mesh.node.membership import Membership
 from fairmesh.mesh.node.oversight import COMPARING
 from fairmesh.mesh.node.rounds import Rounds
 from fairmesh.mesh.node.store import new_folder
+from fairmesh.mesh.node.watching import Aside
 from fairmesh.mesh.wire.journal import storing
 from fairmesh.mesh.wire.kinds import CELLS, FEW, FEWEST, KINDS, ROWS_AT_LEAST, most_rows
 from fairmesh.problems.objective import Objective
