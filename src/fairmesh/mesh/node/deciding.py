@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from fairmesh.algorithms.schedules import with_run_length
 from fairmesh.errors import Diverged, Interrupted, in_a_line
-from fairmesh.mesh.node import divergence, leaving
+from fairmesh.mesh.node import divergence, states
 from fairmesh.mesh.node.data_agreement import settle
 from fairmesh.mesh.node.decisions import Begun, Certificate, Claim, Commit, Lie
 from fairmesh.mesh.node.ledger import Removed
@@ -259,7 +259,7 @@ def _save_without(node: Node, agreed: int, before: Membership, after: Membership
 
         def reduced(done: int) -> TrainingState:
             state = rounds.state_at(done)
-            return leaving.without(state, numbers, slots, problem.prior_of_sites) if changed else state
+            return states.without(state, numbers, slots, problem.prior_of_sites) if changed else state
 
         for kept in [one for one in store.landmarks if one <= agreed]:
             into.keep(reduced(kept), kept, identity)

@@ -139,9 +139,7 @@ class _Inputs:
         # If the sites scale by themselves, to about mean 0 and spread 1, means say nothing about units.
         centred = len(names) > 1 and 2 * _is_scaled(mean, spread).sum() > len(names)
         never_negative = (means >= -0.02 * spread).all(0) & (not centred)
-        tells_size = (np.abs(mean) >= spread / 2) & (
-            not centred
-        )  # the mean is far enough from 0 to change with the unit
+        tells_size = (np.abs(mean) >= spread / 2) & (not centred)  # far enough from 0 to change with the unit
         log_means, log_spreads = (np.log(np.maximum(np.abs(some), _SMALLEST)) for some in (means, spreads))
         times = np.log(np.maximum(spreads, _SMALLEST) / np.maximum(spread, _SMALLEST))
         of_means = np.log(np.abs(means)) - np.log(np.abs(mean))
