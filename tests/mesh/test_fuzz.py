@@ -177,6 +177,6 @@ def test_signed_bodies_of_every_kind_are_refused_or_read_without_an_error(reader
     again = Bulletin("b", reader.keys["b"], reader.certificates["b"].encode(), reader.authority, tuple(NAMES))
     assert again.restored(reader.folder / "bulletin.json") == []  # what was taken over is so after a restart
     Ledger(reader.folder, node.membership.mesh, "b", again).votes()
-    measurements = Measurements(reader.folder, "b", again, reader.said)
+    measurements = Measurements(reader.folder, "b", again, Aside(reader.said))
     reader.enter(measurements)
     measurements.exchange()

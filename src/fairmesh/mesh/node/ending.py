@@ -22,7 +22,7 @@ from fairmesh.algorithms.own_parts import OwnState
 from fairmesh.compression import DecodeError
 from fairmesh.config.overrides import portable
 from fairmesh.config.tables import to_table
-from fairmesh.mesh.node.measurements import judged_on, traffic
+from fairmesh.mesh.node.measurements import add_metrics, judged_on, traffic
 from fairmesh.mesh.node.membership import Membership
 from fairmesh.mesh.node.reduction import Sums
 from fairmesh.mesh.node.rounds import Rounds, branch_of
@@ -38,7 +38,6 @@ from fairmesh.storage.files import replace_quickly
 from fairmesh.storage.run_folder import EXPERIMENT, METRICS, SUMMARY, Record, toml_of
 from fairmesh.storage.strict_json import as_json
 from fairmesh.training.loop import Best, TrainingState
-from fairmesh.training.meter import with_spread
 from fairmesh.training.replicas import Replica
 from fairmesh.training.result import Result, about_model, model_files, summary_of
 
@@ -104,13 +103,7 @@ def write_result(rounds: Rounds, folder: Path) -> None:
     judged = adder.over_sites(judged, step + 1, owners, FACTOR**2)  # distances are squared
     by_site = {name: _read_back(*told) for name, told in zip(found, judged[:-2].reshape(-1, 2, n))}
     record: Record = {"round": last, "replica": 0, "seed": membership.experiment.seeds[0], "models": "average"}
-    for under in (None, _BEST) if "best" in means else (None,):
-        of_model = {
-            name.removeprefix(_OF_BEST): values
-            for name, values in by_site.items()
-            if name.startswith(_OF_BEST) == (under is not None)
-        }
-        with_spread([record], of_model, problem, under)
+    add_metrics([record], by_site, problem, _OF_BEST, _BEST)
     record |= traffic(totals["bits"], totals["bytes"]) | {"consensus_models": float(judged[-2] / n)}
     weighed = float(means["dual"].sum()) > 0  # some algorithms have no weights
     if weighed:

@@ -1,5 +1,6 @@
 """What a node has voted, promised and followed: kept in decisions.json, and announced to all sites with signatures."""
 
+import itertools
 import json
 import math
 import threading
@@ -150,14 +151,10 @@ class Ledger:
     def _announce_follow(self) -> None:
         """Announces the certificates that this node follows: all, or as many of the newest as others accept. No present
         site is so far behind that it needs the others."""
-        decisions, size = self._table["decisions"], 0
-        told: list[dict[str, Any]] = []
-        for table in reversed(decisions):
-            size += len(json.dumps(table)) + 2
-            if told and size > FOLLOW_AT_MOST - 1024:
-                break
-            told.insert(0, table)
-        self._bulletin.announce("follow", {"certificates": told}, len(decisions))
+        decisions = self._table["decisions"]
+        sizes = itertools.accumulate(len(json.dumps(table)) + 2 for table in reversed(decisions))
+        fitting = sum(size <= FOLLOW_AT_MOST - 1024 for size in sizes)
+        self._bulletin.announce("follow", {"certificates": decisions[-max(1, fitting) :]}, len(decisions))
 
     def _save(self, **fields: Any) -> None:
         self._table = self._table | fields

@@ -72,7 +72,7 @@ class Node:
         log("info", "machine", **self.machine)
         self._process = os.urandom(8).hex()  # tells this start of the node from others
         self.ledger = Ledger(self.folder, Mesh.read(membership.site.mesh), membership.name, self.bulletin)
-        self.measurements = Measurements(self.folder, membership.name, self.bulletin, log, self.aside)
+        self.measurements = Measurements(self.folder, membership.name, self.bulletin, self.aside)
         contract = membership.experiment.contract
         self.tables = TableAgreement(membership.name, self.own, self.bulletin, self.folder, contract)
         self.oversight = Oversight(self, alone, patience_s, monitor)

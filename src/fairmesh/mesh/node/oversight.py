@@ -188,10 +188,6 @@ class Oversight(Observer):
         what = "a metric failed; it has no value at this site"
         self._node.aside.once((what, name), "error", what, metric=name, reason=str(error))
 
-    @property
-    def _at_work(self) -> bool:
-        return self.activity.startswith(("training", LOCAL_TRAINING))
-
     def works_locally(self, activity: Activity | None) -> None:
         if activity is None:
             self.activity = "training"
@@ -253,7 +249,8 @@ class Oversight(Observer):
 
     def _show(self) -> None:
         status = self.status()
-        self._pace.note(self._round, bool(status["paused_for"]) or not self._at_work)
+        at_work = self.activity.startswith(("training", LOCAL_TRAINING))
+        self._pace.note(self._round, bool(status["paused_for"]) or not at_work)
         if time.monotonic() - self._announced_at >= _ANNOUNCE_S_PER_SITE * len(self._membership.mesh.present):
             self._announced_at = time.monotonic()
             self._bulletin.announce("status", {key: status[key] for key in _ANNOUNCED})
@@ -282,11 +279,6 @@ class Oversight(Observer):
             if by != own and by in present:
                 found += [{"by": by, "site": site, **why} for site, why in body["sites"].items() if site in present]
         return found
-
-    def _state_lost(self) -> list[dict[str, Any]]:
-        """Returns which neighbours say that this site has lost its state, and why."""
-        said = self._by_site(Mailroom.state_lost)
-        return [{"by": by, "reason": shortened(one.reason), "since": one.since} for by, one in said.items()]
 
     def _diverged(self) -> list[dict[str, Any]]:
         """Returns which other sites say that they have diverged, and the rounds kept here from before. Leaves out those
@@ -437,7 +429,10 @@ class Oversight(Observer):
             "edges": edges,
             "refusing": self._refusing(),
             "ignored": self._node.aside.view(),
-            "state_lost": self._state_lost(),
+            "state_lost": [
+                {"by": by, "reason": shortened(claim.reason), "since": claim.since}
+                for by, claim in self._by_site(Mailroom.state_lost).items()
+            ],
             "diverged": self._diverged(),
             "votes": self._ledger.votes(),
             "keys": self._node.keys.view(),
