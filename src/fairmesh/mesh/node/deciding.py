@@ -169,8 +169,6 @@ def _promise(node: Node, mailroom: Mailroom) -> bool:
     """Commits to a ballot or follows a certificate if it is time to. Returns whether it did."""
     ledger = node.ledger
     due = ledger.due()
-    if due is None:
-        return False
     if isinstance(due, Certificate):
         otherwise = ", ".join(ledger.voted_otherwise_since(due))
         ledger.follow(due)
@@ -178,14 +176,14 @@ def _promise(node: Node, mailroom: Mailroom) -> bool:
         node.observe("followed", 0)
         late = {"voted_otherwise_too_late": otherwise} if otherwise else {}
         node.log("warning", "decided", decision=due.proposal.in_words(), **late)
-        return True
-    claim = _claim(node, mailroom)
-    ledger.commit(Commit(due, claim))
-    node.remember()
-    done = claim.begun[-1].done if claim.begun else None
-    node.observe("committed", done or 0)
-    node.log("warning", "all have voted", decision=due.proposal.in_words(), round=done)
-    return True
+    elif due is not None:
+        claim = _claim(node, mailroom)
+        ledger.commit(Commit(due, claim))
+        node.remember()
+        done = claim.begun[-1].done if claim.begun else None
+        node.observe("committed", done or 0)
+        node.log("warning", "all have voted", decision=due.proposal.in_words(), round=done)
+    return due is not None
 
 
 def _claim(node: Node, mailroom: Mailroom) -> Claim:

@@ -159,14 +159,9 @@ def difference(cells: Mapping[str, int | str]) -> Difference | None:
     if not cells:
         return None
     choices = [(0, FEWEST - 1) if cells[name] == FEW else (int(cells[name]),) for name in CELLS]
-    found = []
-    for both, only_common, only_local, neither in itertools.product(*choices):
-        rows = both + only_common + only_local + neither
-        if rows:
-            found.append(versus_counts(rows, only_common, only_local))
-    values = [one.difference for one in found]
-    verdicts = {one.verdict for one in found}
-    ends = min(one.interval[0] for one in found), max(one.interval[1] for one in found)
+    possible = [versus_counts(sum(counts), counts[1], counts[2]) for counts in itertools.product(*choices)]
+    values, verdicts = [each.difference for each in possible], {each.verdict for each in possible}
+    ends = min(each.interval[0] for each in possible), max(each.interval[1] for each in possible)
     return Difference((min(values) + max(values)) / 2, ends, verdicts.pop() if len(verdicts) == 1 else "unclear")
 
 
