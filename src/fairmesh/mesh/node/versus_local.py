@@ -161,9 +161,9 @@ def difference(cells: Mapping[str, int | str]) -> Difference | None:
     choices = [(0, FEWEST - 1) if cells[name] == FEW else (int(cells[name]),) for name in CELLS]
     possible = [versus_counts(sum(counts), counts[1], counts[2]) for counts in itertools.product(*choices)]
     values = [each.difference for each in possible]
-    verdicts = {each.verdict for each in possible}
+    agree = all(each.verdict == possible[0].verdict for each in possible)
     ends = min(each.interval[0] for each in possible), max(each.interval[1] for each in possible)
-    return Difference((min(values) + max(values)) / 2, ends, verdicts.pop() if len(verdicts) == 1 else "unclear")
+    return Difference((min(values) + max(values)) / 2, ends, possible[0].verdict if agree else "unclear")
 
 
 def evidence_of(
