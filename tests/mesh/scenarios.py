@@ -12,24 +12,13 @@ from pathlib import Path
 
 from fairmesh.mesh.node import ledger, running
 from tests.mesh import fleet
+from tests.mesh.experiments import BY_CLASS, STEADY_AD_GDA, experiment
 
 ROOT = Path(__file__).parents[2]
 NAMES = ["a", "b", "c", "d", "e"]
-EXPERIMENT = """
-rounds = 48
-data = { name = "digits", nodes = 5, split = "class" }
-topology = { name = "circulant", offsets = [1, 2] }
-[algorithm]
-name = "ad-gda"
-primal_step = 1.0
-dual_step = 0.05
-consensus_step = 0.4
-compressor = { name = "quantize", bits = 4 }
-[options]
-measure_every = 16
-checkpoint_every = 5
-dtype = "float64"
-"""
+OPTIONS = {"measure_every": 16, "checkpoint_every": 5, "dtype": "float64"}
+CIRCULANT = {"name": "circulant", "offsets": [1, 2]}
+EXPERIMENT = experiment(48, 5, STEADY_AD_GDA, CIRCULANT, BY_CLASS, options=OPTIONS)
 
 _ENDED = os.WEXITED | os.WNOHANG | os.WNOWAIT
 

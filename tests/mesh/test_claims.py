@@ -23,6 +23,7 @@ from fairmesh.mesh.wire.journal import Journal
 from fairmesh.mesh.wire.links import Links, Neighbour
 from fairmesh.mesh.wire.mailroom import Mailroom
 from fairmesh.networks.bounds import TOO_LARGE
+from tests.mesh.experiments import experiment
 from tests.mesh.fleet import free_ports
 from tests.mesh.scenarios import Run, played, waits_at
 from tests.mesh.test_connections import provisioned
@@ -219,12 +220,7 @@ def test_neighbour_that_has_lost_its_state_is_told_so_and_still_gets_announcemen
 # Real nodes
 
 
-EXPERIMENT = """
-rounds = 40
-data = { name = "digits", nodes = 3, odd = 1 }
-topology = "ring"
-algorithm = { name = "ad-gda", consensus_step = 0.5, compressor = { name = "quantize", bits = 4 } }
-"""
+EXPERIMENT = experiment(40)
 NAMES = ["a", "b", "c"]
 
 

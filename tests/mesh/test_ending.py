@@ -18,6 +18,7 @@ from fairmesh.mesh.node.ending import (
     undefined_metrics,
 )
 from fairmesh.mesh.node.node import Node
+from tests.mesh.experiments import BY_CLASS, experiment
 from tests.mesh.scenarios import Run, played
 from tests.refusals import missing_from
 
@@ -144,14 +145,13 @@ def test_sites_without_a_value_are_named_by_metric(tmp_path):
     assert undefined_metrics(written(tmp_path / "result"), NAMES) == {"loss": ["c"]}
 
 
-EXPERIMENT = """
-rounds = 6
-data = { name = "digits", nodes = 3, split = "class" }
-topology = "ring"
-algorithm = "ad-gda"
-metrics = { undefined = "scores.py:undefined", broken = "scores.py:broken", share = "scores.py:share" }
-options = { measure_every = 3 }
-"""
+EXPERIMENT = experiment(
+    6,
+    algorithm="ad-gda",
+    data=BY_CLASS,
+    metrics={name: f"scores.py:{name}" for name in ("undefined", "broken", "share")},
+    options={"measure_every": 3},
+)
 SCORES = """
 def undefined(outputs, targets):
     return float("nan") if int(targets.min()) == ODD else 0.5

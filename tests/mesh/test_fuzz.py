@@ -27,17 +27,11 @@ from fairmesh.storage.strict_json import as_json
 from tests.data.test_preprocessing import write
 from tests.examples import THOROUGH
 from tests.mesh import fleet, fuzz
+from tests.mesh.experiments import experiment
 from tests.refusals import missing_from
 
 NAMES = ["a", "b", "c"]
-EXPERIMENT = """
-rounds = 30
-data = { name = "digits", nodes = 3, odd = 1 }
-topology = "ring"
-algorithm = { name = "ad-gda", consensus_step = 0.5 }
-[options]
-measure_every = 10
-"""
+EXPERIMENT = experiment(30, algorithm={"name": "ad-gda", "consensus_step": 0.5}, options={"measure_every": 10})
 SCHEDULE = Schedule(rounds=30, every=10, best_by="worst", seed=0)
 COUNT = 400 if THOROUGH else 8  # changed bodies of each kind
 

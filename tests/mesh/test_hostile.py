@@ -23,17 +23,12 @@ from fairmesh.mesh.wire.mailroom import Mailroom
 from fairmesh.mesh.wire.transport import FIRST_ROUND
 from fairmesh.networks import remote
 from tests.mesh import fleet, fuzz
+from tests.mesh.experiments import experiment
 from tests.mesh.lives import Lives
 from tests.refusals import missing_from
 
 ROUNDS, ATTACKED = 30, 10
-EXPERIMENT = f"""
-rounds = {ROUNDS}
-data = {{ name = "digits", nodes = 4, odd = 1 }}
-topology = "ring"
-algorithm = {{ name = "ad-gda", consensus_step = 0.5, compressor = {{ name = "quantize", bits = 4 }} }}
-options = {{ checkpoint_every = 4 }}
-"""
+EXPERIMENT = experiment(ROUNDS, 4, options={"checkpoint_every": 4})
 NAMES = ["alpha", "beta", "gamma", "delta"]  # a ring; alpha is the root of the sums, and beta and delta its children
 DELTA = 3
 

@@ -17,7 +17,8 @@ from fairmesh.mesh.node.measurements import Measurements
 from fairmesh.mesh.node.start import Start
 from fairmesh.mesh.node.store import START
 from fairmesh.networks import remote
-from tests.mesh.scenarios import EXPERIMENT, NAMES, Run, played, waits_at
+from tests.mesh.experiments import BY_CLASS, STEADY_AD_GDA, experiment
+from tests.mesh.scenarios import NAMES, OPTIONS, Run, played, waits_at
 
 
 def two_of_five(run: Run) -> None:
@@ -256,7 +257,7 @@ def silent_before_the_first_round(run: Run) -> None:
 def started_again_meanwhile(run: Run) -> None:
     """In a ring of four, the last is gone. One votes and crashes; the two others vote and commit. Started again, it
     learns of the vote of the one that is no neighbour of it, from one that has stopped training."""
-    ring = EXPERIMENT.replace("nodes = 5", "nodes = 4").replace('{ name = "circulant", offsets = [1, 2] }', '"ring"')
+    ring = experiment(48, 4, STEADY_AD_GDA, data=BY_CLASS, options=OPTIONS)
     ring = Run(run.folder / "ring", ["a", "b", "c", "d"], ring)
     try:
         ring.start("a", "b", "c")

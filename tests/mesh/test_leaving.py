@@ -23,27 +23,20 @@ from fairmesh.problems.oracle import Oracle
 from fairmesh.storage.state_tree import flatten_state, unflatten_state
 from tests import toys
 from tests.mesh import fleet
+from tests.mesh.experiments import BY_CLASS, STEADY_AD_GDA, experiment
 
 ROOT = Path(__file__).parents[2]
 NAMES = ["a", "b", "c", "d", "e", "f"]
 GONE, DEAD, DIES_AT = 5, "f", 40  # it alone holds the highest class, so the model has outputs that only it needs
 CRASHES = {"b": "committed", "c": "followed", "d": "saved without", "e": "begun"}
-EXPERIMENT = """
-rounds = 70
-data = { name = "digits", nodes = 6, split = "class" }
-topology = { name = "circulant", offsets = [1, 2] }
-[algorithm]
-name = "ad-gda"
-primal_step = 1.0
-dual_step = 0.05
-consensus_step = 0.4
-compressor = { name = "quantize", bits = 4 }
-dual_compressor = { name = "threshold", level = 1e-3 }
-[options]
-measure_every = 20
-checkpoint_every = 15
-dtype = "float64"
-"""
+EXPERIMENT = experiment(
+    70,
+    6,
+    STEADY_AD_GDA | {"dual_compressor": {"name": "threshold", "level": 1e-3}},
+    {"name": "circulant", "offsets": [1, 2]},
+    BY_CLASS,
+    options={"measure_every": 20, "checkpoint_every": 15, "dtype": "float64"},
+)
 
 
 def _scenario(folder: Path) -> None:

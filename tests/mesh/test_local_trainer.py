@@ -11,23 +11,17 @@ import torch
 
 from fairmesh.problems.local_work import Node, Work, no_memory
 from fairmesh.storage.finished_work import FinishedWork
+from tests.mesh.experiments import experiment
 from tests.mesh.scenarios import Run, played
 
 NAMES = ["a", "b", "c"]
 ROUNDS = 10
-EXPERIMENT = f"""
-rounds = {ROUNDS}
-trainer = "mine.py:train"
-data = {{ name = "digits", nodes = 3, odd = 1 }}
-topology = "ring"
-[algorithm]
-name = "tracked-ad-gda"
-primal_step = 1.0
-beta1 = 0.0
-beta2 = 0.0
-[options]
-checkpoint_every = 4
-"""
+EXPERIMENT = experiment(
+    ROUNDS,
+    algorithm={"name": "tracked-ad-gda", "primal_step": 1.0, "beta1": 0.0, "beta2": 0.0},
+    trainer="mine.py:train",
+    options={"checkpoint_every": 4},
+)
 MINE = """
 import os, pathlib, signal, time
 import torch

@@ -22,19 +22,13 @@ from fairmesh.mesh.node.start import START, Start
 from fairmesh.training.options import Options
 from tests import toys
 from tests.mesh import fleet
+from tests.mesh.experiments import experiment
 from tests.mesh.lives import RESULTS
 from tests.refusals import missing_from, refused
 
 NAMES = ["alpha", "beta", "gamma"]
 ROUNDS = 300
-EXPERIMENT = f"""
-rounds = {ROUNDS}
-data = {{ name = "digits", nodes = 3, odd = 1 }}
-model = {{ name = "import", path = "net.py:Net" }}
-topology = "ring"
-algorithm = {{ name = "ad-gda", consensus_step = 0.5, compressor = {{ name = "quantize", bits = 4 }} }}
-options = {{ checkpoint_every = 40 }}
-"""
+EXPERIMENT = experiment(ROUNDS, model={"name": "import", "path": "net.py:Net"}, options={"checkpoint_every": 40})
 NET = """
 import torch
 from torch import nn

@@ -32,28 +32,17 @@ from fairmesh.mesh.roster import SiteFile
 from fairmesh.storage.files import open_to_others
 from tests import toys
 from tests.mesh import fleet
+from tests.mesh.experiments import STEADY_AD_GDA, experiment
 from tests.refusals import missing_from, refused
 from tests.trackers.test_tensorboard import read as read_events
 
 NAMES = ["a", "b", "c"]
-EXPERIMENT = """
-rounds = 120
-data = { name = "digits", nodes = 3, odd = 1 }
-topology = "ring"
-[algorithm]
-name = "ad-gda"
-primal_step = 1.0
-dual_step = 0.05
-consensus_step = 0.4
-compressor = { name = "quantize", bits = 4 }
-[options]
-measure_every = 40
-checkpoint_every = 25
-dtype = "float64"
-[[observers]]
-name = "import"
-path = "observing.py:Impatient"
-"""
+EXPERIMENT = experiment(
+    120,
+    algorithm=STEADY_AD_GDA,
+    options={"measure_every": 40, "checkpoint_every": 25, "dtype": "float64"},
+    observers=[{"name": "import", "path": "observing.py:Impatient"}],
+)
 OBSERVER = '''
 import json
 from dataclasses import dataclass
@@ -130,7 +119,7 @@ def _scenario(folder: Path) -> None:
 def _waits(folder, name, whom):
     status = read_status(folder / name / "state")
     heard = all(told.get("metric_round") for told in status["sites"].values())
-    return status if whom in status["waiting_for"] and heard else None
+    return status if whom in status["waiting_for"] and heard and status["lambda"] else None
 
 
 @pytest.fixture(scope="module")

@@ -13,21 +13,19 @@ from safetensors.torch import load_file
 import fairmesh as fm
 from fairmesh.experiment import load_experiment
 from tests.mesh import fleet
+from tests.mesh.experiments import experiment
 from tests.mesh.scenarios import Run, played, waits_at
 
 NAMES = ["a", "b", "c"]
-EXPERIMENT = """
-rounds = 12
-data = { name = "digits", nodes = 3, odd = 1 }
-topology = "ring"
-[algorithm]
-name = "dsgd"
-primal_step = 0.01
-optimizer = { name = "adamw", beta2 = 0.9, decay = 0.1, no_decay = ["*bias"] }
-[options]
-checkpoint_every = 5
-dtype = "float64"
-"""
+EXPERIMENT = experiment(
+    12,
+    algorithm={
+        "name": "dsgd",
+        "primal_step": 0.01,
+        "optimizer": {"name": "adamw", "beta2": 0.9, "decay": 0.1, "no_decay": ["*bias"]},
+    },
+    options={"checkpoint_every": 5, "dtype": "float64"},
+)
 
 
 def scenario(folder: Path, lost: bool) -> None:

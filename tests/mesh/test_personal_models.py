@@ -12,18 +12,16 @@ import fairmesh as fm
 from fairmesh.experiment import load_experiment
 from fairmesh.personalization import PersonalModel
 from tests.mesh import fleet
+from tests.mesh.experiments import AD_GDA, experiment
 
 ROOT = Path(__file__).parents[2]
 NAMES = ["a", "b", "c"]
-EXPERIMENT = """
-rounds = 15
-data = { name = "digits", nodes = 3, odd = 1 }
-topology = "ring"
-algorithm = { name = "ad-gda", consensus_step = 0.4, compressor = { name = "quantize", bits = 4 } }
-personalization = { name = "mixture", steps = 15, local_steps = 15 }
-[options]
-dtype = "float64"
-"""
+EXPERIMENT = experiment(
+    15,
+    algorithm=AD_GDA | {"consensus_step": 0.4},
+    personalization={"name": "mixture", "steps": 15, "local_steps": 15},
+    options={"dtype": "float64"},
+)
 
 
 def _scenario(folder: Path) -> None:

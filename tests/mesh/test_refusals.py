@@ -26,6 +26,7 @@ from fairmesh.mesh.wire import frames
 from fairmesh.mesh.wire.bulletin import Announcement
 from fairmesh.mesh.wire.journal import Journal
 from tests.mesh import fleet
+from tests.mesh.experiments import experiment
 from tests.mesh.reasons import (
     EXPIRED,
     NO_CERTIFICATE,
@@ -41,12 +42,7 @@ from tests.refusals import missing_from
 
 pytestmark = pytest.mark.quick_cases(30)  # all: later tests count what earlier ones have sent
 
-EXPERIMENT = """
-rounds = 20
-data = { name = "digits", nodes = 4, odd = 1 }
-topology = "ring"
-algorithm = { name = "ad-gda", consensus_step = 0.5, compressor = { name = "quantize", bits = 4 } }
-"""
+EXPERIMENT = experiment(20, 4)
 NAMES = ["alpha", "beta", "gamma", "delta"]  # a ring; each dials the next, and alpha delta
 STOP_AT = 12
 

@@ -23,15 +23,17 @@ from fairmesh.networks.base import Traffic
 from fairmesh.networks.roles import Models
 from fairmesh.storage.state_tree import flatten_state, unflatten_state
 from fairmesh.training.loop import TrainingState
-from tests.mesh.scenarios import EXPERIMENT, NAMES, Run, played, waits_at
+from tests.mesh.experiments import BY_CLASS, STEADY_AD_GDA, experiment
+from tests.mesh.scenarios import CIRCULANT, NAMES, OPTIONS, Run, played, waits_at
 from tests.refusals import missing_from
 
-OPTIONS = '\n[options]\nmeasure_every = 16\ncheckpoint_every = 5\ndtype = "float64"\n'
-BEGINNING = EXPERIMENT.split("[algorithm]")[0]
 ALGORITHMS = {
-    "ad-gda": EXPERIMENT,
-    "tracked-ad-gda": BEGINNING + '[algorithm]\nname = "tracked-ad-gda"' + OPTIONS,
-    "dsgd": BEGINNING + '[algorithm]\nname = "dsgd"\nprimal_step = 0.5' + OPTIONS,
+    name: experiment(48, 5, settings, CIRCULANT, BY_CLASS, options=OPTIONS)
+    for name, settings in {
+        "ad-gda": STEADY_AD_GDA,
+        "tracked-ad-gda": "tracked-ad-gda",
+        "dsgd": {"name": "dsgd", "primal_step": 0.5},
+    }.items()
 }
 
 

@@ -11,16 +11,11 @@ from fairmesh.mesh.revealing import ALLOW, bits_per_parameter, revealing
 from fairmesh.mesh.roster import SiteFile
 from fairmesh.training.defaults import FOR_UPDATES
 from tests.mesh import fleet
+from tests.mesh.experiments import experiment
 from tests.refusals import missing_from, refused
 
 ROOT = Path(__file__).parents[2]
-EXPERIMENT = """
-rounds = 10
-data = { name = "digits", nodes = 3 }
-topology = "ring"
-sampling = { batch = 8 }
-algorithm = { name = "ad-gda" }
-"""
+EXPERIMENT = experiment(10, algorithm="ad-gda", data={"odd": None}, sampling={"batch": 8})
 SIGNS = 'compressor = { name = "sign", block = 64 }'
 
 

@@ -18,17 +18,12 @@ from fairmesh.experiment import load_experiment
 from fairmesh.mesh import agreement
 from fairmesh.mesh.roster import MESH
 from tests.mesh import fleet
+from tests.mesh.experiments import experiment
 from tests.mesh.stranger import certified, foreign
 from tests.refusals import missing_from
 
 NAMES = ["alpha", "beta", "gamma"]  # gamma makes the mistakes; alpha and beta dial it
-EXPERIMENT = """
-rounds = 20
-data = { name = "digits", nodes = 3 }
-model = { name = "import", path = "net.py:Net" }
-topology = "ring"
-algorithm = "ad-gda"
-"""
+EXPERIMENT = experiment(20, algorithm="ad-gda", data={"odd": None}, model={"name": "import", "path": "net.py:Net"})
 NET = """
 import torch
 

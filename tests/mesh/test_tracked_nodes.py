@@ -13,19 +13,13 @@ import fairmesh as fm
 from fairmesh.experiment import load_experiment
 from fairmesh.mesh.node.watching import read_status
 from tests.mesh import fleet
+from tests.mesh.experiments import experiment
 
 ROOT = Path(__file__).parents[2]
 NAMES = ["a", "b", "c"]
-EXPERIMENT = """
-rounds = 40
-data = { name = "digits", nodes = 3, odd = 1 }
-topology = "ring"
-algorithm = "tracked-ad-gda"
-[options]
-measure_every = 20
-checkpoint_every = 15
-dtype = "float64"
-"""
+EXPERIMENT = experiment(
+    40, algorithm="tracked-ad-gda", options={"measure_every": 20, "checkpoint_every": 15, "dtype": "float64"}
+)
 
 
 def _scenario(folder: Path) -> None:

@@ -10,19 +10,13 @@ import pytest
 import torch
 
 from fairmesh.mesh.wire.journal import Journal
+from tests.mesh.experiments import AD_GDA, BY_CLASS, experiment
 from tests.mesh.scenarios import Run, played, waits_at
 
 NAMES = ["a", "b", "c"]
-EXPERIMENT = """
-rounds = 60
-data = { name = "digits", nodes = 3, split = "class" }
-topology = { name = "ring" }
-[algorithm]
-name = "ad-gda"
-compressor = { name = "quantize", bits = 4 }
-[options]
-measure_every = 20
-"""
+EXPERIMENT = experiment(
+    60, algorithm={"name": "ad-gda", "compressor": AD_GDA["compressor"]}, data=BY_CLASS, options={"measure_every": 20}
+)
 
 
 def a_copy_that_runs_too(run: Run) -> None:

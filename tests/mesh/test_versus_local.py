@@ -17,17 +17,11 @@ from fairmesh.mesh.wire.kinds import CELLS, FEW, FEWEST, KINDS
 from fairmesh.metrics.units import Unit
 from fairmesh.report.sentences import versus
 from fairmesh.storage.strict_json import as_json
+from tests.mesh.experiments import experiment
 from tests.mesh.scenarios import Run, played
 
 NAMES = ["a", "b", "c"]
-EXPERIMENT = """
-rounds = 60
-data = { name = "digits", nodes = 3, odd = 1 }
-topology = "ring"
-algorithm = "tracked-ad-gda"
-[options]
-measure_every = 20
-"""
+EXPERIMENT = experiment(60, algorithm="tracked-ad-gda", options={"measure_every": 20})
 
 
 def _cells(*counts: int | str) -> dict[str, int | str]:
@@ -236,14 +230,15 @@ def _table_of_numbers(folder: Path) -> str:
             lines.append(f"{name},{x:.4f},{y:.4f},{5 + x - 2 * y + 0.3 * noise:.4f}")
     (folder / "doses.csv").write_text("\n".join(lines) + "\n")
     fields = {
+        "nodes": None,
+        "odd": None,
         "name": "table",
         "file": str(folder / "doses.csv"),
         "target": "dose",
         "site": "site",
         "predict": "numbers",
     }
-    table = "data = { " + ", ".join(f'{key} = "{value}"' for key, value in fields.items()) + " }"
-    return "\n".join(table if line.startswith("data") else line for line in EXPERIMENT.splitlines())
+    return experiment(60, algorithm="tracked-ad-gda", data=fields, options={"measure_every": 20})
 
 
 SCENARIOS = {one.__name__: one for one in (verdicts_at_every_site, a_comparison_that_fails, verdicts_on_numbers)}

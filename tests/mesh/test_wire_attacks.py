@@ -27,18 +27,13 @@ from fairmesh.mesh.wire.bulletin import Announcement
 from fairmesh.mesh.wire.journal import Journal
 from fairmesh.mesh.wire.links import Links
 from tests.mesh import fleet
+from tests.mesh.experiments import experiment
 from tests.mesh.lives import Lives
 from tests.mesh.stranger import hello_of, spoken
 from tests.refusals import missing_from
 
 NAMES = ["alpha", "beta", "gamma"]
-EXPERIMENT = """
-rounds = 60
-data = { name = "digits", nodes = 3, odd = 1 }
-topology = "ring"
-algorithm = { name = "ad-gda", consensus_step = 0.5, compressor = { name = "quantize", bits = 4 } }
-options = { checkpoint_every = 25 }
-"""
+EXPERIMENT = experiment(60, options={"checkpoint_every": 25})
 
 pytestmark = pytest.mark.slow
 

@@ -1,0 +1,32 @@
+"""The experiments that meshes of the tests run: digits at three sites in a ring, unless a test needs another one."""
+
+from typing import Any
+
+import tomli_w
+
+AD_GDA = {"name": "ad-gda", "consensus_step": 0.5, "compressor": {"name": "quantize", "bits": 4}}
+STEADY_AD_GDA = AD_GDA | {"primal_step": 1.0, "dual_step": 0.05, "consensus_step": 0.4}
+BY_CLASS = {"odd": None, "split": "class"}  # each site has another digit, instead of one with another scanner
+
+
+def experiment(
+    rounds: int,
+    nodes: int = 3,
+    algorithm: Any = AD_GDA,
+    topology: Any = "ring",
+    data: dict[str, Any] | None = None,
+    **sections: Any,
+) -> str:
+    """Returns an experiment file.
+
+    Args:
+        rounds: How many rounds it has.
+        nodes: How many sites.
+        algorithm: The section of the algorithm.
+        topology: The section of the graph.
+        data: Settings of the digits, besides the number of sites and one site with another scanner; None for no more.
+        sections: Others, such as options.
+    """
+    digits = {"name": "digits", "nodes": nodes, "odd": 1} | (data or {})
+    given = {key: value for key, value in digits.items() if value is not None}
+    return tomli_w.dumps({"rounds": rounds, "data": given, "topology": topology, "algorithm": algorithm} | sections)
