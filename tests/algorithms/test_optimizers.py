@@ -12,7 +12,7 @@ from torch import nn
 import fairmesh as fm
 from fairmesh.algorithms.base import Round, carried_at_start
 from fairmesh.config.tables import from_table
-from fairmesh.mesh.node import leaving, restoring
+from fairmesh.mesh.node import states
 from fairmesh.testing.stacks import after, stack
 from fairmesh.training.loop import Training
 from fairmesh.training.memory_estimate import footprint
@@ -201,11 +201,11 @@ def test_optimizers_memory_outlives_sites_that_leave_and_starts_again_where_it_w
     algorithm = fm.DSGD(0.01, optimizer=fm.optimizers.AdamW())
     training = Training(toys.problem(), fm.Ring(), replicas_of([algorithm], [0], None, 8), Options(trace="no"))
     state = training.advance(training.initial(), 0)
-    stayed = leaving.without(state, [3], [0], torch.full((7,), 1 / 7))
+    stayed = states.without(state, [3], [0], torch.full((7,), 1 / 7))
     assert torch.equal(stayed.optimizer.momenta, state.optimizer.momenta)
     initial = training.initial()
-    told = {"neighbour": restoring.read_shared(restoring.shared(state, 0), initial)}
-    lost = restoring.restored(initial, told)
+    told = {"neighbour": states.read_shared(states.shared(state, 0), initial)}
+    lost = states.restored(initial, told)
     assert torch.equal(lost.algorithm.models, state.algorithm.models)
     assert not any(tensor.any() for tensor in lost.optimizer)  # so that its first direction is Adam's first
 

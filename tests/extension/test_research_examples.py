@@ -11,7 +11,7 @@ import torch
 import fairmesh as fm
 from fairmesh.algorithms.base import Round
 from fairmesh.config.imports import imported
-from fairmesh.mesh.node import leaving
+from fairmesh.mesh.node import states
 from fairmesh.networks.memory import MemoryNetwork
 from fairmesh.problems.oracle import Oracle
 from fairmesh.storage.state_tree import flatten_state, unflatten_state
@@ -138,7 +138,7 @@ def test_extra_stays_exact_after_a_site_has_left():
         rows = {path: tensor[:, kept] for path, tensor in flatten_state(before).items()}
         return float((trained(unflatten_state(state, rows), kept, 120).models.mean(dim=-2) - fresh).norm())
 
-    reduced = leaving.without(state, [5], [], torch.ones(5) / 5)
+    reduced = states.without(state, [5], [], torch.ones(5) / 5)
     assert off_from(reduced) < 1e-5 * float(fresh.norm())
     assert off_from(state) > 1e-2 * float(fresh.norm())
 

@@ -13,6 +13,7 @@ import pytest
 from fairmesh.errors import Interrupted
 from fairmesh.mesh.node import claims
 from fairmesh.mesh.node.oversight import Oversight
+from fairmesh.mesh.node.watching import Aside
 from fairmesh.mesh.roster import Member, Mesh
 from fairmesh.mesh.wire import frames
 from fairmesh.mesh.wire.bulletin import Bulletin
@@ -47,13 +48,13 @@ def _status(own: int, others: dict[str, int], lost_by=(), refused_by=()) -> dict
 
 
 def test_claim_that_an_intact_state_is_lost_is_shown_as_a_claim_and_says_to_keep_the_state():
-    (said,) = claims.sentences(_status(30, {"b": 31, "c": 29, "d": 30}, lost_by=["b"]))
-    assert missing_from(said, "b (1 of 3 neighbours) says", "step 7", "does not see", "30", "29 to 31", "keep it") == []
+    (said,) = claims.sentences(_status(30, {"b": 31, "c": 29, "d": 30}, lost_by=["b"])).values()
+    assert missing_from(said, "claim of b (1 of 3 neigh", "step 7", "does not see", "30", "29 to 31", "keep it") == []
 
 
 def test_claim_that_most_sites_rounds_confirm_says_how_to_restore_the_site():
-    (said,) = claims.sentences(_status(3, {"b": 40, "c": 40, "d": 39}, lost_by=["b", "c"]))
-    assert missing_from(said, "b and c (2 of 3", "older", "39 to 40", "backup", "fairmesh mesh restore") == []
+    (said,) = claims.sentences(_status(3, {"b": 40, "c": 40, "d": 39}, lost_by=["b", "c"])).values()
+    assert missing_from(said, "b, c (2 of 3", "older", "39 to 40", "backup", "fairmesh mesh restore") == []
     assert "does not see" not in said
 
 
@@ -64,9 +65,9 @@ def test_one_sites_round_confirms_nothing(lied):
 
 
 def test_site_whose_numbers_are_refused_hears_who_says_so_and_what_its_node_sees():
-    (said,) = claims.sentences(_status(30, {"b": 30, "c": 30}, refused_by=["b", "c"]))
-    assert missing_from(said, "b and c (2 of 2 neighbours) refuse", TOO_LARGE, "nothing wrong", "units") == []
-    assert claims.sentences(_status(30, {"b": 30})) == []
+    (said,) = claims.sentences(_status(30, {"b": 30, "c": 30}, refused_by=["b", "c"])).values()
+    assert missing_from(said, "b, c (2 of 2 neighbours): they refuse", TOO_LARGE, "nothing wrong", "units") == []
+    assert claims.sentences(_status(30, {"b": 30})) == {}
 
 
 def test_site_that_says_that_it_has_diverged_is_named_with_what_to_do():
@@ -82,13 +83,16 @@ def test_site_that_says_that_it_has_diverged_is_named_with_what_to_do():
 def _overseer(bulletin: Bulletin, folder: Path, logged: list) -> SimpleNamespace:
     """The parts of a's watch that hear of divergences. It can neither stop nor interrupt anything."""
     mesh = SimpleNamespace(generation=1, present=[SimpleNamespace(name=name) for name in NAMES])
+
+    def report(level: str, what: str, **fields) -> None:
+        logged.append((level, what, fields["site"], fields["reason"]))
+
     node = SimpleNamespace(
         _membership=SimpleNamespace(name="a", mesh=mesh, experiment=SimpleNamespace(rounds=40)),
         _bulletin=bulletin,
         _folder=folder,
-        _claimed=set(),
+        _node=SimpleNamespace(aside=Aside(report)),
         _round=7,
-        _log=lambda level, what, **fields: logged.append((level, what, fields["site"], fields["reason"])),
     )
     node._diverged = lambda: Oversight._diverged(node)
     return node
@@ -118,9 +122,8 @@ def test_neighbours_who_refuse_a_sites_numbers_do_not_make_its_node_end_or_diver
     waits = SimpleNamespace(seconds=60.0)
     node = SimpleNamespace(
         _notices={1: waits, 2: waits},
-        _claimed=set(),
+        _node=SimpleNamespace(aside=Aside(lambda level, what, **fields: logged.append((level, what)))),
         status=lambda: _status(30, {"b": 30, "c": 30}, refused_by=["b", "c"]),
-        _log=lambda level, what, **fields: logged.append((level, what)),
         _interrupt=interrupted.append,
         _end=interrupted.append,
     )
@@ -270,7 +273,7 @@ def a_member_that_says_that_all_have_lost_their_state(run: Run) -> None:
     _no_node_has_ended(run, "a", "c")
     for name in "ac":
         (said,) = run.events(name, "a claim about this site")
-        assert missing_from(said["reason"], "b (1 of 2 neighbours) says", "does not see", "keep") == []
+        assert missing_from(said["reason"], "claim of b (1 of 2 neighbours)", "does not see", "keep") == []
         assert [claim["by"] for claim in run.status(name)["state_lost"]] == ["b"]
     run.vote("a", "c", out=["b"])
     run.end("a", "c")
@@ -279,7 +282,7 @@ def a_member_that_says_that_all_have_lost_their_state(run: Run) -> None:
 def two_members_who_refuse_a_sites_numbers(run: Run) -> None:
     run.start("a")
     run.start("b", "c", before=_refusing_all)
-    both = "b and c (2 of 2 neighbours) refuse"
+    both = "b, c (2 of 2 neighbours): they refuse"
     run.until(lambda: any(both in said["reason"] for said in run.events("a", "a claim about this site")))
     time.sleep(10)
     _no_node_has_ended(run, *NAMES)

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import torch
 
-from fairmesh.mesh.node import reference_losses, rounds
+from fairmesh.mesh.node import rounds
 from fairmesh.mesh.node.membership import Membership, common_problem, facts, own_data
 from fairmesh.mesh.node.rounds import Rounds, identity_of
 from fairmesh.mesh.node.store import REFERENCES, Store, landmarks_in
@@ -150,7 +150,7 @@ def test_state_before_the_first_round_is_known_without_training(site, monkeypatc
     def trains(*arguments, **more):
         raise AssertionError("it trains a model")
 
-    monkeypatch.setattr(reference_losses, "with_references", trains)
+    monkeypatch.setattr(rounds, "with_references", trains)
     assert rounds.untrained(membership, _problem(membership, own)).average_model.isfinite().all()
 
 

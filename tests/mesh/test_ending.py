@@ -14,9 +14,10 @@ from fairmesh.mesh.node.ending import (
     _told,
     expected_results,
     result_digest,
-    results_compared,
+    results_apart,
     undefined_metrics,
 )
+from fairmesh.mesh.node.node import Node
 from tests.mesh.experiments import BY_CLASS, experiment
 from tests.mesh.scenarios import Run, played
 from tests.refusals import missing_from
@@ -71,31 +72,35 @@ def announced(results, **others):
     return board
 
 
+def _silent(board):
+    return Node.silent(SimpleNamespace(bulletin=board, membership=member("a")), "result")  # type: ignore[arg-type]
+
+
 def test_result_that_all_sites_announced_is_confirmed(results):
     board = announced(results)
-    assert [results_compared(results[name], board) for name in NAMES] == 3 * [([], {})]
+    assert [(_silent(board), results_apart(results[name], board)) for name in NAMES] == 3 * [([], {})]
 
 
 def test_sites_that_have_announced_nothing_yet_are_named(results):
     board = announced(results)
     del board.said["b"]
     board.said["c"]["generation"] = 0  # of the mesh before a site left
-    assert results_compared(results["a"], board) == (["b", "c"], {})
+    assert (_silent(board), results_apart(results["a"], board)) == (["b", "c"], {})
 
 
 def test_another_model_at_one_site_is_named_by_all(results, tmp_path):
     other = expected_results(written(tmp_path / "other", model=b"another"), member("c"))
     board = announced(results, c=other)
-    silent, apart = results_compared(results["a"], board)
-    assert (silent, list(apart)) == ([], ["c"])
+    apart = results_apart(results["a"], board)
+    assert (_silent(board), list(apart)) == ([], ["c"])
     assert missing_from(apart["c"], "digest", other["c"]["digest"][:16], results["a"]["a"]["digest"][:16]) == []
-    assert list(results_compared(other, board)[1]) == ["a", "b"]
+    assert list(results_apart(other, board)) == ["a", "b"]
 
 
 def test_forged_accuracy_of_a_third_site_is_named(results, tmp_path):
     """The root gives everybody but b a sum in which b is worse than it is."""
     forged = {name: expected_results(written(tmp_path / f"f-{name}", [0.9, 0.1, 0.7]), member(name)) for name in "ac"}
-    _, apart = results_compared(forged["a"], announced(results, **forged))
+    apart = results_apart(forged["a"], announced(results, **forged))
     assert list(apart) == ["b"]
     assert missing_from(apart["b"], "accuracy", "0.8", "0.1", "digest") == []
 
@@ -103,7 +108,7 @@ def test_forged_accuracy_of_a_third_site_is_named(results, tmp_path):
 def test_forged_accuracy_of_the_best_model_is_named(tmp_path):
     mine = expected_results(written(tmp_path / "a", best=[0.9, 0.8, 0.75]), member("a"))
     theirs = expected_results(written(tmp_path / "b", best=[0.9, 0.1, 0.75]), member("b"))
-    _, apart = results_compared(mine, announced({"a": mine, "b": theirs, "c": mine}))
+    apart = results_apart(mine, announced({"a": mine, "b": theirs, "c": mine}))
     assert list(apart) == ["b"]
     assert missing_from(apart["b"], "best accuracy", "0.1", "0.8") == []
 
@@ -111,7 +116,7 @@ def test_forged_accuracy_of_the_best_model_is_named(tmp_path):
 def test_site_that_told_others_different_metrics_during_the_run_is_named(results, tmp_path):
     heard = {"a": "0123", "b": "4567", "c": "0123"}
     other = expected_results(written(tmp_path / "other", measured=heard), member("c"))
-    _, apart = results_compared(results["a"], announced(results, c=other))
+    apart = results_apart(results["a"], announced(results, c=other))
     assert list(apart) == ["c"]
     assert missing_from(apart["c"], "metrics of b", "b has told sites different numbers") == []
 

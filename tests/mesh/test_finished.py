@@ -3,8 +3,8 @@
 import pytest
 
 from fairmesh.mesh.manifest import Manifest
-from fairmesh.mesh.node.finished import mark_finished
 from fairmesh.mesh.node.running import run_node
+from fairmesh.mesh.node.store import mark_finished
 from fairmesh.mesh.preflight import checks
 from tests.mesh import fleet
 from tests.mesh.scenarios import EXPERIMENT, NAMES

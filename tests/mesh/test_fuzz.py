@@ -12,14 +12,14 @@ import fairmesh as fm
 from fairmesh.cli.node import _refusal_rows, _site_rows
 from fairmesh.mesh import certificates
 from fairmesh.mesh.node import claims, data_agreement, divergence, ledger, versus_local
-from fairmesh.mesh.node.aside import Aside
-from fairmesh.mesh.node.ending import results_compared
+from fairmesh.mesh.node.ending import results_apart
 from fairmesh.mesh.node.ledger import Ledger
 from fairmesh.mesh.node.measurements import Measurements, Schedule, columns_of
 from fairmesh.mesh.node.membership import Membership, common_problem, facts, misfit, own_data, too_heavy
 from fairmesh.mesh.node.node import Node
 from fairmesh.mesh.node.store import TABLE
 from fairmesh.mesh.node.table_agreement import TableAgreement
+from fairmesh.mesh.node.watching import Aside
 from fairmesh.mesh.wire.bulletin import Announcement, Bulletin
 from fairmesh.mesh.wire.frames import Refused
 from fairmesh.mesh.wire.kinds import KINDS
@@ -113,7 +113,7 @@ class Reader:
             divergence.in_words(one, [one], "", [])
         metrics = {"accuracy": 0.7, "loss": None}
         body = {"generation": 1, "digest": "0" * 64, "metrics": metrics, "measured": {"a": "12ab"}}
-        results_compared(dict.fromkeys(NAMES, body), bulletin)
+        results_apart(dict.fromkeys(NAMES, body), bulletin)
         self.compare(bulletin.of_all("versus_local") | {"b": self.sound("b")["versus_local"]})
 
     def measure(self) -> None:
@@ -171,6 +171,6 @@ def test_signed_bodies_of_every_kind_are_refused_or_read_without_an_error(reader
     again = Bulletin("b", reader.keys["b"], reader.certificates["b"].encode(), reader.authority, tuple(NAMES))
     assert again.restored(reader.folder / "bulletin.json") == []  # what was taken over is so after a restart
     Ledger(reader.folder, node.membership.mesh, "b", again).votes()
-    measurements = Measurements(reader.folder, "b", again, reader.said)
+    measurements = Measurements(reader.folder, "b", again, Aside(reader.said))
     reader.enter(measurements)
     measurements.exchange()

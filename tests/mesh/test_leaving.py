@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 import fairmesh as fm
 from fairmesh.algorithms.base import Round
 from fairmesh.experiment import load_experiment
-from fairmesh.mesh.node import leaving, ledger
+from fairmesh.mesh.node import ledger, states
 from fairmesh.mesh.roster import Member, Mesh
 from fairmesh.mesh.wire.transport import MeshProcess
 from fairmesh.networks.remote import RemoteNetwork
@@ -116,7 +116,7 @@ def test_they_end_where_a_simulation_ends_that_drops_the_node_in_that_round(left
     slots = {i: [i, *sorted(mesh.position(other) for other in mesh.neighbours(NAMES[i]))] for i in kept}
     prior = torch.ones(5, dtype=torch.float64) / 5
     mine = [_rows(state, i) for i in kept]
-    reduced = [leaving.without(one, [GONE], slots[i], prior) for i, one in zip(kept, mine)]
+    reduced = [states.without(one, [GONE], slots[i], prior) for i, one in zip(kept, mine)]
     end = _simulated(experiment, after, _stacked(reduced), range(agreed, experiment.rounds))
     average = end.models.mean(dim=-2)[0]
     problem = _problem(experiment, after)
@@ -141,7 +141,7 @@ def _simulated(experiment, mesh, state, rounds):
     problem, algorithm = _problem(experiment, mesh), experiment.algorithm
     identities = [mesh.position(member.name) for member in mesh.present]
     network = RemoteNetwork(
-        leaving.cycle_of(experiment.topology, mesh), range(problem.n), _Nobody(), dtype=torch.float64,
+        states.cycle_of(experiment.topology, mesh), range(problem.n), _Nobody(), dtype=torch.float64,
         identities=identities, secrets=[fleet.secret(member.name) for member in mesh.present], each_copy=True,
     )  # fmt: skip
     oracle = Oracle(problem, network.hosted, network.streams, seeds=[0], dtype=torch.float64)
@@ -190,7 +190,7 @@ def test_fields_that_sum_to_zero_are_reset_and_the_rest_of_a_tracked_state_stays
     state = _Tracked(weighting).after(None, fm.topologies.Circulant((1, 2)).build(6), range(6), range(8))
     slots, prior = [0, 1, 2, 4, 5], torch.ones(5, dtype=torch.float64) / 5
     mine = _rows(state, 0)
-    before, after = flatten_state(mine), flatten_state(leaving.without(mine, [GONE], slots, prior))
+    before, after = flatten_state(mine), flatten_state(states.without(mine, [GONE], slots, prior))
     assert after.keys() == before.keys()
     for name, tensor in after.items():
         shape = list(before[name].shape)
@@ -217,7 +217,7 @@ def test_those_who_remain_go_on_with_trackers_and_weights_of_their_own():
     kept = [0, 1, 2, 3, 4]
     graph = {i: [j for j in range(6) if j != i and whole[0].matrix.toarray()[i, j]] for i in kept}
     prior = torch.ones(5, dtype=torch.float64) / 5
-    reduced = _stacked([leaving.without(_rows(state, i), [GONE], [i, *graph[i]], prior) for i in kept])
+    reduced = _stacked([states.without(_rows(state, i), [GONE], [i, *graph[i]], prior) for i in kept])
     mesh = Mesh(
         "six",
         tuple(
@@ -230,7 +230,7 @@ def test_those_who_remain_go_on_with_trackers_and_weights_of_their_own():
         ),
     )
     end = tracked.after(
-        reduced, leaving.cycle_of(fm.topologies.Circulant((1, 2)), mesh.without(DEAD)), kept, range(10, 150)
+        reduced, states.cycle_of(fm.topologies.Circulant((1, 2)), mesh.without(DEAD)), kept, range(10, 150)
     )
     assert float(end.balances.sum(dim=-2).abs().max()) < 1e-12
     assert float(end.weighting.balances.sum(dim=-2).abs().max()) < 1e-12

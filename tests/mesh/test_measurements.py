@@ -14,7 +14,7 @@ import fairmesh as fm
 from fairmesh.experiment import load_experiment
 from fairmesh.mesh.node.ledger import wish
 from fairmesh.mesh.node.measurements import BEST, PROGRESS, TABLE, Measurements, Schedule
-from fairmesh.mesh.node.watching import read_status
+from fairmesh.mesh.node.watching import Aside, read_status
 from fairmesh.mesh.roster import Mesh, SiteFile
 from fairmesh.mesh.wire.bulletin import _AT_MOST_OF
 from fairmesh.mesh.wire.kinds import KINDS
@@ -83,7 +83,7 @@ class Site:
 
     def enter(self, generation=1, start=0, names=NAMES):
         report = lambda level, what, **fields: self.warnings.append(fields)  # noqa: E731
-        self.table = Measurements(self.folder, self.name, self.board.of(self.name), report)
+        self.table = Measurements(self.folder, self.name, self.board.of(self.name), Aside(report))
         problem = fm.Problem(PROBLEM.model, [site for site in PROBLEM.sites if site.name in names])
         self.table.enter(generation, start, self.schedule, problem, names, lambda: self.landmarks)
 
@@ -438,7 +438,7 @@ def test_other_columns_are_ignored_and_named(sites, board):
 
 def test_validation_data_decides_if_there_is_some(tmp_path, board):
     held = [fm.Site(SAMPLES, test=SAMPLES, validation=SAMPLES, name=name) for name in NAMES]
-    tables = {name: Measurements(tmp_path / name, name, board.of(name), lambda *a, **k: None) for name in NAMES}
+    tables = {name: Measurements(tmp_path / name, name, board.of(name), Aside(lambda *a, **k: None)) for name in NAMES}
     for name, table in tables.items():
         (tmp_path / name).mkdir()
         table.enter(1, 0, SCHEDULE, fm.Problem(PROBLEM.model, held), NAMES)

@@ -18,7 +18,7 @@ from fairmesh.algorithms.gossip import PublicCopies
 from fairmesh.algorithms.weighting import Prices
 from fairmesh.compression import DecodeError
 from fairmesh.errors import BadInput
-from fairmesh.mesh.node.restoring import read_shared, restored, shared
+from fairmesh.mesh.node.states import read_shared, restored, shared
 from fairmesh.networks.base import Traffic
 from fairmesh.networks.roles import Models
 from fairmesh.storage.state_tree import flatten_state, unflatten_state

@@ -12,8 +12,8 @@ from fairmesh.errors import Diverged
 from fairmesh.evidence import versus_counts
 from fairmesh.evidence.verdicts import verdict_in_words
 from fairmesh.mesh.node import versus_local
-from fairmesh.mesh.node.aside import Aside
 from fairmesh.mesh.node.versus_local import difference, evidence_of, sentences
+from fairmesh.mesh.node.watching import Aside
 from fairmesh.mesh.wire.kinds import CELLS, FEW, FEWEST, KINDS
 from fairmesh.metrics.units import Unit
 from fairmesh.storage.strict_json import as_json

@@ -92,7 +92,7 @@ def _sentences(seen: dict[str, Any], site: Path, age: float) -> Iterator[str | N
     if weights := seen["lambda"]:
         done = weights["round"]
         yield f"lambda: each site's share of the weights in round {done}, the last one that all sites have measured"
-    yield from claims.sentences(seen)
+    yield from claims.sentences(seen).values()
     yield from map(claims.diverged, seen["diverged"])
     if seen["worst"] is not None:
         own = "" if seen["metric"] is None else f", here {seen['metric']:.4g}"

@@ -29,9 +29,8 @@ from fairmesh.mesh.approval import import_allowed, refuse_unapproved
 from fairmesh.mesh.certificates import SOON_DAYS, check_certificate, secret_of, valid_until
 from fairmesh.mesh.manifest import Handout, handed_out
 from fairmesh.mesh.node.disk import disk_of
-from fairmesh.mesh.node.finished import is_finished
 from fairmesh.mesh.node.membership import Membership, facts, frozen_facts, refuse_lost_secret
-from fairmesh.mesh.node.store import FINISHED
+from fairmesh.mesh.node.store import FINISHED, is_finished
 from fairmesh.mesh.node.watching import live_status
 from fairmesh.mesh.revealing import ALLOW, LEAST_ROWS, refuse_revealing, revealing
 from fairmesh.mesh.roster import Mesh, SiteFile, host_and_port

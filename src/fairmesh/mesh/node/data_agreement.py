@@ -48,7 +48,6 @@ def settle(node: Node, mailroom: Mailroom) -> tuple[Problem, Start]:
     messages by the size of the model. Returns the problem of all sites and the start of the run."""
     if node.facts is None:
         with node.linked(mailroom, only_news=True):
-            node.oversight.activity = "connecting"
             node.facts = _agreed_facts(node)
     _announce_ready(node, node.facts)  # for a site that has not begun yet
     problem = node.problem(node.membership)
@@ -78,13 +77,10 @@ def _agreed_facts(node: Node) -> dict[str, Any]:
     """Waits until all sites have announced data that fits together and have seen the same announcements. Then these
     are recorded, and the run begins with them."""
     present, agreed = node.membership.names, dict[str, Any]()
-    shown: list[str] = []
     noticed = Notices()
 
     def wait_for(sites: list[str], reason: str, what: str) -> list[str]:
-        if reason not in shown:
-            shown.append(reason)
-            node.log("error", what, site=", ".join(sites), reason=reason)
+        node.aside.once((what, reason), "error", what, site=", ".join(sites), reason=reason)
         node.oversight.activity = f"{what}; waiting for {', '.join(sites)}"
         return sites
 
@@ -101,7 +97,7 @@ def _agreed_facts(node: Node) -> dict[str, Any]:
             heavy = too_heavy(node.membership, known)
             if heavy is not None:
                 return wait_for(*heavy, "a site would have most of the weight before training")
-            if _waits_for_consent(node, shown):
+            if _waits_for_consent(node):
                 return [node.membership.name]
         node.oversight.activity = "connecting"
         if silent:
@@ -110,7 +106,7 @@ def _agreed_facts(node: Node) -> dict[str, Any]:
         agreed.update(known)
         return [name for name in present if ready.get(name) != mine]
 
-    node.wait(missing)
+    node.wait("connecting", missing)
     node.tables.freeze(present)
     node.own = node.tables.prepared(present, node.membership.experiment)
     freeze_facts(node.folder, agreed, node.digest, node.outputs_for(agreed))
@@ -118,9 +114,9 @@ def _agreed_facts(node: Node) -> dict[str, Any]:
     return agreed
 
 
-def _waits_for_consent(node: Node, shown: list[str]) -> bool:
-    """Returns whether some site's data looks different and this site begins only if a person here accepts that.
-    Says so once; `shown` has what was said already."""
+def _waits_for_consent(node: Node) -> bool:
+    """Returns whether some site's data looks different and this site begins only if a person here accepts that. Says so
+    once."""
     site, oversight = node.membership.site, node.oversight
     if site.on_unusual_data != "wait":
         return False
@@ -128,11 +124,9 @@ def _waits_for_consent(node: Node, shown: list[str]) -> bool:
     before, oversight.unaccepted = oversight.unaccepted, unaccepted(node.folder, oversight.unusual)
     for name in oversight.unaccepted:
         said = "; ".join(oversight.unusual[name])
-        if said not in shown:
-            shown.append(said)
-            how = f"if the data is right, accept it: fairmesh mesh accept {site.path.name} {name}"
-            what = "a site's data looks different, and this site waits until somebody here accepts it"
-            node.log("error", what, site=name, reason=f"{said}. Ask {name}; {how}")
+        how = f"if the data is right, accept it: fairmesh mesh accept {site.path.name} {name}"
+        what = "a site's data looks different, and this site waits until somebody here accepts it"
+        node.aside.once((what, said), "error", what, site=name, reason=f"{said}. Ask {name}; {how}")
     for name in before:
         if name not in oversight.unaccepted:
             accepted = name in oversight.unusual

@@ -7,13 +7,13 @@ from dataclasses import replace
 
 from fairmesh.algorithms.schedules import with_run_length
 from fairmesh.errors import Diverged, Interrupted, in_a_line
-from fairmesh.mesh.node import divergence, leaving
+from fairmesh.mesh.node import divergence, states
 from fairmesh.mesh.node.data_agreement import settle
 from fairmesh.mesh.node.decisions import Begun, Certificate, Claim, Commit, Lie
 from fairmesh.mesh.node.ledger import Removed
 from fairmesh.mesh.node.membership import Membership
 from fairmesh.mesh.node.node import Node
-from fairmesh.mesh.node.oversight import Decide, Notices
+from fairmesh.mesh.node.oversight import Decide
 from fairmesh.mesh.node.rounds import Rounds, identity_of, restore, restoring_step
 from fairmesh.mesh.node.store import PERSONAL, RESULT, Store, landmarks_in, put_aside
 from fairmesh.mesh.wire.mailroom import Mailroom
@@ -27,34 +27,33 @@ _LISTENING_S = 5.0  # wait for the votes of the others at a start, if this site 
 def decide(node: Node) -> None:
     """Takes part in a decision of the sites until training continues: in the next generation or, if a vote is
     taken back before all have committed to it, in this one."""
-    ledger, notices = node.ledger, Notices()
-    shown: list[str] = []
+    ledger = node.ledger
     with node.opened(0) as mailroom, node.linked(mailroom, only_news=True):
         node.oversight.deciding()
         while True:
-            node.oversight.raise_if_stopped()
-            ledger.vote()
-            _stop_if_removed(node)
-            moved = _promise(node, mailroom)
-            if ledger.pending:
-                whom, why = _unready(node)
-                if not whom:
-                    break
-            else:
-                whom, why = ledger.waits_for(), ""
-                if whom is None:
-                    node.log("info", "the vote is off; continuing")
-                    return
-            notices = Notices() if moved else notices
-            if why and why not in shown:
-                shown.append(why)
-                node.log("error", "the sites cannot continue", reason=why)
-            if notices.due():
-                node.log("warning", "waiting", sites=", ".join(whom), seconds=round(notices.seconds), reason=why)
-            node.oversight.activity = f"deciding; waiting for {', '.join(whom)}" if whom else "deciding"
-            node.oversight.stop_if_waited_too_long(notices.seconds, ", ".join(whom))
-            notices.pause()
+            node.wait("deciding", lambda: _undecided(node, mailroom))
+            if ledger.pending and not _unready(node):
+                break
+            if not ledger.pending and ledger.waits_for() is None:
+                node.log("info", "the vote is off; continuing")
+                return
     _begin(node)
+
+
+def _undecided(node: Node, mailroom: Mailroom) -> list[str]:
+    """Takes the next step of a decision, and returns whom it waits for; nobody after a step, or if it is over."""
+    ledger = node.ledger
+    ledger.vote()
+    _stop_if_removed(node)
+    if _promise(node, mailroom):
+        return []
+    if ledger.pending:
+        whom = _unready(node)
+    else:
+        committed = ledger.waits_for()
+        whom = [] if committed is None else committed or ["the others"]
+    node.oversight.activity = f"deciding; waiting for {', '.join(whom)}" if whom else "deciding"
+    return whom
 
 
 def after_divergence(node: Node, error: divergence.SiteDiverged) -> None:
@@ -113,9 +112,11 @@ def await_restoring(node: Node) -> None:
     while True:
         node.membership = replace(node.membership, mesh=ledger.mesh)
         with node.opened(0) as mailroom, node.linked(mailroom, only_news=True):
-            node.oversight.activity = "waiting for votes to restore this site"
             ledger.vote()
-            node.wait(lambda: [] if ledger.adopt() else ledger.without_vote() or ["the others"])
+            node.wait(
+                "waiting for votes to restore this site",
+                lambda: [] if ledger.adopt() else ledger.without_vote() or ["the others"],
+            )
 
 
 def _restore(node: Node, done: int, membership: Membership) -> None:
@@ -142,14 +143,13 @@ def _decision_is_due(node: Node, seconds: float = math.inf) -> bool:
     if ledger.without_vote() is None:
         return False
     with node.opened(0) as mailroom, node.linked(mailroom, only_news=True):
-        node.oversight.activity = "waiting for votes"
 
         def missing() -> list[str]:
             sites = ledger.without_vote()
             return [] if sites is None or time.monotonic() > until else sites or ["the others"]
 
         try:
-            node.wait(missing)
+            node.wait("waiting for votes", missing)
         except Decide:
             return True
     return False
@@ -169,8 +169,6 @@ def _promise(node: Node, mailroom: Mailroom) -> bool:
     """Commits to a ballot or follows a certificate if it is time to. Returns whether it did."""
     ledger = node.ledger
     due = ledger.due()
-    if due is None:
-        return False
     if isinstance(due, Certificate):
         otherwise = ", ".join(ledger.voted_otherwise_since(due))
         ledger.follow(due)
@@ -178,14 +176,14 @@ def _promise(node: Node, mailroom: Mailroom) -> bool:
         node.observe("followed", 0)
         late = {"voted_otherwise_too_late": otherwise} if otherwise else {}
         node.log("warning", "decided", decision=due.proposal.in_words(), **late)
-        return True
-    claim = _claim(node, mailroom)
-    ledger.commit(Commit(due, claim))
-    node.remember()
-    done = claim.begun[-1].done if claim.begun else None
-    node.observe("committed", done or 0)
-    node.log("warning", "all have voted", decision=due.proposal.in_words(), round=done)
-    return True
+    elif due is not None:
+        claim = _claim(node, mailroom)
+        ledger.commit(Commit(due, claim))
+        node.remember()
+        done = claim.begun[-1].done if claim.begun else None
+        node.observe("committed", done or 0)
+        node.log("warning", "all have voted", decision=due.proposal.in_words(), round=done)
+    return due is not None
 
 
 def _claim(node: Node, mailroom: Mailroom) -> Claim:
@@ -203,18 +201,20 @@ def _claim(node: Node, mailroom: Mailroom) -> Claim:
     return Claim((*begun[:-1], here), node.outputs())
 
 
-def _unready(node: Node) -> tuple[list[str], str]:
-    """Returns the sites without which the next generation cannot begin, and why if it is not their silence."""
-    missing, two_faced = node.ledger.unready()
-    if two_faced:
-        return two_faced, f"{', '.join(two_faced)} told different sites different things; vote them out as well"
-    if missing:
-        return missing, ""
-    try:
-        node.ledger.base()
-    except Lie as lie:
-        return list(lie.sites), f"{lie}; vote the one out that does not tell the truth"
-    return [], ""
+def _unready(node: Node) -> list[str]:
+    """Returns the sites without which the next generation cannot begin. Logs why, if it is not their silence."""
+    missing, sites = node.ledger.unready()
+    why = f"{', '.join(sites)} told different sites different things; vote them out as well"
+    if missing and not sites:
+        return missing
+    if not sites:
+        try:
+            node.ledger.base()
+            return []
+        except Lie as lie:
+            sites, why = list(lie.sites), f"{lie}; vote the one out that does not tell the truth"
+    node.aside.once(("cannot continue", why), "error", "the sites cannot continue", reason=why)
+    return sites
 
 
 def _begin(node: Node) -> None:
@@ -257,7 +257,7 @@ def _save_without(node: Node, agreed: int, before: Membership, after: Membership
 
         def reduced(done: int) -> TrainingState:
             state = rounds.state_at(done)
-            return leaving.without(state, numbers, slots, problem.prior_of_sites) if changed else state
+            return states.without(state, numbers, slots, problem.prior_of_sites) if changed else state
 
         for kept in [one for one in store.landmarks if one <= agreed]:
             into.keep(reduced(kept), kept, identity)

@@ -151,7 +151,7 @@ class Voter:
     Args:
         own: The site.
         present: The sites of this generation.
-        possible: Returns whether the mesh could continue after a proposal.
+        possible: Returns whether the mesh could continue after a proposal. Default: always.
         numbers: The newest vote of each site that this site has known. It must be kept over restarts.
         commits: This site's own commits in this generation, oldest first. They must be kept over restarts.
     """
@@ -160,7 +160,7 @@ class Voter:
         self,
         own: str,
         present: Sequence[str],
-        possible: Callable[[Proposal], bool],
+        possible: Callable[[Proposal], bool] = lambda proposal: True,
         numbers: Mapping[str, int] | None = None,
         commits: Sequence[Commit] = (),
     ):

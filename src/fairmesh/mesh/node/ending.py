@@ -22,7 +22,7 @@ from fairmesh.algorithms.own_parts import OwnState
 from fairmesh.compression import DecodeError
 from fairmesh.config.overrides import portable
 from fairmesh.config.tables import to_table
-from fairmesh.mesh.node.measurements import judged_on
+from fairmesh.mesh.node.measurements import add_metrics, judged_on
 from fairmesh.mesh.node.membership import Membership
 from fairmesh.mesh.node.reduction import Sums
 from fairmesh.mesh.node.rounds import Rounds, branch_of
@@ -38,7 +38,7 @@ from fairmesh.storage.files import write_atomically
 from fairmesh.storage.run_folder import EXPERIMENT, METRICS, SUMMARY, Record, toml_of
 from fairmesh.storage.strict_json import as_json
 from fairmesh.training.loop import Best, TrainingState
-from fairmesh.training.meter import traffic, with_spread
+from fairmesh.training.meter import traffic
 from fairmesh.training.replicas import Replica
 from fairmesh.training.result import Result, about_model, model_files, summary_of
 
@@ -104,13 +104,7 @@ def write_result(rounds: Rounds, folder: Path) -> None:
     judged = adder.over_sites(judged, step + 1, owners, FACTOR**2)  # distances are squared
     by_site = {name: _read_back(*told) for name, told in zip(found, judged[:-2].reshape(-1, 2, n))}
     record: Record = {"round": last, "replica": 0, "seed": membership.experiment.seeds[0], "models": "average"}
-    for under in (None, _BEST) if "best" in means else (None,):
-        of_model = {
-            name.removeprefix(_OF_BEST): values
-            for name, values in by_site.items()
-            if name.startswith(_OF_BEST) == (under is not None)
-        }
-        with_spread([record], of_model, problem, under)
+    add_metrics([record], by_site, problem, _OF_BEST, _BEST)
     record |= traffic(totals["bits"], totals["bytes"]) | {"consensus_models": float(judged[-2] / n)}
     weighed = float(means["dual"].sum()) > 0  # some algorithms have no weights
     if weighed:
@@ -147,13 +141,13 @@ def expected_results(folder: Path, membership: Membership) -> dict[str, dict[str
     }
 
 
-def results_compared(expected: Mapping[str, dict[str, Any]], bulletin: Bulletin) -> tuple[list[str], dict[str, str]]:
-    """Returns the sites that have not announced a result of this generation, and for each site with another result
-    than expected how it differs."""
-    bodies = bulletin.of_all("result")
-    silent = [name for name, body in expected.items() if bodies.get(name, {}).get("generation") != body["generation"]]
-    apart = {name: _apart(name, bodies[name], body) for name, body in expected.items() if name not in silent}
-    return silent, {name: reasons for name, reasons in apart.items() if reasons}
+def results_apart(expected: Mapping[str, dict[str, Any]], bulletin: Bulletin) -> dict[str, str]:
+    """Returns for each site that has announced another result of this generation than expected how it differs."""
+    apart = {}
+    for name, theirs in bulletin.of_all("result").items():
+        if name in expected and theirs["generation"] == expected[name]["generation"]:
+            apart[name] = _apart(name, theirs, expected[name])
+    return {name: reasons for name, reasons in apart.items() if reasons}
 
 
 def _apart(name: str, theirs: Mapping[str, Any], expected: Mapping[str, Any]) -> str:

@@ -1,15 +1,16 @@
 """What a node has voted, promised and followed: kept in decisions.json, and announced to all sites with signatures."""
 
+import itertools
 import json
 import math
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from fairmesh.errors import BadInput, FairmeshError
+from fairmesh.mesh.keys import read_record
 from fairmesh.mesh.node.decisions import (
     Ballot,
     Base,
@@ -28,7 +29,7 @@ from fairmesh.mesh.node.decisions import (
 from fairmesh.mesh.node.state_lock import locked
 from fairmesh.mesh.node.store import FINISHED, landmarks_in, put_run_aside
 from fairmesh.mesh.roster import Mesh
-from fairmesh.mesh.wire.bulletin import FOLLOW_AT_MOST, Bulletin
+from fairmesh.mesh.wire.bulletin import FOLLOW_AT_MOST, Announcement, Bulletin
 from fairmesh.storage.files import private_files, private_folder, write_atomically
 
 _WISH, _DECISIONS = "vote.json", "decisions.json"
@@ -64,7 +65,7 @@ def wish(
     ordered = tuple(name for name in mesh.names if name in restored)
     proposal = Proposal(mesh.generation, mesh.without(*gone).removed[len(mesh.removed) :], back_to, ordered)
     remaining = mesh.after(proposal.sites, back_to, restored)
-    if not _voter(mesh, own).is_majority(proposal):
+    if not Voter(own, _present(mesh)).is_majority(proposal):
         raise BadInput(
             f"{len(mesh.present) - len(gone)} of {len(mesh.present)} sites would remain; a removal needs more than half"
         )
@@ -111,35 +112,16 @@ def _after(mesh: Mesh, decisions: Sequence[Mapping[str, Any]], state: Path) -> M
 
 def _read(state: Path) -> dict[str, Any]:
     empty: dict[str, Any] = {"decisions": [], "adopted": 0, "begun": [], "votes": {}, "vote": None, "commits": []}
-    try:
-        return empty | json.loads((state / _DECISIONS).read_text())
-    except FileNotFoundError:
-        return empty
-    except (OSError, ValueError, TypeError) as error:
-        raise BadInput(f"cannot read {state / _DECISIONS}: {error}; restore it from a backup") from error
+    return empty | read_record(state / _DECISIONS)
+
+
+def _present(mesh: Mesh) -> list[str]:
+    return [member.name for member in mesh.present]
 
 
 def _last_generation(table: Mapping[str, Any]) -> int:
     """Returns the generation that a node has begun last."""
     return table["begun"][-1][0] if table["begun"] else 1
-
-
-def _voter(
-    mesh: Mesh,
-    own: str,
-    numbers: Mapping[str, int] | None = None,
-    commits: Sequence[Commit] = (),
-    landmarks: Callable[[], Sequence[int]] = tuple,
-) -> Voter:
-    def possible(proposal: Proposal) -> bool:
-        try:
-            mesh.after(proposal.sites, proposal.round, proposal.restored)
-        except BadInput:
-            return False
-        can = proposal.round is None or proposal.round in landmarks()
-        return can and proposal.generation == mesh.generation
-
-    return Voter(own, [member.name for member in mesh.present], possible, numbers, commits)
 
 
 class Ledger:
@@ -169,14 +151,10 @@ class Ledger:
     def _announce_follow(self) -> None:
         """Announces the certificates that this node follows: all, or as many of the newest as others accept. No present
         site is so far behind that it needs the others."""
-        decisions, size = self._table["decisions"], 0
-        told: list[dict[str, Any]] = []
-        for table in reversed(decisions):
-            size += len(json.dumps(table)) + 2
-            if told and size > FOLLOW_AT_MOST - 1024:
-                break
-            told.insert(0, table)
-        self._bulletin.announce("follow", {"certificates": told}, len(decisions))
+        decisions = self._table["decisions"]
+        sizes = itertools.accumulate(len(json.dumps(table)) + 2 for table in reversed(decisions))
+        fitting = sum(size <= FOLLOW_AT_MOST - 1024 for size in sizes)
+        self._bulletin.announce("follow", {"certificates": decisions[-max(1, fitting) :]}, len(decisions))
 
     def _save(self, **fields: Any) -> None:
         self._table = self._table | fields
@@ -301,44 +279,51 @@ class Ledger:
 
     def voter(self) -> Voter:
         with self._lock:
-            commits = [Commit.of(one["body"]) for one in self._table["commits"]]
-            landmarks = partial(landmarks_in, self._state, _last_generation(self._table))
-            return _voter(self.mesh, self._own, self._table["votes"], commits, landmarks)
+            mesh, table = self.mesh, self._table
+            commits = [Commit.of(commit["body"]) for commit in table["commits"]]
+
+            def possible(proposal: Proposal) -> bool:
+                try:
+                    mesh.after(proposal.sites, proposal.round, proposal.restored)
+                except BadInput:
+                    return False
+                kept = proposal.round is None or proposal.round in landmarks_in(self._state, _last_generation(table))
+                return kept and proposal.generation == mesh.generation
+
+            return Voter(self._own, _present(mesh), possible, table["votes"], commits)
 
     def seen(self) -> Seen:
         """Returns what the sites of this generation have announced in it."""
-        mesh, bulletin = self.mesh, self._bulletin
-        present = {member.name for member in mesh.present}
-        votes, commits = {}, {}
-        for site in present:
-            vote = bulletin.entry(site, "vote")
-            if vote is not None and vote.body["generation"] == mesh.generation:
-                votes[site] = Vote(vote.number, Proposal.of(vote.body))
-            commit = bulletin.entry(site, "commit")
-            if commit is not None and commit.body["generation"] == mesh.generation:
-                commits[site] = Commit.of(commit.body)
+        mesh = self.mesh
+
+        def announced(kind: str) -> dict[str, Announcement]:
+            entries = {site: self._bulletin.entry(site, kind) for site in _present(mesh)}
+            return {site: one for site, one in entries.items() if one and one.body["generation"] == mesh.generation}
+
+        votes = {site: Vote(vote.number, Proposal.of(vote.body)) for site, vote in announced("vote").items()}
+        commits = {site: Commit.of(commit.body) for site, commit in announced("commit").items()}
         return Seen(votes, commits, self._follows(mesh))
 
     def _follows(self, mesh: Mesh) -> dict[str, Certificate]:
         """Returns the certificates that sites follow at the end of this generation of the mesh."""
-        found = {}
-        for member in mesh.present:
-            follow = self._bulletin.entry(member.name, "follow")
-            if follow is None:
-                continue
-            tables = follow.body["certificates"]
-            table = next((table for table in tables if table["generation"] == mesh.generation), None)
-            certificate = None if table is None else self._checked(member.name, follow.number, table, mesh)
+        certificates = {}
+        for site, follow in self._announced_follows(mesh).items():
+            tables = [table for table in follow.body["certificates"] if table["generation"] == mesh.generation]
+            certificate = self._checked(site, follow.number, tables[0], mesh) if tables else None
             if certificate is not None:
-                found[member.name] = certificate
-        return found
+                certificates[site] = certificate
+        return certificates
+
+    def _announced_follows(self, mesh: Mesh) -> dict[str, Announcement]:
+        entries = {site: self._bulletin.entry(site, "follow") for site in _present(mesh)}
+        return {site: follow for site, follow in entries.items() if follow}
 
     def _checked(self, site: str, number: int, table: dict[str, Any], mesh: Mesh) -> Certificate | None:
         """Returns a certificate if all sites that remain have signed its commits, else None."""
         known, found = self._verified.get((site, mesh.generation), (None, None))
         if known == number and found is not None:
             return found
-        keys = [self._bulletin.of(member.name, "certificate") for member in mesh.present]
+        keys = [self._bulletin.of(name, "certificate") for name in _present(mesh)]
         if known != [number, keys]:  # with other certificates of the sites, it may be valid
             found = self._check(table, mesh)
             self._verified[site, mesh.generation] = [number, keys] if found is None else number, found
@@ -346,16 +331,17 @@ class Ledger:
 
     def _check(self, table: dict[str, Any], mesh: Mesh) -> Certificate | None:
         proposal, commits = Proposal.of(table), table["commits"]
-        voter = _voter(mesh, self._own)
+        voter = Voter(self._own, _present(mesh))
         remain = voter.remaining(proposal)
         if sorted(commits) != remain or sorted(table["votes"]) != remain or not voter.is_majority(proposal):
             return None
-        ballot = Ballot.of(table)
-        for site, commit in commits.items():
-            body = ballot.table() | {"begun": commit["begun"], "outputs": commit["outputs"]}
-            if not self._bulletin.signed_by(site, "commit", commit["number"], body, commit["signature"]):
-                return None
-        return Certificate.of(table)
+        ballot = Ballot.of(table).table()
+
+        def signed(site: str, commit: Mapping[str, Any]) -> bool:
+            body = ballot | Claim.of(commit).table()
+            return self._bulletin.signed_by(site, "commit", commit["number"], body, commit["signature"])
+
+        return Certificate.of(table) if all(map(signed, commits, commits.values())) else None
 
     def has_forgotten(self) -> bool:
         """Returns whether the others follow a commit of this site that this site does not know of."""
@@ -365,7 +351,7 @@ class Ledger:
         """Returns a certificate by which the others continue without this site, in this generation or earlier."""
         for generation in [*(one["generation"] for one in self._table["decisions"]), self.mesh.generation]:
             mesh = self.mesh_in(generation)
-            found = _voter(mesh, self._own).removed_by(Seen({}, {}, self._follows(mesh)))
+            found = Voter(self._own, _present(mesh)).removed_by(Seen({}, {}, self._follows(mesh)))
             if found is not None:
                 return found
         return None
@@ -421,9 +407,8 @@ class Ledger:
         self._announce_follow()
 
     def _table_of(self, certificate: Certificate) -> dict[str, Any]:
-        for member in self.mesh.present:  # another site may have passed it on
-            follow = self._bulletin.entry(member.name, "follow")
-            for table in [] if follow is None else follow.body["certificates"]:
+        for follow in self._announced_follows(self.mesh).values():  # another site may have passed it on
+            for table in follow.body["certificates"]:
                 if Ballot.of(table) == certificate.ballot and self._check(table, self.mesh) == certificate:
                     return table
         entries = {site: self._bulletin.entry(site, "commit") for site, _ in certificate.claims}
@@ -444,7 +429,7 @@ class Ledger:
     def base(self) -> Base:
         """Returns from where the newest generation begins. Raises Lie if the sites' claims cannot be true."""
         mesh = self.mesh
-        neighbours = {member.name: mesh.neighbours(member.name) for member in mesh.present}
+        neighbours = {name: mesh.neighbours(name) for name in _present(mesh)}
         decided = [Proposal.of(one) for one in self._table["decisions"]]
         return base_of(dict(self._newest().claims), neighbours, decided)
 

@@ -28,13 +28,12 @@ import torch
 from torch import Tensor
 
 from fairmesh.errors import CheckpointError
-from fairmesh.mesh.node.aside import Aside
 from fairmesh.mesh.node.store import BEST, PROGRESS, TABLE
+from fairmesh.mesh.node.watching import Aside
 from fairmesh.mesh.wire.bulletin import Bulletin
 from fairmesh.mesh.wire.frames import read_json
 from fairmesh.mesh.wire.journal import storing
 from fairmesh.mesh.wire.kinds import FURTHER, wrong_row
-from fairmesh.mesh.wire.links import Report
 from fairmesh.metrics.over_sites import LEVEL
 from fairmesh.problems.evaluator import measured_names
 from fairmesh.problems.problem import Problem
@@ -75,13 +74,11 @@ class Measurements:
         state: The node's state folder.
         own: The name of this site.
         bulletin: Carries the announcements.
-        report: Logs an event.
-        aside: Takes what cannot be used. Default: one of its own.
+        aside: Takes what cannot be used, and logs it.
     """
 
-    def __init__(self, state: Path, own: str, bulletin: Bulletin, report: Report, aside: Aside | None = None):
-        self._state, self._own, self._bulletin, self._report = state, own, bulletin, report
-        self._aside = aside or Aside(report)
+    def __init__(self, state: Path, own: str, bulletin: Bulletin, aside: Aside):
+        self._state, self._own, self._bulletin, self._aside = state, own, bulletin, aside
         self._lock = threading.RLock()
         self._problem: Any = None  # of the present sites, once a generation is entered
         self._rows: dict[str, dict[int, Row]] = {}
@@ -277,13 +274,7 @@ class Measurements:
         by_name = dict(zip(self._columns, numbers.unbind(-1)))
         weights, bits, sent = (by_name.pop(name) for name in FURTHER)
         made: list[Record] = [{"round": one, "replica": 0, "seed": self._schedule.seed, "models": "own"} for one in due]
-        for under in (None, "validation"):
-            of_split = {
-                name.removeprefix(_VALIDATION): values
-                for name, values in by_name.items()
-                if name.startswith(_VALIDATION) == (under is not None)
-            }
-            with_spread(made, of_split, self._problem, under)
+        add_metrics(made, by_name, self._problem, _VALIDATION, "validation")
         for k, record in enumerate(made):
             record |= traffic(bits[k], sent[k])
             shares = normalized(weights[k])
@@ -364,7 +355,8 @@ class Measurements:
             try:
                 found.add(read_stored(path, {}).round)
             except CheckpointError as error:
-                self._report("warning", "a kept model is damaged; another round is chosen", reason=error.what)
+                what = "a kept model is damaged; another round is chosen"
+                self._aside.once((what, error.what), "warning", what, reason=error.what)
                 path.unlink()
         return found
 
@@ -410,6 +402,14 @@ def columns_of(problem: Problem) -> list[str]:
 def judged_on(problem: Problem) -> Literal["test", "train"]:
     """Returns the split on which sites measure: test data, or training data if there is none."""
     return "test" if problem.held_out("test")[1] else "train"
+
+
+def add_metrics(made: list[Record], by_name: Mapping[str, Tensor], problem: Problem, prefix: str, under: str) -> None:
+    """Adds the metrics of all sites to records. Those whose names begin with `prefix` are in a table of their own,
+    `under` the names without it."""
+    for place in (None, under):
+        metrics = {n.removeprefix(prefix): v for n, v in by_name.items() if n.startswith(prefix) == (place is not None)}
+        with_spread(made, metrics, problem, place)
 
 
 def _lines(entries: Sequence[Mapping[str, Any]]) -> bytes:

@@ -13,7 +13,6 @@ from fairmesh.mesh import clocks
 from fairmesh.mesh.agreement import refuse_unlike, version_in
 from fairmesh.mesh.keys import KnownKeys
 from fairmesh.mesh.node import machine
-from fairmesh.mesh.node.aside import Aside
 from fairmesh.mesh.node.ledger import Ledger
 from fairmesh.mesh.node.measurements import Measurements
 from fairmesh.mesh.node.membership import (
@@ -27,7 +26,7 @@ from fairmesh.mesh.node.oversight import Notices, Oversight
 from fairmesh.mesh.node.start import Start
 from fairmesh.mesh.node.store import folder_of
 from fairmesh.mesh.node.table_agreement import TableAgreement
-from fairmesh.mesh.node.watching import Log, Monitor
+from fairmesh.mesh.node.watching import Aside, Log, Monitor
 from fairmesh.mesh.roster import Mesh
 from fairmesh.mesh.wire.bulletin import Bulletin
 from fairmesh.mesh.wire.journal import Journal
@@ -73,7 +72,7 @@ class Node:
         log("info", "machine", **self.machine)
         self._process = os.urandom(8).hex()  # tells this start of the node from others
         self.ledger = Ledger(self.folder, Mesh.read(membership.site.mesh), membership.name, self.bulletin)
-        self.measurements = Measurements(self.folder, membership.name, self.bulletin, log, self.aside)
+        self.measurements = Measurements(self.folder, membership.name, self.bulletin, self.aside)
         contract = membership.experiment.contract
         self.tables = TableAgreement(membership.name, self.own, self.bulletin, self.folder, contract)
         self.oversight = Oversight(self, alone, patience_s, monitor)
@@ -164,6 +163,11 @@ class Node:
 
         return Start(self.folder, own, machine.in_words(self.machine), other)
 
+    def silent(self, kind: str) -> list[str]:
+        """Returns the present sites that have announced nothing of a kind in this generation."""
+        bodies, generation = self.bulletin.of_all(kind), self.membership.mesh.generation
+        return [name for name in self.membership.names if bodies.get(name, {}).get("generation") != generation]
+
     def say(self, kind: str, body: Mapping[str, Any]) -> None:
         """Announces something, unless it is what this site has announced before."""
         if self.bulletin.of(self.membership.name, kind) != body:
@@ -173,9 +177,9 @@ class Node:
         """Writes all announcements to disk, so that a restart knows them."""
         write_atomically(self.folder / "bulletin.json", self.bulletin.saved())
 
-    def wait(self, missing: Callable[[], Sequence[str]]) -> None:
+    def wait(self, activity: str, missing: Callable[[], Sequence[str]]) -> None:
         """Waits for announcements of other sites until none is missing, and logs which are."""
-        notices = Notices()
+        self.oversight.activity, notices = activity, Notices()
         while sites := ", ".join(missing()):
             self.oversight.raise_if_stopped()
             if notices.due():

@@ -39,11 +39,6 @@ _Seen = TypeVar("_Seen")
 _ANNOUNCED = ("time", "round", "activity", "metric", "metric_round", "weight", "waiting_for", "bytes_out")
 
 
-def _by_clock(since: float) -> float:
-    """Returns a moment of time.monotonic() by the clock."""
-    return time.time() - (time.monotonic() - since)
-
-
 class Decide(FairmeshError):
     """A decision of the sites is due: training stops until it is made."""
 
@@ -109,7 +104,7 @@ class Oversight(Observer):
         self._bulletin, self._ledger, self._log, self._folder = node.bulletin, node.ledger, node.log, node.folder
         self._ends = valid_until(node.membership.credentials.certificate)
         self._mailroom: Mailroom | None = None
-        self._stop: FairmeshError | None = None
+        self.stopping: FairmeshError | None = None
         self._asked_to_stop = False  # by a person or the system
         self._interruption: FairmeshError | None = None  # of the rounds of this generation
         self._deciding, self._votes_lock = False, threading.Lock()
@@ -120,17 +115,14 @@ class Oversight(Observer):
         self._weights, self._heavy = WeightWatch(node.membership.experiment.rounds), dict[str, dict[str, Any]]()
         self._metric: dict[str, Any] = {}
         self._voted, self._voted_in = dict[str, str](), 1  # what each site has voted for in a generation
-        self._impossible: str | None = None  # why this site's own vote cannot be fulfilled
         self._measured_by, self._weight = alone.primary, None
         self._higher_is_better = alone.higher_is_better(alone.primary)
-        self._failed_metrics: set[str] = set()
         self._notices: dict[str, Notices] = {}  # by site
         self.versions: dict[str, str] = {}  # of fairmesh, by neighbour
         self.clocks: dict[str, float] = {}  # seconds ahead of this one, of neighbours whose clocks differ
         self._disk_notices: Notices | None = None  # while the journal is synced
         self._local_since, self._alone = 0.0, Notices()
         self._phase: dict[str, Any] = {"what": ""}  # the last work outside the rounds, with its progress
-        self._claimed: set[tuple[str, ...]] = set()  # what other sites have said, as far as it is logged
         self._announced_at = self._next_warning = self._refusing_at = -1e9
 
     @property
@@ -146,21 +138,17 @@ class Oversight(Observer):
         """Watches the messages of this generation from now on."""
         with self._votes_lock:
             self._mailroom, self._deciding, self._interruption = mailroom, False, None
-        if self._stop:
-            mailroom.stop(self._stop)
+        if self.stopping:
+            mailroom.stop(self.stopping)
 
     def deciding(self) -> None:
         """Is called when the node itself takes part in a decision, so that votes need not stop it."""
         with self._votes_lock:
             self._deciding, self._interruption = True, None
-            if self._mailroom is not None and not self._stop:
+            if self._mailroom is not None and not self.stopping:
                 self._mailroom.resume()
 
     # Stopping
-
-    @property
-    def stopping(self) -> FairmeshError | None:
-        return self._stop
 
     def request_stop(self) -> None:
         self._asked_to_stop = True
@@ -172,17 +160,17 @@ class Oversight(Observer):
             self._end(Interrupted(f"{waited}; start the node again to continue"))
 
     def _end(self, reason: FairmeshError) -> None:
-        self._stop = self._stop or reason
+        self.stopping = self.stopping or reason
         if self._mailroom is not None:
-            self._mailroom.stop(self._stop)
+            self._mailroom.stop(self.stopping)
 
     def raise_if_deciding(self) -> None:
         if self._interruption:
             raise self._interruption
 
     def raise_if_stopped(self) -> None:
-        if self._stop:
-            raise self._stop
+        if self.stopping:
+            raise self.stopping
         self.raise_if_deciding()
 
     # Watching the rounds
@@ -197,13 +185,8 @@ class Oversight(Observer):
         self._log("info", "measured", **self._metric)
 
     def metric_failed(self, name: str, error: BadInput) -> None:
-        if name not in self._failed_metrics:
-            self._failed_metrics.add(name)
-            self._log("error", "a metric failed; it has no value at this site", metric=name, reason=str(error))
-
-    @property
-    def _at_work(self) -> bool:
-        return self.activity.startswith(("training", LOCAL_TRAINING))
+        what = "a metric failed; it has no value at this site"
+        self._node.aside.once((what, name), "error", what, metric=name, reason=str(error))
 
     def works_locally(self, activity: Activity | None) -> None:
         if activity is None:
@@ -266,7 +249,8 @@ class Oversight(Observer):
 
     def _show(self) -> None:
         status = self.status()
-        self._pace.note(self._round, bool(status["paused_for"]) or not self._at_work)
+        at_work = self.activity.startswith(("training", LOCAL_TRAINING))
+        self._pace.note(self._round, bool(status["paused_for"]) or not at_work)
         if time.monotonic() - self._announced_at >= _ANNOUNCE_S_PER_SITE * len(self._membership.mesh.present):
             self._announced_at = time.monotonic()
             self._bulletin.announce("status", {key: status[key] for key in _ANNOUNCED})
@@ -295,11 +279,6 @@ class Oversight(Observer):
             if by != own and by in present:
                 found += [{"by": by, "site": site, **why} for site, why in body["sites"].items() if site in present]
         return found
-
-    def _state_lost(self) -> list[dict[str, Any]]:
-        """Returns which neighbours say that this site has lost its state, and why."""
-        said = self._by_site(Mailroom.state_lost)
-        return [{"by": by, "reason": shortened(one.reason), "since": one.since} for by, one in said.items()]
 
     def _diverged(self) -> list[dict[str, Any]]:
         """Returns which other sites say that they have diverged, and the rounds kept here from before. Leaves out those
@@ -351,21 +330,16 @@ class Oversight(Observer):
 
     def _notice_claims(self) -> None:
         """Logs what neighbours say about this site, once this node has waited for a moment. It changes nothing else."""
-        if not any(notices.seconds > _FIRST_NOTICE_S for notices in self._notices.values()):
-            return
-        status = self.status()
-        new = claims.made(status) - self._claimed  # each once, since a neighbour can say it again and again
-        self._claimed |= new
-        for sentence in claims.sentences(status) if new else ():
-            self._log("warning", "a claim about this site", reason=sentence)
+        if any(notices.seconds > _FIRST_NOTICE_S for notices in self._notices.values()):
+            for claim, sentence in claims.sentences(self.status()).items():
+                self._node.aside.once(claim, "warning", "a claim about this site", reason=sentence)
 
     def _notice_divergence(self) -> None:
         """Logs once that another site says that it has diverged. It changes nothing else."""
-        for one in self._diverged():
-            claim = ("diverged", one["by"], str(one["generation"]))
-            if claim not in self._claimed:
-                self._claimed.add(claim)
-                self._log("warning", "a site says that it has diverged", site=one["by"], reason=claims.diverged(one))
+        for claim in self._diverged():
+            what, site = "a site says that it has diverged", claim["by"]
+            about = what, site, claim["generation"]
+            self._node.aside.once(about, "warning", what, site=site, reason=claims.diverged(claim))
 
     def _log_votes(self) -> None:
         """Logs who votes for what, once; and that a vote was taken back."""
@@ -375,17 +349,17 @@ class Oversight(Observer):
         for site in sorted(now.keys() | before.keys()):
             if now.get(site) != before.get(site):
                 self._log("warning", "vote", site=site, decision=now.get(site, "takes its vote back"))
-        impossible = self._ledger.impossible()
-        if impossible and impossible != self._impossible:
-            self._log("error", "this site's vote is void; vote for another round at all sites", reason=impossible)
-        self._voted, self._voted_in, self._impossible = now, generation, impossible
+        self._voted, self._voted_in = now, generation
+        impossible, what = self._ledger.impossible(), "this site's vote is void; vote for another round at all sites"
+        if impossible:
+            self._node.aside.once((what, generation, impossible), "error", what, reason=impossible)
 
     def _notice_waiting(self) -> None:
         waiting = self._by_site(lambda mailroom: mailroom.waiting_for)
         self._notices = {site: self._notices.get(site) or Notices(since) for site, since in waiting.items()}
         for name, notices in self._notices.items():
             if notices.due():
-                since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(_by_clock(notices.since)))
+                since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(time.time() - notices.seconds))
                 seconds = round(notices.seconds)
                 behind = waiting_chain(name, self._waits())[1:]
                 whom = {"which_waits_for": ", then ".join(behind)} if behind else self._at_work_there(name)
@@ -410,8 +384,8 @@ class Oversight(Observer):
     def status(self) -> dict[str, Any]:
         """Returns this node's view of the mesh, the content of status.json."""
         membership, edges = self._membership, self._by_site(Mailroom.view)
-        waits = self._by_site(lambda mailroom: mailroom.waiting_for)
-        waiting = {site: _by_clock(since) for site, since in waits.items()}
+        waits, clock = self._by_site(lambda mailroom: mailroom.waiting_for), time.time() - time.monotonic()
+        waiting = {site: clock + since for site, since in waits.items()}
         announced = self._bulletin.of_all("status")
         slow_disk = self._disk_notices is not None and self._disk_notices.seconds > _FIRST_NOTICE_S
         known = {name: announced.get(name, {}) for name in membership.names}
@@ -455,7 +429,10 @@ class Oversight(Observer):
             "edges": edges,
             "refusing": self._refusing(),
             "ignored": self._node.aside.view(),
-            "state_lost": self._state_lost(),
+            "state_lost": [
+                {"by": by, "reason": shortened(claim.reason), "since": claim.since}
+                for by, claim in self._by_site(Mailroom.state_lost).items()
+            ],
             "diverged": self._diverged(),
             "votes": self._ledger.votes(),
             "keys": self._node.keys.view(),

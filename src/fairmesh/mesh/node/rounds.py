@@ -1,30 +1,38 @@
 """The rounds of one generation of a mesh at one node: trained, measured, checkpointed, and repeated after a crash."""
 
+import hashlib
+import json
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from torch import Tensor
 
 from fairmesh.algorithms.schedules import with_run_length
+from fairmesh.comparisons.reference_losses import with_references
 from fairmesh.errors import BadInput, Diverged, Interrupted, TrainerFailed
 from fairmesh.mesh.node.divergence import SiteDiverged
-from fairmesh.mesh.node.leaving import cycle_of
 from fairmesh.mesh.node.measurements import judged_on
 from fairmesh.mesh.node.membership import Membership
 from fairmesh.mesh.node.reduction import Branch, spanning_tree
-from fairmesh.mesh.node.reference_losses import with_any_references, with_kept_references
-from fairmesh.mesh.node.restoring import read_shared, restored, shared
 from fairmesh.mesh.node.start import Start
-from fairmesh.mesh.node.store import Store, landmark_every
+from fairmesh.mesh.node.states import cycle_of, read_shared, restored, shared
+from fairmesh.mesh.node.store import REFERENCES, Store, landmark_every
+from fairmesh.mesh.wire.journal import storing
+from fairmesh.mesh.wire.links import Report
 from fairmesh.mesh.wire.mailroom import Mailroom
 from fairmesh.mesh.wire.transport import FIRST_ROUND, PeerTransport
+from fairmesh.networks.base import Network
 from fairmesh.networks.bounds import Bounds
 from fairmesh.networks.remote import RemoteNetwork
 from fairmesh.numerics.random_streams import SecretIdentities
 from fairmesh.problems.evaluator import Evaluator
+from fairmesh.problems.identity import fingerprint
 from fairmesh.problems.problem import Problem
+from fairmesh.storage.files import read_bytes, write_atomically
 from fairmesh.storage.run_folder import Record
 from fairmesh.topology.mixing import union_of
 from fairmesh.training.loop import Training, TrainingState
@@ -39,6 +47,7 @@ _CHECKPOINT_S = 60.0  # at most this much work is repeated after a crash, unless
 _CHECKPOINT_SHARE = 0.05  # of the time at most is spent on writing them
 _JOURNAL_OVER_STATE = 8  # the journal may grow to this many times the size of a model, or to:
 _SMALL_JOURNAL = 16 << 20  # bytes
+_REFERENCES = ("local_losses", "untrained_losses", "constant_losses")  # fields of the objective
 
 
 def journal_allowed(model: int) -> int:
@@ -94,9 +103,66 @@ def training_of(membership: Membership, problem: Problem, network: RemoteNetwork
 
 def untrained(membership: Membership, problem: Problem) -> TrainingState:
     """Returns the state before the first round. Nothing is trained or sent for it, so it needs no mailroom."""
-    problem = with_any_references(problem, membership)
+    problem = _with_any_references(problem, membership)
     nothing: Any = None
     return training_of(membership, problem, network_of(membership, problem, nothing)).initial()
+
+
+def _with_references(problem: Problem, node: "Node", network: Network) -> Problem:
+    """Returns the problem with the losses that its objective compares this site's with, such as that of a model that it
+    trains alone. They are found once in a run, from this site's data only. Those on disk are used if they are of this
+    run and of this site's data and start; sites that leave or come back do not change them."""
+    membership, objective = node.membership, problem.objective
+    experiment, path = membership.experiment, membership.site.state / REFERENCES
+    settings = experiment.topology, experiment.rounds, experiment.seeds[0], membership.options, network
+    if not (objective.needs_local_models or objective.needs_constants):
+        return with_references(problem, *settings, alone=True)
+    key = _key(problem, membership)
+    tables = _read_references(path, key, membership.name, node.log)
+    if tables is None:
+        fitted = with_references(problem, *settings, alone=True, go_on=node.oversight.trains_alone).objective
+        found = {name: getattr(fitted, name) for name in _REFERENCES if getattr(objective, name) is None}
+        tables = {name: dict(losses) for name, losses in found.items() if losses is not None}
+        with storing(path.parent):
+            write_atomically(path, json.dumps({"key": key} | tables).encode())
+    return problem.with_other(objective=replace(objective, **tables).with_run_length(experiment.rounds))
+
+
+def _with_any_references(problem: Problem, membership: Membership) -> Problem:
+    """Returns the problem with losses that mean nothing, for rounds that are never trained."""
+    objective = problem.objective.with_run_length(membership.experiment.rounds)
+    if objective.needs_local_models or objective.needs_constants:
+        objective = replace(objective, **{name: {membership.name: 1.0} for name in _REFERENCES})
+    return problem.with_other(objective=objective)
+
+
+def _key(problem: Problem, membership: Membership) -> str:
+    """Returns a fingerprint of all that determines the losses. It has the start of the run, which all sites agree on,
+    and not this site's number among those that are still in the mesh."""
+    (mine,) = [site for site in problem.sites if site.train.here]
+    sets = [mine.train, mine.validation] if problem.objective.judged_on == "validation" else [mine.train]
+    secret = None if membership.secret is None else SecretIdentities([membership.secret]).digest()
+    described = [membership.name, membership.agreed, secret, [fingerprint(one) for one in sets]]
+    hasher = hashlib.sha256(json.dumps(described, sort_keys=True).encode())
+    hasher.update(problem.initial_whole_row(membership.experiment.seeds[0]).numpy().tobytes())
+    return hasher.hexdigest()
+
+
+def _read_references(path: Path, key: str, site: str, report: Report) -> dict[str, Any] | None:
+    """Returns the tables on disk, or None if there are none, or others."""
+    if not path.exists():
+        return None
+    try:
+        tables = json.loads(read_bytes(path))
+        own = tables.pop("key") == key and all(one.keys() == {site} for one in tables.values())
+        if own and tables and all(math.isfinite(one[site]) for one in tables.values()):
+            report("info", "reference losses are known", file=path.name)
+            return tables
+    except (ValueError, TypeError, KeyError, AttributeError):
+        pass  # damaged
+    why = "they are damaged, or of another run, of other data, of another secret of this site, or of another start"
+    report("warning", "the reference losses on disk cannot be used; they are found again", file=path.name, reason=why)
+    return None
 
 
 def restore(membership: Membership, problem: Problem, mailroom: Mailroom, done: int, into: Store, start: Start) -> None:
@@ -130,7 +196,7 @@ class Rounds:
         self.node, self.mailroom, self.store, self.membership = node, mailroom, store, node.membership
         membership, oversight = node.membership, node.oversight
         network = network_of(membership, problem, mailroom)
-        problem = with_kept_references(problem, membership, network, oversight.trains_alone, node.log)
+        problem = _with_references(problem, node, network)
         self.problem, self.training = problem, training_of(membership, problem, network)
         worker = self.training.oracle.worker
         if worker is not None:
@@ -291,13 +357,12 @@ class _SiteEnding(Observer):
     """Stops when the watch asks for it. An observer at one site cannot end the run of all sites."""
 
     def __init__(self, rounds: Rounds):
-        self._log, self._oversight, self._ignored = rounds.node.log, rounds.node.oversight, False
+        self._node = rounds.node
 
     def after_round(self, round: int, state: TrainingState) -> None:
-        if self.run.stop_reason is not None and not self._ignored:
-            self._ignored = True
+        if self.run.stop_reason is not None:
             what = "an observer asked to end the run; one site cannot, so the run continues"
-            self._log("warning", what, round=round, reason=self.run.stop_reason)
+            self._node.aside.once((what,), "warning", what, round=round, reason=self.run.stop_reason)
         self.run.stop_reason = None
-        if self._oversight.stopping and not self.run.is_last:
-            raise self._oversight.stopping
+        if self._node.oversight.stopping and not self.run.is_last:
+            raise self._node.oversight.stopping

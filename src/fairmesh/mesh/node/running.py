@@ -15,21 +15,7 @@ import fairmesh
 from fairmesh.mesh.agreement import COMPATIBILITY
 from fairmesh.mesh.approval import approved_at
 from fairmesh.mesh.certificates import fingerprint
-from fairmesh.mesh.node import data_agreement, deciding, divergence, versus_local
-from fairmesh.mesh.node.ending import (
-    compare_with_neighbours,
-    expected_results,
-    results_compared,
-    settings_of,
-    sums_of,
-    undefined_metrics,
-    wait_for_all_to_end,
-    write_personal,
-    write_progress,
-    write_result,
-    write_site_model,
-)
-from fairmesh.mesh.node.finished import is_finished, mark_finished
+from fairmesh.mesh.node import data_agreement, deciding, divergence, ending, versus_local
 from fairmesh.mesh.node.machine import pinned
 from fairmesh.mesh.node.measurements import Schedule
 from fairmesh.mesh.node.membership import Membership, own_data
@@ -37,7 +23,16 @@ from fairmesh.mesh.node.node import Node
 from fairmesh.mesh.node.oversight import COMPARING, Decide, Notices, Oversight
 from fairmesh.mesh.node.rounds import Rounds, branch_of, restoring_step
 from fairmesh.mesh.node.state_lock import LEFT_S, locked
-from fairmesh.mesh.node.store import LOCAL, PROGRESS, RESULT, Store, forget_run, put_in_place
+from fairmesh.mesh.node.store import (
+    LOCAL,
+    PROGRESS,
+    RESULT,
+    Store,
+    forget_run,
+    is_finished,
+    mark_finished,
+    put_in_place,
+)
 from fairmesh.mesh.node.watching import Log, Monitor
 from fairmesh.mesh.roster import host_and_port
 from fairmesh.mesh.wire.links import Links
@@ -227,12 +222,12 @@ def _enter(node: Node, problem: Problem, store: Store, trackers: Sequence[Tracke
         node.ledger.measured_since(),
     )
     for tracker in trackers:
-        settings, run = settings_of(membership) | {"site": membership.name}, membership.mesh.name
+        settings, run = ending.settings_of(membership) | {"site": membership.name}, membership.mesh.name
         tracker.begin(membership.names, node.folder)
         tracker.add_replica(0, TrackedReplica(f"{run}, seen from {membership.name}", run, settings, "0"))
 
     def after_record(records: Sequence[Record]) -> None:
-        write_progress(membership, problem, records, node.folder / PROGRESS)
+        ending.write_progress(membership, problem, records, node.folder / PROGRESS)
         for tracker in trackers:
             tracker.add_records(records)
 
@@ -246,24 +241,25 @@ def _end(node: Node, rounds: Rounds, links: Links) -> None:
     membership, oversight, last = node.membership, node.oversight, node.membership.experiment.rounds
     result = node.folder / RESULT
     if not result.exists():
-        oversight.activity = "waiting for the metrics of all"
-        node.wait(node.measurements.open_questions)
+        node.wait("waiting for the metrics of all", node.measurements.open_questions)
         oversight.activity = "summing up"
         unconfirmed = node.folder / f"unconfirmed-{membership.mesh.generation}"
-        write_result(rounds, unconfirmed)
-        _confirm(node, unconfirmed, sums_of(rounds).source)
+        ending.write_result(rounds, unconfirmed)
+        _confirm(node, unconfirmed, ending.sums_of(rounds).source)
         _compare_with_local(rounds, unconfirmed)
         node.observe("result confirmed", last)
-        write_site_model(rounds, unconfirmed)
+        ending.write_site_model(rounds, unconfirmed)
         put_in_place(unconfirmed, result)
-        node.aside.tried("the look at undefined metrics", lambda: _log_undefined(node, result), None)
-    compare_with_neighbours(rounds, result)
+        names, what = membership.names, "the look at undefined metrics"
+        for metric, sites in node.aside.tried(what, lambda: ending.undefined_metrics(result, names), {}).items():
+            node.log("warning", "a metric has no value at some sites", metric=metric, sites=", ".join(sites))
+    ending.compare_with_neighbours(rounds, result)
     if membership.experiment.personalization is not None:
         oversight.activity = "choosing the site's own model"
-    write_personal(rounds, result)
+    ending.write_personal(rounds, result)
     node.observe("result written", last)
     oversight.activity = "waiting until all have the result"
-    wait_for_all_to_end(rounds)
+    ending.wait_for_all_to_end(rounds)
     oversight.activity = "finished"
     node.log("info", "finished", rounds=last, folder=RESULT)
     _part(node, links, rounds.mailroom)
@@ -273,20 +269,18 @@ def _end(node: Node, rounds: Rounds, links: Links) -> None:
 def _confirm(node: Node, unconfirmed: Path, source: str | None) -> None:
     """Waits until all sites have announced the result that this site has. A difference is named; it ends when the
     other site announces another result, or is voted out."""
-    expected, named = expected_results(unconfirmed, node.membership), set[str]()
+    expected = ending.expected_results(unconfirmed, node.membership)
     node.bulletin.announce("result", expected[node.membership.name], node.membership.mesh.generation)
-    node.oversight.activity = "waiting for the results of all"
+    sums = {"sums": "computed by this site" if source is None else f"from {source}", "kept": unconfirmed.name}
 
     def open_questions() -> list[str]:
-        silent, apart = results_compared(expected, node.bulletin)
-        for site in apart.keys() - named:
-            named.add(site)
-            node.oversight.activity = "results differ; the log says which"
-            sums = "computed by this site" if source is None else f"from {source}"
-            node.log("error", "results differ", site=site, reason=apart[site], sums=sums, kept=unconfirmed.name)
-        return [*silent, *apart]
+        apart = ending.results_apart(expected, node.bulletin)
+        for site, reason in apart.items():
+            node.oversight.activity = what = "results differ; the log says which"
+            node.aside.once((what, site, unconfirmed), "error", "results differ", site=site, reason=reason, **sums)
+        return [*node.silent("result"), *apart]
 
-    node.wait(open_questions)
+    node.wait("waiting for the results of all", open_questions)
 
 
 def _compare_with_local(rounds: Rounds, unconfirmed: Path) -> None:
@@ -298,19 +292,8 @@ def _compare_with_local(rounds: Rounds, unconfirmed: Path) -> None:
     if body["why_not"]:
         node.log("warning", "not compared with this site's model alone", reason=body["why_not"])
     node.bulletin.announce(versus_local.KIND, body, generation)
-    node.oversight.activity = "waiting for the comparisons of all"
-
-    def silent() -> list[str]:
-        bodies = node.bulletin.of_all(versus_local.KIND)
-        return [name for name in rounds.membership.names if bodies.get(name, {}).get("generation") != generation]
-
-    node.wait(silent)
+    node.wait("waiting for the comparisons of all", lambda: node.silent(versus_local.KIND))
     node.aside.tried("the comparison of all sites", lambda: versus_local.add_evidence(rounds, unconfirmed), None)
-
-
-def _log_undefined(node: Node, result: Path) -> None:
-    for metric, sites in undefined_metrics(result, node.membership.names).items():
-        node.log("warning", "a metric has no value at some sites", metric=metric, sites=", ".join(sites))
 
 
 def _part(node: Node, links: Links, mailroom: Mailroom) -> None:

@@ -7,7 +7,6 @@ and nothing else: sites that differ are the ones that robust training is for.
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -115,157 +114,103 @@ def unusual(said: Mapping[str, Mapping[str, Sequence[float]]], columns: Sequence
     center, scale = (np.array([getattr(column, what) for column in columns]) for what in ("center", "scale"))
     means = np.array([shown[site]["mean"] for site in sites], float) * scale + center
     spreads = np.abs(np.array([shown[site]["spread"] for site in sites], float)) * scale
-    scaled = [_is_scaled(*pair) for pair in zip(np.median(means, 0), np.median(spreads, 0))]
-    centred = inputs > 1 and 2 * sum(scaled) > inputs  # the sites scale by themselves, so that means say little
-    compared = [_Usual.of(column.name, means[:, k], spreads[:, k], centred) for k, column in enumerate(columns)]
-    found = {}
-    for k, site in enumerate(sites):
-        here = zip(means[k].tolist(), spreads[k].tolist(), compared)
-        found[site] = _differing([_Input(mean, spread, usual) for mean, spread, usual in here])
+    with np.errstate(all="ignore"):
+        inputs_of = _Inputs([column.name for column in columns], means, spreads)
+    sentences = {site: inputs_of.sentences(k) for k, site in enumerate(sites)}
     every = {site: shown[site] for site in sites}
     for site, sentence in (*_one_class(every), *_reversed(every)):
-        found[site].append(sentence)
-    return {site: sentences for site, sentences in found.items() if sentences}
+        sentences[site].append(sentence)
+    return {site: some for site, some in sentences.items() if some}
 
 
-class _Usual(NamedTuple):
-    """What is usual for one input: medians over all sites, and by how much honest sites differ from them."""
+class _Inputs:
+    """The inputs of all sites next to what is usual: medians over the sites, and by how much honest sites differ.
 
-    name: str
-    mean: float
-    spread: float
-    between: float  # how far the means of sites are apart
-    of_sizes: float  # deviation of the logarithm of mean times spread, halved
-    of_spreads: float  # deviation of the logarithm of the spread
-    centred: bool  # most inputs have about mean 0 and spread 1, so that means say nothing about units
-    never_negative: bool  # no site has a mean below 0, and means are not centred
-    constant: float  # the share of sites at which it is the same in every row
+    Args:
+        names: The inputs.
+        means: Their means, (sites, inputs).
+        spreads: Their spreads, likewise.
+    """
 
-    @staticmethod
-    def of(name: str, means: np.ndarray, spreads: np.ndarray, centred: bool) -> "_Usual":
-        log_spreads, log_means = (np.log(np.maximum(np.abs(some), _SMALLEST)) for some in (spreads, means))
-        return _Usual(
-            name,
-            float(np.median(means)),
-            float(np.median(spreads)),
-            _deviation(means),
-            _deviation((log_means + log_spreads) / 2),
-            _deviation(log_spreads),
-            centred,
-            not centred and bool((means >= -0.02 * np.median(spreads)).all()),
-            float((spreads == 0).mean()),
-        )
+    def __init__(self, names: Sequence[str], means: np.ndarray, spreads: np.ndarray):
+        self._names, self._means, self._spreads = names, means, spreads
+        self._mean, self._spread = mean, spread = np.median(means, 0), np.median(spreads, 0)
+        self._between = _deviation(means)  # how far the means of sites are apart
+        # If the sites scale by themselves, to about mean 0 and spread 1, means say nothing about units.
+        centred = len(names) > 1 and 2 * _is_scaled(mean, spread).sum() > len(names)
+        never_negative = (means >= -0.02 * spread).all(0) & (not centred)
+        tells_size = (np.abs(mean) >= spread / 2) & (not centred)  # far enough from 0 to change with the unit
+        log_means, log_spreads = (np.log(np.maximum(np.abs(some), _SMALLEST)) for some in (means, spreads))
+        times = np.log(np.maximum(spreads, _SMALLEST) / np.maximum(spread, _SMALLEST))
+        of_means = np.log(np.abs(means)) - np.log(np.abs(mean))
+        # Whether mean and spread differ from the usual by about the same factor, as in another unit.
+        together = tells_size & (np.sign(means) * np.sign(mean) > 0) & (np.abs(of_means - times) < math.log(_TOGETHER))
+        self._sizes = np.where(together, (of_means + times) / 2, times)
+        few = never_negative & (mean < spread / 2) & (np.abs(means) < 0.02 * spread)
+        at_an_end = np.minimum(np.abs(means), np.abs(means - 1)) < 0.02
+        rare = few | (at_an_end & (spread < 0.4) & _is_share(mean, spread))  # events: a site may have had none
+        far = np.abs(means - mean) > _FAR * np.maximum(np.maximum(spread, self._between), spreads)
+        shares = _is_share(means, spreads) & _is_share(mean, spread)  # values are 0 and 1, which have no unit
+        factor = np.where(together | ~(tells_size | never_negative), _FACTOR, _FURTHER)
+        deviation = np.where(together, _deviation((log_means + log_spreads) / 2), _deviation(log_spreads))
+        least = np.clip(_DEVIATIONS * deviation, np.log(factor), math.log(_FURTHER))
+        self._differs = np.select(
+            [np.broadcast_to(spread == 0, means.shape), spreads == 0, far, shares],
+            [False, ((spreads == 0).mean(0) <= 1 / 3) & ~rare, True, False],
+            np.abs(self._sizes) > least,
+        ).astype(bool)
 
-    @property
-    def mean_tells_size(self) -> bool:
-        """Returns whether the mean is far enough from 0 to change with the unit."""
-        return not self.centred and abs(self.mean) >= self.spread / 2
+    def sentences(self, site: int) -> list[str]:
+        """Returns in which inputs one site differs from what is usual, and why that may be."""
+        means, spreads, different = self._means[site], self._spreads[site], np.flatnonzero(self._differs[site]).tolist()
+        found = [
+            f"{self._names[k]}: mean {means[k]:.3g} and spread {spreads[k]:.3g}, at most sites {self._mean[k]:.2g} and "
+            f"{self._spread[k]:.2g}; {self._cause(site, k, different)}"
+            for k in different[:_SHOWN]
+        ]
+        if len(different) > _SHOWN:
+            found.append(f"and {len(different) - _SHOWN} more inputs")
+        here, elsewhere = _is_scaled(means, spreads).mean(), _is_scaled(self._mean, self._spread).mean()
+        if len(means) > 1 and np.mean([not self._looks_like(site, k, k) for k in range(len(means))]) > 0.5:
+            if here == 1 and elsewhere < 0.5:
+                found.append("inputs are probably scaled to mean 0 and spread 1 only there")
+            if elsewhere == 1 and here < 0.5:
+                found.append("inputs are probably not scaled there (standardize)")
+        return found
 
+    def _looks_like(self, site: int, k: int, other: int) -> bool:
+        """Returns whether an input of a site looks as some input usually does."""
+        spread, usual = self._spreads[site, k], self._spread[other]
+        near = abs(self._means[site, k] - self._mean[other]) <= 2 * max(usual, self._between[other])
+        return bool(near and 0.5 * usual <= spread <= 2 * usual)
 
-def _deviation(values: np.ndarray) -> float:
-    """Returns a robust standard deviation, from the median absolute deviation."""
-    return 1.4826 * float(np.median(np.abs(values - np.median(values))))
-
-
-class _Input(NamedTuple):
-    """One input at one site, next to what is usual."""
-
-    mean: float
-    spread: float
-    usual: _Usual
-
-    @property
-    def log_times(self) -> float:
-        """Returns the logarithm of how many times the usual spread its spread is."""
-        return math.log(max(self.spread, _SMALLEST) / max(self.usual.spread, _SMALLEST))
-
-    @property
-    def log_size(self) -> float | None:
-        """Returns the logarithm of the factor by which both mean and spread differ from the usual, as in another unit;
-        None if they do not differ by the same factor, or the mean says nothing."""
-        if not self.usual.mean_tells_size or self.mean * self.usual.mean <= 0:
-            return None
-        of_means = math.log(abs(self.mean)) - math.log(abs(self.usual.mean))
-        apart = abs(of_means - self.log_times)
-        return (of_means + self.log_times) / 2 if apart < math.log(_TOGETHER) else None
-
-    @property
-    def differs(self) -> bool:
-        usual = self.usual
-        if usual.spread == 0:
-            return False
-        if self.spread == 0:
-            return usual.constant <= 1 / 3 and not self.of_rare_events
-        if abs(self.mean - usual.mean) > _FAR * max(usual.spread, usual.between, self.spread):
-            return True
-        if _is_share(self.mean, self.spread) and _is_share(usual.mean, usual.spread):
-            return False  # values are 0 and 1, which have no unit
-        if self.log_size is not None:
-            return abs(self.log_size) > _least(_FACTOR, usual.of_sizes)
-        factor = _FURTHER if usual.mean_tells_size or usual.never_negative else _FACTOR
-        return abs(self.log_times) > _least(factor, usual.of_spreads)
-
-    @property
-    def of_rare_events(self) -> bool:
-        """Returns whether it counts events that are rare at all sites, so that one may have had none (or only such)."""
-        usual = self.usual
-        if usual.never_negative and usual.mean < usual.spread / 2 and abs(self.mean) < 0.02 * usual.spread:
-            return True
-        at_an_end = min(abs(self.mean), abs(self.mean - 1)) < 0.02
-        return at_an_end and usual.spread < 0.4 and _is_share(usual.mean, usual.spread)
-
-    def looks_like(self, other: _Usual) -> bool:
-        """Returns whether it looks as some input usually does."""
-        near = abs(self.mean - other.mean) <= 2 * max(other.spread, other.between)
-        return near and 0.5 * other.spread <= self.spread <= 2 * other.spread
-
-    def cause(self, different: Sequence["_Input"]) -> str:
-        """Returns the likely cause of the difference. Of columns in another order, at least two are different."""
-        if self.spread == 0:
+    def _cause(self, site: int, k: int, different: Sequence[int]) -> str:
+        """Returns the likely cause of a difference. Of columns in another order, at least two are different."""
+        if self._spreads[site, k] == 0:
             return "it is the same in every row there; perhaps the column is empty or not measured"
         for other in different:
-            if other is not self and self.looks_like(other.usual):
-                return f"it looks like {other.usual.name} elsewhere, so perhaps columns are in another order"
-        size = self.log_times if self.log_size is None else self.log_size
+            if other != k and self._looks_like(site, k, other):
+                return f"it looks like {self._names[other]} elsewhere, so perhaps columns are in another order"
+        size = float(self._sizes[site, k])
         if abs(size) > math.log(_FACTOR):
             times = f"{float(f'{math.exp(abs(size)):.1g}'):,.12g}"
             return f"values are about {times} times as {'large' if size > 0 else 'small'}, so perhaps in another unit"
         return "perhaps another unit, another column, or another scaling"
 
 
-def _least(factor: float, deviation: float) -> float:
-    """Returns the logarithm of the least factor that is a difference, among sites that deviate so much."""
-    return min(max(math.log(factor), _DEVIATIONS * deviation), math.log(_FURTHER))
+def _deviation(values: np.ndarray) -> np.ndarray:
+    """Returns a robust standard deviation of each column, from the median absolute deviation."""
+    return 1.4826 * np.median(np.abs(values - np.median(values, 0)), 0)
 
 
-def _is_scaled(mean: float, spread: float) -> bool:
+def _is_scaled(mean: np.ndarray, spread: np.ndarray) -> np.ndarray:
     """Returns whether these are about mean 0 and spread 1."""
-    return abs(mean) < 0.5 and 0.4 < spread < 2.5
+    return (np.abs(mean) < 0.5) & (spread > 0.4) & (spread < 2.5)
 
 
-def _is_share(mean: float, spread: float) -> bool:
+def _is_share(mean: np.ndarray, spread: np.ndarray) -> np.ndarray:
     """Returns whether these are the mean and the spread of values 0 and 1, as far as rounding shows it."""
-    return 0 <= mean <= 1 and abs(spread - math.sqrt(mean * (1 - mean))) <= 0.02 + 0.1 * spread
-
-
-def _differing(inputs: Sequence[_Input]) -> list[str]:
-    """Returns in which inputs one site differs from what is usual, and why that may be."""
-    different = [one for one in inputs if one.differs]
-    found = [
-        f"{one.usual.name}: mean {one.mean:.3g} and spread {one.spread:.3g}, at most sites {one.usual.mean:.2g} and "
-        f"{one.usual.spread:.2g}; {one.cause(different)}"
-        for one in different[:_SHOWN]
-    ]
-    if len(different) > _SHOWN:
-        found.append(f"and {len(different) - _SHOWN} more inputs")
-    pairs = [one[:2] for one in inputs], [(one.usual.mean, one.usual.spread) for one in inputs]
-    here, elsewhere = (sum(_is_scaled(*pair) for pair in some) / len(inputs) for some in pairs)
-    unlike = sum(not one.looks_like(one.usual) for one in inputs) / len(inputs)
-    if len(inputs) > 1 and unlike > 0.5 and here == 1 and elsewhere < 0.5:
-        found.append("inputs are probably scaled to mean 0 and spread 1 only there")
-    if len(inputs) > 1 and unlike > 0.5 and elsewhere == 1 and here < 0.5:
-        found.append("inputs are probably not scaled there (standardize)")
-    return found
+    return (mean >= 0) & (mean <= 1) & (np.abs(spread - np.sqrt(mean * (1 - mean))) <= 0.02 + 0.1 * spread)
 
 
 def _one_class(shown: Mapping[str, Mapping[str, Sequence[float]]]) -> list[tuple[str, str]]:

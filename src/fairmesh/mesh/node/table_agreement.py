@@ -58,14 +58,11 @@ class TableAgreement:
 
     def silent(self, present: Sequence[str]) -> list[str]:
         """Returns the sites whose sums are not known yet."""
-        sites = self._sites(present) if self.needed else ()
-        return [name for name in sites if name not in self._bulletin.of_all(_KIND)]
+        return [name for name in self._sites(present) if name not in self._bulletin.of_all(_KIND)]
 
     def misfit(self, present: Sequence[str], facts: Mapping[str, Mapping[str, Any]]) -> tuple[list[str], str] | None:
         """Returns the sites whose tables do not fit those of most, or whose sums cannot be true, and what is wrong; or
         None. `facts` has what sites declare about their data."""
-        if not self.needed:
-            return None
         told = self._told(self._sites(present))
         for name, sums in told.items():
             rows = facts.get(name, {}).get("samples")
@@ -81,9 +78,7 @@ class TableAgreement:
 
     def agreed(self, present: Sequence[str]) -> Preprocessing | None:
         """Returns the frozen preprocessing, or the one that follows from all sums. None if none is needed."""
-        if not self.needed:
-            return None
-        if self._path.exists():
+        if self.needed and self._path.exists():
             return Preprocessing.from_json(read_bytes(self._path).decode())
         told = self._told(self._sites(present))
         return Preprocessing.fitted(told) if told else None
@@ -106,7 +101,10 @@ class TableAgreement:
         return site
 
     def _sites(self, present: Sequence[str]) -> Sequence[str]:
-        """Returns the sites by whose sums the preprocessing is fitted: all that are present when the run begins."""
+        """Returns the sites by whose sums the preprocessing is fitted, if one is needed: all that are present when the
+        run begins."""
+        if not self.needed:
+            return ()
         said = Counter(tuple(body["fitted_by"]) for body in self._bulletin.of_all(_KIND).values() if body["fitted_by"])
         sites, votes = said.most_common(1)[0] if said else ((), 0)
         return sites if 2 * votes >= len(present) else present

@@ -26,12 +26,12 @@ from fairmesh.evidence import LEVEL, Difference, Number, Share, Worst, versus, v
 from fairmesh.evidence.intervals import Estimate
 from fairmesh.evidence.means import mean_of
 from fairmesh.evidence.outcomes import judged
-from fairmesh.mesh.node.aside import Aside
 from fairmesh.mesh.node.ending import metrics_by_site
 from fairmesh.mesh.node.membership import Membership
 from fairmesh.mesh.node.oversight import COMPARING
 from fairmesh.mesh.node.rounds import Rounds
 from fairmesh.mesh.node.store import new_folder
+from fairmesh.mesh.node.watching import Aside
 from fairmesh.mesh.wire.journal import storing
 from fairmesh.mesh.wire.kinds import CELLS, FEW, FEWEST, KINDS, ROWS_AT_LEAST, most_rows
 from fairmesh.problems.objective import Objective
@@ -159,15 +159,11 @@ def difference(cells: Mapping[str, int | str]) -> Difference | None:
     if not cells:
         return None
     choices = [(0, FEWEST - 1) if cells[name] == FEW else (int(cells[name]),) for name in CELLS]
-    found = []
-    for both, only_common, only_local, neither in itertools.product(*choices):
-        rows = both + only_common + only_local + neither
-        if rows:
-            found.append(versus_counts(rows, only_common, only_local))
-    values = [one.difference for one in found]
-    verdicts = {one.verdict for one in found}
-    ends = min(one.interval[0] for one in found), max(one.interval[1] for one in found)
-    return Difference((min(values) + max(values)) / 2, ends, verdicts.pop() if len(verdicts) == 1 else "unclear")
+    possible = [versus_counts(sum(counts), counts[1], counts[2]) for counts in itertools.product(*choices)]
+    values = [each.difference for each in possible]
+    agree = all(each.verdict == possible[0].verdict for each in possible)
+    ends = min(each.interval[0] for each in possible), max(each.interval[1] for each in possible)
+    return Difference((min(values) + max(values)) / 2, ends, possible[0].verdict if agree else "unclear")
 
 
 def evidence_of(

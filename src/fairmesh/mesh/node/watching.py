@@ -1,4 +1,5 @@
-"""What a node shows to people and monitors: a structured log, status.json, metrics for Prometheus."""
+"""What a node shows to people and monitors: a structured log, what it passes over, status.json, metrics for
+Prometheus."""
 
 import json
 import logging
@@ -9,11 +10,12 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from fairmesh.errors import BadInput, optional
+from fairmesh.errors import BadInput, in_a_line, optional
 from fairmesh.mesh.node.state_lock import running_since
 from fairmesh.mesh.wire.connections import keep_from_forks
+from fairmesh.mesh.wire.limits import Report
 from fairmesh.storage.files import write_atomically
 from fairmesh.storage.strict_json import as_json
 
@@ -22,7 +24,8 @@ STARTING = "starting: it imports, and reads its files and data"  # from its star
 ENDED = "not running: it was killed, or has failed"  # without saying so in its status
 _LOG_BYTES, _LOG_FILES = 4 << 20, 3
 _PACE_S = 300.0  # over which the rate of rounds is measured
-
+_IGNORED_AT_MOST = 20  # things of one site; a member can find new ones without end
+_Given = TypeVar("_Given")
 
 _LASTING = frozenset(  # events that every file of the log repeats: what ran here, who approved it, what was decided
     {
@@ -111,6 +114,53 @@ class Log:
     def close(self) -> None:
         self._shown.close()
         self._kept.close()
+
+
+class Aside:
+    """What this node has put aside since it was started, instead of ending: what other sites say and cannot be true
+    here, and its own steps that only show or compare, if they fail. Both are named in the log and in the status.
+
+    Args:
+        report: Logs an event.
+    """
+
+    def __init__(self, report: Report):
+        self._report = report
+        self._reported: set[tuple[object, ...]] = set()
+        self._ignored: dict[str, dict[str, str]] = {}  # the reasons, by site and what is ignored
+        self._failed: dict[str, str] = {}  # the reason, by what failed
+
+    def once(self, about: tuple[object, ...], level: str, what: str, **fields: Any) -> None:
+        """Logs an event, unless one about the same was logged before."""
+        if about not in self._reported:
+            self._reported.add(about)
+            self._report(level, what, **fields)
+
+    def ignore(self, site: str, what: str, reason: str) -> None:
+        """Says, once, that something that a site has announced is not used."""
+        reasons = self._ignored.setdefault(site, {})
+        if what not in reasons and len(reasons) < _IGNORED_AT_MOST:
+            reasons[what] = reason[:400]
+            self._report("warning", f"{what} of a site are ignored", site=site, reason=reason[:400])
+
+    def tried(self, what: str, part: Callable[[], _Given], otherwise: _Given) -> _Given:
+        """Returns what a step gives that only shows or compares. If it fails, says so and returns something else: no
+        such step ends a node, whatever numbers the other sites have sent."""
+        try:
+            return part()
+        except Exception as error:
+            reason = in_a_line(error)
+            if self._failed.get(what) != reason:
+                self._failed[what] = reason
+                self._report("error", f"{what} failed; the node goes on without it", reason=reason)
+            return otherwise
+
+    def view(self) -> dict[str, list[str]]:
+        """Returns what of each site is ignored and why, in sentences."""
+        return {
+            site: [f"its {what} are ignored: {reason}" for what, reason in list(reasons.items())]
+            for site, reasons in list(self._ignored.items())
+        }
 
 
 class Pace:
