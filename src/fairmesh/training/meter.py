@@ -12,7 +12,7 @@ from fairmesh.errors import BadInput
 from fairmesh.metrics.over_sites import group_means, spread
 from fairmesh.networks.base import Network, Traffic
 from fairmesh.networks.roles import StateView
-from fairmesh.problems.evaluator import SplitEvaluator, Trouble, support
+from fairmesh.problems.evaluator import Evaluator, Trouble, support
 from fairmesh.problems.problem import Problem
 from fairmesh.regularizers.simplex import normalized
 from fairmesh.storage.run_folder import Record
@@ -45,9 +45,9 @@ class Meter:
         held = [set(sites) for sites in network.process_group.all_gather_json(problem.here)]
         self._holder = torch.tensor([next(k for k, sites in enumerate(held) if i in sites) for i in range(problem.n)])
         self._splits, self._placed = list(splits), (device, dtype, home)
-        self._test = SplitEvaluator(problem, splits, "test", device, dtype, home)
-        self._validation = SplitEvaluator(problem, splits, "validation", device, dtype, home)
-        self._train = None if self._test else SplitEvaluator(problem, splits, "train", device, dtype, home)
+        self._test = Evaluator(problem, "test", device, dtype, home, splits=splits)
+        self._validation = Evaluator(problem, "validation", device, dtype, home, splits=splits)
+        self._train = None if self._test else Evaluator(problem, "train", device, dtype, home, splits=splits)
         self._own_models = own_models
 
     @property
@@ -74,7 +74,7 @@ class Meter:
         self._explain(evaluator.troubles, split if evaluator is not self._train else "train")  # type: ignore[arg-type]
         return found if self._network.process_group.world_size == 1 else self._from_holders(found)
 
-    def _judged_by(self, evaluator: SplitEvaluator, rows: Tensor, own: Tensor | None) -> dict[str, Tensor]:
+    def _judged_by(self, evaluator: Evaluator, rows: Tensor, own: Tensor | None) -> dict[str, Tensor]:
         if own is None:
             return evaluator.of_sites(rows)
         models = with_own_parts(self._problem, rows, own, self._splits)
