@@ -260,40 +260,6 @@ class AdamW(_Decaying):
 register(Optimizer, {"sgd": SGD, "momentum": Momentum, "adamw": AdamW})
 
 
-class OptimizerRound:
-    """A node's optimizer in one round.
-
-    Args:
-        optimizer: The optimizer.
-        state: Its memory before the round.
-        oracle: The nodes' data, for the layout of their models."""
-
-    def __init__(self, optimizer: Optimizer, state: Any, oracle: Any):
-        self._optimizer, self._state, self._oracle = optimizer, state, oracle
-        self._before: dict[int, Any] = {}  # by batch: the memory that it was first seen with
-        self.receivers: Tensor | None = None  # nodes that have got the server's model in this round (..., nodes)
-
-    def direction(self, call: int, gradients: Tensor, models: Tensor) -> Tensor:
-        """Returns the directions for the gradients of a batch. The memory advances the first time for each batch."""
-        first = call not in self._before
-        before = self._before.setdefault(call, self._state)
-        direction, after = self._optimizer.direction(before, gradients, models, self._oracle.model.layout)
-        if first:
-            self._state = after if self.receivers is None else where(self.receivers.unsqueeze(-1), after, before)
-        return direction
-
-    def after(self) -> Any:
-        """Returns the memory after the round."""
-        return self._state
-
-
-def where(chosen: Tensor, new: Any, old: Any) -> Any:
-    """Returns the new state of the chosen nodes and the old one of the others."""
-    if new is None:
-        return None
-    return type(new)(*(torch.where(chosen, a, b) for a, b in zip(new, old)))
-
-
 # Decay and memory -----------------------------------------------------------------------------------------------------
 
 
