@@ -216,14 +216,13 @@ class Round:
                 same batch and the same random numbers, at other models too. So two gradients can be compared on one
                 batch, as variance reduction needs it (examples/research/dm_hsgd.py).
         """
-        own = self._own_of(call)
+        rows = self._whole(models, call)
         if self._trainer_memory is not None:
-            return self._losses_and_updates(models, call, own)
+            return self._losses_and_updates(rows, call)
         if self._subgroups is None:
-            losses, gradients = self._oracle.losses_and_gradients(models, self.index, call, **own)
+            losses, gradients = self._oracle.losses_and_gradients(rows, self.index, call)
         else:
-            ratios = self._subgroups.ratios
-            losses, gradients, seen = self._oracle.by_subgroup(models, self.index, call, ratios, **own)
+            losses, gradients, seen = self._oracle.by_subgroup(rows, self.index, call, self._subgroups.ratios)
             self._subgroups.saw(seen, self.while_open(1.0))
         if self._own_parts is not None:
             self._step_own_parts(self._own_parts, call, gradients[..., models.shape[-1] :])
@@ -238,7 +237,7 @@ class Round:
         """Takes a step with the gradients of the own parts (..., nodes, own_dim), the first time for each batch."""
         own.advance(call, lambda: stepped(own.state, gradients, self._oracle), self._receivers)
 
-    def _losses_and_updates(self, models: Tensor, call: int, own: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+    def _losses_and_updates(self, rows: Tensor, call: int) -> tuple[Tensor, Tensor]:
         """Returns losses, and the updates of the sites' own training functions in the place of gradients."""
         if self._trained:
             raise BadInput(
@@ -246,35 +245,36 @@ class Round:
                 "an algorithm or settings with one gradient per round"
             )
         memory, self._trained = cast(Tensor, self._trainer_memory), True
-        work = self._oracle.trained(models, self.index, call, memory, at_work=self._receivers, **own)
+        work = self._oracle.trained(rows, self.index, call, memory, self._receivers)
         self._trainer_memory = work.memory
         if self._own_parts is not None:
             own_parts = self._own_parts.state._replace(rows=work.own)
             self._own_parts.advance(call, lambda: own_parts, self._receivers)
         return work.losses, work.updates
 
-    def _own_of(self, call: int) -> dict[str, Tensor]:
-        """Returns the nodes' own parts for a batch, as an argument of the oracle, if they have any."""
-        return {} if self._own_parts is None else {"own": self._own_parts.before(call).rows}
+    def _whole(self, models: Tensor, call: int) -> Tensor:
+        """Returns models with the nodes' own parts behind them, if they have any, as a batch is evaluated."""
+        own = self._own_parts
+        return models if own is None else torch.cat([models, own.before(call).rows], dim=-1)
 
     def losses(self, models: Tensor, call: int = 0) -> Tensor:
         """Returns each node's loss on its batch: (..., nodes, 1). Arguments as in `losses_and_gradients`."""
-        return self._oracle.losses(models, self.index, call, **self._own_of(call))
+        return self._oracle.losses(self._whole(models, call), self.index, call)
 
     def errors(self, models: Tensor, call: int = 0) -> Tensor:
         """Returns each node's 0-1 error on its batch: (..., nodes, 1). Arguments as in `losses_and_gradients`."""
-        return self._oracle.errors(models, self.index, call, **self._own_of(call))
+        return self._oracle.errors(self._whole(models, call), self.index, call)
 
     def sample_losses(self, models: Tensor, call: int = 0) -> Tensor:
         """Returns the loss of every sample of each node's batch: (..., nodes, samples). Arguments as in
         `losses_and_gradients`. Refused for models that are evaluated one by one."""
-        return self._oracle.sample_losses(models, self.index, call, **self._own_of(call))
+        return self._oracle.sample_losses(self._whole(models, call), self.index, call)
 
     def sample_gradients(self, models: Tensor, call: int = 0) -> Tensor:
         """Returns the gradient of every sample's loss: (..., nodes, samples, dim). Their mean is the batch's gradient
         without weight decay, clipping and optimizer. Arguments as in `losses_and_gradients`; refused as `sample_losses`
         is. Parts that stay at a node take a step with the mean of their gradients."""
-        found = self._oracle.sample_gradients(models, self.index, call, **self._own_of(call))
+        found = self._oracle.sample_gradients(self._whole(models, call), self.index, call)
         if self._own_parts is None:
             return found
         shared = models.shape[-1]

@@ -72,27 +72,17 @@ def products_in(model: Callable[[Tensor, Any], Any], row: Tensor, inputs: Any) -
     return counted.products
 
 
-def of_one_pixel(function: Callable[..., Tensor], *arguments: Any, **settings: Any) -> Tensor:
+def of_one_pixel(
+    function: Callable[..., Tensor], input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Any = 1,
+    padding: Any = 0, dilation: Any = 1, groups: int = 1,
+) -> Tensor:  # fmt: skip
     """Returns a 2-D convolution, of one padded pixel with the one number of each kernel that meets it."""
-    cut = _cut(*arguments, **settings)
-    if cut is None:
-        return function(*arguments, **settings)
-    images, weight, bias, groups = cut
-    return function(images, weight, bias, groups=groups)
-
-
-def _cut(
-    input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Any = 1, padding: Any = 0, dilation: Any = 1,
-    groups: int = 1,
-) -> tuple[Tensor, Tensor, Tensor | None, int] | None:  # fmt: skip
-    """Returns the arguments of the same convolution by kernels of one number, or None if there is none."""
-    if input.shape[-2:] != (1, 1) or isinstance(padding, str) or _pair(dilation) != (1, 1):
-        return None
-    (high, wide), (height, width) = _pair(padding), weight.shape[-2:]
-    sizes = zip((high, wide), (height, width), _pair(stride))
-    if (height, width) == (1, 1) or any(not p < k or (1 + 2 * p - k) // s for p, k, s in sizes):
-        return None
-    return input, weight[..., high : high + 1, wide : wide + 1], bias, groups
+    if input.shape[-2:] == (1, 1) and not isinstance(padding, str) and _pair(dilation) == (1, 1):
+        (high, wide), (height, width) = _pair(padding), weight.shape[-2:]
+        sizes = zip((high, wide), (height, width), _pair(stride))
+        if (height, width) != (1, 1) and all(p < k and not (1 + 2 * p - k) // s for p, k, s in sizes):
+            return function(input, weight[..., high : high + 1, wide : wide + 1], bias, groups=groups)
+    return function(input, weight, bias, stride, padding, dilation, groups)
 
 
 def _pair(value: Any) -> tuple[int, int]:

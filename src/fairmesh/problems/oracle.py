@@ -153,12 +153,9 @@ class Oracle:
         own_dim)."""
         return self._initial_own.unsqueeze(1).expand(*self._shape[:-1], -1).clone()
 
-    def losses_and_gradients(
-        self, models: Tensor, round_index: Tensor, call: int, own: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """Returns losses (replicas, nodes, 1) and gradients (replicas, nodes, dim). With the nodes' own parts,
-        gradients of these follow: (replicas, nodes, dim + own_dim)."""
-        models = _whole(models, own)
+    def losses_and_gradients(self, models: Tensor, round_index: Tensor, call: int) -> tuple[Tensor, Tensor]:
+        """Returns losses (replicas, nodes, 1), and gradients of the same shape as the models, which are (replicas,
+        nodes, dim + own_dim): the nodes' own parts follow the shared parameters."""
         rows = models.reshape(-1, models.shape[-1])
         gradients, losses = self._over_batches(self._gradients, rows, round_index, call)
         gradients = self._regularized(gradients.view(*self._shape[:-1], -1), models)
@@ -171,22 +168,15 @@ class Oracle:
         return None if self.worker is None else no_memory(*self._shape[:-1])
 
     def trained(
-        self,
-        models: Tensor,
-        round_index: Tensor,
-        call: int,
-        memory: Tensor,
-        own: Tensor | None = None,
-        at_work: Tensor | None = None,
+        self, rows: Tensor, round_index: Tensor, call: int, memory: Tensor, at_work: Tensor | None = None
     ) -> Work:
         """Returns what the sites' own training functions make of the models, with the losses that weights follow.
 
         Args:
-            models: The shared parameters at the start (replicas, nodes, dim).
+            rows: The parameters at the start (replicas, nodes, dim + own_dim).
             round_index: The round.
             call: Which batch fairmesh uses to measure losses.
             memory: What the functions have kept (replicas, nodes, length).
-            own: The nodes' own parts. Default: None, they have none.
             at_work: Which nodes work (replicas, nodes). The others have no update and no loss. Default: None, all.
         """
         if self.worker is None:
@@ -207,19 +197,19 @@ class Oracle:
                 batches.append(self._batch(round_index, call, self._calls))
             inputs, targets, *_ = batches[0]
             at = node.replica * count + node.place
-            rows = int(self._sizes_in(round_index)[node.replica, node.place])  # what follows them fills up a stack
-            rows = rows if self.problem.sampling.order == "full" else None
-            return trees.at(trees.at(inputs, at), slice(rows)), trees.at(trees.at(targets, at), slice(rows))
+            own = int(self._sizes_in(round_index)[node.replica, node.place])  # what follows them fills up a stack
+            few = slice(own if self.problem.sampling.order == "full" else None)
+            return trees.at(trees.at(inputs, at), few), trees.at(trees.at(targets, at), few)
 
-        start = models.new_zeros(replicas, count, 0) if own is None else own
+        models, own = rows.split([self.model.dim, self.model.own_dim], dim=-1)
         work = self.worker.work(
-            number, models, start, memory, nodes, lambda node: self._data_of(node, round_index), batch
+            number, models, own, memory, nodes, lambda node: self._data_of(node, round_index), batch
         )
         if self.problem.clip_norm is not None:
             work = work._replace(updates=work.updates * _clipping(work.updates, self.problem.clip_norm))
         losses = self._compared(work.losses)
         if self._judge is not None or bool(work.losses.isnan().any()):
-            measured = self.losses(models, round_index, call, own)
+            measured = self.losses(rows, round_index, call)
             losses = measured if self._judge is not None else torch.where(work.losses.isnan(), measured, losses)
         return work._replace(losses=losses)
 
@@ -247,20 +237,19 @@ class Oracle:
             mine.add_(models[..., :trained], alpha=self.problem.weight_decay)
         return gradients
 
-    def losses(self, models: Tensor, round_index: Tensor, call: int, own: Tensor | None = None) -> Tensor:
+    def losses(self, models: Tensor, round_index: Tensor, call: int) -> Tensor:
         """Returns losses (replicas, nodes, 1)."""
-        models = _whole(models, own)
         return self._compared(self._measured(self._values, self._held_values, models, round_index, call))
 
     def _compared(self, losses: Tensor) -> Tensor:
         """Returns the losses' excess over the references, plus the references' mean."""
         return losses if self._excess is None else (losses - self._excess).clamp_(min=0.0)
 
-    def errors(self, models: Tensor, round_index: Tensor, call: int, own: Tensor | None = None) -> Tensor:
+    def errors(self, models: Tensor, round_index: Tensor, call: int) -> Tensor:
         """Returns the share of each node's batch that its row misclassifies: (replicas, nodes, 1)."""
         if self.problem.classes is None:
             raise BadInput("the 0-1 error needs class labels, which this problem does not have; use ascends = 'loss'")
-        return self._measured(self._errors, self._held_errors, _whole(models, own), round_index, call)
+        return self._measured(self._errors, self._held_errors, models, round_index, call)
 
     @property
     def discounts_noise(self) -> bool:
@@ -347,7 +336,7 @@ class Oracle:
         return chosen.to(self.seeds.device, non_blocking=True).unflatten(0, (self._shape[0] * self._shape[1], -1))
 
     def by_subgroup(
-        self, models: Tensor, round_index: Tensor, call: int, ratios: Tensor, own: Tensor | None = None
+        self, models: Tensor, round_index: Tensor, call: int, ratios: Tensor
     ) -> tuple[Tensor, Tensor, Seen]:
         """Returns losses and gradients with each row's loss multiplied by the ratio of its subgroup, and the losses by
         subgroup on the rows that judge.
@@ -356,9 +345,7 @@ class Oracle:
             models: As in `losses_and_gradients`.
             round_index: As there.
             call: As there.
-            ratios: (replicas, nodes, subgroups).
-            own: As there."""
-        models = _whole(models, own)
+            ratios: (replicas, nodes, subgroups)."""
         rows, of_nodes, shape = models.reshape(-1, models.shape[-1]), ratios.flatten(0, 1), self._shape[:-1]
 
         def seen_of(each: Tensor, numbers: Tensor, weights: Tensor) -> Seen:
@@ -393,15 +380,15 @@ class Oracle:
         rejoin = self.problem.objective.rejoin_round()
         return self._trained_sizes if rejoin is None else torch.where(rounds < rejoin, self._trained_sizes, self.sizes)
 
-    def sample_losses(self, models: Tensor, round_index: Tensor, call: int, own: Tensor | None = None) -> Tensor:
+    def sample_losses(self, models: Tensor, round_index: Tensor, call: int) -> Tensor:
         """Returns the loss of every sample of each node's batch: (replicas, nodes, samples)."""
         with torch.no_grad():
-            return self._of_samples(lambda function: function, _whole(models, own), round_index, call)
+            return self._of_samples(lambda function: function, models, round_index, call)
 
-    def sample_gradients(self, models: Tensor, round_index: Tensor, call: int, own: Tensor | None = None) -> Tensor:
+    def sample_gradients(self, models: Tensor, round_index: Tensor, call: int) -> Tensor:
         """Returns the gradient of every sample's loss, without weight decay and clipping: (replicas, nodes, samples,
-        dim). With the nodes' own parts, gradients of these follow, as in `losses_and_gradients`."""
-        return self._of_samples(jacrev, _whole(models, own), round_index, call)
+        dim + own_dim)."""
+        return self._of_samples(jacrev, models, round_index, call)
 
     def _of_samples(self, what: Callable, models: Tensor, round_index: Tensor, call: int) -> Tensor:
         """Returns `what` of the function row -> losses of the samples in a batch, for each node."""
@@ -581,8 +568,3 @@ def _clipping(rows: Tensor, norm: float) -> Tensor:
     """Returns by how much each row is multiplied, so that its Euclidean norm is at most this one."""
     norms = torch.linalg.vector_norm(rows, dim=-1, keepdim=True)
     return (norm / norms.clamp(min=1e-30)).clamp_(max=1.0)
-
-
-def _whole(models: Tensor, own: Tensor | None) -> Tensor:
-    """Returns rows of shared parameters with the nodes' own parts behind them."""
-    return models if own is None else torch.cat([models, own], dim=-1)

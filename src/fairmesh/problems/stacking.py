@@ -140,12 +140,12 @@ class _OneByOne:
 
     def __init__(self, model: FlatModel, loss: Callable[..., Any], has_aux: bool):
         self._model, self._loss, self._has_aux = model, loss, has_aux
-        self._room = _Room()
+        self._room: Tensor | None = None  # for gradients
         self._checked = False  # whether the first call drew from no generator but the nodes' streams
 
     def __call__(self, rows: Tensor, *batch: Tree) -> Any:
         before = None if self._checked or not values_readable(rows) else GeneratorStates.now()
-        found, values = self._room.like(rows), []
+        found, values = self._room_like(rows), []
         with _side_streams(rows.device) as stream:
             for k, row in enumerate(rows):
                 own = [trees.at(part, k) for part in batch]
@@ -156,22 +156,16 @@ class _OneByOne:
             self._checked = True
         return found, tree_map(lambda *parts: torch.stack(parts), *values)
 
-
-class _Room:
-    """Memory for gradients, written again in every round: a CPU clears every page of newly allocated memory, which for
-    large models takes a tenth of a round or more. Memory that an algorithm still holds is left to it."""
-
-    def __init__(self):
-        self._kept: Tensor | None = None
-
-    def like(self, rows: Tensor) -> Tensor:
-        """Returns a tensor of this shape, whose numbers are to be written."""
+    def _room_like(self, rows: Tensor) -> Tensor:
+        """Returns memory for gradients, written again in every round: a CPU clears every page of newly allocated
+        memory, which for large models takes a tenth of a round or more. Memory that an algorithm still holds is left
+        to it."""
         if not values_readable(rows):  # a GPU keeps its memory, and a replayed trace must not share it
             return torch.empty_like(rows)
-        kept = self._kept
-        if kept is None or (kept.shape, kept.dtype) != (rows.shape, rows.dtype) or _owners(kept) > 1:
-            kept = self._kept = torch.empty_like(rows)
-        return kept.detach()
+        room = self._room
+        if room is None or (room.shape, room.dtype) != (rows.shape, rows.dtype) or _owners(room) > 1:
+            room = self._room = torch.empty_like(rows)
+        return room.detach()
 
 
 def _owners(tensor: Tensor) -> int:
