@@ -213,7 +213,7 @@ def profile(device: str, name: str, replicas: int, rounds: int = 10) -> list[tup
     for _ in range(5):
         step()
     on_gpu = where.type == "cuda"
-    with watch(activities=[ProfilerActivity.CUDA if on_gpu else ProfilerActivity.CPU]) as profiler:
+    with watch(activities=[ProfilerActivity.CUDA if on_gpu else ProfilerActivity.CPU], acc_events=True) as profiler:
         for _ in range(rounds):
             step()
         if on_gpu:

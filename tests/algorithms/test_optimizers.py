@@ -13,7 +13,6 @@ import fairmesh as fm
 from fairmesh.algorithms.base import Round, carried_at_start
 from fairmesh.config.tables import from_table
 from fairmesh.mesh.node import leaving, restoring
-from fairmesh.testing import check_algorithm
 from fairmesh.testing.stacks import after, stack
 from fairmesh.training.loop import Training
 from fairmesh.training.memory_estimate import footprint
@@ -170,16 +169,6 @@ def test_optimizers_memory_is_the_same_on_several_hosts(name, optimizer):
         assert torch.allclose(state.models, rows, rtol=0, atol=1e-12)
         for tensor, there in zip(alone.carried.optimizer or (), carried.optimizer or ()):
             assert torch.allclose(there, tensor[:, block], rtol=0, atol=1e-12)
-
-
-@pytest.mark.slow  # of the quick tests, tests/extension/test_own_members.py checks an algorithm with AdamW
-@pytest.mark.parametrize("optimizer", toys.OPTIMIZERS)
-@pytest.mark.parametrize("name", WITH_OPTIMIZER)
-def test_algorithm_with_an_optimizer_keeps_the_contract(name, optimizer):
-    algorithm = with_optimizer(name, optimizer)
-    check_algorithm(
-        algorithm, topologies=[fm.Ring()], rounds=2, keeps_average=not algorithm.optimizer.decay, tolerance=1e-9
-    )
 
 
 def test_every_algorithm_takes_an_optimizer_but_pooled_which_has_its_own_adam():

@@ -8,7 +8,7 @@ import torch
 import fairmesh as fm
 from fairmesh.networks.memory import MemoryNetwork
 from fairmesh.storage.state_tree import flatten_state
-from fairmesh.testing.problems import NoGradients
+from fairmesh.testing.messages import NoGradients
 from fairmesh.testing.stacks import relabelled, stack
 from tests import toys
 from tests.contracts.battery import after, same_bits, state_bits

@@ -9,12 +9,11 @@ import pytest
 import fairmesh as fm
 from fairmesh.config.tables import from_table, settings
 from fairmesh.experiment import experiment_from
-from fairmesh.mesh.roster import _SiteTable
+from fairmesh.mesh.roster import SiteFile
 from tests.docs.pages import ROOT, Block, blocks
 
 # What a block may be a part of, with what the rest of the file says.
 _PARTS: list[tuple[type, dict[str, Any]]] = [
-    (_SiteTable, {"name": "north"}),
     (fm.data.Table, {"file": "patients.csv", "target": "outcome", "site": "hospital"}),
 ]
 
@@ -24,6 +23,9 @@ def read(block: Block) -> None:
     table = tomllib.loads(block.text)
     if set(table) <= {field.name for field in dataclasses.fields(fm.Experiment)}:
         experiment_from(_completed(table), ROOT / "examples")
+        return
+    if set(table) <= set(settings(SiteFile)):
+        SiteFile.of("site.toml", {"name": "north", **table})
         return
     for kind, others in _PARTS:
         if set(table) <= set(settings(kind)):

@@ -8,6 +8,7 @@ import pytest
 from fairmesh.evidence import Number, Share
 from fairmesh.evidence.means import Stratum, mean_number, mean_of, mean_paired_share, mean_share
 from tests.evidence.means_coverage import CASES, HELD_OUT, SIZES, SPLITS, measured, outcomes
+from tests.pairwise import cover
 
 
 @pytest.mark.parametrize(
@@ -25,10 +26,15 @@ def test_mean_over_sites_covers_the_truth(case, sites, rows, splits):
     assert found.width <= 1.35
 
 
+EVERY_CASE = [*CASES, *HELD_OUT]
+CELLS = [  # every case with every size, each with one or the other number of splits; the page's table has all
+    (EVERY_CASE[case], *SIZES[size], SPLITS[split])
+    for case, size, split in cover([len(EVERY_CASE), len(SIZES), len(SPLITS)])
+]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("splits", SPLITS)
-@pytest.mark.parametrize(("sites", "rows"), SIZES)
-@pytest.mark.parametrize("case", [*CASES, *HELD_OUT])
+@pytest.mark.parametrize(("case", "sites", "rows", "splits"), CELLS)
 def test_mean_over_sites_covers_the_truth_in_every_cell(case, sites, rows, splits):
     times = (800 if splits == 1 else 400) // (4 if sites > 100 else 1)
     found = measured(case, sites, rows, splits, times)

@@ -111,7 +111,7 @@ def test_serial_numbers_differ(home, mesh):
         (lambda: request_for("alpha", [x509.DNSName("beta")]), ["'alpha'", "'beta'"]),
         (lambda: request_for("alpha", [x509.DNSName("alpha"), x509.DNSName("beta")]), ["'alpha'", "'beta'"]),
         (lambda: request_for("alpha", [x509.DNSName("alpha"), x509.RFC822Name("a@b")]), ["'alpha'", "a@b"]),
-        (lambda: request_for("alpha", [x509.DNSName("alpha")] * 2), ["site 'alpha'", "name 'alpha'"]),
+        (lambda: request_for("alpha", [x509.DNSName("alpha")] * 2), ["site 'alpha'", "['alpha', 'alpha']"]),
         (lambda: request_for("alpha", []), ["'alpha'", "alternative name"]),
         (lambda: request_for("", [x509.DNSName("alpha")]), [0, "common name"]),
         (lambda: request_for("Alpha", [x509.DNSName("Alpha")]), ["'Alpha'", 63]),

@@ -6,13 +6,14 @@ from typing import NamedTuple
 import pytest
 
 import fairmesh as fm
-from fairmesh.algorithms import Part, plain
+from fairmesh.algorithms import Part, Sent, plain
 from fairmesh.config.registry import registered_name
 from fairmesh.mesh.overview import sent
 from fairmesh.mesh.revealing import bits_per_parameter, revealing
 from fairmesh.networks.memory import MemoryNetwork
+from fairmesh.testing.messages import check_message
 from tests import toys
-from tests.refusals import missing_from
+from tests.refusals import missing_from, refused
 
 WORDS = {  # of each part of a message
     "model": "model",
@@ -66,7 +67,7 @@ class OwnState(NamedTuple):
 
 @dataclass(frozen=True)
 class Own(fm.algorithms.Algorithm):
-    """An algorithm of a user that says nothing about its messages."""
+    """An algorithm of a user."""
 
     compressor: fm.compressors.Compressor = field(default_factory=fm.Sign)
 
@@ -80,8 +81,12 @@ class Own(fm.algorithms.Algorithm):
         delivery = ctx.exchange(model=plain(state.models), gist=Part(gist, bits), loss=plain(losses, "losses"))
         return OwnState(delivery.mix("model") - 0.1 * delivery.mix("gist"))
 
+    def message(self):
+        return Sent("model"), Sent("gist", compressor=self.compressor), Sent("loss", "losses")
 
-def test_own_algorithm_has_a_correct_leaflet_without_more_code(monkeypatch):
+
+def test_own_algorithm_says_what_it_sends(monkeypatch):
+    check_message(Own())
     model, gist, loss = sent(Own(), "own")
     assert missing_from(model, "whole model", "uncompressed", "gradient of one batch") == []
     assert missing_from(gist, "gist", ", compressed", "gradient of one batch") == []
@@ -93,14 +98,33 @@ def test_own_algorithm_has_a_correct_leaflet_without_more_code(monkeypatch):
     assert missing_from(reason, "gradient of one batch", "uncompressed") == []
 
 
-def test_algorithm_that_needs_its_own_data_is_said_to_be_unknown(monkeypatch):
+@pytest.mark.parametrize(
+    ("declared", "names"),
+    [
+        ((Sent("model"), Sent("gist", compressor=fm.Sign())), ["'loss'", "does not name"]),
+        ((*Own().message(), Sent("secret")), ["'secret'", "only"]),
+        ((Sent("model"), Sent("gist"), Sent("loss", "losses")), ["'gist'", "compressor"]),
+        ((Sent("model"), Sent("gist", compressor=fm.Sign()), Sent("loss")), ["'loss'", "vectors", "losses"]),
+    ],
+)
+def test_algorithm_that_says_something_else_than_it_sends_breaks_its_contract(declared, names):
     @dataclass(frozen=True)
-    class Picky(Own):
-        def init(self, oracle, network):
-            return OwnState(oracle.what_only_its_experiment_has())
+    class Wrong(Own):
+        def message(self):
+            return declared
 
-    assert missing_from(sent(Picky(), "picky")[0], "picky", "own code") == []
-    monkeypatch.setattr("fairmesh.mesh.revealing.algorithm_of", lambda table: Picky())
+    with refused(*names, error=fm.testing.ContractViolation):
+        check_message(Wrong())
+
+
+def test_algorithm_that_says_nothing_of_its_messages_is_said_to_be_unknown(monkeypatch):
+    @dataclass(frozen=True)
+    class Silent(Own):
+        def message(self):
+            return None
+
+    assert missing_from(sent(Silent(), "silent")[0], "silent", "own code") == []
+    monkeypatch.setattr("fairmesh.mesh.revealing.algorithm_of", lambda table: Silent())
     assert bits_per_parameter({}) is None
 
 

@@ -120,7 +120,7 @@ def test_examples_of_real_models_are_experiments_that_learn(tmp_path: Path):
     experiment = load_experiment(EXAMPLES / "lstm.toml")
     first, *_, last = fm.run(experiment).records
     assert last["loss"]["worst"] < first["loss"]["worst"]
-    assert {path.stem for path in EXAMPLES.glob("*.toml")} == {name for name, _ in CASES.values()}
+    assert {path.stem for path in EXAMPLES.glob("*.toml")} == {name for name, _ in CASES.values() if "/" not in name}
 
 
 if __name__ == "__main__":

@@ -429,7 +429,7 @@ ELSEWHERE = {
         "tests.problems.test_models_and_losses",
         "test_loss_with_class_weights_is_refused_though_the_last_layer_starts_at_zero",
     ),
-    "class-weighted CE by name": ("tests.losses.test_members", "test_weighted_losses_train"),
+    "class-weighted CE by name": ("tests.losses.test_builtin", "test_weighted_losses_train"),
     "batch Dice and padded token losses": (
         "tests.problems.test_models_and_losses",
         "test_loss_that_is_no_mean_over_samples_is_refused_whatever_the_initial_outputs",

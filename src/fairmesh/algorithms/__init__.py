@@ -8,6 +8,7 @@ from fairmesh.algorithms.ad_gda import ADGDA
 from fairmesh.algorithms.afl import AFL
 from fairmesh.algorithms.base import Algorithm, Round
 from fairmesh.algorithms.base import GossipSettings as GossipSettings
+from fairmesh.algorithms.base import Sent as Sent
 from fairmesh.algorithms.base import plain as plain
 from fairmesh.algorithms.base import prior_rows as prior_rows
 from fairmesh.algorithms.base import prior_weights as prior_weights

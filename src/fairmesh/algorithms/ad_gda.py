@@ -14,6 +14,7 @@ from fairmesh.algorithms.base import (
     STRUCTURAL,
     Algorithm,
     Round,
+    Sent,
     capped,
     check_consensus_step,
     check_dual_step,
@@ -120,6 +121,10 @@ class ADGDA(Algorithm):
 
     def with_fixed_weights(self) -> "ADGDA":
         return replace(self, dual_step=0.0)
+
+    def message(self) -> tuple[Sent, ...]:
+        model = Sent("model", compressor=self.compressor, followed=True)
+        return model, Sent("dual", "weights", self.dual_compressor, followed=self.dual_compressor is not None)
 
     def init(self, oracle: Oracle, network: Network) -> ADGDAState:
         models = oracle.initial_models()

@@ -39,6 +39,15 @@ class GossipSettings(NamedTuple):
     consensus_step: float | None  # None: found by the run
 
 
+class Sent(NamedTuple):
+    """One part of the message that a node sends to each neighbour in a round."""
+
+    name: str  # as in `ctx.exchange(name=...)`
+    content: Content = "vectors"  # which show gradients; weights and losses show how well a site is served
+    compressor: Compressor | None = None  # None if its numbers travel as they are
+    followed: bool = False  # the change of something that receivers keep a copy of
+
+
 class Algorithm(ABC):
     """A training algorithm, written once over a stack of nodes.
 
@@ -119,6 +128,12 @@ class Algorithm(ABC):
         if not (hasattr(self, "compressor") and hasattr(self, "consensus_step")):
             return None
         return GossipSettings(self.compressor, self.consensus_step)  # type: ignore[attr-defined]
+
+    def message(self) -> tuple[Sent, ...] | None:
+        """Returns the parts of the message that a node sends to each neighbour in every round: what the operator of a
+        site reads before the site takes part. None if only the code of `step` knows. Default: None, or nothing if the
+        algorithm sends nothing to neighbours. `fm.testing.check_algorithm` compares it with what is sent."""
+        return None if self.sends and not self.needs_server else ()
 
     def local_optimizer(self) -> Optimizer | None:
         """Returns what turns gradients into directions before the algorithm sees them; None for the gradients

@@ -11,6 +11,7 @@ from fairmesh.algorithms.base import (
     STRUCTURAL,
     Algorithm,
     Round,
+    Sent,
     check_consensus_step,
     prior_weights,
 )
@@ -80,6 +81,9 @@ class ChocoSGD(Algorithm):
         object.__setattr__(self, "primal_step", as_schedule(self.primal_step))
         check_consensus_step(self.consensus_step)
         check_local_steps(self.local_steps)
+
+    def message(self) -> tuple[Sent, ...]:
+        return (Sent("model", compressor=self.compressor, followed=True),)
 
     def init(self, oracle: Oracle, network: Network) -> ChocoState:
         models = oracle.initial_models()

@@ -6,7 +6,7 @@ Lian, Zhang, Zhang, Hsieh, Zhang, Liu: Can Decentralized Algorithms Outperform C
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from fairmesh.algorithms.base import Algorithm, Round, plain, prior_weights
+from fairmesh.algorithms.base import Algorithm, Round, Sent, plain, prior_weights
 from fairmesh.algorithms.optimizers import Optimizer
 from fairmesh.algorithms.schedules import Linear, Schedule, as_schedule
 from fairmesh.networks.base import Network
@@ -49,6 +49,9 @@ class DSGD(Algorithm):
 
     def __post_init__(self):
         object.__setattr__(self, "primal_step", as_schedule(self.primal_step))
+
+    def message(self) -> tuple[Sent, ...]:
+        return (Sent("model"),)
 
     def init(self, oracle: Oracle, network: Network) -> DSGDState:
         return DSGDState(oracle.initial_models())

@@ -16,6 +16,7 @@ from fairmesh.algorithms.base import (
     STRUCTURAL,
     Algorithm,
     Round,
+    Sent,
     capped,
     check_beta,
     check_consensus_step,
@@ -176,6 +177,13 @@ class TrackedADGDA(Algorithm):
 
     def with_fixed_weights(self) -> "TrackedADGDA | None":
         return None if self.weighting == PriorWeights() else replace(self, weighting=PriorWeights())
+
+    def message(self) -> tuple[Sent, ...] | None:
+        of_weighting = self.weighting.message()
+        if of_weighting is None:
+            return None
+        vectors = [Sent(name, compressor=self.compressor, followed=True) for name in ("model", "tracker")]
+        return vectors[0], *of_weighting, *(vectors[1:] if self.tracking else ())
 
     def init(self, oracle: Oracle, network: Network) -> TrackedState:
         models = oracle.initial_models()

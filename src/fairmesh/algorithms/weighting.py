@@ -17,6 +17,7 @@ from fairmesh.algorithms.base import (
     EXACT,
     STRUCTURAL,
     Round,
+    Sent,
     check_beta,
     check_dual_step,
     fresh_share,
@@ -77,6 +78,10 @@ class Weighting(ABC):
     def discounts_noise(self) -> bool:
         """Whether `Objective(discount_noise=True)` works with this weighting. Default: False."""
         return False
+
+    def message(self) -> tuple[Sent, ...] | None:
+        """Returns what `weigh` sends, as in `Algorithm.message`. Default: None, which says that only its code knows."""
+        return None
 
     @abstractmethod
     def check(self, regularizer: Regularizer, prior: Tensor) -> None:
@@ -143,6 +148,9 @@ class ProjectedAscent(Weighting):
     def __post_init__(self):
         object.__setattr__(self, "step", as_schedule(self.step))
 
+    def message(self) -> tuple[Sent, ...]:
+        return (Sent("dual", "weights", self.compressor, followed=self.compressor is not None),)
+
     def check(self, regularizer: Regularizer, prior: Tensor) -> None:
         check_dual_step(self.step, regularizer, prior, "weighting.step", times=prior.shape[-1])
 
@@ -204,6 +212,9 @@ class ExactMaximum(Weighting):
 
     def __post_init__(self):
         check_beta("loss_ema", self.loss_ema)
+
+    def message(self) -> tuple[Sent, ...]:
+        return (Sent("dual", "losses", self.compressor, followed=self.compressor is not None),)
 
     def check(self, regularizer: Regularizer, prior: Tensor) -> None:
         if not regularizer.fast_maximiser:
@@ -295,6 +306,9 @@ class ShadowPrice(Weighting):
     def discounts_noise(self) -> bool:
         return self.relative
 
+    def message(self) -> tuple[Sent, ...]:
+        return (Sent("price", "losses"),)
+
     def check(self, regularizer: Regularizer, prior: Tensor) -> None:
         check_priced(regularizer)
 
@@ -348,6 +362,9 @@ class PriorWeights(Weighting):
     @property
     def discounts_noise(self) -> bool:
         return True  # there is nothing to discount
+
+    def message(self) -> tuple[Sent, ...]:
+        return ()
 
     def check(self, regularizer: Regularizer, prior: Tensor) -> None:
         pass

@@ -6,8 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from fairmesh.algorithms import Algorithm, Part
-from fairmesh.algorithms.message import message_of
+from fairmesh.algorithms import Algorithm, Sent
 from fairmesh.config.overrides import resolved_files
 from fairmesh.config.registry import IMPORT, registered_name
 from fairmesh.config.trusted import import_paths
@@ -15,7 +14,7 @@ from fairmesh.errors import BadInput
 from fairmesh.mesh.approval import is_approved, not_allowed, outside
 from fairmesh.mesh.certificates import fingerprint, valid_until
 from fairmesh.mesh.manifest import Handout, python_files
-from fairmesh.mesh.revealing import ALLOW, algorithm_of, bits_per_parameter, is_compressed, revealing
+from fairmesh.mesh.revealing import ALLOW, algorithm_of, bits_per_parameter, compresses, revealing
 from fairmesh.mesh.roster import OF_THE_EXPERIMENT, Mesh, SiteFile
 from fairmesh.problems.models import Logistic
 from fairmesh.storage.files import read_bytes
@@ -77,17 +76,17 @@ def sent(algorithm: Algorithm | None, name: str) -> tuple[str, ...]:
     """
     if algorithm is not None and algorithm.needs_server:
         return ("nothing: this algorithm needs a server, and a node refuses it",)
-    parts = None if algorithm is None else message_of(algorithm)
+    parts = None if algorithm is None else algorithm.message()
     if parts is None:
         return (f"what the algorithm {name} sends, which only the experiment's own code knows",)
     if not parts:
         return ("nothing: this algorithm trains every site alone",)
-    return tuple(_in_words(part_name, part) for part_name, part in parts.items())
+    return tuple(map(_in_words, parts))
 
 
-def _in_words(name: str, part: Part) -> str:
+def _in_words(part: Sent) -> str:
     """Returns what a part of a message is, from what the algorithm declares of it."""
-    form = "compressed" if is_compressed(part) else "uncompressed"
+    name, form = part.name, "compressed" if compresses(part.compressor) else "uncompressed"
     if part.content == "vectors":
         return f"{'the change of its' if part.followed else 'its whole'} {name}, {form}: {_GRADIENTS}"
     if part.content == "weights":

@@ -5,14 +5,10 @@ A message, less what gossip adds, is the gradient of one batch at a model that t
 the same before and after anything is imported."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeGuard
 
-import torch
-
-from fairmesh.algorithms import Algorithm, Part
-from fairmesh.algorithms.message import PARAMETERS, message_of
-from fairmesh.compression.codes import Dense
-from fairmesh.compression.compressors import FLOAT_BITS
+from fairmesh.algorithms import Algorithm
+from fairmesh.compression.compressors import FLOAT_BITS, Compressor, Identity
 from fairmesh.config.tables import from_table
 from fairmesh.config.trusted import import_paths
 from fairmesh.errors import BadInput
@@ -28,6 +24,9 @@ MOST_BITS = 2.0  # per parameter, of all that a message says about the gradient 
 MOST_BITS_OF_UPDATES = 8.0  # of what a training function makes of a whole round
 _ENOUGH = 'compressor = { name = "sign", block = 64 }'
 _ENOUGH_FOR_UPDATES = 'compressor = { name = "quantize", bits = 4, block = 256 }'
+
+
+_LARGE = 10**6  # parameters of the model that bits are counted for
 
 
 def revealing(table: Mapping[str, Any]) -> list[str]:
@@ -101,22 +100,18 @@ def bits_per_parameter(table: Mapping[str, Any]) -> float | None:
     """Returns the bits per model parameter of what a message in a round says about gradients, without norms and heads;
     None if only the experiment's own code knows."""
     algorithm, options = _sender(table), table.get("options")
-    if algorithm is None or algorithm.needs_server:
-        return None
-    in_doubles = isinstance(options, Mapping) and options.get("dtype") == "float64"
-    parts = message_of(algorithm, torch.float64 if in_doubles else torch.float32)
+    parts = None if algorithm is None else algorithm.message()
     if not parts:
         return None
-    return sum(_bits(part) for part in parts.values() if part.content == "vectors") / PARAMETERS
+    in_doubles = isinstance(options, Mapping) and options.get("dtype") == "float64"
+    as_they_are = 2 * FLOAT_BITS if in_doubles else FLOAT_BITS
+    vectors = [part.compressor for part in parts if part.content == "vectors"]
+    return sum(c.nominal_bits(_LARGE) / _LARGE if compresses(c) else as_they_are for c in vectors)
 
 
-def _bits(part: Part) -> float:
-    return part.nominal_bits if is_compressed(part) else 8 * part.rows.element_size() * part.rows.shape[-1]
-
-
-def is_compressed(part: Part) -> bool:
-    """Returns whether a part is sent as anything but its numbers as they are."""
-    return not isinstance(part.code, Dense) or part.code.dtype is not None
+def compresses(compressor: Compressor | None) -> TypeGuard[Compressor]:
+    """Returns whether something is sent as anything but its numbers as they are."""
+    return compressor is not None and not isinstance(compressor, Identity)
 
 
 def algorithm_of(table: Mapping[str, Any]) -> Algorithm | None:

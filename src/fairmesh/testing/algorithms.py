@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from fairmesh.algorithms.base import Algorithm, Round
-from fairmesh.algorithms.message import NoGradients
 from fairmesh.algorithms.optimizers import AdamW, Optimizer
 from fairmesh.algorithms.schedules import with_run_length
 from fairmesh.compression.compressors import Compressor
@@ -23,6 +22,7 @@ from fairmesh.problems.oracle import Oracle
 from fairmesh.problems.problem import Problem
 from fairmesh.storage.state_tree import flatten_state, unflatten_state
 from fairmesh.testing.hosts import on_hosts
+from fairmesh.testing.messages import NoGradients, check_message
 from fairmesh.testing.problems import small_problem, wide_problem
 from fairmesh.testing.stacks import End, after, mixed_up, relabelled, stack, tensors_of
 from fairmesh.testing.violations import (
@@ -80,6 +80,8 @@ def check_algorithm(
         that of the gradients of *all* nodes, so without one of them it is biased for ever. Keep what gossip adds to a
         node's own gradient instead, with the role `fm.roles.SumsToZero` (examples/research/beer.py).
 
+    14. `message()`, which operators of sites read, names what is sent, if it names anything.
+
     Args:
         algorithm: The object to check, with settings under which it does not diverge on a small problem.
         problem: What to train on; None for `small_problem()`. Default: None.
@@ -135,6 +137,8 @@ def check_algorithm(
     with running("a round traced as operations on tensors, as on a GPU,", advice):
         _check_replay(algorithm, problem, topology, tolerance)
     _check_memory(algorithm)
+    with running("the first round without data", "let message() return None if it needs data"):
+        check_message(algorithm)
     with running("a run with parts that stay at their site" + (" and AdamW" if _takes_optimizer(algorithm) else "")):
         _check_carried(algorithm, topology, tolerance)
 

@@ -1,6 +1,4 @@
-"""What a node sends to each neighbour in a round, found by taking the first round of an algorithm without data.
-
-So nobody has to describe the messages of an algorithm or of a weighting, and no description can be wrong."""
+"""What a node really sends to each neighbour, found by taking the first round of an algorithm without data."""
 
 import math
 from collections.abc import Mapping
@@ -11,12 +9,14 @@ import torch
 from torch import Tensor
 
 from fairmesh.algorithms.base import Algorithm, Round
+from fairmesh.compression.codes import Dense
 from fairmesh.networks.base import Delivery, Part
 from fairmesh.networks.memory import MemoryNetwork
 from fairmesh.numerics.layout import Layout
+from fairmesh.testing.violations import require
 from fairmesh.topology.graphs import Complete
 
-_NODES, PARAMETERS = 3, 1000  # of the round that is taken
+_NODES, _PARAMETERS = 3, 1000  # of the round that is taken
 
 
 class NoGradients:
@@ -62,19 +62,28 @@ class _Recording(MemoryNetwork):
         return super().exchange(parts, round_index)
 
 
-def message_of(algorithm: Algorithm, dtype: torch.dtype = torch.float32) -> Mapping[str, Part] | None:
-    """Returns the parts of the message that every node sends in round 0, for a model of `PARAMETERS`
-    parameters; None if the algorithm cannot take that round without data.
+def check_message(algorithm: Algorithm) -> None:
+    """Checks that `message` says what the algorithm sends in its first round, if it says anything."""
+    declared = algorithm.message()
+    if declared is None or algorithm.needs_server:
+        return
+    sent, by_name = _sent_by(algorithm), {part.name: part for part in declared}
+    unsent = sorted(by_name.keys() - sent.keys())
+    require(not unsent, f"message() names {unsent}, but `step` sends only {sorted(sent)}")
+    for name, part in sent.items():
+        require(name in by_name, f"`step` sends {name!r}, but message() does not name it")
+        says, does = by_name[name][1::2], (part.content, part.followed)
+        require(says == does, f"message() says that content and followed of {name!r} are {says}, but they are {does}")
+        whole = isinstance(part.code, Dense) and part.code.dtype is None
+        named = by_name[name].compressor is not None
+        require(whole or named, f"{name!r} is sent as a code, but message() names no compressor")
 
-    Args:
-        algorithm: The algorithm.
-        dtype: The precision of the run. Default: torch.float32.
-    """
-    start = torch.linspace(-1.0, 1.0, PARAMETERS, dtype=dtype)
+
+def _sent_by(algorithm: Algorithm) -> Mapping[str, Part]:
+    """Returns the parts of the message that every node sends in round 0."""
+    dtype = torch.float32
+    start = torch.linspace(-1.0, 1.0, _PARAMETERS, dtype=dtype)
     oracle = cast(Any, NoGradients(start.expand(1, _NODES, -1)))
     network = _Recording(Complete().build(_NODES), dtype=dtype, count_bytes=False)
-    try:
-        algorithm.step(algorithm.init(oracle, network), Round(torch.tensor(0), oracle, network))
-    except Exception:  # of any kind: an algorithm may need what only its own experiment has
-        return None
+    algorithm.step(algorithm.init(oracle, network), Round(torch.tensor(0), oracle, network))
     return network.sent
