@@ -16,9 +16,7 @@ from fairmesh.algorithms.base import (
     Round,
     Sent,
     capped,
-    check_consensus_step,
     check_dual_step,
-    check_loss_cap,
     prior_rows,
 )
 from fairmesh.algorithms.gossip import (
@@ -31,8 +29,9 @@ from fairmesh.algorithms.gossip import (
     zero_copies,
 )
 from fairmesh.algorithms.optimizers import Optimizer
-from fairmesh.algorithms.schedules import Linear, Schedule, as_schedule
-from fairmesh.algorithms.steps import check_local_steps, descended
+from fairmesh.algorithms.schedules import Linear, Schedule
+from fairmesh.algorithms.settings import check_settings
+from fairmesh.algorithms.steps import descended
 from fairmesh.compression.compressors import Compressor, Identity
 from fairmesh.networks.base import Network
 from fairmesh.networks.roles import OVER_NODES, ConsensusSteps, Duals, Models
@@ -107,11 +106,7 @@ class ADGDA(Algorithm):
     optimizer: Optimizer | None = field(default=None, kw_only=True)
 
     def __post_init__(self):
-        object.__setattr__(self, "primal_step", as_schedule(self.primal_step))
-        object.__setattr__(self, "dual_step", as_schedule(self.dual_step))
-        check_consensus_step(self.consensus_step)
-        check_loss_cap(self.loss_cap)
-        check_local_steps(self.local_steps)
+        check_settings(self)
 
     def check(self, prior: Tensor, dim: int) -> None:
         check_dual_step(self.dual_step, self.regularizer, prior)

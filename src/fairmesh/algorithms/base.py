@@ -1,7 +1,6 @@
 """The base class of algorithms: configured objects that turn the state of one round into that of the next."""
 
 import dataclasses
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import partial
@@ -11,7 +10,6 @@ import torch
 from torch import Tensor
 
 from fairmesh.algorithms.optimizers import Optimizer
-from fairmesh.algorithms.optimizers import check_beta as check_beta
 from fairmesh.algorithms.own_parts import OwnState, initial_own_state, stepped
 from fairmesh.algorithms.schedules import Schedule, as_schedule
 from fairmesh.algorithms.subgroups import SubgroupRound, SubgroupState, initial_state
@@ -448,16 +446,6 @@ def fresh_share(beta: float | Tensor, dtype: torch.dtype) -> float | Tensor:
     if isinstance(beta, Tensor):
         return (1.0 - beta).round(decimals=12).to(dtype)
     return round(1.0 - beta, 12)
-
-
-def check_loss_cap(cap: float | None) -> None:
-    if cap is not None and not (math.isfinite(cap) and cap > 0):
-        raise BadInput(f"loss_cap must be a finite number > 0, got {cap}; leave it out for no cap")
-
-
-def check_consensus_step(consensus_step: float | None) -> None:
-    if consensus_step is not None and not 0 < consensus_step <= 1:
-        raise BadInput(f"consensus_step, gamma, must lie in (0, 1], got {consensus_step}")
 
 
 def check_dual_step(

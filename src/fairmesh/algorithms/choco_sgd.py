@@ -12,7 +12,6 @@ from fairmesh.algorithms.base import (
     Algorithm,
     Round,
     Sent,
-    check_consensus_step,
     prior_weights,
 )
 from fairmesh.algorithms.gossip import (
@@ -24,8 +23,9 @@ from fairmesh.algorithms.gossip import (
     zero_copies,
 )
 from fairmesh.algorithms.optimizers import Optimizer
-from fairmesh.algorithms.schedules import Linear, Schedule, as_schedule
-from fairmesh.algorithms.steps import check_local_steps, descended
+from fairmesh.algorithms.schedules import Linear, Schedule
+from fairmesh.algorithms.settings import check_settings
+from fairmesh.algorithms.steps import descended
 from fairmesh.compression.compressors import Compressor, Identity
 from fairmesh.networks.base import Network
 from fairmesh.networks.roles import ConsensusSteps, Models
@@ -78,9 +78,7 @@ class ChocoSGD(Algorithm):
     optimizer: Optimizer | None = field(default=None, kw_only=True)
 
     def __post_init__(self):
-        object.__setattr__(self, "primal_step", as_schedule(self.primal_step))
-        check_consensus_step(self.consensus_step)
-        check_local_steps(self.local_steps)
+        check_settings(self)
 
     def message(self) -> tuple[Sent, ...]:
         return (Sent("model", compressor=self.compressor, followed=True),)

@@ -6,7 +6,6 @@ of a run's state.
 """
 
 import functools
-import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -15,6 +14,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
+from fairmesh.algorithms.settings import check_settings
 from fairmesh.config.tables import register
 from fairmesh.errors import BadInput, nearest
 from fairmesh.networks.roles import PerNode
@@ -84,8 +84,7 @@ class _Decaying(Optimizer):
     decay_vectors: bool
 
     def __post_init__(self):
-        if not (math.isfinite(self.decay) and self.decay >= 0):
-            raise BadInput(f"decay must be a finite number >= 0, got {self.decay}")
+        check_settings(self)
 
     def check(self, layout: Layout) -> None:
         _spared(layout, self.no_decay, self.decay_vectors)
@@ -174,10 +173,6 @@ class Momentum(_Decaying):
 
     copies_at_peak: ClassVar[int] = 4
 
-    def __post_init__(self):
-        check_beta("momentum", self.momentum)
-        super().__post_init__()
-
     def init(self, models: Tensor) -> Momenta:
         return Momenta(torch.zeros_like(models))
 
@@ -237,13 +232,6 @@ class AdamW(_Decaying):
 
     copies_at_peak: ClassVar[int] = 7
 
-    def __post_init__(self):
-        check_beta("beta1", self.beta1)
-        check_beta("beta2", self.beta2)
-        if not (math.isfinite(self.epsilon) and self.epsilon > 0):
-            raise BadInput(f"epsilon must be a finite number > 0, got {self.epsilon}")
-        super().__post_init__()
-
     def init(self, models: Tensor) -> Moments:
         return Moments(torch.zeros_like(models), torch.zeros_like(models), torch.zeros_like(models[..., :1]))
 
@@ -298,8 +286,3 @@ def _fresh(beta: float | Tensor, like: Tensor) -> float | Tensor:
 def _seen(beta: float | Tensor, steps: Tensor) -> Tensor:
     """Returns 1 - beta^t, how much of a mean the gradients seen so far make up."""
     return (1.0 - beta ** steps.double()).to(steps.dtype)
-
-
-def check_beta(name: str, beta: float) -> None:
-    if not 0 <= beta < 1:
-        raise BadInput(f"{name} must lie in [0, 1), got {beta}; 0 switches the memory off")

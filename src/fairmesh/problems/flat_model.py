@@ -408,7 +408,10 @@ class FlatModel:
         parameters = self.parameters_of(row)
         alias = {id(tensor): name for name, tensor in tensors_of(self._original).items()}
         held = self._original.state_dict(keep_vars=True)
-        values = {name: parameters.get(alias.get(id(t), name), t.detach()) for name, t in held.items()}
+        values = {
+            name: parameters[source] if (source := alias.get(id(tensor), name)) in parameters else tensor.detach()
+            for name, tensor in held.items()
+        }
         return {name: value.to(dtype=held[name].dtype).clone() for name, value in values.items()}
 
 

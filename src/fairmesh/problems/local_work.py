@@ -113,16 +113,17 @@ class LocalWorker:
             data: Node -> its training data.
             batch: Node -> the batch that fairmesh would use.
         """
-        found: dict[tuple[int, int], Work] = {}
+        after = Work(torch.zeros_like(models[..., :1]), torch.zeros_like(models), own.clone(), memory)
+        memories = list(memory.flatten(0, 1))
         activity: Activity | None = None
 
-        def done_by(node: Node) -> Work:
+        def done_by(node: Node) -> list[Tensor]:
             nonlocal activity
             at = (node.replica, node.place)
             start = torch.cat([models[at], own[at]])
-            known = None if self.done is None else self.done.read(round_number, node, start)
-            if known is not None:
-                return Work(*(part.to(like.device) for part, like in zip(known, (models, models, own, memory))))
+            work = None if self.done is None else self.done.read(round_number, node, start)
+            if work is not None:
+                return [part[0, 0].to(like.device) for part, like in zip(work, after)]
             activity, began = Activity(round_number, node.site, time.time()), time.monotonic()
             self.watch(activity)
             kept, ask = unpacked_memory(memory[at]), functools.partial(batch, node)
@@ -136,12 +137,14 @@ class LocalWorker:
             )
             if self.done is not None:
                 self.done.write(round_number, node, start, work, time.monotonic() - began)
-            return work
+            return [part[0, 0] for part in work]
 
         try:
             with self.together(lambda: activity):
                 for node in nodes:
-                    found[node.replica, node.place] = done_by(node)
+                    *parts, memories[node.replica * models.shape[1] + node.place] = done_by(node)
+                    for rows, part in zip(after, parts):
+                        rows[node.replica, node.place] = part
         except BaseException:
             if self.done is not None:
                 with suppress(FairmeshError):  # of the disk; what failed first is told
@@ -149,17 +152,7 @@ class LocalWorker:
             raise
         if activity is not None:
             self.watch(None)
-        idle = Work(torch.zeros_like(models[:1, :1, :1]), torch.zeros_like(models[:1, :1]), own, memory)
-        each = [
-            found.get((r, i)) or idle._replace(own=own[r, i][None, None], memory=memory[r, i][None, None])
-            for r in range(models.shape[0])
-            for i in range(models.shape[1])
-        ]
-        losses, updates, own_after = (
-            torch.cat([work[part][0] for work in each]).unflatten(0, models.shape[:2]) for part in range(3)
-        )
-        kept = stacked_memory([work.memory[0, 0] for work in each]).unflatten(0, models.shape[:2])
-        return Work(losses, updates, own_after, kept)
+        return after._replace(memory=stacked_memory(memories).unflatten(0, models.shape[:2]))
 
     def _trained(self, start: Tensor, data: SiteData, context: LocalContext) -> tuple[float, Tensor]:
         """Returns the loss that the function returned, or NaN for None, and the row afterwards."""

@@ -203,13 +203,12 @@ def weighed(each: Callable[..., Tensor]) -> Callable[..., Tensor]:
 def answering(model: FlatModel, loss: Loss, at_once: AtOnce) -> Callable[[Tensor, Tree, Tree], tuple[Tensor, Tensor]]:
     """Returns a function (rows, inputs, targets) -> outputs (rows, samples, ...) and the loss of each sample (rows,
     samples), in evaluation mode, of several models on the same samples."""
-    outputs_of = over_models(model, at_once, in_dims=(0, None))
-    if isinstance(loss, BoundModelLoss):
-        losses_of = over_models(evaluation_losses(model, loss), at_once, in_dims=(0, None, None))
-        return lambda rows, inputs, targets: (outputs_of(rows, inputs), losses_of(rows, inputs, targets))
 
     def function(rows: Tensor, inputs: Tree, targets: Tree) -> tuple[Tensor, Tensor]:
-        outputs = outputs_of(rows, inputs)
+        outputs = over_models(lambda row: model(row, inputs), at_once)(rows)
+        if isinstance(loss, BoundModelLoss):
+            each = functools.partial(loss.of_samples, model, inputs=inputs, targets=targets)
+            return outputs, over_models(each, at_once)(rows)
         return outputs, vmap(lambda of_model: _judged(loss, of_model, targets))(outputs)
 
     return function

@@ -55,30 +55,26 @@ def slower_stacked(module: nn.Module, kind: str, convolved: int = 0) -> str | No
     return None
 
 
-def over_models(function: Callable[..., Any], at_once: AtOnce, in_dims: Any = 0) -> Callable[..., Any]:
+def over_models(function: Callable[..., Any], at_once: AtOnce) -> Callable[..., Any]:
     """Returns a function of stacks of arguments, one row per model, that gives stacks of what `function` gives for one.
 
     Args:
         function: A function of tensors.
         at_once: How many models are evaluated at once; None for all.
-        in_dims: 0 for arguments that are stacks and None for those that all models share, as vmap has it. Default: 0.
     """
-    stacked = vmap(function, in_dims=in_dims)
+    stacked = vmap(function)
     if at_once is None:
         return stacked
 
     def in_portions(*arguments: Any) -> Any:
-        own = [True] * len(arguments) if in_dims == 0 else [dim == 0 for dim in in_dims]
-        count = next(trees.length(argument) for argument, mine in zip(arguments, own) if mine)
-        found = []
-        for first in range(0, count, at_once):
-            here = [trees.at(a, slice(first, first + at_once)) if mine else a for a, mine in zip(arguments, own)]
+        outcomes = []
+        for first in range(0, trees.length(arguments[0]), at_once):
             if at_once == 1:
-                one = function(*(trees.at(a, 0) if mine else a for a, mine in zip(here, own)))
-                found.append(tree_map(lambda t: t.unsqueeze(0), one))
+                outcome = function(*(trees.at(argument, first) for argument in arguments))
+                outcomes.append(tree_map(lambda t: t.unsqueeze(0), outcome))
             else:
-                found.append(stacked(*here))
-        return found[0] if len(found) == 1 else tree_map(lambda *parts: torch.cat(parts), *found)
+                outcomes.append(stacked(*(trees.at(a, slice(first, first + at_once)) for a in arguments)))
+        return outcomes[0] if len(outcomes) == 1 else tree_map(lambda *parts: torch.cat(parts), *outcomes)
 
     return in_portions
 
