@@ -21,10 +21,10 @@ from fairmesh.algorithms.base import (
 )
 from fairmesh.algorithms.gossip import (
     PublicCopies,
-    chosen_consensus_steps,
     compressed_difference,
     gossip_step,
     gossiped_rows,
+    steady_consensus_steps,
     updated_copies,
     zero_copies,
 )
@@ -125,7 +125,7 @@ class ADGDA(Algorithm):
         models = oracle.initial_models()
         duals = prior_rows(oracle, network)
         dual_copies = None if self.dual_compressor is None else zero_copies(duals, network)
-        steps = chosen_consensus_steps(self.consensus_step, self.compressor, models, network)
+        steps = steady_consensus_steps(self.compressor, models, network) if self.consensus_step is None else None
         return ADGDAState(models, duals, zero_copies(models, network), dual_copies, steps)
 
     def step(self, state: ADGDAState, ctx: Round) -> ADGDAState:

@@ -16,9 +16,9 @@ from fairmesh.algorithms.base import (
 )
 from fairmesh.algorithms.gossip import (
     PublicCopies,
-    chosen_consensus_steps,
     compressed_difference,
     gossip_step,
+    steady_consensus_steps,
     updated_copies,
     zero_copies,
 )
@@ -85,7 +85,7 @@ class ChocoSGD(Algorithm):
 
     def init(self, oracle: Oracle, network: Network) -> ChocoState:
         models = oracle.initial_models()
-        steps = chosen_consensus_steps(self.consensus_step, self.compressor, models, network)
+        steps = steady_consensus_steps(self.compressor, models, network) if self.consensus_step is None else None
         return ChocoState(models, zero_copies(models, network), steps)
 
     def step(self, state: ChocoState, ctx: Round) -> ChocoState:

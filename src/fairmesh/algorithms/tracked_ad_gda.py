@@ -25,7 +25,7 @@ from fairmesh.algorithms.gossip import (
     disagreement,
     gossip_step,
     moved,
-    steady_consensus_step,
+    steady_consensus_steps,
     updated_copies,
     warm_copies,
     zero_copies,
@@ -169,12 +169,10 @@ class TrackedADGDA(Algorithm):
 
     def init(self, oracle: Oracle, network: Network) -> TrackedState:
         models = oracle.initial_models()
-        consensus_step = (
-            self.consensus_step
-            if self.consensus_step is not None
-            else steady_consensus_step(self.compressor, models.shape[-1], network)
-        )
-        consensus_steps = torch.ones_like(models[..., :1]) * consensus_step
+        if self.consensus_step is None:
+            consensus_steps = steady_consensus_steps(self.compressor, models, network)
+        else:
+            consensus_steps = torch.ones_like(models[..., :1]) * self.consensus_step
         watched = self.local_steps > 1 and self.max_drift != 0
         return TrackedState(
             models=models,

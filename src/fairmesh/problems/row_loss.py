@@ -21,24 +21,15 @@ from fairmesh.problems.torch_draws import TorchDraws
 
 Loss = Callable[[Any, Any], Tensor]  # (outputs, targets) -> the mean over the samples
 
-_NEVER_NEGATIVE = [
-    nn.functional.cross_entropy,
-    nn.functional.mse_loss,
-    nn.functional.l1_loss,
-    nn.functional.smooth_l1_loss,
-    nn.functional.huber_loss,
-    nn.functional.binary_cross_entropy,
-    nn.functional.binary_cross_entropy_with_logits,
-]
-_NEVER_NEGATIVE_MODULES = (
-    nn.CrossEntropyLoss,
-    nn.MSELoss,
-    nn.L1Loss,
-    nn.SmoothL1Loss,
-    nn.HuberLoss,
-    nn.BCELoss,
-    nn.BCEWithLogitsLoss,
-)
+_NEVER_NEGATIVE: dict[Any, type[nn.Module]] = {  # functions, and the modules that compute them
+    nn.functional.cross_entropy: nn.CrossEntropyLoss,
+    nn.functional.mse_loss: nn.MSELoss,
+    nn.functional.l1_loss: nn.L1Loss,
+    nn.functional.smooth_l1_loss: nn.SmoothL1Loss,
+    nn.functional.huber_loss: nn.HuberLoss,
+    nn.functional.binary_cross_entropy: nn.BCELoss,
+    nn.functional.binary_cross_entropy_with_logits: nn.BCEWithLogitsLoss,
+}
 _AT_ONCE = 256  # samples, each a batch of one
 _MOVED = (0.0, 0.1, 0.5)  # standard deviation of the parameters around the initial ones, at which a loss is checked
 
@@ -74,7 +65,8 @@ def lowest_loss(loss: Loss) -> float | None:
         return lowest_loss(loss.args[0])
     if isinstance(loss, NamedLoss):
         return loss.lowest
-    return 0.0 if loss in _NEVER_NEGATIVE or isinstance(loss, _NEVER_NEGATIVE_MODULES) else None
+    never = loss in list(_NEVER_NEGATIVE) or isinstance(loss, tuple(_NEVER_NEGATIVE.values()))
+    return 0.0 if never else None
 
 
 def loss_in_spreads(loss: Loss, spread: float, outputs: Tensor, targets: Tensor) -> Tensor:
