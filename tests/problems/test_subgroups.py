@@ -7,7 +7,6 @@ import torch
 from torch import nn
 
 import fairmesh as fm
-from fairmesh.algorithms.subgroups import SubgroupRound, SubgroupState
 from fairmesh.data.samples import Samples
 from fairmesh.mesh.agreement import refuse_undeployable
 from fairmesh.problems.objective import Objective
@@ -203,17 +202,6 @@ def test_subgroups_without_weights_change_nothing_but_are_measured():
     assert sum(o.rows for o in other.subgroups() if o.site == "node 0") == 600
     with refused("subgroups"):
         one.subgroups()
-
-
-def test_round_sends_the_table_of_subgroups_once():
-    given = problem(subgroups="across")
-    _, oracle = toys.on_stack(given, fm.Ring())
-    nothing = torch.zeros(1, 4, 2, dtype=torch.float64)
-    one = SubgroupRound(
-        SubgroupState(nothing, nothing, torch.zeros(1, 4, 4, dtype=torch.float64)), oracle, nothing[..., :1] + 1
-    )
-    assert one.to_send() is not None
-    assert one.to_send() is None
 
 
 def test_table_reads_subgroups_from_a_column(tmp_path):

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import fairmesh as fm
-from fairmesh.problems.evaluator import Evaluator, SplitEvaluator
+from fairmesh.problems.evaluator import Evaluator
 from tests.refusals import refused
 
 _DATA = fm.data.Digits(nodes=4, odd=1, sizes=(60, 40, 30, 20), validation_share=0.2)
@@ -96,7 +96,7 @@ def test_splits_are_judged_in_one_pass_as_they_are_one_by_one(changes):
     models = torch.randn(6, problem.n, problem.flat_model.dim, generator=generator)
     models[3, 1] = torch.nan  # which only its own site notices
     placements = torch.stack([torch.randperm(problem.n, generator=generator) for _ in splits])
-    judge = SplitEvaluator(problem, splits, "test", "cpu", torch.float32)
+    judge = Evaluator(problem, "test", "cpu", torch.float32, splits=splits)
     found = judge.of_sites(models[:, 0]), judge.of_own_models(models, placements)
     for r, split in enumerate(splits):
         alone = Evaluator(problem.of_split(split), "test", "cpu", torch.float32)
@@ -115,7 +115,7 @@ def test_splits_say_which_site_cannot_be_measured():
             sites=[replace(site, test=None if i == 1 else site.test) for i, site in enumerate(split.sites)]
         )
     )
-    judge = SplitEvaluator(problem, (0, 1), "test", "cpu", torch.float32)
+    judge = Evaluator(problem, "test", "cpu", torch.float32, splits=(0, 1))
     rows = torch.zeros(2, problem.flat_model.dim)
     assert judge.of_sites(rows)["accuracy"].isnan().tolist() == [[False, True, False, False]] * 2
     rows[1, 0] = torch.nan

@@ -16,23 +16,22 @@ from fairmesh.algorithms.base import (
     Round,
     Sent,
     capped,
-    check_consensus_step,
     check_dual_step,
-    check_loss_cap,
     prior_rows,
 )
 from fairmesh.algorithms.gossip import (
     PublicCopies,
-    chosen_consensus_steps,
     compressed_difference,
     gossip_step,
     gossiped_rows,
+    steady_consensus_steps,
     updated_copies,
     zero_copies,
 )
 from fairmesh.algorithms.optimizers import Optimizer
-from fairmesh.algorithms.schedules import Linear, Schedule, as_schedule
-from fairmesh.algorithms.steps import check_local_steps, descended
+from fairmesh.algorithms.schedules import Linear, Schedule
+from fairmesh.algorithms.settings import check_settings
+from fairmesh.algorithms.steps import descended
 from fairmesh.compression.compressors import Compressor, Identity
 from fairmesh.networks.base import Network
 from fairmesh.networks.roles import OVER_NODES, ConsensusSteps, Duals, Models
@@ -107,11 +106,7 @@ class ADGDA(Algorithm):
     optimizer: Optimizer | None = field(default=None, kw_only=True)
 
     def __post_init__(self):
-        object.__setattr__(self, "primal_step", as_schedule(self.primal_step))
-        object.__setattr__(self, "dual_step", as_schedule(self.dual_step))
-        check_consensus_step(self.consensus_step)
-        check_loss_cap(self.loss_cap)
-        check_local_steps(self.local_steps)
+        check_settings(self)
 
     def check(self, prior: Tensor, dim: int) -> None:
         check_dual_step(self.dual_step, self.regularizer, prior)
@@ -130,7 +125,7 @@ class ADGDA(Algorithm):
         models = oracle.initial_models()
         duals = prior_rows(oracle, network)
         dual_copies = None if self.dual_compressor is None else zero_copies(duals, network)
-        steps = chosen_consensus_steps(self.consensus_step, self.compressor, models, network)
+        steps = steady_consensus_steps(self.compressor, models, network) if self.consensus_step is None else None
         return ADGDAState(models, duals, zero_copies(models, network), dual_copies, steps)
 
     def step(self, state: ADGDAState, ctx: Round) -> ADGDAState:

@@ -1,17 +1,16 @@
 """The base class of algorithms: configured objects that turn the state of one round into that of the next."""
 
 import dataclasses
-import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from functools import partial
 from typing import Annotated, Any, ClassVar, NamedTuple, cast
 
 import torch
 from torch import Tensor
 
-from fairmesh.algorithms.optimizers import Optimizer, OptimizerRound
-from fairmesh.algorithms.optimizers import check_beta as check_beta
-from fairmesh.algorithms.own_parts import OwnRound, OwnState, initial_own_state
+from fairmesh.algorithms.optimizers import Optimizer
+from fairmesh.algorithms.own_parts import OwnState, initial_own_state, stepped
 from fairmesh.algorithms.schedules import Schedule, as_schedule
 from fairmesh.algorithms.subgroups import SubgroupRound, SubgroupState, initial_state
 from fairmesh.compression.codes import Dense
@@ -159,6 +158,32 @@ def carried_at_start(algorithm: Algorithm, oracle: Oracle) -> Carried:
     return Carried(initial_state(oracle), initial_own_state(oracle), memory, oracle.initial_memory())
 
 
+class Companion:
+    """A state next to the algorithm's that advances once with each batch of a round, at the nodes that take part.
+
+    Args:
+        state: The state before the round, a NamedTuple of tensors (..., nodes, any), or None."""
+
+    def __init__(self, state: Any):
+        self.state = state
+        self._before: dict[int, Any] = {}
+
+    def before(self, call: int) -> Any:
+        """Returns the state with which a batch was seen first."""
+        return self._before.get(call, self.state)
+
+    def advance(self, call: int, after: Callable[[], Any], receivers: Tensor | None) -> None:
+        """Takes over the state after a batch, the first time for each batch, at the `receivers` (..., nodes) of the
+        server's model, or everywhere."""
+        if call in self._before:
+            return
+        before = self._before[call] = self.state
+        self.state = after()
+        if receivers is not None and before is not None:
+            chosen = receivers.unsqueeze(-1)
+            self.state = type(before)(*(torch.where(chosen, new, old) for new, old in zip(self.state, before)))
+
+
 class Round:
     """One round as an algorithm sees it: its number, the local data, the random streams, and the neighbours.
 
@@ -188,10 +213,10 @@ class Round:
         self._exchanged = False
         subgroups, own, memory, self._trainer_memory = carried or Carried()
         self._subgroups = None if subgroups is None else SubgroupRound(subgroups, oracle, prior_weights(self))
-        self._delivery: Delivery | None = None
-        self._own_parts = None if own is None else OwnRound(own, oracle)
-        self._optimizer = None if optimizer is None else OptimizerRound(optimizer, memory, oracle)
-        self._trained, self._receivers = False, None
+        self._own_parts = None if own is None else Companion(own)
+        self._optimizer, self._optimizer_memory = optimizer, Companion(memory)
+        self._trained = False
+        self._receivers: Tensor | None = None  # nodes that have got the server's model in this round (..., nodes)
 
     def losses_and_gradients(self, models: Tensor, call: int = 0) -> tuple[Tensor, Tensor]:
         """Returns each node's loss and gradient on its batch: (..., nodes, 1) and (..., nodes, dim). With an optimizer,
@@ -204,23 +229,28 @@ class Round:
                 same batch and the same random numbers, at other models too. So two gradients can be compared on one
                 batch, as variance reduction needs it (examples/research/dm_hsgd.py).
         """
-        own = self._own_of(call)
+        rows = self._whole(models, call)
         if self._trainer_memory is not None:
-            return self._losses_and_updates(models, call, own)
+            return self._losses_and_updates(rows, call)
         if self._subgroups is None:
-            losses, gradients = self._oracle.losses_and_gradients(models, self.index, call, **own)
+            losses, gradients = self._oracle.losses_and_gradients(rows, self.index, call)
         else:
-            ratios = self._subgroups.ratios
-            losses, gradients, seen = self._oracle.by_subgroup(models, self.index, call, ratios, **own)
+            losses, gradients, seen = self._oracle.by_subgroup(rows, self.index, call, self._subgroups.ratios)
             self._subgroups.saw(seen, self.while_open(1.0))
         if self._own_parts is not None:
-            self._own_parts.saw(call, gradients[..., models.shape[-1] :])
+            self._step_own_parts(self._own_parts, call, gradients[..., models.shape[-1] :])
             gradients = gradients[..., : models.shape[-1]]
         if self._optimizer is not None:
-            gradients = self._optimizer.direction(call, gradients, models)
+            memory = self._optimizer_memory
+            gradients, after = self._optimizer.direction(memory.before(call), gradients, models, self.layout)
+            memory.advance(call, lambda: after, self._receivers)
         return losses, gradients
 
-    def _losses_and_updates(self, models: Tensor, call: int, own: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+    def _step_own_parts(self, own: Companion, call: int, gradients: Tensor) -> None:
+        """Takes a step with the gradients of the own parts (..., nodes, own_dim), the first time for each batch."""
+        own.advance(call, lambda: stepped(own.state, gradients, self._oracle), self._receivers)
+
+    def _losses_and_updates(self, rows: Tensor, call: int) -> tuple[Tensor, Tensor]:
         """Returns losses, and the updates of the sites' own training functions in the place of gradients."""
         if self._trained:
             raise BadInput(
@@ -228,38 +258,40 @@ class Round:
                 "an algorithm or settings with one gradient per round"
             )
         memory, self._trained = cast(Tensor, self._trainer_memory), True
-        work = self._oracle.trained(models, self.index, call, memory, at_work=self._receivers, **own)
+        work = self._oracle.trained(rows, self.index, call, memory, self._receivers)
         self._trainer_memory = work.memory
         if self._own_parts is not None:
-            self._own_parts.became(call, work.own)
+            own_parts = self._own_parts.state._replace(rows=work.own)
+            self._own_parts.advance(call, lambda: own_parts, self._receivers)
         return work.losses, work.updates
 
-    def _own_of(self, call: int) -> dict[str, Tensor]:
-        """Returns the nodes' own parts for a batch, as an argument of the oracle, if they have any."""
-        return {} if self._own_parts is None else {"own": self._own_parts.rows(call)}
+    def _whole(self, models: Tensor, call: int) -> Tensor:
+        """Returns models with the nodes' own parts behind them, if they have any, as a batch is evaluated."""
+        own = self._own_parts
+        return models if own is None else torch.cat([models, own.before(call).rows], dim=-1)
 
     def losses(self, models: Tensor, call: int = 0) -> Tensor:
         """Returns each node's loss on its batch: (..., nodes, 1). Arguments as in `losses_and_gradients`."""
-        return self._oracle.losses(models, self.index, call, **self._own_of(call))
+        return self._oracle.losses(self._whole(models, call), self.index, call)
 
     def errors(self, models: Tensor, call: int = 0) -> Tensor:
         """Returns each node's 0-1 error on its batch: (..., nodes, 1). Arguments as in `losses_and_gradients`."""
-        return self._oracle.errors(models, self.index, call, **self._own_of(call))
+        return self._oracle.errors(self._whole(models, call), self.index, call)
 
     def sample_losses(self, models: Tensor, call: int = 0) -> Tensor:
         """Returns the loss of every sample of each node's batch: (..., nodes, samples). Arguments as in
         `losses_and_gradients`. Refused for models that are evaluated one by one."""
-        return self._oracle.sample_losses(models, self.index, call, **self._own_of(call))
+        return self._oracle.sample_losses(self._whole(models, call), self.index, call)
 
     def sample_gradients(self, models: Tensor, call: int = 0) -> Tensor:
         """Returns the gradient of every sample's loss: (..., nodes, samples, dim). Their mean is the batch's gradient
         without weight decay, clipping and optimizer. Arguments as in `losses_and_gradients`; refused as `sample_losses`
         is. Parts that stay at a node take a step with the mean of their gradients."""
-        found = self._oracle.sample_gradients(models, self.index, call, **self._own_of(call))
+        found = self._oracle.sample_gradients(self._whole(models, call), self.index, call)
         if self._own_parts is None:
             return found
         shared = models.shape[-1]
-        self._own_parts.saw(call, found[..., shared:].mean(dim=-2))
+        self._step_own_parts(self._own_parts, call, found[..., shared:].mean(dim=-2))
         return found[..., :shared]
 
     @property
@@ -338,16 +370,16 @@ class Round:
             parts["subgroups"] = plain(table, "losses")
         delivery = self._network.exchange(parts, self.index)
         self.sent.append(delivery.sent)
-        if table is not None:
-            self._delivery = delivery
+        if self._subgroups is not None and table is not None:
+            self._subgroups.delivery = delivery
         return delivery
 
     def carried_after(self) -> Carried:
         """Returns what the run carries on after the round."""
         return Carried(
-            None if self._subgroups is None else self._subgroups.after(self._delivery),
-            None if self._own_parts is None else self._own_parts.after(),
-            None if self._optimizer is None else self._optimizer.after(),
+            None if self._subgroups is None else self._subgroups.after(),
+            None if self._own_parts is None else self._own_parts.state,
+            self._optimizer_memory.state,
             self._trainer_memory,
         )
 
@@ -367,9 +399,6 @@ class Round:
     def broadcast(self, row: Tensor, receivers: Tensor) -> Tensor:
         """Returns a server's row (..., 1, dim) at every node; it is sent where `receivers` (..., nodes) is true."""
         self._receivers = receivers
-        for memory in (self._own_parts, self._optimizer):
-            if memory is not None:
-                memory.receivers = receivers
         return self._counted(self._network.broadcast(row, receivers))
 
     def average(self, rows: Tensor, weights: Tensor) -> Tensor:
@@ -417,16 +446,6 @@ def fresh_share(beta: float | Tensor, dtype: torch.dtype) -> float | Tensor:
     if isinstance(beta, Tensor):
         return (1.0 - beta).round(decimals=12).to(dtype)
     return round(1.0 - beta, 12)
-
-
-def check_loss_cap(cap: float | None) -> None:
-    if cap is not None and not (math.isfinite(cap) and cap > 0):
-        raise BadInput(f"loss_cap must be a finite number > 0, got {cap}; leave it out for no cap")
-
-
-def check_consensus_step(consensus_step: float | None) -> None:
-    if consensus_step is not None and not 0 < consensus_step <= 1:
-        raise BadInput(f"consensus_step, gamma, must lie in (0, 1], got {consensus_step}")
 
 
 def check_dual_step(

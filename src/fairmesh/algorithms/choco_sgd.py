@@ -12,20 +12,20 @@ from fairmesh.algorithms.base import (
     Algorithm,
     Round,
     Sent,
-    check_consensus_step,
     prior_weights,
 )
 from fairmesh.algorithms.gossip import (
     PublicCopies,
-    chosen_consensus_steps,
     compressed_difference,
     gossip_step,
+    steady_consensus_steps,
     updated_copies,
     zero_copies,
 )
 from fairmesh.algorithms.optimizers import Optimizer
-from fairmesh.algorithms.schedules import Linear, Schedule, as_schedule
-from fairmesh.algorithms.steps import check_local_steps, descended
+from fairmesh.algorithms.schedules import Linear, Schedule
+from fairmesh.algorithms.settings import check_settings
+from fairmesh.algorithms.steps import descended
 from fairmesh.compression.compressors import Compressor, Identity
 from fairmesh.networks.base import Network
 from fairmesh.networks.roles import ConsensusSteps, Models
@@ -78,16 +78,14 @@ class ChocoSGD(Algorithm):
     optimizer: Optimizer | None = field(default=None, kw_only=True)
 
     def __post_init__(self):
-        object.__setattr__(self, "primal_step", as_schedule(self.primal_step))
-        check_consensus_step(self.consensus_step)
-        check_local_steps(self.local_steps)
+        check_settings(self)
 
     def message(self) -> tuple[Sent, ...]:
         return (Sent("model", compressor=self.compressor, followed=True),)
 
     def init(self, oracle: Oracle, network: Network) -> ChocoState:
         models = oracle.initial_models()
-        steps = chosen_consensus_steps(self.consensus_step, self.compressor, models, network)
+        steps = steady_consensus_steps(self.compressor, models, network) if self.consensus_step is None else None
         return ChocoState(models, zero_copies(models, network), steps)
 
     def step(self, state: ChocoState, ctx: Round) -> ChocoState:

@@ -3,13 +3,11 @@
 Ben Issaid, Elgabli, Bennis: DR-DSGD: A Distributionally Robust Decentralized Learning Algorithm over Graphs, TMLR 2022.
 """
 
-import math
 from dataclasses import dataclass, field
 
 from fairmesh.algorithms.base import Round, plain, prior_weights
 from fairmesh.algorithms.dsgd import DSGD, DSGDState
 from fairmesh.algorithms.schedules import Linear, Schedule
-from fairmesh.errors import BadInput
 
 
 @dataclass(frozen=True)
@@ -40,11 +38,6 @@ class DRDSGD(DSGD):
 
     primal_step: Schedule | float = field(default_factory=lambda: Linear(3.0))
     temperature: float = 6.0
-
-    def __post_init__(self):
-        super().__post_init__()
-        if not (math.isfinite(self.temperature) and self.temperature > 0):
-            raise BadInput(f"temperature must be a finite number > 0, got {self.temperature}")
 
     def step(self, state: DSGDState, ctx: Round) -> DSGDState:
         losses, gradients = ctx.losses_and_gradients(state.models)

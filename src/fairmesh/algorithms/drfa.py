@@ -15,12 +15,9 @@ from fairmesh.algorithms.server import (
     AscentState,
     ServerAscent,
     by_position,
-    check_participation,
     drawn_uniformly,
     number_of,
 )
-from fairmesh.algorithms.steps import check_local_steps
-from fairmesh.errors import BadInput
 from fairmesh.regularizers.simplex import project_onto_simplex
 
 
@@ -71,13 +68,6 @@ class DRFA(ServerAscent):
     probed: Literal["drawn", "everyone"] = "drawn"
     floor: float = 0.0
     repeats: bool = True
-
-    def __post_init__(self):
-        super().__post_init__()
-        check_participation(self.participation)
-        check_local_steps(self.local_steps)
-        if not 0 <= self.floor < 1:
-            raise BadInput(f"floor, the smallest weight of a client, must lie in [0, 1), got {self.floor}")
 
     def oracle_calls(self) -> int:
         return self.local_steps + 1

@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 from fairmesh.algorithms.base import Algorithm, Round, Sent, plain, prior_weights
 from fairmesh.algorithms.optimizers import Optimizer
-from fairmesh.algorithms.schedules import Linear, Schedule, as_schedule
+from fairmesh.algorithms.schedules import Linear, Schedule
+from fairmesh.algorithms.settings import check_settings
 from fairmesh.networks.base import Network
 from fairmesh.networks.roles import Models
 from fairmesh.problems.oracle import Oracle
@@ -48,7 +49,7 @@ class DSGD(Algorithm):
     optimizer: Optimizer | None = field(default=None, kw_only=True)
 
     def __post_init__(self):
-        object.__setattr__(self, "primal_step", as_schedule(self.primal_step))
+        check_settings(self)
 
     def message(self) -> tuple[Sent, ...]:
         return (Sent("model"),)

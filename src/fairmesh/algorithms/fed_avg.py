@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from fairmesh.algorithms.base import STRUCTURAL, Round
-from fairmesh.algorithms.server import LocalSteps, by_position, check_participation, drawn_uniformly, number_of
+from fairmesh.algorithms.server import LocalSteps, by_position, drawn_uniformly, number_of
 
 
 @dataclass(frozen=True)
@@ -53,10 +53,6 @@ class FedAvg(LocalSteps):
     """
 
     participation: float = field(default=1.0, metadata=STRUCTURAL, kw_only=True)
-
-    def __post_init__(self):
-        super().__post_init__()
-        check_participation(self.participation)
 
     def taking_part(self, ctx: Round) -> Tensor:
         if self.participation == 1.0:

@@ -6,7 +6,6 @@ Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith: Federated Optimization in Heterogen
 from dataclasses import dataclass, field
 
 from fairmesh.algorithms.fed_avg import FedAvg
-from fairmesh.algorithms.schedules import check_not_negative
 
 
 @dataclass(frozen=True)
@@ -46,10 +45,6 @@ class FedProx(FedAvg):
     """
 
     proximal: float = field(default=0.1, kw_only=True)
-
-    def __post_init__(self):
-        super().__post_init__()
-        check_not_negative("proximal, mu,", self.proximal, "0 is fedavg")
 
     def pull(self) -> float:
         return self.proximal

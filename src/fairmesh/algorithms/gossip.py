@@ -52,12 +52,8 @@ def steady_consensus_step(compressor: Compressor, dim: int, network: Network) ->
     return min(1.0, max(0.001, round(step, 3)))  # rounded, so that machines that differ in a last bit agree
 
 
-def chosen_consensus_steps(
-    given: float | None, compressor: Compressor, models: Tensor, network: Network
-) -> Tensor | None:
-    """Returns the consensus step of every node (..., nodes, 1) if none is given, else None."""
-    if given is not None:
-        return None
+def steady_consensus_steps(compressor: Compressor, models: Tensor, network: Network) -> Tensor:
+    """Returns the consensus step of every node (..., nodes, 1), chosen from the compressor and the graph."""
     return torch.ones_like(models[..., :1]) * steady_consensus_step(compressor, models.shape[-1], network)
 
 

@@ -6,7 +6,6 @@ of a run's state.
 """
 
 import functools
-import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -15,6 +14,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
+from fairmesh.algorithms.settings import check_settings
 from fairmesh.config.tables import register
 from fairmesh.errors import BadInput, nearest
 from fairmesh.networks.roles import PerNode
@@ -84,8 +84,7 @@ class _Decaying(Optimizer):
     decay_vectors: bool
 
     def __post_init__(self):
-        if not (math.isfinite(self.decay) and self.decay >= 0):
-            raise BadInput(f"decay must be a finite number >= 0, got {self.decay}")
+        check_settings(self)
 
     def check(self, layout: Layout) -> None:
         _spared(layout, self.no_decay, self.decay_vectors)
@@ -174,10 +173,6 @@ class Momentum(_Decaying):
 
     copies_at_peak: ClassVar[int] = 4
 
-    def __post_init__(self):
-        check_beta("momentum", self.momentum)
-        super().__post_init__()
-
     def init(self, models: Tensor) -> Momenta:
         return Momenta(torch.zeros_like(models))
 
@@ -237,13 +232,6 @@ class AdamW(_Decaying):
 
     copies_at_peak: ClassVar[int] = 7
 
-    def __post_init__(self):
-        check_beta("beta1", self.beta1)
-        check_beta("beta2", self.beta2)
-        if not (math.isfinite(self.epsilon) and self.epsilon > 0):
-            raise BadInput(f"epsilon must be a finite number > 0, got {self.epsilon}")
-        super().__post_init__()
-
     def init(self, models: Tensor) -> Moments:
         return Moments(torch.zeros_like(models), torch.zeros_like(models), torch.zeros_like(models[..., :1]))
 
@@ -258,40 +246,6 @@ class AdamW(_Decaying):
 
 
 register(Optimizer, {"sgd": SGD, "momentum": Momentum, "adamw": AdamW})
-
-
-class OptimizerRound:
-    """A node's optimizer in one round.
-
-    Args:
-        optimizer: The optimizer.
-        state: Its memory before the round.
-        oracle: The nodes' data, for the layout of their models."""
-
-    def __init__(self, optimizer: Optimizer, state: Any, oracle: Any):
-        self._optimizer, self._state, self._oracle = optimizer, state, oracle
-        self._before: dict[int, Any] = {}  # by batch: the memory that it was first seen with
-        self.receivers: Tensor | None = None  # nodes that have got the server's model in this round (..., nodes)
-
-    def direction(self, call: int, gradients: Tensor, models: Tensor) -> Tensor:
-        """Returns the directions for the gradients of a batch. The memory advances the first time for each batch."""
-        first = call not in self._before
-        before = self._before.setdefault(call, self._state)
-        direction, after = self._optimizer.direction(before, gradients, models, self._oracle.model.layout)
-        if first:
-            self._state = after if self.receivers is None else where(self.receivers.unsqueeze(-1), after, before)
-        return direction
-
-    def after(self) -> Any:
-        """Returns the memory after the round."""
-        return self._state
-
-
-def where(chosen: Tensor, new: Any, old: Any) -> Any:
-    """Returns the new state of the chosen nodes and the old one of the others."""
-    if new is None:
-        return None
-    return type(new)(*(torch.where(chosen, a, b) for a, b in zip(new, old)))
 
 
 # Decay and memory -----------------------------------------------------------------------------------------------------
@@ -332,8 +286,3 @@ def _fresh(beta: float | Tensor, like: Tensor) -> float | Tensor:
 def _seen(beta: float | Tensor, steps: Tensor) -> Tensor:
     """Returns 1 - beta^t, how much of a mean the gradients seen so far make up."""
     return (1.0 - beta ** steps.double()).to(steps.dtype)
-
-
-def check_beta(name: str, beta: float) -> None:
-    if not 0 <= beta < 1:
-        raise BadInput(f"{name} must lie in [0, 1), got {beta}; 0 switches the memory off")

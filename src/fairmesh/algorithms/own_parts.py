@@ -9,7 +9,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fairmesh.algorithms.optimizers import where
 from fairmesh.networks.roles import PerNode
 from fairmesh.problems.oracle import Oracle
 
@@ -34,52 +33,22 @@ def initial_own_state(oracle: Oracle) -> OwnState | None:
     return OwnState(rows, nothing, nothing.clone(), torch.zeros_like(rows[..., :1]))
 
 
-class OwnRound:
-    """The own parts in one round.
+def stepped(old: OwnState, gradients: Tensor, oracle: Oracle) -> OwnState:
+    """Returns the own parts after a step of Adam, and after the statistics have moved by their momentum.
 
     Args:
-        state: The state before the round.
-        oracle: The nodes' data."""
-
-    def __init__(self, state: OwnState, oracle: Oracle):
-        self._oracle, self._state = oracle, state
-        self._rows_of: dict[int, Tensor] = {}  # by batch: the own parts that it was first evaluated with
-        self.receivers: Tensor | None = None  # nodes that have got the server's model in this round (..., nodes)
-
-    def rows(self, call: int) -> Tensor:
-        """Returns the own parts to evaluate a batch with. They are the same each time in a round."""
-        return self._rows_of.get(call, self._state.rows)
-
-    def saw(self, call: int, gradients: Tensor) -> None:
-        """Takes a step with the gradients of the own parts (..., nodes, own_dim), the first time for each batch."""
-        if call in self._rows_of:
-            return
-        self._rows_of[call] = self._state.rows
-        stepped = self._stepped(gradients)
-        if self.receivers is not None:
-            stepped = where(self.receivers.unsqueeze(-1), stepped, self._state)
-        self._state = stepped
-
-    def became(self, call: int, rows: Tensor) -> None:
-        """Takes over own parts that a training function has trained."""
-        self._rows_of[call] = self._state.rows
-        self._state = self._state._replace(rows=rows)
-
-    def _stepped(self, gradients: Tensor) -> OwnState:
-        """Returns the state after a step of Adam, and after the statistics have moved by their momentum."""
-        old, model, parts = self._state, self._oracle.model, self._oracle.problem.parts
-        parameters, statistics = old.rows.split([model.local_dim, model.own_dim - model.local_dim], dim=-1)
-        slope, apart = gradients.split([model.local_dim, model.own_dim - model.local_dim], dim=-1)
-        steps = old.steps + 1.0
-        momenta = torch.lerp(slope, old.momenta, parts.beta1)
-        direction = momenta / (1.0 - parts.beta1**steps)
-        squares = old.squares
-        if parts.beta2:
-            squares = torch.lerp(slope.square(), old.squares, parts.beta2)
-            direction = direction / ((squares / (1.0 - parts.beta2**steps)).sqrt() + _TINY)
-        rows = torch.cat([parameters - parts.step * direction, statistics - model.momenta * apart], dim=-1)
-        return OwnState(rows, momenta, squares, steps)
-
-    def after(self) -> OwnState:
-        """Returns the state after the round."""
-        return self._state
+        old: The own parts before.
+        gradients: Their gradients (..., nodes, own_dim).
+        oracle: The nodes' data, for the settings."""
+    model, parts = oracle.model, oracle.problem.parts
+    parameters, statistics = old.rows.split([model.local_dim, model.own_dim - model.local_dim], dim=-1)
+    slope, apart = gradients.split([model.local_dim, model.own_dim - model.local_dim], dim=-1)
+    steps = old.steps + 1.0
+    momenta = torch.lerp(slope, old.momenta, parts.beta1)
+    direction = momenta / (1.0 - parts.beta1**steps)
+    squares = old.squares
+    if parts.beta2:
+        squares = torch.lerp(slope.square(), old.squares, parts.beta2)
+        direction = direction / ((squares / (1.0 - parts.beta2**steps)).sqrt() + _TINY)
+    rows = torch.cat([parameters - parts.step * direction, statistics - model.momenta * apart], dim=-1)
+    return OwnState(rows, momenta, squares, steps)

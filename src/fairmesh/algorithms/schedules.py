@@ -86,16 +86,8 @@ def _check(condition: bool, message: str) -> None:
         raise BadInput(message)
 
 
-def check_not_negative(name: str, value: float, advice: str = "") -> None:
-    """Raises BadInput for a number that is not finite or below 0."""
-    _check(
-        math.isfinite(value) and value >= 0,
-        f"{name} must be a finite number >= 0, got {value}{advice and '; ' + advice}",
-    )
-
-
 def _check_start(start: float) -> None:
-    check_not_negative("step size", start)
+    _check(0 <= start < math.inf, f"step size must be a finite number >= 0, got {start}")
 
 
 @dataclass(frozen=True)

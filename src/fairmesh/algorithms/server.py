@@ -8,9 +8,9 @@ from torch import Tensor
 
 from fairmesh.algorithms.base import STRUCTURAL, Algorithm, Round
 from fairmesh.algorithms.optimizers import Optimizer
-from fairmesh.algorithms.schedules import Schedule, as_schedule, check_not_negative
-from fairmesh.algorithms.steps import Moved, ScaledSteps, check_local_steps, coordinate_steps
-from fairmesh.errors import BadInput
+from fairmesh.algorithms.schedules import Schedule
+from fairmesh.algorithms.settings import check_settings
+from fairmesh.algorithms.steps import Moved, ScaledSteps, coordinate_steps
 from fairmesh.networks.base import Network
 from fairmesh.networks.roles import Duals, Models
 from fairmesh.problems.oracle import Oracle
@@ -69,12 +69,6 @@ class LocalSteps(ServerSteps):
     optimizer: Optimizer | None = field(default=None, kw_only=True)
 
     emphasis: ClassVar[str | None] = None  # the field by which large losses count more; at 0, none does
-
-    def __post_init__(self):
-        super().__post_init__()
-        check_local_steps(self.local_steps)
-        if self.emphasis is not None:
-            check_not_negative(self.emphasis, getattr(self, self.emphasis), "0 minimises the average loss")
 
     def with_fixed_weights(self) -> "LocalSteps | None":
         if self.emphasis is None or getattr(self, self.emphasis) == 0:
@@ -156,19 +150,13 @@ class ServerAscent(Algorithm):
     needs_server: ClassVar[bool] = True
 
     def __post_init__(self):
-        object.__setattr__(self, "primal_step", as_schedule(self.primal_step))
-        object.__setattr__(self, "dual_step", as_schedule(self.dual_step))
+        check_settings(self)
 
     def with_fixed_weights(self) -> "ServerAscent":
         return replace(self, dual_step=0.0)
 
     def init(self, oracle: Oracle, network: Network) -> AscentState:
         return AscentState(oracle.initial_models()[..., :1, :].clone(), oracle.prior.clone())
-
-
-def check_participation(participation: float) -> None:
-    if not 0 < participation <= 1:
-        raise BadInput(f"participation must be a share in (0, 1], got {participation}")
 
 
 def number_of(share: float, clients: int) -> int:

@@ -6,9 +6,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fairmesh.algorithms.base import EXACT, STRUCTURAL, Algorithm, Round, check_beta, fresh_share
-from fairmesh.algorithms.schedules import Polynomial, Schedule, as_schedule
-from fairmesh.errors import BadInput
+from fairmesh.algorithms.base import EXACT, STRUCTURAL, Algorithm, Round, fresh_share
+from fairmesh.algorithms.schedules import Polynomial, Schedule
+from fairmesh.algorithms.settings import check_settings
 from fairmesh.networks.roles import Models
 
 _TINY = 1e-8  # added to the root of the squares, so that a coordinate without a gradient does not move
@@ -43,11 +43,6 @@ def descended(models: Tensor, gradients: Tensor, step: Tensor, local_steps: int,
     return models
 
 
-def check_local_steps(local_steps: int) -> None:
-    if local_steps < 1:
-        raise BadInput(f"local_steps must be >= 1, got {local_steps}")
-
-
 class Moved(NamedTuple):
     """What a step changes, each (..., nodes, dim)."""
 
@@ -73,9 +68,7 @@ class ScaledSteps(Algorithm):
     beta2: float = field(default=0.99, metadata=STRUCTURAL, kw_only=True)
 
     def __post_init__(self):
-        object.__setattr__(self, "primal_step", as_schedule(self.primal_step))
-        check_beta("beta1", self.beta1)
-        check_beta("beta2", self.beta2)
+        check_settings(self)
 
     def at_rest(self, models: Tensor) -> Moved:
         """Returns models before their first step."""

@@ -68,7 +68,7 @@ class SubgroupRound:
     def __init__(self, state: SubgroupState, oracle: Oracle, priors: Tensor):
         self._state = state
         self._seen: SubgroupState | None = None
-        self._sent: Tensor | None = None
+        self.delivery: Delivery | None = None  # of the round's message, if it has a table
         self._masses = oracle.subgroup_shares if state.balances is None else oracle.subgroup_shares * priors
         self.ratios = ratios_of(table_at(state, self._masses), oracle.problem.objective.subgroup_strength)
 
@@ -82,15 +82,12 @@ class SubgroupRound:
             self._seen = old._replace(sums=sums, counts=counts)
 
     def to_send(self) -> Tensor | None:
-        """Returns the table that a node sends, once per round, if subgroups span sites."""
-        if self._state.balances is None or self._sent is not None:
-            return None
-        self._sent = table_at(self._seen or self._state, self._masses)
-        return self._sent
+        """Returns the table that a node sends, if subgroups span sites."""
+        return None if self._state.balances is None else table_at(self._seen or self._state, self._masses)
 
-    def after(self, delivery: Delivery | None) -> SubgroupState:
+    def after(self) -> SubgroupState:
         """Returns the state after the round."""
         state = self._seen or self._state
-        if state.balances is None or delivery is None:
+        if self.delivery is None:
             return state
-        return state._replace(balances=delivery.mix("subgroups") - table_of(state.known, self._masses))
+        return state._replace(balances=self.delivery.mix("subgroups") - table_of(state.known, self._masses))

@@ -4,7 +4,6 @@ It combines compressed gradient tracking with momentum (BEER, MoTEF), the object
 scaled as in Adam. reproduction/frontier.md measures what each of these contributes.
 """
 
-import math
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, NamedTuple
 
@@ -18,9 +17,6 @@ from fairmesh.algorithms.base import (
     Round,
     Sent,
     capped,
-    check_beta,
-    check_consensus_step,
-    check_loss_cap,
     fresh_share,
 )
 from fairmesh.algorithms.gossip import (
@@ -29,17 +25,17 @@ from fairmesh.algorithms.gossip import (
     disagreement,
     gossip_step,
     moved,
-    steady_consensus_step,
+    steady_consensus_steps,
     updated_copies,
     warm_copies,
     zero_copies,
 )
 from fairmesh.algorithms.optimizers import Optimizer
-from fairmesh.algorithms.schedules import Polynomial, Schedule, as_schedule
-from fairmesh.algorithms.steps import Moved, check_local_steps, scaled_step
+from fairmesh.algorithms.schedules import Polynomial, Schedule
+from fairmesh.algorithms.settings import check_settings
+from fairmesh.algorithms.steps import Moved, scaled_step
 from fairmesh.algorithms.weighting import PriorWeights, ShadowPrice, Weighting
 from fairmesh.compression.compressors import Compressor, Sign
-from fairmesh.errors import BadInput
 from fairmesh.networks.base import Network
 from fairmesh.networks.roles import Common, ConsensusSteps, Models, SumsToZero
 from fairmesh.problems.oracle import Oracle
@@ -147,21 +143,7 @@ class TrackedADGDA(Algorithm):
     copies_at_peak: ClassVar[int] = 22  # two states of eight rows per node, and what a compressor needs
 
     def __post_init__(self):
-        object.__setattr__(self, "primal_step", as_schedule(self.primal_step))
-        check_consensus_step(self.consensus_step)
-        check_loss_cap(self.loss_cap)
-        check_beta("beta1", self.beta1)
-        check_beta("beta2", self.beta2)
-        if not 0 <= self.gradient_at_average <= 1:
-            raise BadInput(
-                f"gradient_at_average must lie in [0, 1], got {self.gradient_at_average}; 0 is at the node's own model"
-            )
-        check_local_steps(self.local_steps)
-        if self.max_drift is not None and not 0 <= self.max_drift < math.inf:
-            raise BadInput(
-                f"max_drift must be >= 0, got {self.max_drift}; 0 for local steps of full length, None for one "
-                "from the graph"
-            )
+        check_settings(self)
 
     def check(self, prior: Tensor, dim: int) -> None:
         self.weighting.check(self.regularizer, prior)
@@ -187,12 +169,10 @@ class TrackedADGDA(Algorithm):
 
     def init(self, oracle: Oracle, network: Network) -> TrackedState:
         models = oracle.initial_models()
-        consensus_step = (
-            self.consensus_step
-            if self.consensus_step is not None
-            else steady_consensus_step(self.compressor, models.shape[-1], network)
-        )
-        consensus_steps = torch.ones_like(models[..., :1]) * consensus_step
+        if self.consensus_step is None:
+            consensus_steps = steady_consensus_steps(self.compressor, models, network)
+        else:
+            consensus_steps = torch.ones_like(models[..., :1]) * self.consensus_step
         watched = self.local_steps > 1 and self.max_drift != 0
         return TrackedState(
             models=models,

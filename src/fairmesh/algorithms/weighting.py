@@ -18,7 +18,6 @@ from fairmesh.algorithms.base import (
     STRUCTURAL,
     Round,
     Sent,
-    check_beta,
     check_dual_step,
     fresh_share,
     plain,
@@ -26,7 +25,8 @@ from fairmesh.algorithms.base import (
     prior_weights,
 )
 from fairmesh.algorithms.gossip import PublicCopies, gossiped_rows, zero_copies
-from fairmesh.algorithms.schedules import Polynomial, Schedule, as_schedule
+from fairmesh.algorithms.schedules import Polynomial, Schedule
+from fairmesh.algorithms.settings import check_settings
 from fairmesh.compression.compressors import Compressor
 from fairmesh.config.tables import register
 from fairmesh.errors import BadInput
@@ -146,7 +146,7 @@ class ProjectedAscent(Weighting):
     keeps_rows: ClassVar[bool] = True
 
     def __post_init__(self):
-        object.__setattr__(self, "step", as_schedule(self.step))
+        check_settings(self)
 
     def message(self) -> tuple[Sent, ...]:
         return (Sent("dual", "weights", self.compressor, followed=self.compressor is not None),)
@@ -211,7 +211,7 @@ class ExactMaximum(Weighting):
     keeps_rows: ClassVar[bool] = True
 
     def __post_init__(self):
-        check_beta("loss_ema", self.loss_ema)
+        check_settings(self)
 
     def message(self) -> tuple[Sent, ...]:
         return (Sent("dual", "losses", self.compressor, followed=self.compressor is not None),)
@@ -297,8 +297,7 @@ class ShadowPrice(Weighting):
     strength_annealing: Schedule | float = field(default_factory=lambda: Polynomial(30.0, power=3.0))
 
     def __post_init__(self):
-        object.__setattr__(self, "strength_annealing", as_schedule(self.strength_annealing))
-        check_beta("loss_ema", self.loss_ema)
+        check_settings(self)
         if not 0 < self.step <= 1:
             raise BadInput(f"step of the price must lie in (0, 1], got {self.step}; 0.1 is a good value")
 

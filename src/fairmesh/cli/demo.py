@@ -28,7 +28,7 @@ from fairmesh.errors import MissingPackage
 from fairmesh.evidence import LEVEL, Comparison, Outcomes, evidence_table, versus
 from fairmesh.experiment import Experiment
 from fairmesh.experiment import run as run_experiment
-from fairmesh.problems.evaluator import SplitEvaluator
+from fairmesh.problems.evaluator import Evaluator
 from fairmesh.problems.objective import Objective
 from fairmesh.problems.problem import Sampling
 from fairmesh.regularizers.builtin import ChiSquare
@@ -268,7 +268,7 @@ def _worst_on_validation(result: Result, alone: bool) -> list[float]:
     models = result.state.algorithm.models
     placements = torch.tensor([replica.placement for replica in result.replicas])
     splits = [replica.split for replica in result.replicas]
-    judge = SplitEvaluator(result.problem, splits, "validation", models.device, models.dtype)
+    judge = Evaluator(result.problem, "validation", models.device, models.dtype, splits=splits)
     judged = judge.of_own_models(models, placements)
     return judged["accuracy"].amin(dim=-1).tolist()
 

@@ -21,7 +21,7 @@ from fairmesh.losses import ModelLoss
 from fairmesh.networks.base import Network
 from fairmesh.networks.process_group import ProcessGroup
 from fairmesh.numerics import trees
-from fairmesh.problems.evaluator import SplitEvaluator, measured
+from fairmesh.problems.evaluator import Evaluator, measured
 from fairmesh.problems.objective import Objective, held_out_last
 from fairmesh.problems.problem import Problem, with_splits
 from fairmesh.problems.row_loss import BoundModelLoss, as_floats, per_sample, takes_shares
@@ -135,7 +135,7 @@ def early_stopped_models(
     splits, local = range(len(problem.every_split)), with_run_length(Local(), rounds)
     replicas = [Replica(seed, tuple(range(problem.n)), local, k) for k in splits]
     training = Training(problem, topology, replicas, options, network=network)
-    judge = SplitEvaluator(problem, splits, "validation", training.device, training.dtype, training.data_home)
+    judge = Evaluator(problem, "validation", training.device, training.dtype, training.data_home, splits=splits)
     nodes = network.hosted.cpu()
     best = torch.full((len(replicas), len(nodes)), torch.inf, dtype=torch.float64)
     first = training.initial()

@@ -33,7 +33,7 @@ from fairmesh.networks.memory import SingleProcess
 from fairmesh.personalization.builtin import FineTuned
 from fairmesh.personalization.cross_fit import CrossFit, rows_to_learn_from, sites_at_once
 from fairmesh.personalization.outcome import PersonalSite
-from fairmesh.problems.evaluator import SplitEvaluator
+from fairmesh.problems.evaluator import Evaluator
 from fairmesh.problems.objective import Objective
 from fairmesh.problems.parts import Parts
 from fairmesh.problems.problem import Problem
@@ -482,7 +482,7 @@ class _Work:
         """Returns the result of models (replicas, sites, dim), each judged at its own site."""
         replicas, on = self._replicas, self._result.judged_on
         splits = [replica.split for replica in replicas]
-        judge = SplitEvaluator(problem, splits, on, self._device, models.dtype)  # type: ignore[arg-type]
+        judge = Evaluator(problem, on, self._device, models.dtype, splits=splits)  # type: ignore[arg-type]
         placements = torch.tensor([replica.placement for replica in replicas])
         sent = dict.fromkeys(("nominal_bits_busiest", "nominal_bits_total", "bytes_busiest_node", "bytes_total"), 0)
         records: list[dict[str, Any]] = [

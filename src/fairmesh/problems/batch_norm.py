@@ -6,8 +6,9 @@ and nothing is changed in place.
 """
 
 import math
+from collections.abc import Callable
 from fnmatch import fnmatchcase
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +17,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from fairmesh.errors import BadInput
 
 BatchNormPolicy = Literal["refuse", "frozen", "local", "shared", "convert"]
+Layer = TypeVar("Layer", bound=nn.Module)
 STATISTICS = ("running_mean", "running_var")
 
 POLICIES = (
@@ -121,6 +123,11 @@ class SiteBatchNorm(nn.Module):
         self._now: tuple[Tensor, Tensor] | None = None  # the statistics after the uses so far
         self.train(layer.training)
 
+    @staticmethod
+    def instead_of(layer: nn.Module, path: str) -> "SiteBatchNorm | None":
+        """Returns what stands in place of a BatchNorm layer in training mode; None for other layers."""
+        return SiteBatchNorm(layer, path) if isinstance(layer, _BatchNorm) and layer.training else None
+
     def forward(self, inputs: Tensor) -> Tensor:
         normalise = torch.nn.functional.batch_norm
         if not self.training:
@@ -149,18 +156,25 @@ class SiteBatchNorm(nn.Module):
         return normalise(inputs, None, None, scale, bias, True, 0.0, self.eps)
 
 
-def replace_layers(module: nn.Module) -> dict[str, SiteBatchNorm]:
-    """Replaces BatchNorm layers in training mode by those of a node, and returns these by their paths."""
-    named: dict[str, SiteBatchNorm] = {}
-    replacements: dict[nn.Module, SiteBatchNorm] = {}
+def replaced_layers(module: nn.Module, replacement: Callable[[nn.Module, str], Layer | None]) -> dict[str, Layer]:
+    """Replaces layers of a module, and returns the new ones by their paths.
+
+    Args:
+        module: The module.
+        replacement: A layer and its path -> what to put in its place, or None to leave it.
+    """
+    by_path: dict[str, Layer] = {}
+    by_layer: dict[nn.Module, Layer] = {}
     for path, layer in list(module.named_modules(remove_duplicate=False)):  # one layer may stand in several places
-        if isinstance(layer, _BatchNorm) and layer.training:
-            if not path:
-                raise BadInput("the model is nothing but a BatchNorm layer")
-            if layer not in replacements:
-                replacements[layer] = named[path] = SiteBatchNorm(layer, path)
-            module.set_submodule(path, replacements[layer])
-    return named
+        made = by_layer.get(layer) or replacement(layer, path)
+        if made is None:
+            continue
+        if not path:
+            raise BadInput(f"the model is nothing but a layer {type(layer).__name__}")
+        if layer not in by_layer:
+            by_layer[layer] = by_path[path] = made
+        module.set_submodule(path, made)
+    return by_path
 
 
 def moments(statistics: Tensor, sizes: list[int]) -> Tensor:
@@ -170,13 +184,15 @@ def moments(statistics: Tensor, sizes: list[int]) -> Tensor:
         statistics: Means and variances of each layer in turn, (..., numbers).
         sizes: How many numbers each piece has: mean, variance, mean, variance, ...
     """
-    pieces = statistics.double().split(sizes, dim=-1)
-    found = [(mean, variance + mean.square()) for mean, variance in zip(pieces[::2], pieces[1::2])]
-    return torch.cat([piece for pair in found for piece in pair], dim=-1)
+    return _with_seconds(statistics.double(), sizes, lambda mean, variance: variance + mean.square())
 
 
 def statistics_of(moments: Tensor, sizes: list[int]) -> Tensor:
     """Returns means and variances from means and mean squares: the variance within sites and between them."""
-    pieces = moments.split(sizes, dim=-1)
-    found = [(mean, (squares - mean.square()).clamp(min=0.0)) for mean, squares in zip(pieces[::2], pieces[1::2])]
-    return torch.cat([piece for pair in found for piece in pair], dim=-1)
+    return _with_seconds(moments, sizes, lambda mean, squares: (squares - mean.square()).clamp(min=0.0))
+
+
+def _with_seconds(numbers: Tensor, sizes: list[int], second: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+    """Returns first and second moments of each layer, the second ones changed by a function of both."""
+    pieces = numbers.split(sizes, dim=-1)
+    return torch.cat([part for a, b in zip(pieces[::2], pieces[1::2]) for part in (a, second(a, b))], dim=-1)

@@ -1,5 +1,6 @@
 """Accuracy, loss and the chosen metrics of many models on every site's held-out data."""
 
+import itertools
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any, Literal, NamedTuple
@@ -37,7 +38,17 @@ class Evaluator:
     stays at `home` and visits the device in chunks.
 
     A metric has no value at a site without such a set, or where it raises, or where the model predicts NaN; `troubles`
-    says why, for the last evaluation."""
+    says why, for the last evaluation.
+
+    Args:
+        problem: The problem.
+        split: Which sets judge.
+        device: Where models are evaluated.
+        dtype: In which precision.
+        home: Where the data stays. Default: None, on the device.
+        failed: Told of a metric without a value. Default: None.
+        splits: The split of the data whose sets judge each replica's model, or one for all. Default: (0,).
+    """
 
     def __init__(
         self,
@@ -46,19 +57,37 @@ class Evaluator:
         device: torch.device | str,
         dtype: torch.dtype,
         home: torch.device | str | None = None,
-        failed: Callable[[str, BadInput], None] | None = None,  # told of a metric without a value
+        failed: Callable[[str, BadInput], None] | None = None,
+        splits: Sequence[int] = (0,),
     ):
         self._failed, self._split = failed, split
         self.troubles: list[Trouble] = []
-        self._sets, of_site = problem.held_out(split)
-        self._problem, self._dtype, self._device = problem, dtype, torch.device(device)
-        self._of_site = torch.tensor(of_site, dtype=torch.int64)
-        self._home, self._at_once = torch.device(home or device), problem.at_once(self._device)
-        self._answers = answering(problem.flat_model.to(self._device, dtype), problem.loss, self._at_once)
-
-    @cached_property
-    def _sizes(self) -> list[int]:
-        return [len(samples) for samples in self._sets]
+        self.names = measured_names(problem)
+        self._dtype, self._device = dtype, torch.device(device)
+        self._home = torch.device(home or device)
+        used = sorted(set(splits))
+        self._problems = [problem.of_split(k) for k in used]
+        self._of_replica = torch.tensor([used.index(k) for k in splits])  # the split of each, among those used
+        held = [one.held_out(split) for one in self._problems]
+        self._has_sets = all(of_site for _, of_site in held)
+        self._sets = [samples for sets, _ in held for samples in sets]
+        self._sizes = [len(samples) for samples in self._sets]
+        counts = [len(sets) for sets, _ in held]
+        self._firsts = torch.tensor([0, *counts]).cumsum(0)  # where the sets of each split begin, and the end
+        of_site = torch.tensor([of_site or [-1] * problem.n for _, of_site in held])
+        self._of_site = torch.where(of_site < 0, of_site, of_site + self._firsts[:-1, None])  # (splits, sites)
+        self._answers = [
+            answering(one.flat_model.to(self._device, dtype), one.loss, one.at_once(self._device))
+            for one in self._problems
+        ]
+        stream = any(samples.stream is not None for samples in self._sets)
+        # Whether rows can be judged by several sets in one pass, and whether by sets of several splits.
+        self._stacks = not stream and all(
+            one.at_once(self._device) is None and not one.metrics_by_name for one in self._problems
+        )
+        alike = {(id(one.flat_model), id(one.loss), count) for one, count in zip(self._problems, counts)}
+        self._joins = self._stacks and len(alike) == 1 and len(used) > 1 and counts[0] > 0
+        self._split_of_set = [0 if self._joins else k for k, count in enumerate(counts) for _ in range(count)]
 
     @cached_property
     def _rows(self) -> SampleRows:
@@ -70,62 +99,62 @@ class Evaluator:
 
     def __bool__(self) -> bool:
         """Returns whether some site has such a set, here or in another process."""
-        return len(self._of_site) > 0
-
-    @property
-    def names(self) -> list[str]:
-        """The metrics in the order they are shown."""
-        return measured_names(self._problem)
+        return self._has_sets
 
     def of_sites(self, rows: Tensor) -> dict[str, Tensor]:
         """Returns each metric of rows (replicas, dim) at every site: (replicas, sites), float64 on the CPU.
 
         It is NaN at sites that another process holds, and at those without such a set."""
         self.troubles = []
-        per_set = self._on_sets(rows, 0, len(self._sizes))
-        there = (self._of_site < 0).expand(len(rows), -1)
-        return {name: values[:, self._of_site].masked_fill(there, torch.nan) for name, values in per_set.items()}
+        of_replica = self._of_replica.expand(len(rows))
+        first, of_site = self._firsts[of_replica].unsqueeze(1), self._of_site[of_replica]
+        most = max(1, int(self._firsts.diff().max()))
+        if self._joins:
+            per_set = self._of_pairs(rows.unsqueeze(1).expand(-1, most, -1), first + torch.arange(most))
+        else:
+            per_set = {name: torch.full((len(rows), most), torch.nan, dtype=torch.float64) for name in self.names}
+            for k, (begin, end) in enumerate(itertools.pairwise(self._firsts.tolist())):
+                judged = of_replica == k
+                if begin < end:  # else the sites of this process have no such set
+                    for name, values in self._on_sets(rows[judged.to(rows.device)], begin, end).items():
+                        per_set[name][judged, : end - begin] = values
+        places = (of_site - first).clamp(min=0)
+        return {name: values.gather(1, places).masked_fill(of_site < 0, torch.nan) for name, values in per_set.items()}
 
     def of_own_models(self, models: Tensor, placements: Tensor) -> dict[str, Tensor]:
         """Returns each metric of every hosted node's own row on its own site's data: (replicas, nodes).
 
         `models` is (replicas, nodes, dim), and `placements` (replicas, nodes) is the site that each node holds."""
-        return self._of_pairs(models, self._of_site[placements.cpu()])
+        self.troubles = []
+        return self._of_pairs(models, self._of_site[self._of_replica.expand(len(models))].gather(1, placements.cpu()))
 
     def _of_pairs(self, models: Tensor, which: Tensor) -> dict[str, Tensor]:
         """Returns each metric of every row of `models` (k, l, dim) on the set of that number in `which` (k, l); NaN
         where the number is -1."""
-        self.troubles = []
         result = {name: torch.full(models.shape[:2], torch.nan, dtype=torch.float64) for name in self.names}
         for sets in self._judged_together(which):
             rows = torch.stack([models[(which == k).to(models.device)] for k in sets])
-            found = self._on_own_sets(rows, sets) if len(sets) > 1 else None
+            together = self._on_own_sets(rows, sets) if len(sets) > 1 else None
             for j, k in enumerate(sets):
-                values = self._on_sets(rows[j], k, k + 1) if found is None else found
+                values = self._on_sets(rows[j], k, k + 1) if together is None else together
                 for name in self.names:
-                    result[name][which == k] = values[name][:, 0 if found is None else j]
+                    result[name][which == k] = values[name][:, 0 if together is None else j]
         return result
 
     def _judged_together(self, which: Tensor) -> list[list[int]]:
         """Returns the sets that have rows, given the set of each row. Those that are judged in one pass are together:
         small sets of similar size that equally many rows are judged by."""
         counts = torch.bincount(which[which >= 0], minlength=len(self._sizes)).tolist()
-        alike: dict[tuple[int, int], list[int]] = {}
+        alike: dict[tuple[int, int, int], list[int]] = {}
         for k, count in enumerate(counts):
             if count:
-                alike.setdefault((count, self._sizes[k].bit_length()), []).append(k)
-        found = []
-        for (count, _), sets in alike.items():
+                alike.setdefault((self._split_of_set[k], count, self._sizes[k].bit_length()), []).append(k)
+        groups = []
+        for (_, count, _), sets in alike.items():
             longest = max(self._sizes[k] for k in sets)
             few = longest <= evaluated_at_once(count * len(sets), self._rows.numbers_per_sample)
-            found += [sets] if few and self._stacks else [[k] for k in sets]
-        return found
-
-    @property
-    def _stacks(self) -> bool:
-        """Whether rows can be judged by several sets in one pass."""
-        stream = any(samples.stream is not None for samples in self._sets)
-        return self._at_once is None and not stream and not self._problem.metrics_by_name
+            groups += [sets] if few and self._stacks else [[k] for k in sets]
+        return groups
 
     @torch.no_grad()
     def _on_own_sets(self, rows: Tensor, sets: Sequence[int]) -> dict[str, Tensor] | None:
@@ -141,8 +170,9 @@ class Evaluator:
             )
             for tree in pair
         )
-        problem, mine = self._problem, (places < sizes[:, None]).unsqueeze(1)
-        outputs, each = vmap(self._answers)(rows, inputs, targets)
+        split, mine = self._split_of_set[sets[0]], (places < sizes[:, None]).unsqueeze(1)
+        problem = self._problems[split]
+        outputs, each = vmap(self._answers[split])(rows, inputs, targets)
         each = each.double().cpu()
         labelled = self._labelled(targets, axes=2)
         if bool(each.isnan().any()) or (labelled is not None and not bool((labelled & mine[:, 0]).any(dim=1).all())):
@@ -156,9 +186,8 @@ class Evaluator:
     @torch.no_grad()
     def _on_sets(self, rows: Tensor, first: int, last: int) -> dict[str, Tensor]:
         """Returns each metric of rows (k, dim) on the sets from `first` to `last` - 1: (k, sets)."""
-        problem, sizes = self._problem, self._sizes[first:last]
-        if not sizes:  # the sites of this process have no such set: one column, which no site reads
-            return {name: torch.full((len(rows), 1), torch.nan, dtype=torch.float64) for name in self.names}
+        split, sizes = self._split_of_set[first], self._sizes[first:last]
+        problem, answers = self._problems[split], self._answers[split]
         begin, count = sum(self._sizes[:first]), sum(sizes)
         chunk = evaluated_at_once(len(rows), self._rows.numbers_per_sample)
         losses = torch.zeros(len(rows), len(sizes), dtype=torch.float64)
@@ -170,7 +199,7 @@ class Evaluator:
         for here, pair in self._rows.chunks(begin, begin + count, chunk):
             inputs, targets = (as_floats(_placed(tree, self._device), self._dtype) for tree in pair)
             owner = self._set_of_sample[here] - first
-            outputs, each = self._answers(rows, inputs, targets)
+            outputs, each = answers(rows, inputs, targets)
             each = each.double().cpu()
             losses.index_add_(1, owner, each)  # on the host: a GPU adds in no fixed order
             if bool(each.isnan().any()):
@@ -211,7 +240,7 @@ class Evaluator:
     def _labelled(self, targets: Tree, axes: int) -> Tensor | None:
         """Returns which held-out samples have a target that the loss does not ignore, on the CPU; None if it ignores
         none. The first `axes` axes of the targets are those of the samples."""
-        ignored = self._problem.ignored
+        ignored = self._problems[0].ignored
         if ignored is None or self._split == "train" or not isinstance(targets, Tensor):
             return None
         return (targets != ignored).reshape(*targets.shape[:axes], -1).any(dim=-1).cpu()
@@ -240,106 +269,10 @@ class Evaluator:
     def _note(self, metric: str, k: int, text: str, raised: bool) -> None:
         """Remembers why a metric has no value on set k."""
         site = int((self._of_site == k).nonzero()[0, -1])
-        if not any(one.metric == metric and one.site == site for one in self.troubles):
+        if (metric, site) not in {trouble[:2] for trouble in self.troubles}:
             self.troubles.append(Trouble(metric, site, text, raised))
         if self._failed is not None:
             self._failed(metric, BadInput(text))
-
-
-class _Union(Evaluator):
-    """Judges rows by the sets of several splits of the data, in one pass. `_of_site` is (splits, sites).
-
-    Args:
-        every: The evaluators of the splits, whose model and loss are the same.
-    """
-
-    def __init__(self, every: Sequence[Evaluator]):
-        cached = ("_sizes", "_rows", "_set_of_sample")
-        self.__dict__.update({name: value for name, value in vars(every[0]).items() if name not in cached})
-        self._sets = [samples for one in every for samples in one._sets]
-        self.firsts = torch.tensor([0, *(len(one._sets) for one in every)]).cumsum(0)[:-1]
-        of_site = torch.stack([one._of_site for one in every])
-        self._of_site = torch.where(of_site < 0, of_site, of_site + self.firsts.unsqueeze(1))
-
-    @staticmethod
-    def of(every: Sequence[Evaluator]) -> "_Union | None":
-        """Returns the evaluator of several splits; None if they are better judged one after another."""
-        first = every[0]
-        alike = all(
-            one._problem.flat_model is first._problem.flat_model
-            and one._problem.loss is first._problem.loss
-            and len(one._sets) == len(first._sets) > 0
-            and one._stacks
-            for one in every
-        )
-        return _Union(every) if alike and len(every) > 1 else None
-
-    def of_replicas(self, rows: Tensor, of_replica: Tensor) -> dict[str, Tensor]:
-        """Returns each metric of rows (replicas, dim) at every site, by the sets of the split of each replica."""
-        count = len(self._sets) // len(self.firsts)
-        which = self.firsts[of_replica].unsqueeze(1) + torch.arange(count)
-        found = self._of_pairs(rows.unsqueeze(1).expand(-1, count, -1), which)
-        of_site = self._of_site[of_replica]
-        places = (of_site - self.firsts[of_replica].unsqueeze(1)).clamp(min=0)
-        return {name: values.gather(1, places).masked_fill(of_site < 0, torch.nan) for name, values in found.items()}
-
-    def of_nodes(self, models: Tensor, placements: Tensor, of_replica: Tensor) -> dict[str, Tensor]:
-        """Returns each metric of every hosted node's own row on its own site's data: (replicas, nodes)."""
-        return self._of_pairs(models, self._of_site[of_replica].gather(1, placements.cpu()))
-
-
-class SplitEvaluator:
-    """Judges the model of each replica by the sets of its own split of the data. It is used as `Evaluator` is.
-
-    Args:
-        splits: The split of each replica.
-        others: As those of `Evaluator`.
-    """
-
-    def __init__(
-        self,
-        problem: Problem,
-        splits: Sequence[int],
-        split: Literal["test", "validation", "train"],
-        device: torch.device | str,
-        dtype: torch.dtype,
-        home: torch.device | str | None = None,
-    ):
-        used = sorted(set(splits))
-        self._every = [Evaluator(problem.of_split(k), split, device, dtype, home) for k in used]
-        self._of_replica = torch.tensor([used.index(k) for k in splits])
-        self._union = _Union.of(self._every)
-
-    def __bool__(self) -> bool:
-        return all(map(bool, self._every))
-
-    @property
-    def troubles(self) -> list[Trouble]:
-        """Why metrics have no value, in the last evaluation."""
-        return [one for evaluator in ([self._union] if self._union else self._every) for one in evaluator.troubles]
-
-    def of_sites(self, rows: Tensor) -> dict[str, Tensor]:
-        """Returns each metric of rows (replicas, dim) at every site: (replicas, sites)."""
-        if self._union:
-            return self._union.of_replicas(rows, self._of_replica)
-        return self._joined(lambda one, mine: one.of_sites(rows[mine.to(rows.device)]))
-
-    def of_own_models(self, models: Tensor, placements: Tensor) -> dict[str, Tensor]:
-        """Returns each metric of every hosted node's own row on its own site's data: (replicas, nodes)."""
-        if self._union:
-            return self._union.of_nodes(models, placements, self._of_replica)
-        return self._joined(lambda one, mine: one.of_own_models(models[mine.to(models.device)], placements[mine]))
-
-    def _joined(self, judge: Callable[[Evaluator, Tensor], dict[str, Tensor]]) -> dict[str, Tensor]:
-        """Returns each metric of all replicas, from those of the replicas of each split."""
-        of_split = [self._of_replica == k for k in range(len(self._every))]
-        found = [judge(one, mine) for one, mine in zip(self._every, of_split)]
-        joined = {}
-        for name, values in found[0].items():
-            joined[name] = values.new_empty(len(self._of_replica), *values.shape[1:])
-            for one, mine in zip(found, of_split):
-                joined[name][mine] = one[name]
-        return joined
 
 
 def measured_names(problem: Problem) -> list[str]:

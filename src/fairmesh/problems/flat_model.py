@@ -3,6 +3,7 @@
 import copy
 import functools
 import hashlib
+import itertools
 import math
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -23,7 +24,7 @@ from fairmesh.errors import BadInput, in_a_line
 from fairmesh.numerics import random_streams
 from fairmesh.numerics.layout import Layout
 from fairmesh.numerics.trees import Tree
-from fairmesh.problems.batch_norm import STATISTICS, moments, replace_layers, statistics_of
+from fairmesh.problems.batch_norm import STATISTICS, SiteBatchNorm, moments, replaced_layers, statistics_of
 from fairmesh.problems.torch_draws import TorchDraws, draw_computed_again
 
 _DROPOUTS: dict[type, int] = {nn.Dropout: 0, nn.Dropout1d: 1, nn.Dropout2d: 2, nn.Dropout3d: 3}  # -> spatial axes
@@ -36,6 +37,11 @@ def architecture_of(module: nn.Module) -> str:
     layers = re.sub(r" at 0x[0-9a-fA-F]+", "", repr(module))  # where a function lies in memory
     shapes = sorted((name, list(tensor.shape)) for name, tensor in module.state_dict().items())
     return hashlib.sha256(f"{layers}\n{shapes}".encode()).hexdigest()[:16]
+
+
+def tensors_of(module: nn.Module) -> dict[str, Tensor]:
+    """Returns the parameters and buffers of a module by name."""
+    return {**dict(module.named_parameters()), **dict(module.named_buffers())}
 
 
 class _StreamDropout(nn.Module):
@@ -114,7 +120,7 @@ class FlatModel:
         tensors = [*module.parameters(), *module.buffers()]
         self._training = copy.deepcopy(module, {id(t): t for t in tensors})  # the tensors themselves are shared
         self._dropouts = _replace_dropouts(self._training)
-        self._norms = replace_layers(self._training)
+        self._norms = replaced_layers(self._training, SiteBatchNorm.instead_of)
         self._evaluation = copy.deepcopy(self._training, {id(t): t for t in tensors}).eval()
         trainable = {name: p for name, p in self._training.named_parameters() if p.requires_grad}
         if not trainable:
@@ -131,11 +137,12 @@ class FlatModel:
             f"{path}.{name}": getattr(norm, name) for path, norm in self._norms.items() for name in STATISTICS
         }
         rows = {name: trainable[name] for name in (*shared, *mine)} | statistics
-        self._names = list(rows)
-        self._shapes = [p.shape for p in rows.values()]
-        self._sizes = [p.numel() for p in rows.values()]
-        self._of_statistics = [t.numel() for t in statistics.values()]
-        self.dim, self.local_dim = (sum(trainable[name].numel() for name in names) for names in (shared, mine))
+        self._shapes = {name: tensor.shape for name, tensor in rows.items()}
+        self._sizes = [tensor.numel() for tensor in rows.values()]
+        self._of_statistics = [tensor.numel() for tensor in statistics.values()]
+        # Where each parameter lies in a row that algorithms train and send.
+        self.layout = Layout(tuple(shared), tuple(tuple(trainable[name].shape) for name in shared))
+        self.dim, self.local_dim = self.layout.dim, sum(trainable[name].numel() for name in mine)
         self.own_dim = sum(self._sizes) - self.dim
         self._pool_statistics = pool_statistics
         rates = [(norm.momentum, norm.running_mean.numel()) for norm in self._norms.values() for _ in STATISTICS]
@@ -145,8 +152,7 @@ class FlatModel:
         self._read: Callable[[Any], Tensor] | None = None
         self._short_floats = False  # whether it computes in bfloat16 in training mode
         self._holds_a_row = False  # whether the module's parameters are those of a row at the moment
-        held = {**dict(self._training.named_parameters()), **dict(self._training.named_buffers())}
-        self._fixed = {name: t.detach() for name, t in held.items() if name not in rows}
+        self._fixed = {name: t.detach() for name, t in tensors_of(self._training).items() if name not in rows}
         self._buffers = {  # and where they are: looking for them takes time in every pass
             name: (self._training.get_submodule(name.rpartition(".")[0]), name.rpartition(".")[2])
             for name, _ in self._training.named_buffers()
@@ -174,14 +180,6 @@ class FlatModel:
         return made
 
     @property
-    def layout(self) -> Layout:
-        """Where each parameter lies in a row that algorithms train and send."""
-        count, total = 0, 0
-        while total < self.dim:
-            count, total = count + 1, total + self._sizes[count]
-        return Layout(tuple(self._names[:count]), tuple(map(tuple, self._shapes[:count])))
-
-    @property
     def architecture(self) -> str:
         """A fingerprint of the user's module without its weights."""
         return architecture_of(self._original)
@@ -196,52 +194,39 @@ class FlatModel:
         """Returns a copy of the user's module with this row's parameters, on the device, in the dtype, and in the modes
         in which the user gave it."""
         made = copy.deepcopy(self._original).to(self.device, self.dtype)
-        held = {**dict(made.named_parameters()), **dict(made.named_buffers())}
-        with torch.no_grad():
-            for name, value in self.parameters_of(row).items():
-                held[name].copy_(value)
+        _copy_into(made, self.parameters_of(row))
         return made
 
     @property
     def shapes(self) -> dict[str, torch.Size]:
         """The shapes of all parameters and buffers of the user's module, by name."""
-        held = (*self._original.named_parameters(), *self._original.named_buffers())
-        return {name: tensor.shape for name, tensor in held}
+        return {name: tensor.shape for name, tensor in tensors_of(self._original).items()}
 
     def changed_in(self, held: Mapping[str, Tensor]) -> str | None:
         """Returns the name of a frozen parameter or buffer that has another value among these tensors, if there is
         one. How many batches a BatchNorm layer has seen does not matter."""
-        for name, fixed in self._fixed.items():
-            given = held.get(name)
-            if given is None or name.endswith("num_batches_tracked"):
-                continue
-            if not torch.equal(given.detach().to(fixed), fixed):
-                return name
-        return None
+        compared = {name for name in held.keys() & self._fixed.keys() if not name.endswith("num_batches_tracked")}
+        changed = (n for n, t in self._fixed.items() if n in compared and not torch.equal(held[n].detach().to(t), t))
+        return next(changed, None)
 
     def copy_fixed(self, module: nn.Module) -> None:
         """Gives a module of the same architecture the frozen parameters and buffers of this one."""
-        held = {**dict(module.named_parameters()), **dict(module.named_buffers())}
-        with torch.no_grad():
-            for name, value in self._fixed.items():
-                if name in held:  # not those of layers that were put in place of the user's
-                    held[name].copy_(value)
+        _copy_into(module, self._fixed)
 
     def row_of(self, module: nn.Module) -> Tensor:
         """Returns the trainable parameters of a module of the same architecture, and its statistics, as one row."""
-        held = {**dict(module.named_parameters()), **dict(module.named_buffers())}
-        return torch.cat([held[name].detach().flatten() for name in self._names])
+        return self.row_of_state_dict(tensors_of(module))
 
     def row_of_state_dict(self, state_dict: Mapping[str, Tensor]) -> Tensor:
         """Returns the trainable parameters of a state_dict of the user's module, and its statistics, as one row."""
-        return torch.cat([state_dict[name].flatten() for name in self._names])
+        return torch.cat([state_dict[name].detach().flatten() for name in self._shapes])
 
     def parameters_of(self, row: Tensor) -> dict[str, Tensor]:
         """Returns a row as named parameters and statistics."""
         if row.shape[-1] != self.dim + self.own_dim:
             raise ValueError(f"a row of {row.shape[-1]} numbers is not one of {self.dim} shared and {self.own_dim} own")
         pieces = row.split(self._sizes, dim=-1)
-        return {name: piece.reshape(shape) for name, piece, shape in zip(self._names, pieces, self._shapes)}
+        return {name: piece.reshape(shape) for (name, shape), piece in zip(self._shapes.items(), pieces)}
 
     @property
     def differs_by_site(self) -> bool:
@@ -406,7 +391,7 @@ class FlatModel:
     def switched_off(self) -> str | None:
         """Returns the layers that draw only in training mode, in words, if the whole module is in evaluation mode."""
         drawing = [type(layer).__name__ for layer in self._original.modules() if _drops(layer)]
-        return f"{', '.join(sorted(set(drawing)))}" if drawing and not self._original.training else None
+        return ", ".join(sorted(set(drawing))) if drawing and not self._original.training else None
 
     def fixed(self) -> list[Tensor]:
         """Returns frozen parameters and buffers, in the order of their names."""
@@ -421,25 +406,31 @@ class FlatModel:
         """Returns a row as a state_dict of the user's module."""
         row = row.detach().cpu()
         parameters = self.parameters_of(row)
-        tensors = (*self._original.named_parameters(), *self._original.named_buffers())
-        alias = {id(tensor): name for name, tensor in tensors}
-        result = {}
+        alias = {id(tensor): name for name, tensor in tensors_of(self._original).items()}
         held = self._original.state_dict(keep_vars=True)
-        for name, tensor in held.items():
-            source = alias.get(id(tensor), name)
-            value = parameters[source] if source in parameters else tensor.detach()
-            result[name] = value.to(dtype=tensor.dtype).clone()
-        return result
+        values = {
+            name: parameters[source] if (source := alias.get(id(tensor), name)) in parameters else tensor.detach()
+            for name, tensor in held.items()
+        }
+        return {name: value.to(dtype=held[name].dtype).clone() for name, value in values.items()}
+
+
+def _copy_into(module: nn.Module, values: Mapping[str, Tensor]) -> None:
+    """Gives a module values by name, except those that it does not have: of layers put in place of the user's."""
+    held = tensors_of(module)
+    with torch.no_grad():
+        for name, value in values.items():
+            if name in held:
+                held[name].copy_(value)
 
 
 def _changing(name: str, training: bool) -> BadInput:
     """Returns what to do about a buffer that a model changes, whose layer is in training or in evaluation mode."""
-    mode, way = (
-        ("training", "give the layer no running state, or call .eval() on it")
-        if training
-        else ("evaluation", "do not change it in forward(); to count, use a plain attribute of the module")
+    return BadInput(
+        f"the model changes its buffer {name} in {'training' if training else 'evaluation'} mode, which all nodes "
+        "would share; give its layer no running state, call .eval() on it, or do not change it in forward(): to "
+        "count, use a plain attribute of the module"
     )
-    return BadInput(f"the model changes its buffer {name} in {mode} mode, which all nodes would share; {way}")
 
 
 def own_copy(module: nn.Module) -> nn.Module:
@@ -448,7 +439,7 @@ def own_copy(module: nn.Module) -> nn.Module:
     Raises:
         BadInput: It cannot be copied, or has no values.
     """
-    for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+    for name, tensor in tensors_of(module).items():
         if tensor.device.type == "meta" and not is_lazy(tensor):
             raise BadInput(
                 f"the model's {name} is on the device 'meta', so it has shape but no values; load its weights on "
@@ -483,21 +474,18 @@ def _refuse_norms_of_weights(module: nn.Module) -> None:
 def _refuse_unsuitable(module: nn.Module) -> None:
     _refuse_norms_of_weights(module)
     for name, layer in module.named_modules():
+        why = None
         if isinstance(getattr(layer, "_orig_mod", None), nn.Module):
-            raise BadInput(
-                f"layer {name or 'itself'} was compiled by torch.compile, which does not work inside fairmesh's own "
-                "gradients; give the module as it was before: fairmesh traces it, and compiles it with fuse = 'yes'"
-            )
+            why = "was compiled by torch.compile, which does not work inside fairmesh's own gradients; give the module "
+            why += "as it was before: fairmesh traces it, and compiles it with fuse = 'yes'"
         if isinstance(layer, _InstanceNorm) and layer.training and layer.track_running_stats:
-            raise BadInput(
-                f"layer {name or 'itself'} ({type(layer).__name__}) keeps running statistics, which nodes with "
-                "different data cannot share; use track_running_stats=False, or call .eval() on a pretrained layer"
-            )
+            why = "keeps running statistics, which nodes with different data cannot share; use "
+            why += "track_running_stats=False, or call .eval() on a pretrained layer"
         if isinstance(layer, nn.Embedding | nn.EmbeddingBag) and layer.sparse and layer.weight.requires_grad:
-            raise BadInput(
-                f"layer {name or 'itself'} ({type(layer).__name__}) has sparse=True, but gradients of all nodes are "
-                "rows of one dense tensor; leave out sparse=True, which gives the same numbers"
-            )
+            why = "has sparse=True, but gradients of all nodes are rows of one dense tensor; leave out sparse=True, "
+            why += "which gives the same numbers"
+        if why is not None:
+            raise BadInput(f"layer {name or 'itself'} ({type(layer).__name__}) {why}")
     for name, tensor in module.named_parameters():
         if is_lazy(tensor):
             raise BadInput(f"parameter {name} is not initialised yet; run the lazy model once on a sample first")
@@ -517,14 +505,11 @@ def _drops(layer: nn.Module) -> bool:
 
 def _replace_dropouts(module: nn.Module) -> dict[str, _StreamDropout]:
     """Replaces torch's dropout layers by stream dropouts, and returns these by the names of their keys."""
-    named, replacements = {}, {}
-    for path, layer in list(module.named_modules(remove_duplicate=False)):  # one layer may stand in several places
+    numbers = itertools.count()
+
+    def replacement(layer: nn.Module, path: str) -> _StreamDropout | None:
         if isinstance(layer, _DropoutNd) and type(layer) in _DROPOUTS and layer.p > 0 and layer.training:
-            parent, _, leaf = path.rpartition(".")
-            if not path:
-                raise BadInput("the model is nothing but a dropout layer")
-            if layer not in replacements:
-                replacements[layer] = _StreamDropout(layer.p, _DROPOUTS[type(layer)], len(named))
-                named[f"{path}.key"] = replacements[layer]
-            setattr(module.get_submodule(parent), leaf, replacements[layer])
-    return named
+            return _StreamDropout(layer.p, _DROPOUTS[type(layer)], next(numbers))
+        return None
+
+    return {f"{path}.key": layer for path, layer in replaced_layers(module, replacement).items()}

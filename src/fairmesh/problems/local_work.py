@@ -19,8 +19,7 @@ from torch.serialization import get_unsafe_globals_in_checkpoint
 from fairmesh.errors import BadInput, FairmeshError, TrainerFailed, in_a_line
 from fairmesh.numerics.generators import GeneratorStates, seed_generators
 from fairmesh.numerics.trees import Tree
-from fairmesh.problems.flat_model import FlatModel
-from fairmesh.problems.lora import peft_model_in
+from fairmesh.problems.flat_model import FlatModel, tensors_of
 from fairmesh.trainers.local_trainer import LocalContext, LocalTrainer, SiteData
 
 _HEAD = 8  # bytes that say how long a memory is
@@ -114,16 +113,17 @@ class LocalWorker:
             data: Node -> its training data.
             batch: Node -> the batch that fairmesh would use.
         """
-        found: dict[tuple[int, int], Work] = {}
+        after = Work(torch.zeros_like(models[..., :1]), torch.zeros_like(models), own.clone(), memory)
+        memories = list(memory.flatten(0, 1))
         activity: Activity | None = None
 
-        def done_by(node: Node) -> Work:
+        def done_by(node: Node) -> list[Tensor]:
             nonlocal activity
             at = (node.replica, node.place)
             start = torch.cat([models[at], own[at]])
-            known = None if self.done is None else self.done.read(round_number, node, start)
-            if known is not None:
-                return Work(*(part.to(like.device) for part, like in zip(known, (models, models, own, memory))))
+            work = None if self.done is None else self.done.read(round_number, node, start)
+            if work is not None:
+                return [part[0, 0].to(like.device) for part, like in zip(work, after)]
             activity, began = Activity(round_number, node.site, time.time()), time.monotonic()
             self.watch(activity)
             kept, ask = unpacked_memory(memory[at]), functools.partial(batch, node)
@@ -137,12 +137,14 @@ class LocalWorker:
             )
             if self.done is not None:
                 self.done.write(round_number, node, start, work, time.monotonic() - began)
-            return work
+            return [part[0, 0] for part in work]
 
         try:
             with self.together(lambda: activity):
                 for node in nodes:
-                    found[node.replica, node.place] = done_by(node)
+                    *parts, memories[node.replica * models.shape[1] + node.place] = done_by(node)
+                    for rows, part in zip(after, parts):
+                        rows[node.replica, node.place] = part
         except BaseException:
             if self.done is not None:
                 with suppress(FairmeshError):  # of the disk; what failed first is told
@@ -150,17 +152,7 @@ class LocalWorker:
             raise
         if activity is not None:
             self.watch(None)
-        idle = Work(torch.zeros_like(models[:1, :1, :1]), torch.zeros_like(models[:1, :1]), own, memory)
-        each = [
-            found.get((r, i)) or idle._replace(own=own[r, i][None, None], memory=memory[r, i][None, None])
-            for r in range(models.shape[0])
-            for i in range(models.shape[1])
-        ]
-        losses, updates, own_after = (
-            torch.cat([work[part][0] for work in each]).unflatten(0, models.shape[:2]) for part in range(3)
-        )
-        kept = stacked_memory([work.memory[0, 0] for work in each]).unflatten(0, models.shape[:2])
-        return Work(losses, updates, own_after, kept)
+        return after._replace(memory=stacked_memory(memories).unflatten(0, models.shape[:2]))
 
     def _trained(self, start: Tensor, data: SiteData, context: LocalContext) -> tuple[float, Tensor]:
         """Returns the loss that the function returned, or NaN for None, and the row afterwards."""
@@ -185,46 +177,38 @@ class LocalWorker:
 
     def _row_after(self, module: nn.Module, context: LocalContext) -> Tensor:
         """Returns the row of a module after training. Refuses one that is not a model of this run any more."""
-        found = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+        held, parameters = tensors_of(module), dict(module.named_parameters())
         for name, shape in self._model.shapes.items():
-            tensor = found.get(name)
+            tensor = held.get(name)
             if tensor is None or tensor.shape != shape or tensor.device.type == "meta":
-                now = (
-                    "is gone"
-                    if tensor is None
-                    else "has no values"
-                    if tensor.shape == shape
-                    else f"has the shape {tuple(tensor.shape)} instead of {tuple(shape)}"
-                )
+                now = "gone, or has no values" if tensor is None or tensor.shape == shape else tuple(tensor.shape)
                 raise _failed(
                     context,
-                    f"the training function changed the model: {name} {now}",
+                    f"the training function changed the model: {name} of the shape {tuple(shape)} is now {now}",
                     "train the module in place and undo what wraps or replaces its layers before returning; layers "
                     "that are added, such as adapters, belong into the model that the Problem gets",
                 )
-        if added := [name for name, _ in module.named_parameters() if name not in self._model.shapes]:
+        if added := [name for name in parameters if name not in self._model.shapes]:
             raise _failed(
                 context,
                 f"the training function added the parameter {added[0]}, which would be lost after the round",
                 "give the Problem a model that has it from the beginning",
             )
-        changed = self._model.changed_in(found)
+        changed = self._model.changed_in(held)
         if changed is not None:
-            parameter = changed in dict(module.named_parameters())
-            what = f"trained the frozen parameter {changed}" if parameter else f"changed the buffer {changed}"
-            way = (
-                "adapters leave the weights of their layers as they are, and their factor A is common to all sites: "
-                "call unmerge_adapter() after merge_adapter(), and train parameters with requires_grad only"
-                if parameter and peft_model_in(module) is not None
-                else "leave parameters without requires_grad out of the optimizer, or take it out of parts.frozen"
-                if parameter
-                else 'keep such numbers in ctx.state; for BatchNorm layers use batch_norm = "local" or "shared", or '
-                "call .eval() on them after module.train()"
+            what, way = (
+                f"changed the buffer {changed}",
+                'keep such numbers in ctx.state; for BatchNorm layers use batch_norm = "local" or "shared", or call '
+                ".eval() on them after module.train()",
             )
+            if changed in parameters:
+                what = f"trained the frozen parameter {changed}"
+                way = "leave parameters without requires_grad out of the optimizer, or take it out of parts.frozen; "
+                way += "after merge_adapter() of adapters, call unmerge_adapter()"
             raise _failed(context, f"the training function {what}, which must keep its value", way)
         end = self._model.row_of(module).to(self._model.device, self._model.dtype)
         if not bool(torch.isfinite(end).all()):
-            name = next(name for name in self._model.shapes if not bool(torch.isfinite(found[name].detach()).all()))
+            name = next(name for name in self._model.shapes if not bool(torch.isfinite(held[name].detach()).all()))
             raise _failed(
                 context,
                 f"after training, {name} has values that are not finite (NaN or infinite)",
@@ -237,15 +221,12 @@ def _loss_of(answer: Any, context: LocalContext) -> float:
     if answer is None:
         return math.nan
     single = isinstance(answer, Tensor) and answer.numel() == 1
-    loss = math.nan
-    shown = f"a tensor of shape {tuple(answer.shape)}" if isinstance(answer, Tensor) else f"a {type(answer).__name__}"
-    if single or (isinstance(answer, Real) and not isinstance(answer, bool)):
-        loss = float(answer.detach() if isinstance(answer, Tensor) else answer)
-        shown = f"the loss {loss}"
+    number = answer.item() if single else answer
+    loss = float(number) if isinstance(number, Real) and not isinstance(answer, bool) else math.nan
     if not math.isfinite(loss):
         raise _failed(
             context,
-            f"the training function returned {shown}",
+            f"the training function returned the loss {loss} (a {type(answer).__name__})",
             "return the loss at the start as a finite number, or None to have fairmesh measure it",
         )
     return loss

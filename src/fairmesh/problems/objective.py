@@ -124,8 +124,8 @@ class Objective:
             raise BadInput('objective.subgroup_names needs subgroups = "across"; with "within" each site has its own')
         if len(set(self.subgroup_names)) < len(self.subgroup_names):
             raise BadInput(f"objective.subgroup_names has a name twice: {', '.join(self.subgroup_names)}")
-        tables = (self.against, self.local_losses, self.untrained_losses, self.constant_losses)
-        for field, table in zip(("against", "local_losses", "untrained_losses", "constant_losses"), tables):
+        for field in ("against", "local_losses", "untrained_losses", "constant_losses"):
+            table = getattr(self, field)
             for name, value in (table if isinstance(table, Mapping) else {}).items():
                 if not math.isfinite(value):
                     raise BadInput(f"objective.{field} of site {name!r} is {value}; a reference loss must be finite")

@@ -78,28 +78,32 @@ class Oracle:
         self.prior = prior.to(device)[placements].unsqueeze(1).to(dtype)  # p (replicas, 1, n)
         self._sites = sites = placements.index_select(1, hosted)  # (replicas, nodes)
         sizes = torch.tensor([len(site.train) for split in every for site in split.sites], device=device)
-        self._sizes = sizes[sites].unsqueeze(-1)
-        self.sizes, self.all_sizes = self._sizes, sizes[placements].unsqueeze(1)  # (..., nodes, 1), (..., 1, n)
-        self._starts = self._starts_of(problem, sizes)[sites].unsqueeze(-1)
+        self.sizes, self.all_sizes = sizes[sites].unsqueeze(-1), sizes[placements].unsqueeze(1)  # (..., nodes, 1)
+        # Where the rows of each site of each split begin among those that are here.
+        here = torch.zeros(problem.n, dtype=sizes.dtype).index_fill_(0, torch.tensor(problem.here), 1)
+        rows_here = here.to(device).repeat(len(every)) * sizes
+        starts = rows_here.cumsum(0) - rows_here
+        self._starts = starts[sites].unsqueeze(-1)
         self._trained_sizes: Tensor | None = None  # where rows are held out
-        even = bool((self._sizes == self._sizes.min()).all()) and problem.objective.judged_on != "held-out"
-        self._largest, self._padded = int(self._sizes.max()), problem.sampling.order == "full" and not even
+        even = bool((self.sizes == self.sizes.min()).all()) and problem.objective.judged_on != "held-out"
+        self._largest, self._padded = int(self.sizes.max()), problem.sampling.order == "full" and not even
         self._weighted = self._padded or problem.objective.subgroups is not None
         held = [split.sites[i].train for split in every for i in problem.here]
-        self.subgroups = problem.subgroup_count if problem.objective.subgroups else 0
-        numbers = {i: problem.subgroup_numbers(i) for i in problem.here} if self.subgroups else {}
         self._judge: tuple[Tensor, Tensor] | None = None  # first row and number of rows that judge each hosted node
-        self.rows_apart = torch.zeros_like(self._sizes)  # how many of these are not trained on (replicas, nodes, 1)
-        order, numbers_of_rows = None, torch.cat(list(numbers.values())) if numbers else None
-        if problem.objective.judged_on != "training":
-            judges, order = self._prepare_judging(problem, sites, sizes)
-            held = [*held, *judges]
-            numbers_of_rows = numbers_of_rows if numbers_of_rows is None or order is None else numbers_of_rows[order]
-        # the subgroup of each row, if subgroups have weights
-        self._numbers = torch.zeros(0) if numbers_of_rows is None else numbers_of_rows.to(self._data_device)
+        self.rows_apart = torch.zeros_like(self.sizes)  # how many of these are not trained on (replicas, nodes, 1)
+        order: Tensor | None = None
+        if problem.objective.judged_on == "validation":
+            held += self._judge_by_validation_sets(int(rows_here.sum()))
+        elif problem.objective.judged_on == "held-out":
+            order = self._judge_by_held_out_rows(sizes, starts)
+        self.subgroups = problem.subgroup_count if problem.objective.subgroups else 0
         shares = torch.zeros(problem.n, self.subgroups, dtype=torch.float64)
-        for i, of_site in numbers.items():
-            shares[i] = torch.bincount(of_site, minlength=shares.shape[1]) / len(of_site)
+        if self.subgroups:
+            numbers = {i: problem.subgroup_numbers(i) for i in problem.here}
+            of_rows = torch.cat(list(numbers.values()))
+            self._numbers = (of_rows if order is None else of_rows[order]).to(self._data_device)  # of each row
+            for i, of_site in numbers.items():
+                shares[i] = torch.bincount(of_site, minlength=shares.shape[1]) / len(of_site)
         self.subgroup_shares = shares.to(device, dtype)[sites]  # of each node's rows (replicas, nodes, subgroups)
         names = [[site.name or "" for site in split.sites] for split in every]
         references = [split.objective.references(of) for split, of in zip(every, names)]
@@ -140,13 +144,6 @@ class Oracle:
             self._gradients_and_rows = gradients(self.model, each, at_once, rows, device, True, precision=precision)
             self._held_rows = over_models(evaluation_losses(self.model, problem.loss), at_once)
 
-    @staticmethod
-    def _starts_of(problem: Problem, sizes: Tensor) -> Tensor:
-        """Returns where the rows of each site of each split begin among those that are here."""
-        here = torch.zeros(problem.n, dtype=sizes.dtype).index_fill_(0, torch.tensor(problem.here), 1)
-        within = here.to(sizes.device).repeat(len(sizes) // problem.n) * sizes
-        return within.cumsum(0) - within
-
     def initial_models(self) -> Tensor:
         """Returns the initial models, the same row at every node of a replica: (replicas, nodes, dim)."""
         return self.initial_rows.unsqueeze(1).expand(self._shape).clone()
@@ -156,12 +153,9 @@ class Oracle:
         own_dim)."""
         return self._initial_own.unsqueeze(1).expand(*self._shape[:-1], -1).clone()
 
-    def losses_and_gradients(
-        self, models: Tensor, round_index: Tensor, call: int, own: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """Returns losses (replicas, nodes, 1) and gradients (replicas, nodes, dim). With the nodes' own parts,
-        gradients of these follow: (replicas, nodes, dim + own_dim)."""
-        models = _whole(models, own)
+    def losses_and_gradients(self, models: Tensor, round_index: Tensor, call: int) -> tuple[Tensor, Tensor]:
+        """Returns losses (replicas, nodes, 1), and gradients of the same shape as the models, which are (replicas,
+        nodes, dim + own_dim): the nodes' own parts follow the shared parameters."""
         rows = models.reshape(-1, models.shape[-1])
         gradients, losses = self._over_batches(self._gradients, rows, round_index, call)
         gradients = self._regularized(gradients.view(*self._shape[:-1], -1), models)
@@ -174,22 +168,15 @@ class Oracle:
         return None if self.worker is None else no_memory(*self._shape[:-1])
 
     def trained(
-        self,
-        models: Tensor,
-        round_index: Tensor,
-        call: int,
-        memory: Tensor,
-        own: Tensor | None = None,
-        at_work: Tensor | None = None,
+        self, rows: Tensor, round_index: Tensor, call: int, memory: Tensor, at_work: Tensor | None = None
     ) -> Work:
         """Returns what the sites' own training functions make of the models, with the losses that weights follow.
 
         Args:
-            models: The shared parameters at the start (replicas, nodes, dim).
+            rows: The parameters at the start (replicas, nodes, dim + own_dim).
             round_index: The round.
             call: Which batch fairmesh uses to measure losses.
             memory: What the functions have kept (replicas, nodes, length).
-            own: The nodes' own parts. Default: None, they have none.
             at_work: Which nodes work (replicas, nodes). The others have no update and no loss. Default: None, all.
         """
         if self.worker is None:
@@ -210,19 +197,19 @@ class Oracle:
                 batches.append(self._batch(round_index, call, self._calls))
             inputs, targets, *_ = batches[0]
             at = node.replica * count + node.place
-            rows = int(self._sizes_in(round_index)[node.replica, node.place])  # what follows them fills up a stack
-            rows = rows if self.problem.sampling.order == "full" else None
-            return trees.at(trees.at(inputs, at), slice(rows)), trees.at(trees.at(targets, at), slice(rows))
+            own = int(self._sizes_in(round_index)[node.replica, node.place])  # what follows them fills up a stack
+            few = slice(own if self.problem.sampling.order == "full" else None)
+            return trees.at(trees.at(inputs, at), few), trees.at(trees.at(targets, at), few)
 
-        start = models.new_zeros(replicas, count, 0) if own is None else own
+        models, own = rows.split([self.model.dim, self.model.own_dim], dim=-1)
         work = self.worker.work(
-            number, models, start, memory, nodes, lambda node: self._data_of(node, round_index), batch
+            number, models, own, memory, nodes, lambda node: self._data_of(node, round_index), batch
         )
         if self.problem.clip_norm is not None:
             work = work._replace(updates=work.updates * _clipping(work.updates, self.problem.clip_norm))
         losses = self._compared(work.losses)
         if self._judge is not None or bool(work.losses.isnan().any()):
-            measured = self.losses(models, round_index, call, own)
+            measured = self.losses(rows, round_index, call)
             losses = measured if self._judge is not None else torch.where(work.losses.isnan(), measured, losses)
         return work._replace(losses=losses)
 
@@ -250,20 +237,19 @@ class Oracle:
             mine.add_(models[..., :trained], alpha=self.problem.weight_decay)
         return gradients
 
-    def losses(self, models: Tensor, round_index: Tensor, call: int, own: Tensor | None = None) -> Tensor:
+    def losses(self, models: Tensor, round_index: Tensor, call: int) -> Tensor:
         """Returns losses (replicas, nodes, 1)."""
-        models = _whole(models, own)
         return self._compared(self._measured(self._values, self._held_values, models, round_index, call))
 
     def _compared(self, losses: Tensor) -> Tensor:
         """Returns the losses' excess over the references, plus the references' mean."""
         return losses if self._excess is None else (losses - self._excess).clamp_(min=0.0)
 
-    def errors(self, models: Tensor, round_index: Tensor, call: int, own: Tensor | None = None) -> Tensor:
+    def errors(self, models: Tensor, round_index: Tensor, call: int) -> Tensor:
         """Returns the share of each node's batch that its row misclassifies: (replicas, nodes, 1)."""
         if self.problem.classes is None:
             raise BadInput("the 0-1 error needs class labels, which this problem does not have; use ascends = 'loss'")
-        return self._measured(self._errors, self._held_errors, _whole(models, own), round_index, call)
+        return self._measured(self._errors, self._held_errors, models, round_index, call)
 
     @property
     def discounts_noise(self) -> bool:
@@ -283,54 +269,47 @@ class Oracle:
         rejoin = self.problem.objective.rejoin_round()
         return None if rejoin is None else (round_index < rejoin).to(self.dtype)
 
-    def _prepare_judging(
-        self, problem: Problem, sites: Tensor, sizes: Tensor
-    ) -> tuple[Sequence[Samples], Tensor | None]:
-        """Finds the rows that judge each hosted node. Returns sets that follow the training rows, and the order of the
-        training rows if it is another one."""
-        objective, device = problem.objective, sizes.device
+    def _judge_by_validation_sets(self, trained: int) -> list[Samples]:
+        """Returns the validation sets, which follow the `trained` rows. Each hosted node is judged by its site's."""
         sets: list[Samples] = []
-        order: Tensor | None = None
-        if objective.judged_on == "validation":
-            of_site = []
-            for split in problem.every_split:
-                of_split, which_set = split.held_out("validation")
-                if not which_set:
-                    raise BadInput('objective.judged_on = "validation" needs validation sets; give each Site one')
-                for i, site in enumerate(split.sites):
-                    if site.validation is None:
-                        raise BadInput(
-                            f"site {i} ({site.name}) has no validation set; with objective.judged_on = "
-                            '"validation" every site needs one'
-                        )
-                of_site += [len(sets) + max(k, 0) for k in which_set]  # one that is elsewhere judges no node here
-                sets += of_split
-            lengths = torch.tensor([len(samples) for samples in sets])
-            which = torch.tensor(of_site)
-            trained = sum(len(split.sites[i].train) for split in problem.every_split for i in problem.here)
-            first = (trained + lengths.cumsum(0) - lengths)[which].to(device)
-            counts = lengths[which].to(device)
-            apart = counts
-        else:
-            counts = torch.tensor([objective.held_out_of(size) for size in sizes.tolist()], device=device)
-            orders, begin = [], 0
-            for split in problem.every_split:
-                for i in problem.here:
-                    samples = split.sites[i].train
-                    orders.append(begin + held_out_last(samples, i, objective.held_out_of(len(samples))))
-                    begin += len(samples)
-            order = torch.cat(orders)
-            self._trained_sizes = (sizes - counts)[sites].unsqueeze(-1)
-            first = self._starts_of(problem, sizes) + sizes - counts
-            apart = counts
-            alone = counts == 0  # too small to hold anything out: judged on its training rows
-            first, counts = first - torch.where(alone, sizes, 0), torch.where(alone, sizes, counts)
-        self._judge = first[sites].unsqueeze(-1), counts[sites].unsqueeze(-1)
-        self.rows_apart = apart[sites].unsqueeze(-1)
-        return sets, order
+        of_site: list[int] = []
+        for split in self.problem.every_split:
+            for i, site in enumerate(split.sites):
+                if site.validation is None:
+                    raise BadInput(
+                        f"site {i} ({site.name}) has no validation set; with objective.judged_on = "
+                        '"validation" every site needs one'
+                    )
+            of_split, which_set = split.held_out("validation")
+            of_site += [len(sets) + max(k, 0) for k in which_set]  # one that is elsewhere judges no node here
+            sets += of_split
+        lengths = torch.tensor([len(samples) for samples in sets])
+        first = trained + lengths.cumsum(0) - lengths
+        which = torch.tensor(of_site)[self._sites.cpu()].unsqueeze(-1)
+        self._judge = first[which].to(self._sites.device), lengths[which].to(self._sites.device)
+        self.rows_apart = self._judge[1]
+        return sets
+
+    def _judge_by_held_out_rows(self, sizes: Tensor, starts: Tensor) -> Tensor:
+        """Returns the order of the training rows in which each site's held-out rows, which judge it, come last."""
+        problem, sites = self.problem, self._sites
+        held_out = [problem.objective.held_out_of(size) for size in sizes.tolist()]
+        begins = starts.tolist()
+        orders = [
+            begins[k * problem.n + i] + held_out_last(split.sites[i].train, i, held_out[k * problem.n + i])
+            for k, split in enumerate(problem.every_split)
+            for i in problem.here
+        ]
+        counts = torch.tensor(held_out, device=sizes.device)
+        self._trained_sizes = (sizes - counts)[sites].unsqueeze(-1)
+        self.rows_apart = counts[sites].unsqueeze(-1)
+        judges = torch.where(counts == 0, sizes, counts)  # one too small to hold any out is judged on its training rows
+        self._judge = (starts + sizes - judges)[sites].unsqueeze(-1), judges[sites].unsqueeze(-1)
+        return torch.cat(orders)
 
     def _held_batch(self, judge: tuple[Tensor, Tensor], round_index: Tensor, call: int) -> tuple[Any, ...]:
-        """Returns inputs, targets, weights and subgroups of rows that judge each hosted node: (nodes, rows, ...)."""
+        """Returns inputs, targets and weights of rows that judge each hosted node: (nodes, rows, ...). If subgroups
+        have weights, the rows' subgroups follow."""
         (first, counts), sampling, device = judge, self.problem.sampling, self.seeds.device
         largest = int(counts.max()) if sampling.order == "full" else sampling.batch
 
@@ -347,18 +326,17 @@ class Oracle:
         weights = weights.expand(self._shape[0] * self._shape[1], -1)
         if sampling.order == "full":
             weights = ((torch.arange(largest, device=device) < counts).to(self.dtype) / counts).flatten(0, 1)
-        numbers = torch.zeros(0)
-        if self.subgroups:
-            numbers = self._numbers_of(self._round_cache.at(("held-out", call), indices, round_index))
-        return inputs, targets, weights, numbers
+        if not self.subgroups:
+            return inputs, targets, weights
+        return inputs, targets, weights, self._numbers_in(("held-out", call), indices, round_index)
 
-    def _numbers_of(self, chosen: Tensor) -> Tensor:
-        """Returns the subgroups of the chosen rows of each hosted node: (nodes, rows)."""
-        found = self._numbers.index_select(0, chosen).to(self.seeds.device, non_blocking=True)
-        return found.unflatten(0, (self._shape[0] * self._shape[1], -1))
+    def _numbers_in(self, what: tuple[str, int], indices: Callable[[Tensor], Tensor], round_index: Tensor) -> Tensor:
+        """Returns the subgroups of the rows of each hosted node in a batch: (nodes, rows). Arguments as of `_read`."""
+        chosen = self._numbers.index_select(0, self._round_cache.at(what, indices, round_index))
+        return chosen.to(self.seeds.device, non_blocking=True).unflatten(0, (self._shape[0] * self._shape[1], -1))
 
     def by_subgroup(
-        self, models: Tensor, round_index: Tensor, call: int, ratios: Tensor, own: Tensor | None = None
+        self, models: Tensor, round_index: Tensor, call: int, ratios: Tensor
     ) -> tuple[Tensor, Tensor, Seen]:
         """Returns losses and gradients with each row's loss multiplied by the ratio of its subgroup, and the losses by
         subgroup on the rows that judge.
@@ -367,9 +345,7 @@ class Oracle:
             models: As in `losses_and_gradients`.
             round_index: As there.
             call: As there.
-            ratios: (replicas, nodes, subgroups).
-            own: As there."""
-        models = _whole(models, own)
+            ratios: (replicas, nodes, subgroups)."""
         rows, of_nodes, shape = models.reshape(-1, models.shape[-1]), ratios.flatten(0, 1), self._shape[:-1]
 
         def seen_of(each: Tensor, numbers: Tensor, weights: Tensor) -> Seen:
@@ -378,8 +354,7 @@ class Oracle:
 
         def on_batch(number: int, calls: int) -> tuple[Tensor, ...]:
             *batch, weights = self._batch(round_index, number, calls)
-            chosen = self._round_cache.at(("batch", number), self._numbers_in(number, calls), round_index)
-            numbers = self._numbers_of(chosen)
+            numbers = self._numbers_in(("batch", number), self._rows_in(number, calls), round_index)
             weighed = weights * of_nodes.gather(1, numbers)
             gradients, (losses, each) = self._gradients_and_rows(rows, *batch, weighed)
             return gradients, losses, *seen_of(each, numbers, weights)
@@ -401,19 +376,19 @@ class Oracle:
     def _sizes_in(self, rounds: Tensor) -> Tensor:
         """Returns how many rows each hosted node trains on, for rounds that broadcast with (replicas, nodes, 1)."""
         if self._trained_sizes is None:
-            return self._sizes
+            return self.sizes
         rejoin = self.problem.objective.rejoin_round()
-        return self._trained_sizes if rejoin is None else torch.where(rounds < rejoin, self._trained_sizes, self._sizes)
+        return self._trained_sizes if rejoin is None else torch.where(rounds < rejoin, self._trained_sizes, self.sizes)
 
-    def sample_losses(self, models: Tensor, round_index: Tensor, call: int, own: Tensor | None = None) -> Tensor:
+    def sample_losses(self, models: Tensor, round_index: Tensor, call: int) -> Tensor:
         """Returns the loss of every sample of each node's batch: (replicas, nodes, samples)."""
         with torch.no_grad():
-            return self._of_samples(lambda function: function, _whole(models, own), round_index, call)
+            return self._of_samples(lambda function: function, models, round_index, call)
 
-    def sample_gradients(self, models: Tensor, round_index: Tensor, call: int, own: Tensor | None = None) -> Tensor:
+    def sample_gradients(self, models: Tensor, round_index: Tensor, call: int) -> Tensor:
         """Returns the gradient of every sample's loss, without weight decay and clipping: (replicas, nodes, samples,
-        dim). With the nodes' own parts, gradients of these follow, as in `losses_and_gradients`."""
-        return self._of_samples(jacrev, _whole(models, own), round_index, call)
+        dim + own_dim)."""
+        return self._of_samples(jacrev, models, round_index, call)
 
     def _of_samples(self, what: Callable, models: Tensor, round_index: Tensor, call: int) -> Tensor:
         """Returns `what` of the function row -> losses of the samples in a batch, for each node."""
@@ -499,7 +474,7 @@ class Oracle:
             return drawn.flatten(1).to(torch.int64) & 0xFFFFFFFF
 
         key = self._round_cache.at(("model", call), keys, round_index)
-        inputs, targets = self._read(("batch", call), self._numbers_in(call, calls), seeds, round_index)
+        inputs, targets = self._read(("batch", call), self._rows_in(call, calls), seeds, round_index)
         if self.problem.augmenter is not None:
             inputs, targets = self.problem.augmenter.beforehand(inputs, targets, key)
         batch = (inputs, targets, key)
@@ -575,7 +550,7 @@ class Oracle:
         rows = torch.empty(len(part) + 1, *part.shape[1:], dtype=part.dtype, device=self.seeds.device)
         return rows[:-1].copy_(part)
 
-    def _numbers_in(self, call: int, calls: int) -> Callable[[Tensor], Tensor]:
+    def _rows_in(self, call: int, calls: int) -> Callable[[Tensor], Tensor]:
         """Returns the function rounds (k,) -> indices of the rows in a batch of all hosted nodes (k, rows)."""
         return lambda rounds: self._indices(rounds, call, calls).flatten(1).to(self._data_device)
 
@@ -593,8 +568,3 @@ def _clipping(rows: Tensor, norm: float) -> Tensor:
     """Returns by how much each row is multiplied, so that its Euclidean norm is at most this one."""
     norms = torch.linalg.vector_norm(rows, dim=-1, keepdim=True)
     return (norm / norms.clamp(min=1e-30)).clamp_(max=1.0)
-
-
-def _whole(models: Tensor, own: Tensor | None) -> Tensor:
-    """Returns rows of shared parameters with the nodes' own parts behind them."""
-    return models if own is None else torch.cat([models, own], dim=-1)

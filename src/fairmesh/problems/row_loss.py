@@ -21,22 +21,15 @@ from fairmesh.problems.torch_draws import TorchDraws
 
 Loss = Callable[[Any, Any], Tensor]  # (outputs, targets) -> the mean over the samples
 
-_NEVER_NEGATIVE = (  # losses of torch as functions, and as modules
-    nn.functional.cross_entropy,
-    nn.functional.mse_loss,
-    nn.functional.l1_loss,
-    nn.functional.smooth_l1_loss,
-    nn.functional.huber_loss,
-    nn.functional.binary_cross_entropy,
-    nn.functional.binary_cross_entropy_with_logits,
-    nn.CrossEntropyLoss,
-    nn.MSELoss,
-    nn.L1Loss,
-    nn.SmoothL1Loss,
-    nn.HuberLoss,
-    nn.BCELoss,
-    nn.BCEWithLogitsLoss,
-)
+_NEVER_NEGATIVE: dict[Any, type[nn.Module]] = {  # functions, and the modules that compute them
+    nn.functional.cross_entropy: nn.CrossEntropyLoss,
+    nn.functional.mse_loss: nn.MSELoss,
+    nn.functional.l1_loss: nn.L1Loss,
+    nn.functional.smooth_l1_loss: nn.SmoothL1Loss,
+    nn.functional.huber_loss: nn.HuberLoss,
+    nn.functional.binary_cross_entropy: nn.BCELoss,
+    nn.functional.binary_cross_entropy_with_logits: nn.BCEWithLogitsLoss,
+}
 _AT_ONCE = 256  # samples, each a batch of one
 _MOVED = (0.0, 0.1, 0.5)  # standard deviation of the parameters around the initial ones, at which a loss is checked
 
@@ -72,7 +65,8 @@ def lowest_loss(loss: Loss) -> float | None:
         return lowest_loss(loss.args[0])
     if isinstance(loss, NamedLoss):
         return loss.lowest
-    return 0.0 if loss in _NEVER_NEGATIVE or type(loss) in _NEVER_NEGATIVE else None
+    never = loss in list(_NEVER_NEGATIVE) or type(loss) in _NEVER_NEGATIVE.values()
+    return 0.0 if never else None
 
 
 def loss_in_spreads(loss: Loss, spread: float, outputs: Tensor, targets: Tensor) -> Tensor:
@@ -201,13 +195,12 @@ def weighed(each: Callable[..., Tensor]) -> Callable[..., Tensor]:
 def answering(model: FlatModel, loss: Loss, at_once: AtOnce) -> Callable[[Tensor, Tree, Tree], tuple[Tensor, Tensor]]:
     """Returns a function (rows, inputs, targets) -> outputs (rows, samples, ...) and the loss of each sample (rows,
     samples), in evaluation mode, of several models on the same samples."""
-    outputs_of = over_models(model, at_once, in_dims=(0, None))
-    if isinstance(loss, BoundModelLoss):
-        losses_of = over_models(evaluation_losses(model, loss), at_once, in_dims=(0, None, None))
-        return lambda rows, inputs, targets: (outputs_of(rows, inputs), losses_of(rows, inputs, targets))
 
     def function(rows: Tensor, inputs: Tree, targets: Tree) -> tuple[Tensor, Tensor]:
-        outputs = outputs_of(rows, inputs)
+        outputs = over_models(lambda row: model(row, inputs), at_once)(rows)
+        if isinstance(loss, BoundModelLoss):
+            each = functools.partial(loss.of_samples, model, inputs=inputs, targets=targets)
+            return outputs, over_models(each, at_once)(rows)
         return outputs, vmap(lambda of_model: losses_of_samples(loss, of_model, targets))(outputs)
 
     return function

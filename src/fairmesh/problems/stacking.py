@@ -55,30 +55,26 @@ def slower_stacked(module: nn.Module, kind: str, convolved: int = 0) -> str | No
     return None
 
 
-def over_models(function: Callable[..., Any], at_once: AtOnce, in_dims: Any = 0) -> Callable[..., Any]:
+def over_models(function: Callable[..., Any], at_once: AtOnce) -> Callable[..., Any]:
     """Returns a function of stacks of arguments, one row per model, that gives stacks of what `function` gives for one.
 
     Args:
         function: A function of tensors.
         at_once: How many models are evaluated at once; None for all.
-        in_dims: 0 for arguments that are stacks and None for those that all models share, as vmap has it. Default: 0.
     """
-    stacked = vmap(function, in_dims=in_dims)
+    stacked = vmap(function)
     if at_once is None:
         return stacked
 
     def in_portions(*arguments: Any) -> Any:
-        own = [True] * len(arguments) if in_dims == 0 else [dim == 0 for dim in in_dims]
-        count = next(trees.length(argument) for argument, mine in zip(arguments, own) if mine)
-        found = []
-        for first in range(0, count, at_once):
-            here = [trees.at(a, slice(first, first + at_once)) if mine else a for a, mine in zip(arguments, own)]
+        outcomes = []
+        for first in range(0, trees.length(arguments[0]), at_once):
             if at_once == 1:
-                one = function(*(trees.at(a, 0) if mine else a for a, mine in zip(here, own)))
-                found.append(tree_map(lambda t: t.unsqueeze(0), one))
+                outcome = function(*(trees.at(argument, first) for argument in arguments))
+                outcomes.append(tree_map(lambda t: t.unsqueeze(0), outcome))
             else:
-                found.append(stacked(*here))
-        return found[0] if len(found) == 1 else tree_map(lambda *parts: torch.cat(parts), *found)
+                outcomes.append(stacked(*(trees.at(a, slice(first, first + at_once)) for a in arguments)))
+        return outcomes[0] if len(outcomes) == 1 else tree_map(lambda *parts: torch.cat(parts), *outcomes)
 
     return in_portions
 
@@ -140,12 +136,12 @@ class _OneByOne:
 
     def __init__(self, model: FlatModel, loss: Callable[..., Any], has_aux: bool):
         self._model, self._loss, self._has_aux = model, loss, has_aux
-        self._room = _Room()
+        self._room: Tensor | None = None  # for gradients
         self._checked = False  # whether the first call drew from no generator but the nodes' streams
 
     def __call__(self, rows: Tensor, *batch: Tree) -> Any:
         before = None if self._checked or not values_readable(rows) else GeneratorStates.now()
-        found, values = self._room.like(rows), []
+        found, values = self._room_like(rows), []
         with _side_streams(rows.device) as stream:
             for k, row in enumerate(rows):
                 own = [trees.at(part, k) for part in batch]
@@ -156,22 +152,16 @@ class _OneByOne:
             self._checked = True
         return found, tree_map(lambda *parts: torch.stack(parts), *values)
 
-
-class _Room:
-    """Memory for gradients, written again in every round: a CPU clears every page of newly allocated memory, which for
-    large models takes a tenth of a round or more. Memory that an algorithm still holds is left to it."""
-
-    def __init__(self):
-        self._kept: Tensor | None = None
-
-    def like(self, rows: Tensor) -> Tensor:
-        """Returns a tensor of this shape, whose numbers are to be written."""
+    def _room_like(self, rows: Tensor) -> Tensor:
+        """Returns memory for gradients, written again in every round: a CPU clears every page of newly allocated
+        memory, which for large models takes a tenth of a round or more. Memory that an algorithm still holds is left
+        to it."""
         if not values_readable(rows):  # a GPU keeps its memory, and a replayed trace must not share it
             return torch.empty_like(rows)
-        kept = self._kept
-        if kept is None or (kept.shape, kept.dtype) != (rows.shape, rows.dtype) or _owners(kept) > 1:
-            kept = self._kept = torch.empty_like(rows)
-        return kept.detach()
+        room = self._room
+        if room is None or (room.shape, room.dtype) != (rows.shape, rows.dtype) or _owners(room) > 1:
+            room = self._room = torch.empty_like(rows)
+        return room.detach()
 
 
 def _owners(tensor: Tensor) -> int:

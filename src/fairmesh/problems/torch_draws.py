@@ -116,35 +116,28 @@ def _of_size(
     return drawn.requires_grad_() if requires_grad else drawn
 
 
-@_answers(torch.rand_like, torch.randn_like)
-def _of_likeness(
-    draws: TorchDraws, function: Any, input: Tensor, *, dtype: torch.dtype | None = None, device: Any = None,
-    **form: Any,
-) -> Tensor:  # fmt: skip
-    return (draws.normals if function is torch.randn_like else draws.uniforms)(*_like(input, dtype, device))
-
-
-def _integers(draws: TorchDraws, bounds: Sequence[int], form: tuple[Any, torch.dtype, Any]) -> Tensor:
-    low, high = bounds if len(bounds) == 2 else (0, *bounds)
-    shape, dtype, device = form
-    return (low + (draws.uniforms(shape, torch.float64, device) * (high - low)).floor()).to(dtype)
-
-
 @_answers(torch.randint)
 def _randint(
     draws: TorchDraws, function: Any, *bounds: Any, low: int = 0, high: int = 0, size: Any = None,
     dtype: torch.dtype = torch.int64, device: Any = None, **form: Any,
 ) -> Tensor:  # fmt: skip
     *numbers, shape = bounds if size is None else (*bounds, size)
-    return _integers(draws, numbers if low == 0 and numbers else (low, *(numbers or [high])), (shape, dtype, device))
+    *lowest, beyond = numbers or [high]
+    low = lowest[0] if lowest else low
+    return (low + (draws.uniforms(shape, torch.float64, device) * (beyond - low)).floor()).to(dtype)
 
 
-@_answers(torch.randint_like)
-def _randint_like(
-    draws: TorchDraws, function: Any, input: Tensor, *bounds: int, low: int = 0, high: int = 0,
-    dtype: torch.dtype | None = None, device: Any = None, **form: Any,
+_SIZED = {torch.rand_like: torch.rand, torch.randn_like: torch.randn, torch.randint_like: torch.randint}
+
+
+@_answers(*_SIZED)
+def _of_likeness(
+    draws: TorchDraws, function: Any, input: Tensor, *bounds: int, dtype: torch.dtype | None = None,
+    device: Any = None, **form: Any,
 ) -> Tensor:  # fmt: skip
-    return _integers(draws, bounds if low == 0 and bounds else (low, *(bounds or [high])), _like(input, dtype, device))
+    size, dtype, device = _like(input, dtype, device)
+    sized = _SIZED[function]
+    return _WAYS[sized](draws, sized, *bounds, size=size, dtype=dtype, device=device, **form)
 
 
 @_answers(torch.randperm)
@@ -239,19 +232,16 @@ def _dropped(draws: TorchDraws, inputs: Tensor, p: float, training: bool, inplac
     return _replaced(inputs, inputs * _kept(draws, inputs, p, spatial) / (1.0 - p or 1.0), inplace)
 
 
-_SPATIAL_AXES = {F.dropout: 0, F.dropout1d: 1, F.dropout2d: 2, F.dropout3d: 3}
+_SPATIAL_AXES = {F.dropout: 0, torch.dropout: 0, torch.dropout_: 0, F.dropout1d: 1, F.dropout2d: 2, F.dropout3d: 3}
 
 
 @_answers(*_SPATIAL_AXES)
 def _dropout(
-    draws: TorchDraws, function: Any, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
-) -> Tensor:
-    return _dropped(draws, input, p, training, inplace, _SPATIAL_AXES[function])
-
-
-@_answers(torch.dropout, torch.dropout_)
-def _plain_dropout(draws: TorchDraws, function: Any, input: Tensor, p: float, train: bool) -> Tensor:
-    return _dropped(draws, input, p, train, function is torch.dropout_)
+    draws: TorchDraws, function: Any, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False,
+    *, train: bool = True,
+) -> Tensor:  # fmt: skip
+    inplace = inplace or function is torch.dropout_
+    return _dropped(draws, input, p, training and train, inplace, _SPATIAL_AXES[function])
 
 
 @_answers(F.alpha_dropout, F.feature_alpha_dropout)

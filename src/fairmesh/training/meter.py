@@ -11,7 +11,7 @@ from fairmesh.algorithms.own_parts import OwnState
 from fairmesh.errors import BadInput
 from fairmesh.metrics.over_sites import group_means, spread
 from fairmesh.networks.base import Traffic
-from fairmesh.problems.evaluator import SplitEvaluator, Trouble, support
+from fairmesh.problems.evaluator import Evaluator, Trouble, support
 from fairmesh.problems.problem import Problem
 from fairmesh.regularizers.simplex import normalized
 from fairmesh.storage.run_folder import Record
@@ -38,11 +38,11 @@ class Meter:
         self._holder = torch.tensor([next(k for k, sites in enumerate(held) if i in sites) for i in range(problem.n)])
         self._splits = [replica.split for replica in training.replicas]
         placed = (training.device, training.dtype, training.data_home)
-        self._judge = SplitEvaluator(problem, self._splits, "test", *placed)
+        self._judge = Evaluator(problem, "test", *placed, splits=self._splits)
         self.judged_on: Literal["test", "train"] = "test" if self._judge else "train"
         if not self._judge:
-            self._judge = SplitEvaluator(problem, self._splits, "train", *placed)
-        self._validation = SplitEvaluator(problem, self._splits, "validation", *placed)
+            self._judge = Evaluator(problem, "train", *placed, splits=self._splits)
+        self._validation = Evaluator(problem, "validation", *placed, splits=self._splits)
 
     def own_of_sites(self, own: OwnState | None) -> Tensor | None:
         """Returns the own part of every site (replicas, sites, own_dim), from those of the hosted nodes; None if
@@ -53,9 +53,7 @@ class Meter:
         nodes = self._node_of_site.to(every.device).unsqueeze(-1)
         return every.gather(-2, nodes.expand(-1, -1, every.shape[-1]))
 
-    def _by_site(
-        self, judge: SplitEvaluator, split: Split, rows: Tensor, sites: Tensor | None = None
-    ) -> dict[str, Tensor]:
+    def _by_site(self, judge: Evaluator, split: Split, rows: Tensor, sites: Tensor | None = None) -> dict[str, Tensor]:
         """Returns each metric of common models (replicas, dim) at every site here: (replicas, sites); or of the models
         (replicas, k, dim) of the given sites (replicas, k)."""
         with self._network.process_group.fail_together():
