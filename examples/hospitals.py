@@ -55,7 +55,7 @@ def sensitivity(outputs: Tensor, targets: Tensor) -> Tensor:
 
 def main() -> None:
     problem = fm.Problem(RiskModel, sites(), sampling=fm.Sampling(batch=25), metrics={"sensitivity": sensitivity})
-    six_bits = fm.Quantize(bits=6, block=64)
+    six_bits = fm.compressors.Quantize(bits=6, block=64)
     robust = fm.ADGDA(
         primal_step=1.0, dual_step=0.1, consensus_step=0.4, compressor=six_bits, regularizer=fm.ChiSquare(0.001)
     )

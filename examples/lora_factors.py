@@ -31,7 +31,7 @@ def main(rounds: int = 10) -> dict[bool, fm.Result]:
     for train_a in (False, True):
         module = fm.models.LoRA(rank=8, targets=("1", "3", "5"), train_a=train_a).adapt(base())
         problem = fm.Problem(module, sites, trainer=train)
-        found[train_a] = fm.train(problem, fm.Ring(), fm.DSGD(1.0), rounds, measure_every=rounds)
+        found[train_a] = fm.train(problem, fm.Ring(), fm.algorithms.DSGD(1.0), rounds, measure_every=rounds)
         mean = found[train_a].values("mean")[0]
         factors = "A and B trained" if train_a else "A common and frozen"
         print(f"{factors}: worst site {found[train_a].worst:.3f}, mean {mean:.3f}")

@@ -43,6 +43,6 @@ class ExactDiffusion(fm.algorithms.Algorithm):
 if __name__ == "__main__":
     fm.testing.check_algorithm(ExactDiffusion())
     data = fm.data.Digits(nodes=10, split="class")  # every site holds one digit, so sites pull apart
-    for algorithm in (fm.DSGD(0.5), ExactDiffusion(0.5)):
+    for algorithm in (fm.algorithms.DSGD(0.5), ExactDiffusion(0.5)):
         result = fm.run(fm.Experiment(data, fm.Ring(), algorithm, rounds=200, sampling=fm.Sampling(order="full")))
         print(f"{type(algorithm).__name__:15} worst site {result.worst:.1%}")

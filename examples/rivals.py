@@ -15,13 +15,13 @@ def main() -> None:
     experiment = fm.Experiment(
         data=fm.data.Digits(split="instrument"),
         topology=fm.topologies.Circulant((1, 2)),
-        algorithm=fm.DSGD(),
+        algorithm=fm.algorithms.DSGD(),
         rounds=ROUNDS,
         sampling=fm.Sampling(batch=20),
     )
     problem = experiment.problem()
     shrink = 0.995
-    four_bits = fm.Quantize(bits=4, block=128)
+    four_bits = fm.compressors.Quantize(bits=4, block=128)
     robust = fm.ADGDA(
         fm.schedules.Geometric(10.0, shrink),
         0.02,
@@ -32,10 +32,10 @@ def main() -> None:
     algorithms = {
         "AD-GDA, 4 bit": robust,
         "CHOCO-SGD, 4 bit": fm.ChocoSGD(fm.schedules.Geometric(1.0, shrink), consensus_step=0.5, compressor=four_bits),
-        "DSGD": fm.DSGD(fm.schedules.Geometric(1.0, shrink)),
-        "DR-DSGD": fm.DRDSGD(fm.schedules.Geometric(2.0, shrink), temperature=3.0),
-        "AFL (server)": fm.AFL(fm.schedules.Geometric(1.0, shrink), dual_step=0.02),
-        "DRFA (server)": fm.DRFA(fm.schedules.Geometric(0.2, shrink), dual_step=0.005, local_steps=5),
+        "DSGD": fm.algorithms.DSGD(fm.schedules.Geometric(1.0, shrink)),
+        "DR-DSGD": fm.algorithms.DRDSGD(fm.schedules.Geometric(2.0, shrink), temperature=3.0),
+        "AFL (server)": fm.algorithms.AFL(fm.schedules.Geometric(1.0, shrink), dual_step=0.02),
+        "DRFA (server)": fm.algorithms.DRFA(fm.schedules.Geometric(0.2, shrink), dual_step=0.005, local_steps=5),
     }
     results = []
     print(f"{'':18}{'worst site':>12}{'mean':>8}{'busiest node sent':>20}")

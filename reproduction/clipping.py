@@ -91,7 +91,7 @@ def algorithms(rounds: int) -> dict[str, Algorithm]:
     from fairmesh.algorithms.schedules import with_run_length
 
     found = {
-        "ad-gda": fm.ADGDA(2.0, 0.05, 0.4, fm.Quantize(bits=4)),
+        "ad-gda": fm.ADGDA(2.0, 0.05, 0.4, fm.compressors.Quantize(bits=4)),
         "tracked-ad-gda": fm.TrackedADGDA(),
         "tracked-ad-gda without tracking": fm.TrackedADGDA(tracking=False),
     }

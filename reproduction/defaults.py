@@ -42,14 +42,14 @@ ALGORITHMS = {
     "TrackedADGDA": fm.TrackedADGDA(),
     "ADGDA": fm.ADGDA(),
     "ChocoSGD": fm.ChocoSGD(),
-    "DSGD": fm.DSGD(),
-    "DRDSGD": fm.DRDSGD(),
-    "DRFA": fm.DRFA(),
-    "AFL": fm.AFL(),
+    "DSGD": fm.algorithms.DSGD(),
+    "DRDSGD": fm.algorithms.DRDSGD(),
+    "DRFA": fm.algorithms.DRFA(),
+    "AFL": fm.algorithms.AFL(),
 }
 GRIDS: dict[str, tuple[fm.algorithms.Algorithm, dict[str, tuple[float, ...]]]] = {
     "TrackedADGDA": (
-        fm.TrackedADGDA(compressor=fm.Quantize(8, block=512)),
+        fm.TrackedADGDA(compressor=fm.compressors.Quantize(8, block=512)),
         {"primal_step.start": (0.35, 0.7, 1.4), "regularizer.strength": (0.02, 0.05, 0.2)},
     ),
     "ADGDA": (

@@ -112,7 +112,7 @@ HELD_OUT = [
 
 # Algorithms -----------------------------------------------------------------------------------------------------------
 
-FOUR_BITS = fm.Quantize(bits=4, block=256)
+FOUR_BITS = fm.compressors.Quantize(bits=4, block=256)
 Algorithms = dict[str, fm.algorithms.Algorithm]
 
 

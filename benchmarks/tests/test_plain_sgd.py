@@ -39,7 +39,7 @@ def test_plain_loop_takes_the_rounds_of_dsgd():
     for _ in range(5):
         loop.step()
     problem = fm.Problem(module, [fm.Site(pair) for pair in data], sampling=fm.Sampling(batch=1))
-    trained = fm.train(problem, fm.Ring(), fm.DSGD(plain_sgd._STEP), 5)
+    trained = fm.train(problem, fm.Ring(), fm.algorithms.DSGD(plain_sgd._STEP), 5)
     torch.testing.assert_close(loop.average(), trained.row()[0], rtol=1e-5, atol=1e-6)
 
 

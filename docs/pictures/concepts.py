@@ -68,7 +68,7 @@ def gossip() -> tuple[Any, str]:
 def compression() -> tuple[Any, str]:
     """Returns how nodes agree by the bits that they send: of everything, of rounded values, of rounded differences."""
     figure, (axis,) = new_figure(5.6, 3.7, font=10)
-    four_bits = fm.Quantize(4, block=50)
+    four_bits = fm.compressors.Quantize(4, block=50)
     for k, (label, compressor, differences, gamma, bits) in enumerate([
         ("float32", fm.compressors.Identity(), True, 1.0, 32),
         ("values in 4 bits", four_bits, False, 0.6, 4),

@@ -44,7 +44,7 @@ def sites() -> list[fm.Site]:
 
 def main(rounds: int = 15) -> fm.Result:
     torch.manual_seed(0)
-    problem = fm.Problem(model(), sites(), trainer=fm.LocalTrainer(train))
+    problem = fm.Problem(model(), sites(), trainer=fm.trainers.LocalTrainer(train))
     result = fm.train(problem, rounds=rounds, measure_every=rounds)
     print(f"worst site {result.worst:.3f} after {rounds} rounds, {result.final[0]['bytes_total'] / 1e6:.2f} MB sent")
     return result

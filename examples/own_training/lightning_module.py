@@ -35,7 +35,7 @@ def train(module, data, ctx):
 def main(rounds: int = 20) -> fm.Result:
     torch.manual_seed(0)
     sites = fm.data.Digits(nodes=4, odd=1).sites()
-    problem = fm.Problem(Classifier(), sites, trainer=fm.LocalTrainer(train))
+    problem = fm.Problem(Classifier(), sites, trainer=fm.trainers.LocalTrainer(train))
     result = fm.train(problem, rounds=rounds, measure_every=rounds)
     print(f"worst site {result.worst:.3f} after {rounds} rounds, {result.final[0]['bytes_total'] / 1e6:.2f} MB sent")
     return result

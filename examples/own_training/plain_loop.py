@@ -36,7 +36,7 @@ def model() -> nn.Module:
 
 def main(rounds: int = 20) -> fm.Result:
     sites = fm.data.Digits(nodes=4, odd=1).sites()
-    problem = fm.Problem(model(), sites, trainer=fm.LocalTrainer(train))
+    problem = fm.Problem(model(), sites, trainer=fm.trainers.LocalTrainer(train))
     result = fm.train(problem, rounds=rounds, measure_every=rounds)  # by Tracked AD-GDA
     print(f"worst site {result.worst:.3f} after {rounds} rounds, {result.final[0]['bytes_total'] / 1e6:.2f} MB sent")
     return result

@@ -38,7 +38,7 @@ class BEER(fm.algorithms.Algorithm):
 
     primal_step: fm.schedules.Schedule | float = 0.1
     consensus_step: float = 0.3
-    compressor: fm.compressors.Compressor = field(default_factory=lambda: fm.TopK(0.1))
+    compressor: fm.compressors.Compressor = field(default_factory=lambda: fm.compressors.TopK(0.1))
     optimizer: fm.optimizers.Optimizer | None = None
 
     copies_at_peak: ClassVar[int] = 19
@@ -63,6 +63,6 @@ class BEER(fm.algorithms.Algorithm):
 if __name__ == "__main__":
     fm.testing.check_algorithm(BEER())
     data, full = fm.data.Digits(nodes=10, split="class"), fm.Sampling(order="full")  # every site holds one digit
-    for algorithm in (fm.ChocoSGD(0.5, 0.3, fm.TopK(0.1)), BEER(0.5, 0.3, fm.TopK(0.1))):
+    for algorithm in (fm.ChocoSGD(0.5, 0.3, fm.compressors.TopK(0.1)), BEER(0.5, 0.3, fm.compressors.TopK(0.1))):
         result = fm.run(fm.Experiment(data, fm.Ring(), algorithm, rounds=400, sampling=full))
         print(f"{type(algorithm).__name__:8} worst site {result.worst:.1%}")

@@ -49,5 +49,5 @@ def disagreement(algorithm: fm.algorithms.Algorithm, rounds: int) -> float:
 
 if __name__ == "__main__":
     fm.testing.check_algorithm(EXTRA())
-    for algorithm in (fm.DSGD(0.3), EXTRA(0.3)):
+    for algorithm in (fm.algorithms.DSGD(0.3), EXTRA(0.3)):
         print(f"{type(algorithm).__name__:6} disagreement {disagreement(algorithm, 300):.1e}")

@@ -319,7 +319,7 @@ def test_rows_of_published_have_the_settings_of_the_published_runs():
     assert big.algorithm == expected
     assert rows["table4c: alpha = 0.1"].experiment.algorithm.regularizer == fm.regularizers.OwnCoordinate(1.0)
     four = rows["figure4: CIFAR-10, AD-GDA"].experiment.algorithm
-    assert (four.consensus_step, four.compressor) == (0.8, fm.Quantize(4, rounding="ceil"))
+    assert (four.consensus_step, four.compressor) == (0.8, fm.compressors.Quantize(4, rounding="ceil"))
     drfa = rows["table5: Fashion-MNIST, DRFA"].experiment
     assert drfa.rounds * drfa.algorithm.local_steps == 5000
     assert (drfa.algorithm.ascends, drfa.algorithm.probed, drfa.algorithm.floor) == ("error", "everyone", 1e-5)

@@ -111,7 +111,7 @@ def test_compressors_of_the_check_guarantee_a_delta():
 
 @pytest.mark.slow
 def test_gaps_are_those_of_the_time_averages_of_separate_runs():
-    saddle, compressor, rounds = known_saddle(fm.Sampling(batch=4)), fm.Quantize(bits=4), (40, 90)
+    saddle, compressor, rounds = known_saddle(fm.Sampling(batch=4)), fm.compressors.Quantize(bits=4), (40, 90)
     found = theory.gaps(saddle, compressor, fm.topologies.Hypercube(), (0.5, 0.2), rounds)
     for k, T in enumerate(rounds):
         algorithm = fm.ADGDA(fm.schedules.Theorem1(T), fm.schedules.Theorem1(T), 0.2, compressor, saddle.regularizer)

@@ -151,7 +151,7 @@ def advise(experiment: Experiment, announce: Callable[[str], None] | None = None
     )
     problem = plain.problem()
     if problem.n < 2:
-        raise BadInput("the data has one site, so there is nobody to train with; fm.Local() trains a site alone")
+        raise BadInput("the data has one site, so there is nobody to train with; fm.algorithms.Local() trains it")
     algorithm = algorithm_for(plain.objective, plain.trainer is not None)
     network = MemoryNetwork(plain.topology.build(problem.n))
     facts = _facts(problem, network)

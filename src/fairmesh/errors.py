@@ -19,7 +19,7 @@ class BadInput(FairmeshError, ValueError):
 
     Example:
         >>> import fairmesh as fm
-        >>> fm.Quantize(bits=0)
+        >>> fm.compressors.Quantize(bits=0)
         Traceback (most recent call last):
         ...
         fairmesh.errors.BadInput: bits must lie in 1..16, got 0
@@ -57,7 +57,7 @@ class LostProcess(FairmeshError):
 
 
 class TrainerFailed(FairmeshError):
-    """A training function of the user's own (`fm.LocalTrainer`) raised, or left a model that cannot be used.
+    """A training function of the user's own (`fm.trainers.LocalTrainer`) raised, or left a model that cannot be used.
 
     The message names the site and the round. Finished rounds are kept."""
 

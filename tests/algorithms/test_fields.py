@@ -10,14 +10,25 @@ from tests.toys import REGULARIZERS, problem, sites
 
 
 @pytest.mark.parametrize("step", [-0.1, math.nan, math.inf])
-@pytest.mark.parametrize("kind", [fm.ADGDA, fm.TrackedADGDA, fm.ChocoSGD, fm.DSGD, fm.DRDSGD, fm.DRFA, fm.AFL])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        fm.ADGDA,
+        fm.TrackedADGDA,
+        fm.ChocoSGD,
+        fm.algorithms.DSGD,
+        fm.algorithms.DRDSGD,
+        fm.algorithms.DRFA,
+        fm.algorithms.AFL,
+    ],
+)
 def test_primal_step_that_is_negative_or_not_finite_is_refused(kind, step):
     with refused("step size", ">= 0", step):
         kind(primal_step=step)
 
 
 @pytest.mark.parametrize("step", [-0.1, math.nan])
-@pytest.mark.parametrize("kind", [fm.ADGDA, fm.DRFA, fm.AFL])
+@pytest.mark.parametrize("kind", [fm.ADGDA, fm.algorithms.DRFA, fm.algorithms.AFL])
 def test_dual_step_that_is_negative_or_not_a_number_is_refused(kind, step):
     with refused("step size", ">= 0", step):
         kind(dual_step=step)
@@ -30,7 +41,7 @@ def test_consensus_step_outside_zero_to_one_is_refused(kind, rate):
         kind(consensus_step=rate)
 
 
-@pytest.mark.parametrize("kind", [fm.ADGDA, fm.ChocoSGD, fm.DRFA, fm.algorithms.FedAvg])
+@pytest.mark.parametrize("kind", [fm.ADGDA, fm.ChocoSGD, fm.algorithms.DRFA, fm.algorithms.FedAvg])
 def test_local_steps_below_one_are_refused(kind):
     with refused("local_steps", ">= 1", 0):
         kind(local_steps=0)

@@ -18,14 +18,19 @@ def algorithms() -> list[fm.algorithms.Algorithm]:
     robust = fm.ADGDA(
         primal_step=fm.schedules.Geometric(1.0, 0.998),
         dual_step=0.01,
-        compressor=fm.Quantize(bits=4),
+        compressor=fm.compressors.Quantize(bits=4),
         regularizer=fm.regularizers.Capped(0.5, fm.ChiSquare(0.01)),
     )
     assert_type(robust, fm.ADGDA)
     assert_type(robust.compressor, fm.compressors.Compressor)
-    tracked = fm.TrackedADGDA(weighting=fm.weighting.ShadowPrice(), compressor=fm.Sign(block=64))
+    tracked = fm.TrackedADGDA(weighting=fm.weighting.ShadowPrice(), compressor=fm.compressors.Sign(block=64))
     assert_type(tracked, fm.TrackedADGDA)
-    return [robust, tracked, fm.ChocoSGD(compressor=fm.TopK(0.1), consensus_step=0.3), fm.DSGD(0.1)]
+    return [
+        robust,
+        tracked,
+        fm.ChocoSGD(compressor=fm.compressors.TopK(0.1), consensus_step=0.3),
+        fm.algorithms.DSGD(0.1),
+    ]
 
 
 def experiment() -> fm.Experiment:
@@ -40,7 +45,7 @@ def experiment() -> fm.Experiment:
 def main() -> None:
     try:
         result = fm.train(problem(), fm.Ring(), algorithms()[0], rounds=3, seeds=range(2), measure_every=1)
-    except fm.FairmeshError as error:
+    except fm.errors.FairmeshError as error:
         raise SystemExit(str(error)) from error
     assert_type(result, fm.Result)
     assert_type(result.worst, float)

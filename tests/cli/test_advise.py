@@ -76,7 +76,7 @@ def sparse() -> Advice:
 
 
 def test_slow_graphs_get_more_bits_and_more_rounds(sparse):
-    assert sparse.experiment.algorithm.compressor == fm.Quantize(bits=4, block=256)
+    assert sparse.experiment.algorithm.compressor == fm.compressors.Quantize(bits=4, block=256)
     assert sparse.experiment.rounds > 600
     assert sparse.experiment.objective == fm.Experiment(fm.data.Digits(nodes=40, odd=4)).objective
     assert any("mixes slowly" in hint for hint in sparse.hints)

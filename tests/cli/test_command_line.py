@@ -76,7 +76,7 @@ def test_run_takes_set_seeds_and_out(cli, tmp_path):
     assert json.loads(out)["replicas"] == 3
     written = fm.load_experiment(tmp_path / "elsewhere" / "experiment.toml")
     assert (written.rounds, written.seeds) == (12, (0, 1, 2))
-    assert written.algorithm.compressor == fm.Quantize(bits=8)
+    assert written.algorithm.compressor == fm.compressors.Quantize(bits=8)
     assert written.topology == fm.topologies.Complete()
 
 

@@ -40,7 +40,7 @@ def test_experiment_file_means_what_the_same_python_means():
             primal_step=fm.schedules.Geometric(5.0, 0.998),
             dual_step=0.05,
             consensus_step=0.5,
-            compressor=fm.Quantize(bits=4),
+            compressor=fm.compressors.Quantize(bits=4),
             regularizer=fm.ChiSquare(0.001),
         ),
         rounds=300,

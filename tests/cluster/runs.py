@@ -105,7 +105,7 @@ def ends(result: fm.Result) -> dict[str, Any]:
 def refusal(case: str, folder: Path | None, process_group: ProcessGroup, **more: Any) -> tuple[str, str, bool]:
     try:
         trained(case, folder, process_group, **more)
-    except fm.FairmeshError as error:
+    except fm.errors.FairmeshError as error:
         return type(error).__name__, str(error), error.reported_elsewhere
     return "", "", False
 

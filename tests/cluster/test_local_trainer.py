@@ -72,7 +72,7 @@ def rank(folder: Path, number: int) -> None:
         out = folder / fault.__name__
         try:
             trained(noting(folder / "begun", failing_at_c(fault)), process_group=group, out=out)
-        except fm.FairmeshError as error:
+        except fm.errors.FairmeshError as error:
             found[fault.__name__] = [type(error).__name__, str(error)]
         mended = trained(noting(folder / "begun", adamw), process_group=group, out=out, resume=True)
         found[f"{fault.__name__} mended"] = mended.state.algorithm.models

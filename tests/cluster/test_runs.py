@@ -161,7 +161,7 @@ def test_refusal_of_one_rank_is_that_of_all_and_the_first_tells(clustered, what,
 @pytest.mark.parametrize("what", DAMAGED)
 def test_shard_that_is_damaged_or_missing_is_refused_by_name(clustered, what):
     shard = f"{what}/checkpoint-{PART}-{len(ranks_of(clustered)) - 1}.safetensors"
-    with pytest.raises(fm.CheckpointError) as refused:  # in memory
+    with pytest.raises(fm.errors.CheckpointError) as refused:  # in memory
         trained("ad-gda", clustered / what, resume=True)
     assert shard in str(refused.value)
 

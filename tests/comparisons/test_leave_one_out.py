@@ -56,7 +56,7 @@ def test_leave_one_site_out_refuses_what_it_cannot_do():
 def test_leave_one_site_out_takes_all_splits_in_one_batch():
     problem = _problem(1, 1, -1)
     other = replace(problem, sites=[replace(site, train=site.test, test=site.train) for site in problem.sites])
-    options = {"algorithm": fm.DSGD(0.5), "rounds": 5, "seeds": (0, 4)}
+    options = {"algorithm": fm.algorithms.DSGD(0.5), "rounds": 5, "seeds": (0, 4)}
     together = fm.leave_one_site_out(replace(problem, splits=[other]), **options)
     alone = [fm.leave_one_site_out(one, **options) for one in (problem, other)]
     assert together.values["accuracy"] == [row for one in alone for row in one.values["accuracy"]]

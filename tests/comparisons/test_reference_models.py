@@ -95,7 +95,7 @@ def test_reference_that_diverges_or_fails_is_marked_and_the_others_are_kept(monk
 
     monkeypatch.setattr(reference_models._Work, "_fine_tuned", fails)
     wanted = ["local", "fine-tuned", "constant"]
-    found = fm.compare_with_references(_problem(), algorithm=fm.DSGD(), rounds=3, references=wanted)
+    found = fm.compare_with_references(_problem(), algorithm=fm.algorithms.DSGD(), rounds=3, references=wanted)
     table = found.as_json()
     assert table["local"]["diverged"]
     assert "versus" not in table["local"]
@@ -108,9 +108,9 @@ def test_reference_that_diverges_or_fails_is_marked_and_the_others_are_kept(monk
 
 def test_average_model_is_the_same_run_with_fixed_weights_or_fedavg():
     only = {"rounds": 5, "references": ["average"], "measure_every": 5}
-    weighed = fm.compare_with_references(_problem(), algorithm=fm.AFL(), **only).references["average"]
-    assert torch.equal(weighed.row(), fm.train(_problem(), fm.Ring(), fm.AFL(dual_step=0.0), 5).row())
-    plain = fm.compare_with_references(_problem(), algorithm=fm.DSGD(), **only).references["average"]
+    weighed = fm.compare_with_references(_problem(), algorithm=fm.algorithms.AFL(), **only).references["average"]
+    assert torch.equal(weighed.row(), fm.train(_problem(), fm.Ring(), fm.algorithms.AFL(dual_step=0.0), 5).row())
+    plain = fm.compare_with_references(_problem(), algorithm=fm.algorithms.DSGD(), **only).references["average"]
     assert isinstance(plain.replicas[0].algorithm, fm.algorithms.FedAvg)
 
 
@@ -170,7 +170,9 @@ def test_references_of_a_yes_or_no_model_with_one_output():
     sites = [_site(1, 40, k) for k in range(3)]
     sites = [replace(s, train=tuple(map(_floats, s.train)), test=tuple(map(_floats, s.test))) for s in sites]
     problem = fm.Problem(torch.nn.Linear(2, 1), sites, loss=torch.nn.functional.binary_cross_entropy_with_logits)
-    found = fm.compare_with_references(problem, algorithm=fm.DSGD(), rounds=20, references=["local", "constant"])
+    found = fm.compare_with_references(
+        problem, algorithm=fm.algorithms.DSGD(), rounds=20, references=["local", "constant"]
+    )
     assert problem.primary == "accuracy"
     assert min(found.values("local")) > 0.8 > max(found.values("constant"))
 
@@ -183,7 +185,7 @@ def _head() -> torch.nn.Module:
 def test_references_of_a_model_with_local_and_frozen_parts_train_whole_models_at_sites_alone(tmp_path):
     parts = fm.Parts(local=("2.*",), frozen=("0.bias",))
     problem = replace(_problem(), model=_head, parts=parts)
-    options = {"algorithm": fm.DSGD(0.1), "rounds": 12, "measure_every": 12, "out": tmp_path / "run"}
+    options = {"algorithm": fm.algorithms.DSGD(0.1), "rounds": 12, "measure_every": 12, "out": tmp_path / "run"}
     found = fm.compare_with_references(problem, **options)
     assert list(found.references) == NAMES
     assert not found.failed
@@ -206,7 +208,7 @@ def test_references_with_batch_norm_have_statistics_of_each_site_and_no_fine_tun
         return torch.nn.Sequential(torch.nn.Linear(2, 4), torch.nn.BatchNorm1d(4), torch.nn.ReLU(), *_head()[2:])
 
     problem = replace(_problem(), model=model, batch_norm=policy)
-    found = fm.compare_with_references(problem, algorithm=fm.DSGD(0.1), rounds=10, measure_every=10)
+    found = fm.compare_with_references(problem, algorithm=fm.algorithms.DSGD(0.1), rounds=10, measure_every=10)
     assert [name for name in NAMES if name not in found.references] == ["fine-tuned"]
     assert missing_from(found.failed["fine-tuned"], "BatchNorm", "frozen") == []
     models = found.references["local"].state.algorithm.models[0]
@@ -217,7 +219,7 @@ def test_references_with_batch_norm_have_statistics_of_each_site_and_no_fine_tun
 def test_references_refuse_what_they_cannot_do():
     with refused("'locl'", "local"):
         fm.compare_with_references(_problem(), rounds=1, references=["locl"])
-    swept = fm.train(_problem(), fm.Ring(), [fm.DSGD(0.1), fm.DSGD(0.2)], 1)
+    swept = fm.train(_problem(), fm.Ring(), [fm.algorithms.DSGD(0.1), fm.algorithms.DSGD(0.2)], 1)
     with refused("sweep", "2"):
         reference_models.add_references(swept, fm.Ring(), fm.Options())
 
@@ -227,7 +229,7 @@ def test_table_says_not_measured_and_a_sentence_where_a_constant_answer_is_as_go
     sites = [fm.Site((torch.randn(20, 2), labels), test=(torch.randn(20, 2), labels), name=name) for name in "ab"]
     sites.append(fm.Site((torch.randn(20, 2), labels), name="c"))
     problem = fm.Problem(torch.nn.Linear(2, 2), sites)
-    compared = fm.compare_with_references(problem, algorithm=fm.DSGD(0.0), rounds=1, references=["constant"])
+    compared = fm.compare_with_references(problem, algorithm=fm.algorithms.DSGD(0.0), rounds=1, references=["constant"])
     assert [row.split("  ")[0] for row in str(compared).splitlines() if "not measured" in row] == ["c"]
     assert missing_from(compared.constant_sentence(), "a, b", "90.0 %") == []
     assert compared.constant_sentence() == reference_models.constant_sentence(compared.result)
@@ -257,7 +259,9 @@ def _of_numbers(rows: int, noise: float, odd: int = 0, sites: int = 30) -> fm.Pr
 
 
 def test_run_that_has_converged_is_not_called_worse_where_sites_have_few_test_rows():
-    result = fm.train(_of_numbers(30, noise=4.0), fm.topologies.Complete(), fm.DSGD(0.1), rounds=60, measure_every=60)
+    result = fm.train(
+        _of_numbers(30, noise=4.0), fm.topologies.Complete(), fm.algorithms.DSGD(0.1), rounds=60, measure_every=60
+    )
     assert sum(value < 0 for value in result.final[0]["r2"]["sites"]) > 5  # by the mean of six test rows
     assert not result.notes
 
@@ -265,7 +269,7 @@ def test_run_that_has_converged_is_not_called_worse_where_sites_have_few_test_ro
 def test_sites_that_the_common_model_does_not_fit_are_named():
     problem = _of_numbers(200, noise=0.3, odd=4)
     with pytest.warns(UserWarning, match="clearly worse"):
-        result = fm.train(problem, fm.topologies.Complete(), fm.DSGD(0.1), rounds=60, measure_every=60)
+        result = fm.train(problem, fm.topologies.Complete(), fm.algorithms.DSGD(0.1), rounds=60, measure_every=60)
     (said,) = result.notes
     assert [word for word in ("s0, s1, s2 and 1 more", "[personalization]") if word not in said] == []
     assert "train longer" not in said
@@ -273,12 +277,14 @@ def test_sites_that_the_common_model_does_not_fit_are_named():
 
 def test_model_that_is_worse_than_one_constant_is_to_be_trained_longer():
     with pytest.warns(UserWarning, match="one constant answer for all sites"):
-        result = fm.train(_of_numbers(200, noise=0.3), fm.topologies.Complete(), fm.DSGD(1e-4), rounds=1)
+        result = fm.train(_of_numbers(200, noise=0.3), fm.topologies.Complete(), fm.algorithms.DSGD(1e-4), rounds=1)
     assert "train longer" in result.notes[0]
 
 
 def test_constant_answer_is_judged_at_a_worst_site_with_enough_rows():
     x, y = torch.randn(40, 2), torch.tensor([0, 1, 1, 1] * 10)
     whole, tiny = fm.Site((x[:20], y[:20]), (x[20:], y[20:])), fm.Site((x[:20], y[:20]), (x[:1], y[:1]))
-    result = fm.train(fm.Problem(torch.nn.Linear(2, 2), [whole, whole, tiny]), fm.Ring(), fm.DSGD(0.1), rounds=1)
+    result = fm.train(
+        fm.Problem(torch.nn.Linear(2, 2), [whole, whole, tiny]), fm.Ring(), fm.algorithms.DSGD(0.1), rounds=1
+    )
     assert "75.0 % at the worst site and 50.0 % on average" in reference_models.constant_sentence(result)

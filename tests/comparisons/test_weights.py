@@ -92,7 +92,7 @@ def test_experiment_without_an_algorithm_is_the_one_that_train_uses(tmp_path):
 
 def test_compare_weights_needs_an_algorithm_that_has_weights():
     with refused("compare_weights"):
-        fm.train(toys.problem(), fm.Ring(), fm.DSGD(), 5, compare_weights=True)
+        fm.train(toys.problem(), fm.Ring(), fm.algorithms.DSGD(), 5, compare_weights=True)
     with refused("compare_weights"):
         fm.train(toys.problem(), fm.Ring(), fm.ADGDA(), 5).weights_verdict()
 

@@ -90,7 +90,7 @@ def test_entropy_coder_stays_within_its_bound_for_skewed_messages(share, others)
     "name", ["quantize", "quantize blocks", "quantize ceil", "quantize half norms", "top-k-quantize"]
 )
 def test_entropy_coder_is_within_five_percent_of_the_entropy(name):
-    compressor = COMPRESSORS[name] if "blocks" not in name else fm.Quantize(bits=3, block=512)
+    compressor = COMPRESSORS[name] if "blocks" not in name else fm.compressors.Quantize(bits=3, block=512)
     for spread in (1.0, 3.0):
         rows = torch.randn(1, 20_000, generator=torch.Generator().manual_seed(1)).abs().pow(spread)
         code = code_of(compressor, rows)
@@ -144,7 +144,7 @@ def test_simulation_counts_what_a_deployment_sends_message_by_message(name):
 def test_bytes_over_a_changing_graph_count_the_neighbours_of_every_round():
     topology = fm.topologies.Changing((fm.topologies.Edges(((0, 1), (2, 3))), fm.topologies.Edges(((1, 2), (0, 3)))))
     problem = toys.problem(4)
-    result = fm.train(problem, topology, fm.ADGDA(0.1, 0.01, compressor=fm.Sign()), 1)
+    result = fm.train(problem, topology, fm.ADGDA(0.1, 0.01, compressor=fm.compressors.Sign()), 1)
     dim = problem.flat_model.dim
     model, dual = 5 + 4 + -(-dim // 8), 5 + 4 * 4
     assert result.final[0]["bytes_busiest_node"] == (16 + model + dual) + (16 + model)
@@ -162,7 +162,7 @@ def test_bytes_are_in_the_records_and_can_be_left_uncounted():
 def test_bytes_of_a_server_and_its_clients_are_those_of_their_messages():
     problem = toys.problem()
     dim, message = problem.flat_model.dim, 16 + 5
-    result = fm.train(problem, fm.Ring(), fm.AFL(0.1), 3)
+    result = fm.train(problem, fm.Ring(), fm.algorithms.AFL(0.1), 3)
     record = result.final[0]
     assert record["bytes_busiest_node"] == 3 * 8 * (message + 4 * dim)
     assert record["bytes_total"] == 3 * 8 * (2 * (message + 4 * dim) + message + 4)

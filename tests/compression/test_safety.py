@@ -142,7 +142,7 @@ def test_decode_refuses_another_round():
 
 
 def test_decode_allocates_nothing_for_a_declared_size_before_checking_it():
-    compressor = fm.TopK(0.1)
+    compressor = fm.compressors.TopK(0.1)
     message = compression.encode({"m": code_of(compressor, rows_of_every_kind(DIM, torch.float32)[:1])}, 0)
     huge = resealed(message[:21] + struct.pack("<I", 2**32 - 1) + message[25:])
     with refused("4294967295", "300", error=compression.DecodeError):

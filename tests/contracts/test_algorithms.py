@@ -39,7 +39,7 @@ def moved(problem) -> fm.Problem:
 
 def test_local_steps_look_at_a_batch_of_their_own_each(problem, monkeypatch):
     kinds = {type(one) for one in toys.ALGORITHMS.values() if hasattr(one, "local_steps")}
-    assert {fm.ADGDA, fm.ChocoSGD, fm.TrackedADGDA, fm.DRFA, fm.algorithms.FedAvg} <= kinds
+    assert {fm.ADGDA, fm.ChocoSGD, fm.TrackedADGDA, fm.algorithms.DRFA, fm.algorithms.FedAvg} <= kinds
     for kind in kinds:
         algorithm = kind(local_steps=3)
         network, oracle = stack(problem, fm.Ring().build(8), algorithm)

@@ -69,7 +69,7 @@ def _copies_at_peak(problem: fm.Problem, topology: fm.topologies.Topology, algor
 
 COMPRESSORS = {
     **toys.COMPRESSORS,
-    "top-k of nearly all": fm.TopK(0.9),
+    "top-k of nearly all": fm.compressors.TopK(0.9),
     "random-k of nearly all": fm.compressors.RandomK(0.9),
     "top-k-quantize of nearly all": fm.compressors.TopKQuantize(0.9),
 }

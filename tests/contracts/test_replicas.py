@@ -52,7 +52,7 @@ def test_placement_moves_data_and_not_random_streams(problem):
 
 def test_replicas_that_differ_in_participation_are_refused(problem):
     with refused("participation"):
-        fm.train(problem, fm.Ring(), [fm.DRFA(participation=0.5), fm.DRFA(participation=0.25)], 2)
+        fm.train(problem, fm.Ring(), [fm.algorithms.DRFA(participation=0.5), fm.algorithms.DRFA(participation=0.25)], 2)
 
 
 # Time averages -------------------------------------------------------------------------------------------------------
@@ -122,7 +122,7 @@ def test_resumed_run_is_bit_for_bit_the_uninterrupted_one(validated, name, topol
         if done == 4:
             os.kill(os.getpid(), signal.SIGTERM)
 
-    with refused("5", "12", error=fm.Interrupted):
+    with refused("5", "12", error=fm.errors.Interrupted):
         stopped = {"out": tmp_path / "stopped", "observers": [stop_once], "handle_signals": True}
         fm.train(validated, topology, algorithm, 12, **stopped, **SAVED)
     resumed = fm.train(validated, topology, algorithm, 12, out=tmp_path / "stopped", resume=True, **SAVED)
@@ -151,7 +151,7 @@ def test_resumed_run_does_not_start_over(validated, tmp_path):
 
 
 def test_placements_by_seed_give_every_seed_one_of_its_own():
-    replicas = replicas_of([fm.DSGD(), fm.DSGD(0.2)], [0, 3], "by-seed", 8)
+    replicas = replicas_of([fm.algorithms.DSGD(), fm.algorithms.DSGD(0.2)], [0, 3], "by-seed", 8)
     assert [replica.seed for replica in replicas] == [0, 3, 0, 3]
     assert [replica.placement for replica in replicas] == [random_placement(k, 8) for k in (0, 3)] * 2
     assert replicas[0].placement != replicas[1].placement

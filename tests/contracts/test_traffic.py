@@ -108,7 +108,9 @@ BITS_OF_A_WEIGHING = {  # one message
 @pytest.mark.parametrize("weighting", toys.WEIGHINGS)
 @pytest.mark.parametrize("tracking", [True, False])
 def test_tracked_ad_gda_sends_model_tracker_and_what_its_weighting_needs(problem, weighting, tracking):
-    algorithm = fm.TrackedADGDA(0.01, tracking=tracking, weighting=toys.WEIGHINGS[weighting], compressor=fm.Quantize(4))
+    algorithm = fm.TrackedADGDA(
+        0.01, tracking=tracking, weighting=toys.WEIGHINGS[weighting], compressor=fm.compressors.Quantize(4)
+    )
     nodes, server = _sent(problem, fm.topologies.Star(), algorithm)
     message = (2 if tracking else 1) * 4 * DIM + BITS_OF_A_WEIGHING[weighting]
     assert (nodes[0] == ROUNDS * _degrees("star") * message).all()
@@ -142,7 +144,7 @@ def test_changing_graph_takes_differences_to_all_neighbours_and_duals_to_those_o
 def test_drfa_sends_model_and_snapshot_both_ways_and_one_number_per_probed_client(problem):
     """All clients drawn for the probe; how many different ones are drawn by lambda is read from what they sent."""
     nodes, server = _sent(
-        problem, fm.topologies.Star(), fm.DRFA(0.1, participation=0.5, local_steps=2), 1, seeds=range(20)
+        problem, fm.topologies.Star(), fm.algorithms.DRFA(0.1, participation=0.5, local_steps=2), 1, seeds=range(20)
     )
     back = 2 * 32 * DIM
     returned, probed = nodes // back, nodes % back
@@ -175,8 +177,11 @@ def test_record_names_the_busiest_and_the_total(problem, name):
 
 def test_quantize_bills_fashion_mnist_as_the_paper_does(problem):
     """4 bits a parameter over 5000 rounds: 20,000 billed bits per parameter and edge, and 32 per dual entry."""
-    assert fm.Quantize(bits=4).nominal_bits(19_885) * 5000 == 20_000 * 19_885
+    assert fm.compressors.Quantize(bits=4).nominal_bits(19_885) * 5000 == 20_000 * 19_885
     nodes, _ = _sent(
-        problem, fm.topologies.Circulant((1, 2)), fm.ADGDA(1.0, consensus_step=0.2, compressor=fm.Quantize(bits=4)), 1
+        problem,
+        fm.topologies.Circulant((1, 2)),
+        fm.ADGDA(1.0, consensus_step=0.2, compressor=fm.compressors.Quantize(bits=4)),
+        1,
     )
     assert torch.equal(torch.as_tensor(nodes), torch.full((1, 8), 4.0 * (4 * DIM + 32 * N), dtype=torch.float64))

@@ -52,7 +52,7 @@ def test_coos7_test_images_follow_and_are_shared_by_a_microscopes_nodes(tmp_path
 
 def test_coos7_can_be_trained_on(tmp_path, files):
     data = fm.data.COOS7(fm.data.BySite((3, 1)), str(tmp_path), per_node=4)
-    result = fm.run(fm.Experiment(data=data, topology=fm.Ring(), algorithm=fm.DSGD(), rounds=2))
+    result = fm.run(fm.Experiment(data=data, topology=fm.Ring(), algorithm=fm.algorithms.DSGD(), rounds=2))
     assert len(result.final[0]["accuracy"]["sites"]) == 4
 
 

@@ -194,7 +194,7 @@ def test_table_holds_out_validation_rows_for_keep_best(file):
         assert (len(train), len(test), len(validation)) == (24, 8, 8)
         assert len(train | test | validation) == 40
     experiment = fm.Experiment(
-        table(file, validation_share=0.2), rounds=4, algorithm=fm.DSGD(), options=fm.Options(keep_best=True)
+        table(file, validation_share=0.2), rounds=4, algorithm=fm.algorithms.DSGD(), options=fm.Options(keep_best=True)
     )
     assert fm.run(experiment).state.best is not None
 
@@ -204,8 +204,10 @@ def test_numbers_to_predict_are_learned_in_spreads_and_predicted_in_their_units(
     x = generator.normal(size=200).round(3)
     columns = {"x": x, "y": (5000 + 800 * x + generator.normal(0, 10, 200)).round(2), "s": [*"ab"] * 100}
     data = fm.data.Table(write(tmp_path / "t.csv", columns), "y", site="s", predict="numbers")
-    error = fm.Metric(lambda outputs, targets: (outputs.flatten() - targets).abs().mean(), higher_is_better=False)
-    experiment = fm.Experiment(data, rounds=150, algorithm=fm.DSGD(primal_step=0.1), metrics={"mae": error})
+    error = fm.metrics.Metric(
+        lambda outputs, targets: (outputs.flatten() - targets).abs().mean(), higher_is_better=False
+    )
+    experiment = fm.Experiment(data, rounds=150, algorithm=fm.algorithms.DSGD(primal_step=0.1), metrics={"mae": error})
     result = fm.run(experiment, out=tmp_path / "run")
     final = result.final[0]
     assert final["mae"]["worst"] < 60, "in the units of y"

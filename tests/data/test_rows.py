@@ -69,7 +69,7 @@ def test_an_array_that_is_mapped_read_only_stays_as_it_is_if_the_model_changes_i
     inputs = np.load(tmp_path / "inputs.npy", mmap_mode="r")
     model = torch.nn.Sequential(torch.nn.ReLU(inplace=True), torch.nn.Linear(3, 2))
     problem = fm.Problem(model, [(inputs, torch.arange(12) % 2)] * 3, sampling=fm.Sampling(4), models_at_once=1)
-    fm.train(problem, fm.Ring(), fm.DSGD(0.1), 2)
+    fm.train(problem, fm.Ring(), fm.algorithms.DSGD(0.1), 2)
     assert np.array_equal(inputs, drawn(0, 12, 3).numpy())
 
 
@@ -87,7 +87,7 @@ def test_a_mapped_file_larger_than_the_memory_limit_trains(tmp_path):
         used = next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmData")) << 10
         resource.setrlimit(resource.RLIMIT_DATA, (used + (600 << 20),) * 2)  # a shared mapping does not count
         problem = fm.Problem(torch.nn.Linear(250, 2), sites, sampling=fm.Sampling(16))
-        result = fm.train(problem, fm.Ring(), fm.DSGD(0.1), 3, announce=print)
+        result = fm.train(problem, fm.Ring(), fm.algorithms.DSGD(0.1), 3, announce=print)
         print("rounds", result.rounds)
     """
     done = subprocess.run(

@@ -19,7 +19,12 @@ from tests.refusals import refused
 
 def trained(data: fm.data.Data) -> fm.Result:
     experiment = fm.Experiment(
-        data, fm.Ring(), fm.DSGD(0.1), rounds=3, sampling=fm.Sampling(4), model=fm.models.FullyConnected(hidden=4)
+        data,
+        fm.Ring(),
+        fm.algorithms.DSGD(0.1),
+        rounds=3,
+        sampling=fm.Sampling(4),
+        model=fm.models.FullyConnected(hidden=4),
     )
     return fm.run(experiment)
 
@@ -102,7 +107,7 @@ def test_parquet_rows_may_be_lists_or_images_in_several_files_and_read_by_worker
     assert (read.shape[1:], read.dtype) == ((3, 3, 4), torch.uint8)
     model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(36, 1))
     problem = fm.Problem(model, images, sampling=fm.Sampling(4))
-    assert fm.train(problem, fm.Ring(), fm.DSGD(0.01), 2, announce=lambda text: None).rounds == 2
+    assert fm.train(problem, fm.Ring(), fm.algorithms.DSGD(0.01), 2, announce=lambda text: None).rounds == 2
 
 
 def test_parquet_rows_name_what_they_cannot_use(tmp_path):
@@ -145,5 +150,5 @@ def test_sets_of_dictionaries_are_streamed_by_index(monkeypatch):
         monkeypatch.setattr(streams, "HELD_UP_TO", limit)
         problem = fm.Problem(model, [HubDataset(), HubDataset()], sampling=fm.Sampling(4))
         assert (problem.sites[0].train.stream is not None) == (limit == 10)
-        found.append(fm.train(problem, fm.Ring(), fm.DSGD(0.1), 2))
+        found.append(fm.train(problem, fm.Ring(), fm.algorithms.DSGD(0.1), 2))
     assert torch.equal(found[0].row(), found[1].row())

@@ -116,12 +116,12 @@ def test_splits_and_kept_sites_of_streams_are_read_by_their_rows():
 def test_streams_read_only_what_batches_need():
     sets = [Scans(k, length=10_000) for k in range(2)]
     one = problem([fm.data.Streamed(s) for s in sets])
-    assert footprint(one, fm.DSGD()).fixed < 1 << 26
+    assert footprint(one, fm.algorithms.DSGD()).fixed < 1 << 26
     for s in sets:
         assert len(s.reads) < 100
         s.reads.clear()
     sites = [fm.Site(site.train, test=Scans()) for site in one.sites]
-    fm.train(fm.Problem(torch.nn.Linear(4, 2), sites, sampling=fm.Sampling(3)), fm.Ring(), fm.DSGD(0.1), 5)
+    fm.train(fm.Problem(torch.nn.Linear(4, 2), sites, sampling=fm.Sampling(3)), fm.Ring(), fm.algorithms.DSGD(0.1), 5)
     assert all(len(s.reads) < 5 * 3 + 400 for s in sets)  # batches, and 256 for the best constant answer
 
 
@@ -213,7 +213,7 @@ def test_batch_that_is_asked_for_again_is_the_same(workers):
 def test_streams_with_other_items_do_not_resume_a_run(tmp_path):
     trained(problem([fm.data.Streamed(Scans(k)) for k in range(3)]), 2, out=tmp_path)
     for sets in ([Scans(k) for k in (0, 1, 5)], [Scans(k, 20 + (k == 2)) for k in range(3)]):
-        with refused("problem.data", error=fm.CheckpointError):
+        with refused("problem.data", error=fm.errors.CheckpointError):
             trained(problem([fm.data.Streamed(s) for s in sets]), 4, out=tmp_path, resume=True)
 
 
@@ -237,7 +237,7 @@ def test_bad_items_are_refused_before_round_0(fails, named):
 def test_label_that_the_model_does_not_know_is_named_when_it_is_read():
     bad = problem([fm.data.Streamed(Broken(lambda i: (torch.zeros(4), 2)))], sampling=fm.Sampling(20, "cyclic"))
     with refused("clinic 0", "item 13", "2 classes"):
-        fm.train(bad, fm.Ring(), fm.DSGD(0.1), 1)
+        fm.train(bad, fm.Ring(), fm.algorithms.DSGD(0.1), 1)
 
 
 def test_recorded_rounds_read_batches_that_are_handed_in_from_outside():
@@ -280,7 +280,7 @@ def test_images_of_varying_size_train_by_a_collate_function():
     with refused("clinic", "collate"):
         problem([fm.data.Streamed(Images())])
     sites = [fm.Site(fm.data.Streamed(Images(), collate=padded)) for _ in range(2)]
-    result = fm.train(fm.Problem(model, sites, sampling=fm.Sampling(3)), fm.Ring(), fm.DSGD(0.1), 2)
+    result = fm.train(fm.Problem(model, sites, sampling=fm.Sampling(3)), fm.Ring(), fm.algorithms.DSGD(0.1), 2)
     assert result.rounds == 2
 
 
@@ -330,7 +330,9 @@ def test_streamed_refuses_what_has_no_items_by_index():
 
 def test_references_of_streamed_sites_are_trained_but_for_models_of_their_own():
     one = problem([fm.data.Streamed(Scans(k)) for k in range(2)])
-    compared = fm.compare_with_references(one, fm.Ring(), fm.DSGD(0.1), 2, references=["local", "pooled", "constant"])
+    compared = fm.compare_with_references(
+        one, fm.Ring(), fm.algorithms.DSGD(0.1), 2, references=["local", "pooled", "constant"]
+    )
     assert sorted(compared.references) == ["constant", "pooled"]
     assert missing_from(compared.failed["local"], "clinic 0", "memory") == []
 
@@ -364,7 +366,7 @@ SCRIPT = """
     resource.setrlimit(resource.RLIMIT_DATA, (used + (600 << 20),) * 2)
     problem = fm.Problem(torch.nn.Linear(250_000, 2), sites, sampling=fm.Sampling(8))
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    result = fm.train(problem, fm.Ring(), fm.DSGD(0.1), int(sys.argv[1]), measure_every=1000, announce=print)
+    result = fm.train(problem, fm.Ring(), fm.algorithms.DSGD(0.1), int(sys.argv[1]), measure_every=1000, announce=print)
     print("rounds", result.rounds, "grown", (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) >> 10)
 """
 

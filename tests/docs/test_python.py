@@ -169,7 +169,7 @@ def test_python_on_pages_names_what_exists():
 
 
 def test_a_wrong_name_is_noticed():
-    code = "fm.data.Digitz(); fm.Quantize(bitz=3); from fairmesh import trane"
+    code = "fm.data.Digitz(); fm.compressors.Quantize(bitz=3); from fairmesh import trane"
     found = " ".join(problems_in(Block(ROOT / "README.md", 1, "python", code)))
     assert [part for part in ("Digitz", "bitz", "trane") if part not in found] == []
 

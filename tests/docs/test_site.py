@@ -60,7 +60,7 @@ def test_commands_page_has_every_command_with_its_options():
 def test_errors_page_shows_messages_as_they_are_raised():
     text = reference.errors()
     with pytest.raises(fm.BadInput) as error:
-        fm.Quantize(bits=0)
+        fm.compressors.Quantize(bits=0)
     assert str(error.value).replace("0", "…") in text or str(error.value).split(",")[0] in text
     assert text.count("\n- ") > 400
 

@@ -161,15 +161,15 @@ def compressed(compressor: fm.compressors.Compressor, row: np.ndarray, dither: n
     dim = len(row)
     if isinstance(compressor, fm.compressors.Identity):
         return Values(row)
-    if isinstance(compressor, fm.Quantize):
+    if isinstance(compressor, fm.compressors.Quantize):
         block = min(compressor.block or dim, dim)
         rounding = {"floor": np.floor, "ceil": np.ceil}[compressor.rounding]
         kind = {"float32": np.float32, "float16": np.float16}[compressor.norms]
         return quantized(row, dither, compressor.bits, block, block, rounding, kind)
-    if isinstance(compressor, fm.TopK):
+    if isinstance(compressor, fm.compressors.TopK):
         largest = first_of(row, -np.abs(row), kept(compressor.fraction, dim))
         return Values(largest if compressor.values == "full" else rounded(largest, np.float16))
-    if isinstance(compressor, fm.Sign):
+    if isinstance(compressor, fm.compressors.Sign):
         block = min(compressor.block or dim, dim)
         if np.abs(row).min() < 1e-14:
             raise OnTheEdge
@@ -180,13 +180,13 @@ def compressed(compressor: fm.compressors.Compressor, row: np.ndarray, dither: n
 
 def billed(compressor: fm.compressors.Compressor, dim: int) -> float:
     """The paper's bits for one message: b a coordinate; no sign, norm or index."""
-    if isinstance(compressor, fm.Quantize):
+    if isinstance(compressor, fm.compressors.Quantize):
         return compressor.bits * dim
-    if isinstance(compressor, fm.Sign):
+    if isinstance(compressor, fm.compressors.Sign):
         return dim
-    if isinstance(compressor, fm.TopK) and compressor.values == "float16":
+    if isinstance(compressor, fm.compressors.TopK) and compressor.values == "float16":
         return 16 * kept(compressor.fraction, dim)
-    if isinstance(compressor, fm.TopK):
+    if isinstance(compressor, fm.compressors.TopK):
         return FLOAT * kept(compressor.fraction, dim)
     return FLOAT * dim
 
@@ -508,7 +508,7 @@ def steady(algorithm: fm.TrackedADGDA, mesh: Mesh) -> float:
         return algorithm.consensus_step
     largest = max(np.abs(np.linalg.eigvalsh(np.eye(mesh.n) - W)).max() for W in mesh.weights)
     compressor = algorithm.compressor
-    leaves_out = fm.TopK | fm.compressors.RandomK | fm.compressors.TopKQuantize
+    leaves_out = fm.compressors.TopK | fm.compressors.RandomK | fm.compressors.TopKQuantize
     harsh = isinstance(compressor, leaves_out)
     harsh = harsh or getattr(compressor, "rounding", "") == "ceil"
     rate = (0.8 if harsh else 2) * steady_contraction(compressor, mesh.dim) / max(largest, 1e-6)
@@ -711,8 +711,8 @@ REFERENCES: dict[type, Callable[..., Trace]] = {
     fm.ADGDA: ad_gda,
     fm.TrackedADGDA: tracked_ad_gda,
     fm.ChocoSGD: choco_sgd,
-    fm.DSGD: dsgd,
-    fm.DRDSGD: dr_dsgd,
-    fm.DRFA: drfa,
-    fm.AFL: afl,
+    fm.algorithms.DSGD: dsgd,
+    fm.algorithms.DRDSGD: dr_dsgd,
+    fm.algorithms.DRFA: drfa,
+    fm.algorithms.AFL: afl,
 }

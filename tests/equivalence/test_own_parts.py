@@ -59,7 +59,7 @@ def test_gossip_with_local_parts_is_the_loop_by_hand(kind: str):
     is_local = fed_bn if kind == "fed-bn" else fed_per
     parts = fm.Parts(**SGD) if kind == "fed-bn" else fm.Parts(local=("head.*",), **SGD)
     made = problem(batch_norm="local" if kind == "fed-bn" else "frozen", parts=parts)
-    training, state = trained(fm.DSGD(primal_step=0.1), made)
+    training, state = trained(fm.algorithms.DSGD(primal_step=0.1), made)
     every, mixing = modules(made), torch.tensor(fm.Ring().build(made.n)[0].matrix.toarray())
     for t in range(ROUNDS):
         for i, module in enumerate(every):
@@ -101,7 +101,7 @@ def test_fed_avg_with_local_batch_norm_is_fed_bn_by_hand():
 
 def test_local_parameters_take_the_steps_of_torch_adam():
     made = problem(batch_norm="frozen", parts=fm.Parts(local=("head.*",), step=0.02, beta1=0.9, beta2=0.99))
-    _, state = trained(fm.DSGD(primal_step=0.0), made)  # what is shared stays
+    _, state = trained(fm.algorithms.DSGD(primal_step=0.0), made)  # what is shared stays
     every = modules(made)
     for i, module in enumerate(every):
         optimizer = torch.optim.Adam(module.head.parameters(), lr=0.02, betas=(0.9, 0.99))
@@ -115,7 +115,7 @@ def test_local_parameters_take_the_steps_of_torch_adam():
 
 def test_weight_decay_and_clipping_leave_statistics_alone():
     made = problem(batch_norm="shared", weight_decay=0.5, clip_norm=1e-3)
-    _, state = trained(fm.DSGD(primal_step=0.0), made)
+    _, state = trained(fm.algorithms.DSGD(primal_step=0.0), made)
     (module, *_), means = modules(made), []
     for t in range(ROUNDS):
         module(batches(made, 0, t)[0])

@@ -72,7 +72,7 @@ WEIGHINGS = ("ascent", "price", "price, losses as they are", "fixed")
 
 
 def test_references_exist_for_what_the_paper_has_and_for_the_default():
-    paper = {fm.ADGDA, fm.ChocoSGD, fm.DSGD, fm.DRDSGD, fm.DRFA, fm.AFL}
+    paper = {fm.ADGDA, fm.ChocoSGD, fm.algorithms.DSGD, fm.algorithms.DRDSGD, fm.algorithms.DRFA, fm.algorithms.AFL}
     assert set(REFERENCES) == {*paper, fm.TrackedADGDA}
     assert {type(algorithm) for algorithm in ALGORITHMS.values()} == set(REFERENCES)
 
@@ -113,7 +113,7 @@ def test_ad_gda_is_its_loop_for_every_regularizer_and_dual_order(problem, regula
         2.0,
         dual_step=0.2,
         consensus_step=0.2,
-        compressor=fm.Quantize(bits=4),
+        compressor=fm.compressors.Quantize(bits=4),
         regularizer=regularizer,
         dual_order=order,
     )
@@ -215,19 +215,19 @@ def test_algorithm_is_its_loop(problem, name):
     ("participation", "local_steps"), [case(0.1, 3, quick=False), case(0.4, 1), case(1.0, 2, quick=False)]
 )
 def test_drfa_is_its_loop_for_any_share_of_clients_and_number_of_local_steps(problem, participation, local_steps):
-    algorithm = fm.DRFA(0.1, dual_step=0.02, participation=participation, local_steps=local_steps)
+    algorithm = fm.algorithms.DRFA(0.1, dual_step=0.02, participation=participation, local_steps=local_steps)
     _compared(problem, fm.topologies.Star(), algorithm)
 
 
 @pytest.mark.parametrize("options", [{"ascends": "error"}, {"probed": "everyone"}, {"floor": 0.05}, {"repeats": False}])
 def test_drfa_with_what_the_published_runs_did_is_its_loop(problem, options):
-    stack = _compared(problem, fm.topologies.Star(), fm.DRFA(0.1, dual_step=0.2, local_steps=2, **options))
+    stack = _compared(problem, fm.topologies.Star(), fm.algorithms.DRFA(0.1, dual_step=0.2, local_steps=2, **options))
     if "floor" in options:
         assert stack.duals[-1].min() > 0.03  # 0.05 before beta2; without the floor some are zero
 
 
 def test_afl_is_its_loop_when_some_weights_reach_zero(problem):
-    stack = _compared(problem, fm.topologies.Star(), fm.AFL(0.2, dual_step=0.5))
+    stack = _compared(problem, fm.topologies.Star(), fm.algorithms.AFL(0.2, dual_step=0.5))
     assert (stack.duals[-1] == 0).any()
 
 
@@ -260,7 +260,7 @@ def test_oracle_draws_batches_decays_and_clips_as_the_loop_does(fields):
 def test_oracle_gives_each_call_of_a_round_its_own_batches(order):
     """DRFA asks local_steps + 1 times a round."""
     problem = toys.problem(sampling=fm.Sampling(batch=3, order=order, batches_per_step=2))
-    _compared(problem, fm.Ring(), fm.DRFA(0.1, dual_step=0.01, local_steps=2))
+    _compared(problem, fm.Ring(), fm.algorithms.DRFA(0.1, dual_step=0.01, local_steps=2))
 
 
 def test_loop_with_another_seed_is_another_run(problem):

@@ -39,7 +39,7 @@ def test_choco_sgd_without_compression_at_rate_one_is_decentralized_sgd_that_mix
     """CHOCO gossips what was published, so x^(t+1) = W x^t - eta g(x^t) from round 1 on; in round 0 nothing has been
     published and all models agree, so mixing would change nothing: DSGD in every round."""
     choco = on_the_stack(problem, topology, fm.ChocoSGD(primal_step=0.3, consensus_step=1.0), 15)
-    dsgd = on_the_stack(problem, topology, fm.DSGD(primal_step=0.3), 15)
+    dsgd = on_the_stack(problem, topology, fm.algorithms.DSGD(primal_step=0.3), 15)
     assert _models_apart(choco, dsgd) < 1e-12
 
 
@@ -99,7 +99,7 @@ def test_sgd_steps_are_known_for_every_algorithm():
     shortened by the norm of a round's gradients."""
     others = (
         fm.TrackedADGDA,
-        fm.Local,
+        fm.algorithms.Local,
         fm.algorithms.FedProx,
         fm.algorithms.QFFL,
         fm.algorithms.TERM,
@@ -178,7 +178,7 @@ def test_fedprox_qffl_and_term_have_fedavg_as_their_limit(problem, steps):
 def test_fedavg_with_one_local_step_of_all_clients_is_sgd_on_the_weighted_loss(problem):
     """AFL whose weights stay at the prior takes these steps too, and so does one place that has all data."""
     fedavg = fm.algorithms.FedAvg(0.2, local_steps=1, **PLAIN)
-    assert _same(problem, fm.AFL(0.2, dual_step=0.0), fedavg)
+    assert _same(problem, fm.algorithms.AFL(0.2, dual_step=0.0), fedavg)
     assert _same(problem, fm.algorithms.Pooled(0.2, **PLAIN), fedavg)
     assert _same(problem, fm.algorithms.Pooled(0.2, **SCALED), fm.algorithms.FedAvg(0.2, local_steps=1, **SCALED))
 
@@ -214,7 +214,7 @@ def test_term_has_the_worst_weights_under_kl_and_descends_as_dr_dsgd_does(proble
     tilted = problem.prior_of_sites.numpy() * np.exp(losses / 0.5)
     wanted = tilted / tilted.sum()
     assert np.abs(term.duals[0][0] - wanted).max() < 1e-10
-    mesh = on_the_stack(problem, fm.topologies.Complete(), fm.DRDSGD(0.1, temperature=0.5), 1)
+    mesh = on_the_stack(problem, fm.topologies.Complete(), fm.algorithms.DRDSGD(0.1, temperature=0.5), 1)
     one, other = term.models[0][0] - workers[0].start, mesh.models[0].mean(axis=0) - workers[0].start
     assert float(one @ other) == pytest.approx(np.linalg.norm(one) * np.linalg.norm(other), rel=1e-10)
 
@@ -269,7 +269,7 @@ def test_gossip_with_one_mixed_buffer_would_lose_consensus_when_the_graph_change
 @pytest.mark.slow
 def test_ad_gda_duals_agree_over_a_changing_graph(unequal):
     network, oracle = MemoryNetwork(CHANGING.build(8), dtype=torch.float64), NoData(unequal)
-    algorithm = fm.ADGDA(0.0, dual_step=0.0, consensus_step=RATE, compressor=fm.TopK(0.3))
+    algorithm = fm.ADGDA(0.0, dual_step=0.0, consensus_step=RATE, compressor=fm.compressors.TopK(0.3))
     start = algorithm.init(oracle, network)
     duals = fm.regularizers.project_onto_simplex(
         torch.randn(1, 8, 8, generator=torch.Generator().manual_seed(4)).double()

@@ -47,7 +47,7 @@ def _models_apart(one, other) -> float:
 )
 def test_tracked_with_all_left_out_but_the_ascent_is_ad_gda(problem, topology, duals, regularizer):
     """At m times the step and m times alpha: nodes weigh m lambda_i here, and lambda_i there."""
-    same = {"consensus_step": 0.3, "compressor": fm.Quantize(bits=4), "loss_cap": 1.3}
+    same = {"consensus_step": 0.3, "compressor": fm.compressors.Quantize(bits=4), "loss_cap": 1.3}
     adgda = fm.ADGDA(
         fm.schedules.Geometric(2.4, 0.99), dual_step=0.1, regularizer=regularizer, dual_compressor=duals, **same
     )
@@ -66,7 +66,7 @@ def test_tracked_with_all_left_out_but_the_ascent_is_ad_gda(problem, topology, d
 
 @over_some_graphs
 def test_tracked_with_all_left_out_is_choco_sgd(problem, topology):
-    same = {"primal_step": 0.3, "consensus_step": 0.3, "compressor": fm.TopK(0.3)}
+    same = {"primal_step": 0.3, "consensus_step": 0.3, "compressor": fm.compressors.TopK(0.3)}
     choco, off = fm.ChocoSGD(**same), fm.TrackedADGDA(**same, **OFF, weighting=fm.weighting.PriorWeights())
     one, other = (on_the_stack(problem, topology, algorithm, ROUNDS) for algorithm in (choco, off))
     assert apart(one, other) < 1e-12
@@ -76,7 +76,11 @@ def test_tracked_with_all_left_out_is_choco_sgd(problem, topology):
 @pytest.mark.parametrize("name", ["beta1", "tracking", "beta2", "gradient_at_average", "local_steps"])
 def test_tracked_run_changes_with_each_ingredient(problem, name):
     off = fm.TrackedADGDA(
-        0.1, consensus_step=0.3, compressor=fm.Quantize(bits=6), weighting=fm.weighting.PriorWeights(), **OFF
+        0.1,
+        consensus_step=0.3,
+        compressor=fm.compressors.Quantize(bits=6),
+        weighting=fm.weighting.PriorWeights(),
+        **OFF,
     )
     value = {"beta1": 0.5, "tracking": True, "beta2": 0.9, "gradient_at_average": 1.0, "local_steps": 2}[name]
     one, other = (on_the_stack(problem, fm.Ring(), a, 10) for a in (off, replace(off, **{name: value})))
@@ -249,7 +253,9 @@ def test_trackers_average_to_the_momenta_and_balances_sum_to_zero(problem, name,
 def test_trackers_agree_on_the_networks_gradient_where_nothing_moves(problem, topology):
     """Full batches at a standstill: every node's tracker becomes the average of all weighted gradients."""
     still = toys.problem(sampling=fm.Sampling(order="full"))
-    algorithm = fm.TrackedADGDA(0.0, 0.5, beta2=0.0, compressor=fm.Quantize(8), weighting=fm.weighting.PriorWeights())
+    algorithm = fm.TrackedADGDA(
+        0.0, 0.5, beta2=0.0, compressor=fm.compressors.Quantize(8), weighting=fm.weighting.PriorWeights()
+    )
     network, oracle = toys.on_stack(still, topology, count_bytes=False)
     state = algorithm.init(oracle, network)
     for t in range(400):

@@ -16,13 +16,15 @@ DATA = fm.data.Digits(nodes=4, odd=1)
 
 @pytest.fixture(scope="module")
 def result() -> fm.Result:
-    return fm.run(fm.Experiment(DATA, algorithm=fm.DSGD(), rounds=8, seeds=(0, 1)))
+    return fm.run(fm.Experiment(DATA, algorithm=fm.algorithms.DSGD(), rounds=8, seeds=(0, 1)))
 
 
 @pytest.fixture(scope="module")
 def alone() -> fm.Result:
     options = fm.Options(own_models=True)
-    return fm.run(fm.Experiment(DATA, algorithm=fm.Local(), rounds=8, seeds=(0, 1), placements=2, options=options))
+    return fm.run(
+        fm.Experiment(DATA, algorithm=fm.algorithms.Local(), rounds=8, seeds=(0, 1), placements=2, options=options)
+    )
 
 
 def test_outcomes_have_the_values_of_the_records(result, alone):
@@ -39,7 +41,7 @@ def test_metrics_of_outcomes_in_a_file_keep_their_settings():
     metrics = [fm.metrics.Sensitivity(threshold=0.9, positive="ill")]
     sites = [fm.Site((inputs, labels), test=(inputs, labels))] * 2
     problem = fm.Problem(torch.nn.Linear(2, 2), sites, metrics=metrics, class_names=("well", "ill"))
-    outcomes = fm.train(problem, fm.Ring(), fm.DSGD(0.01), 1).outcomes()
+    outcomes = fm.train(problem, fm.Ring(), fm.algorithms.DSGD(0.01), 1).outcomes()
     (read,) = unpacked(packed({"a": outcomes})).values()
     assert read.function("sensitivity") == fm.metrics.Sensitivity(threshold=0.9, positive=1)
     assert read.estimates("sensitivity")[0].value == outcomes.estimates("sensitivity")[0].value
@@ -71,7 +73,7 @@ def test_evidence_has_every_site_with_its_interval_and_comparison(result, alone)
 
 
 def test_versus_pairs_only_the_same_rows(result):
-    other = fm.run(fm.Experiment(replace(DATA, seed=1), algorithm=fm.DSGD(), rounds=8, seeds=(0, 1)))
+    other = fm.run(fm.Experiment(replace(DATA, seed=1), algorithm=fm.algorithms.DSGD(), rounds=8, seeds=(0, 1)))
     same, unpaired = versus(result.outcomes(), result.outcomes()), versus(result.outcomes(), other.outcomes())
     assert same.paired
     assert not unpaired.paired
@@ -93,14 +95,14 @@ def test_joined_outcomes_of_processes_are_those_of_one(result):
 
 
 def test_outcomes_of_splits_know_their_common_rows():
-    found = fm.run(fm.Experiment(DATA, algorithm=fm.DSGD(), rounds=2, splits=3)).outcomes()
+    found = fm.run(fm.Experiment(DATA, algorithm=fm.algorithms.DSGD(), rounds=2, splits=3)).outcomes()
     assert found.covers == "samples and splits"
     assert all(0.15 < overlap < 0.35 for overlap in found.overlaps)  # a quarter of the digits is for testing
     assert found.trained_in_common is None
 
 
 def test_outcomes_of_sites_that_train_alone_know_their_common_training_rows():
-    found = fm.run(fm.Experiment(DATA, algorithm=fm.Local(), rounds=2, splits=3)).outcomes()
+    found = fm.run(fm.Experiment(DATA, algorithm=fm.algorithms.Local(), rounds=2, splits=3)).outcomes()
     shares = found.trained_in_common
     assert all(0.1 < share < 0.25 for share in shares)  # a site of four trains on a fifth of the digits
     assert unpacked(packed({"a": found}))["a"].trained_in_common == shares
@@ -112,7 +114,7 @@ def test_outcomes_of_sites_that_train_alone_know_their_common_training_rows():
 @pytest.mark.parametrize("metric", ["auroc", "brier", "f1"])
 @pytest.mark.quick_cases(1)
 def test_evidence_of_other_metrics_has_intervals(metric):
-    experiment = fm.Experiment(DATA, algorithm=fm.DSGD(), rounds=8, metrics=[metric])
+    experiment = fm.Experiment(DATA, algorithm=fm.algorithms.DSGD(), rounds=8, metrics=[metric])
     result = fm.run(experiment)
     found = result.evidence(metric, against={"itself": result})
     expected = result.final[0][metric]["sites"]
@@ -132,7 +134,7 @@ def test_outcomes_of_a_site_without_test_rows_are_not_measured(result):
 
 
 def test_run_folder_keeps_outcomes_and_evidence(tmp_path):
-    experiment = fm.Experiment(DATA, algorithm=fm.DSGD(), rounds=3, sweep={"primal_step": (0.1, 0.2)})
+    experiment = fm.Experiment(DATA, algorithm=fm.algorithms.DSGD(), rounds=3, sweep={"primal_step": (0.1, 0.2)})
     result = fm.run(experiment, out=tmp_path)
     read = read_outcomes(tmp_path / "outcomes.safetensors")
     assert len(read) == 2
@@ -144,7 +146,7 @@ def test_comparison_does_not_count_a_site_that_is_not_measured_as_unclear(result
     run = fm.train(
         fm.Problem(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10)), sites),
         fm.Ring(),
-        fm.DSGD(),
+        fm.algorithms.DSGD(),
         rounds=2,
     )
     found = versus(run.outcomes(), run.outcomes())
@@ -169,7 +171,7 @@ def patients(seed: int, scaled: bool, named: bool) -> list[fm.Site]:
 
 def outcomes_of_splits(scaled: bool, named: bool):
     problems = [fm.Problem(torch.nn.Linear(3, 2), patients(k, scaled, named)) for k in range(4)]
-    return fm.train(problems, fm.Ring(), fm.DSGD(0.1), 2).outcomes()
+    return fm.train(problems, fm.Ring(), fm.algorithms.DSGD(0.1), 2).outcomes()
 
 
 def test_splits_that_scale_their_inputs_share_the_rows_that_are_named():
@@ -209,14 +211,14 @@ def test_worst_site_needs_some_test_rows():
     wrong = fm.Site((inputs, labels), test=(inputs[:1], 1 - labels[:1]), name="one row")
     sites = [fm.Site((inputs, labels), test=(inputs[:20], labels[:20]), name=name) for name in ("a", "b")]
     problem = fm.Problem(torch.nn.Linear(2, 2), [*sites, wrong])
-    result = fm.train(problem, fm.Ring(), fm.DSGD(1.0), 40)
+    result = fm.train(problem, fm.Ring(), fm.algorithms.DSGD(1.0), 40)
     found = result.evidence()
     assert found["worst"]["site"] != "one row"
     assert [site["few_rows"] for site in found["sites"]] == [False, False, True]
     assert "one row" in str(result).split("fewer than 5 rows:")[1]
-    any_rows = fm.train(problem, fm.Ring(), fm.DSGD(1.0), 40, worst_needs_rows=0).evidence()
+    any_rows = fm.train(problem, fm.Ring(), fm.algorithms.DSGD(1.0), 40, worst_needs_rows=0).evidence()
     assert any_rows["worst"]["site"] == "one row"
-    none = fm.train(problem, fm.Ring(), fm.DSGD(1.0), 40, worst_needs_rows=100).evidence()
+    none = fm.train(problem, fm.Ring(), fm.algorithms.DSGD(1.0), 40, worst_needs_rows=100).evidence()
     assert none["worst"]["site"] == "one row"
     assert "No site has 100" in none["notes"][0]
 
@@ -226,7 +228,7 @@ def test_intervals_stay_within_the_range_of_the_metric():
     inputs = torch.randn(30, 2, generator=torch.Generator().manual_seed(0))
     sites = [fm.Site((inputs, inputs[:, 0]), test=(inputs[:n], inputs[:n, 1])) for n in (2, 3, 5)]
     problem = fm.Problem(torch.nn.Linear(2, 1), sites, loss=fm.losses.SquaredError(), metrics=["rmse"])
-    outcomes = fm.train(problem, fm.Ring(), fm.DSGD(0.1), 5).outcomes()
+    outcomes = fm.train(problem, fm.Ring(), fm.algorithms.DSGD(0.1), 5).outcomes()
     for metric in ("loss", "rmse"):
         every = [*outcomes.estimates(metric), outcomes.mean(metric), outcomes.worst(metric)]
         assert all(0.0 <= one.interval()[0] <= one.value <= one.interval()[1] for one in every)
@@ -243,7 +245,7 @@ def test_evidence_says_where_tails_are_heavy():
     def notes(data):
         torch.manual_seed(0)
         problem = fm.Problem(torch.nn.Linear(2, 1), data, loss=fm.losses.AbsoluteError())
-        return fm.train(problem, fm.Ring(), fm.DSGD(0.001), 2).evidence()["notes"]
+        return fm.train(problem, fm.Ring(), fm.algorithms.DSGD(0.001), 2).evidence()["notes"]
 
     assert "heavy a tail" in notes(sites)[0]
     assert not notes(calm)

@@ -11,11 +11,11 @@ from tests import toys
 from tests.refusals import refused
 
 
-class OtherDSGD(fm.DSGD):
+class OtherDSGD(fm.algorithms.DSGD):
     pass
 
 
-class OtherTopK(fm.TopK):
+class OtherTopK(fm.compressors.TopK):
     pass
 
 
@@ -62,16 +62,16 @@ def gossip(compressor: Any) -> fm.ChocoSGD:
 
 # Problems are made by the test: making one evaluates the model, which takes longer than to collect a whole folder.
 PAIRS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    "algorithm": ({"algorithm": fm.DSGD(0.1)}, {"algorithm": OtherDSGD(0.1)}),
-    "compressor": ({"algorithm": gossip(fm.TopK(0.5))}, {"algorithm": gossip(OtherTopK(0.5))}),
+    "algorithm": ({"algorithm": fm.algorithms.DSGD(0.1)}, {"algorithm": OtherDSGD(0.1)}),
+    "compressor": ({"algorithm": gossip(fm.compressors.TopK(0.5))}, {"algorithm": gossip(OtherTopK(0.5))}),
     "topology": ({"topology": fm.Ring()}, {"topology": OtherRing()}),
     "regularizer": (
         {"algorithm": fm.ADGDA(0.1, regularizer=fm.ChiSquare(0.5))},
         {"algorithm": fm.ADGDA(0.1, regularizer=OtherChiSquare(0.5))},
     ),
     "schedule": (
-        {"algorithm": fm.DSGD(fm.schedules.Staircase(0.5, 0.5, 3))},
-        {"algorithm": fm.DSGD(OtherStaircase(0.5, 0.5, 3))},
+        {"algorithm": fm.algorithms.DSGD(fm.schedules.Staircase(0.5, 0.5, 3))},
+        {"algorithm": fm.algorithms.DSGD(OtherStaircase(0.5, 0.5, 3))},
     ),
     "weighting": (
         {"algorithm": fm.TrackedADGDA(0.1, weighting=fm.weighting.ShadowPrice())},
@@ -92,11 +92,11 @@ PAIRS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 @pytest.mark.parametrize("kind", PAIRS)
 @pytest.mark.quick_cases(3)
 def test_checkpoint_is_not_continued_by_another_class_with_the_same_fields(kind, tmp_path):
-    usual = {"problem": lambda: toys.problem(3), "topology": fm.Ring(), "algorithm": fm.DSGD(0.1)}
+    usual = {"problem": lambda: toys.problem(3), "topology": fm.Ring(), "algorithm": fm.algorithms.DSGD(0.1)}
     one, other = ({**usual, **changed} for changed in PAIRS[kind])
     for arguments in (one, other):
         arguments["problem"] = arguments["problem"]()
     fm.train(**one, rounds=2, out=tmp_path / "run", trace="no")
-    with refused(tmp_path / "run", "another experiment", error=fm.CheckpointError):
+    with refused(tmp_path / "run", "another experiment", error=fm.errors.CheckpointError):
         fm.train(**other, rounds=2, out=tmp_path / "run", resume=True, trace="no")
     assert fm.train(**one, rounds=2, out=tmp_path / "run", resume=True, trace="no").rounds == 2

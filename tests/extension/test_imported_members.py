@@ -144,7 +144,7 @@ def test_load_experiment_takes_observers_of_a_file_next_to_it(folder):
 
 def test_observer_in_an_experiment_stays_the_object_that_it_was():
     observer = mine.StopAt(2)
-    experiment = fm.Experiment(mine.ToySites(), fm.Ring(), fm.DSGD(0.1), 4, observers=(observer,))
+    experiment = fm.Experiment(mine.ToySites(), fm.Ring(), fm.algorithms.DSGD(0.1), 4, observers=(observer,))
     assert experiment.observers[0] is observer
     with refused("HiddenSettings", "dataclass"):
         to_table(mine.HiddenSettings(3))
@@ -156,7 +156,7 @@ def test_observer_in_an_experiment_stays_the_object_that_it_was():
 def test_checkpoint_of_one_class_is_not_resumed_by_another_with_the_same_fields(tmp_path):
     problem = toys.problem()
     fm.train(problem, fm.Ring(), mine.ExactDiffusion(), 4, out=tmp_path)
-    with refused("LocalSteps", "ExactDiffusion", error=fm.CheckpointError):
+    with refused("LocalSteps", "ExactDiffusion", error=fm.errors.CheckpointError):
         fm.train(problem, fm.Ring(), mine.LocalSteps(), 8, out=tmp_path, resume=True)
     fm.train(problem, fm.Ring(), mine.ExactDiffusion(), 8, out=tmp_path, resume=True)
 
@@ -164,8 +164,10 @@ def test_checkpoint_of_one_class_is_not_resumed_by_another_with_the_same_fields(
 def test_checkpoint_with_an_outside_part_is_not_resumed_with_another_part(tmp_path):
     problem = toys.problem()
     fm.train(problem, fm.Ring(), fm.ChocoSGD(0.1, 0.3, compressor=mine.Ternary()), 2, out=tmp_path)
-    with refused("compressor.name", error=fm.CheckpointError):
-        fm.train(problem, fm.Ring(), fm.ChocoSGD(0.1, 0.3, compressor=fm.Sign()), 4, out=tmp_path, resume=True)
+    with refused("compressor.name", error=fm.errors.CheckpointError):
+        fm.train(
+            problem, fm.Ring(), fm.ChocoSGD(0.1, 0.3, compressor=fm.compressors.Sign()), 4, out=tmp_path, resume=True
+        )
 
 
 def _local_class(gain: float) -> type[fm.algorithms.Algorithm]:
@@ -337,7 +339,7 @@ def test_to_table_refuses_an_object_whose_settings_are_not_known():
     [
         (lambda: fm.ADGDA(primal_step=mine.Cosine("fast", 3)), ["primal_step.start", "'fast'"]),
         (lambda: fm.ADGDA(compressor=mine.Barbell()), ["compressor", "Barbell"]),
-        (lambda: fm.Experiment(mine.ToySites("5"), fm.Ring(), fm.DSGD(), 3), ["data.nodes", "'5'"]),
+        (lambda: fm.Experiment(mine.ToySites("5"), fm.Ring(), fm.algorithms.DSGD(), 3), ["data.nodes", "'5'"]),
         (
             lambda: fm.Experiment(mine.ToySites(), fm.Ring(), mine.ExactDiffusion(0.1, "x"), 3),
             ["algorithm.mixing", "'x'"],
@@ -363,11 +365,11 @@ def test_checked_is_how_an_outside_class_checks_its_fields_on_construction():
 def test_field_may_be_of_one_member_and_a_list_may_hold_different_types():
     @dataclass(frozen=True)
     class Sheet:
-        compressor: fm.Quantize
+        compressor: fm.compressors.Quantize
         pair: tuple[int, str] = (1, "a")
 
     made = from_table(Sheet, {"compressor": {"name": "quantize", "bits": 3}, "pair": [2, "b"]})
-    assert made == Sheet(fm.Quantize(3), (2, "b"))
+    assert made == Sheet(fm.compressors.Quantize(3), (2, "b"))
     with refused("compressor", "Quantize", "Sign"):
         from_table(Sheet, {"compressor": "sign"})
     with refused("pair", 2, 1):

@@ -35,7 +35,7 @@ def test_checks_of_other_members_pass():
     check_schedule(mine.Cosine(0.1, 40))
 
 
-class Twice(fm.DSGD):
+class Twice(fm.algorithms.DSGD):
     """Sends two messages in a round."""
 
     def step(self, state, ctx):

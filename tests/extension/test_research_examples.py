@@ -63,7 +63,7 @@ def test_extra_reaches_exact_consensus_where_dsgd_does_not():
         fm.train(
             problem, fm.Ring(), algorithm, 200, dtype="float64", measure_every=200, trace="no"
         ).state.algorithm.models
-        for algorithm in (fm.DSGD(0.3), EXTRA(0.3))
+        for algorithm in (fm.algorithms.DSGD(0.3), EXTRA(0.3))
     ]
     assert apart(ends[0]) > 0.05
     assert apart(ends[1]) < 1e-8
@@ -71,7 +71,7 @@ def test_extra_reaches_exact_consensus_where_dsgd_does_not():
 
 @pytest.mark.slow
 def test_beer_is_tracked_ad_gda_without_momentum_scaling_and_weights():
-    problem, compressor = toys.problem(), fm.TopK(0.3)
+    problem, compressor = toys.problem(), fm.compressors.TopK(0.3)
     tracked = fm.TrackedADGDA(
         0.1, beta1=0.0, beta2=0.0, gradient_at_average=0.0, consensus_step=0.3, compressor=compressor,
         weighting=fm.weighting.PriorWeights(), warm_start=False,

@@ -125,7 +125,7 @@ SETTINGS: dict[str, Callable[[], fm.Result]] = {
         toys.problem(sites=_validated(), objective=fm.Objective(judged_on="validation", against="constant")), TRACKED
     ),
     "clip and decay": lambda: trained(toys.problem(clip_norm=0.5, weight_decay=0.01), TRACKED),
-    "adamw": lambda: trained(toys.problem(), fm.DSGD(0.05, optimizer=toys.OPTIMIZERS["adamw, decay"])),
+    "adamw": lambda: trained(toys.problem(), fm.algorithms.DSGD(0.05, optimizer=toys.OPTIMIZERS["adamw, decay"])),
     "nesterov": lambda: trained(toys.problem(), fm.ChocoSGD(0.1, 0.3, optimizer=toys.OPTIMIZERS["nesterov"])),
     "own parts": lambda: trained(toys.problem(parts=fm.Parts(local=("2.*",))), TRACKED),
     "frozen parts": lambda: trained(toys.problem(parts=fm.Parts(frozen=("0.bias",))), TRACKED),
@@ -135,7 +135,7 @@ SETTINGS: dict[str, Callable[[], fm.Result]] = {
     "streams": lambda: trained(toys.problem(sites=_streamed_sites()), TRACKED),
     "full batches": lambda: trained(toys.problem(sampling=fm.Sampling(order="full")), TRACKED),
     "shuffled batches": lambda: trained(toys.problem(sampling=fm.Sampling(batch=7, order="shuffled")), TRACKED),
-    "trainer": lambda: trained(toys.problem(trainer=fm.LocalTrainer(_two_steps))),
+    "trainer": lambda: trained(toys.problem(trainer=fm.trainers.LocalTrainer(_two_steps))),
     "subgroups within": lambda: trained(
         toys.problem(sites=_with_subgroups(), objective=fm.Objective(subgroups="within")), TRACKED
     ),

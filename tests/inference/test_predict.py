@@ -51,7 +51,7 @@ def test_predict_does_not_need_the_target_and_ignores_the_order_of_columns(label
 
 
 def test_predict_takes_a_result_a_folder_or_a_model(tmp_path):
-    experiment = fm.Experiment(fm.data.Digits(nodes=2, odd=0), algorithm=fm.DSGD(0.5), rounds=3)
+    experiment = fm.Experiment(fm.data.Digits(nodes=2, odd=0), algorithm=fm.algorithms.DSGD(0.5), rounds=3)
     result = fm.run(experiment, out=tmp_path / "run")
     images = result.problem.sites[0].test.inputs[:4]
     sources = (result, tmp_path / "run", fm.inference.load_model(tmp_path / "run"))

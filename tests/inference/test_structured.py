@@ -43,8 +43,8 @@ def results() -> dict[str, fm.Result]:
     images = torch.randint(0, 256, (ROWS, 2, 2), dtype=torch.uint8), torch.randn(ROWS, 3)
     both = fm.Problem(Pair(), [(images, labels)] * 2, read=lambda outputs: outputs[0])
     return {
-        "names": fm.train(texts, fm.Ring(), fm.DSGD(0.1), 1, trace="no"),
-        "tuple": fm.train(both, fm.Ring(), fm.DSGD(0.1), 1, trace="no"),
+        "names": fm.train(texts, fm.Ring(), fm.algorithms.DSGD(0.1), 1, trace="no"),
+        "tuple": fm.train(both, fm.Ring(), fm.algorithms.DSGD(0.1), 1, trace="no"),
     }
 
 

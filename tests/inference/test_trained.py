@@ -74,7 +74,7 @@ def test_diverged_replica_is_refused(digits, tmp_path):
 
 
 def test_model_from_python_is_refused_with_the_function_to_use(tmp_path):
-    fm.train(problem(3), fm.Ring(), fm.DSGD(), 2, out=tmp_path / "run")
+    fm.train(problem(3), fm.Ring(), fm.algorithms.DSGD(), 2, out=tmp_path / "run")
     with refused("Python", "fm.export"):
         fm.inference.load_model(tmp_path / "run")
 

@@ -44,10 +44,10 @@ def _ad_gda(compressor: fm.compressors.Compressor) -> fm.ADGDA:
 
 ALGORITHMS = {
     "AD-GDA, uncompressed": _ad_gda(fm.compressors.Identity()),
-    "AD-GDA, 4 bits in blocks of 64": _ad_gda(fm.Quantize(bits=4, block=64)),
-    "AD-GDA, 4 bits": _ad_gda(fm.Quantize(bits=4)),
-    "AD-GDA, 2 bits in blocks of 64": _ad_gda(fm.Quantize(bits=2, block=64)),
-    "AD-GDA, signs in blocks of 64": _ad_gda(fm.Sign(block=64)),
+    "AD-GDA, 4 bits in blocks of 64": _ad_gda(fm.compressors.Quantize(bits=4, block=64)),
+    "AD-GDA, 4 bits": _ad_gda(fm.compressors.Quantize(bits=4)),
+    "AD-GDA, 2 bits in blocks of 64": _ad_gda(fm.compressors.Quantize(bits=2, block=64)),
+    "AD-GDA, signs in blocks of 64": _ad_gda(fm.compressors.Sign(block=64)),
     "Tracked AD-GDA, its default compressor": fm.TrackedADGDA(),
 }
 

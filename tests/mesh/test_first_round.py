@@ -36,7 +36,9 @@ def _cnn() -> nn.Module:
 MODELS = {"logistic": _logistic, "small CNN": _cnn}
 ALGORITHMS = {
     "AD-GDA, uncompressed": fm.ADGDA(primal_step=1.0, dual_step=0.01),
-    "AD-GDA, 4 bits": fm.ADGDA(primal_step=1.0, dual_step=0.01, consensus_step=0.5, compressor=fm.Quantize(bits=4)),
+    "AD-GDA, 4 bits": fm.ADGDA(
+        primal_step=1.0, dual_step=0.01, consensus_step=0.5, compressor=fm.compressors.Quantize(bits=4)
+    ),
     "Tracked AD-GDA": fm.TrackedADGDA(),
 }
 

@@ -243,7 +243,7 @@ class _Tracked:
     """A run of Tracked AD-GDA whose nodes keep a copy of each neighbour's."""
 
     def __init__(self, weighting):
-        self.algorithm = fm.TrackedADGDA(0.1, weighting=weighting, compressor=fm.Quantize(6))
+        self.algorithm = fm.TrackedADGDA(0.1, weighting=weighting, compressor=fm.compressors.Quantize(6))
         self.sites = toys.sites(6, sizes=(20,) * 6)
 
     def after(self, state, cycle, identities, rounds):

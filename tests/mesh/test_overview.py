@@ -53,7 +53,7 @@ def test_every_part_of_a_message_is_named_and_no_other(name, parts):
 
 
 def test_gradients_are_said_to_leave():
-    for algorithm in (fm.ADGDA(), fm.ChocoSGD(), fm.TrackedADGDA(), fm.DSGD(), fm.DRDSGD()):
+    for algorithm in (fm.ADGDA(), fm.ChocoSGD(), fm.TrackedADGDA(), fm.algorithms.DSGD(), fm.algorithms.DRDSGD()):
         first = sent(algorithm, registered_name(algorithm))[0]
         assert missing_from(first, "in every round", "gradient of one batch at a model that it knows") == []
     tracker = sent(fm.TrackedADGDA(), "tracked-ad-gda")[2]
@@ -69,7 +69,7 @@ class OwnState(NamedTuple):
 class Own(fm.algorithms.Algorithm):
     """An algorithm of a user."""
 
-    compressor: fm.compressors.Compressor = field(default_factory=fm.Sign)
+    compressor: fm.compressors.Compressor = field(default_factory=fm.compressors.Sign)
 
     def init(self, oracle, network):
         return OwnState(oracle.initial_models())
@@ -101,10 +101,13 @@ def test_own_algorithm_says_what_it_sends(monkeypatch):
 @pytest.mark.parametrize(
     ("declared", "names"),
     [
-        ((Sent("model"), Sent("gist", compressor=fm.Sign())), ["'loss'", "does not name"]),
+        ((Sent("model"), Sent("gist", compressor=fm.compressors.Sign())), ["'loss'", "does not name"]),
         ((*Own().message(), Sent("secret")), ["'secret'", "only"]),
         ((Sent("model"), Sent("gist"), Sent("loss", "losses")), ["'gist'", "compressor"]),
-        ((Sent("model"), Sent("gist", compressor=fm.Sign()), Sent("loss")), ["'loss'", "vectors", "losses"]),
+        (
+            (Sent("model"), Sent("gist", compressor=fm.compressors.Sign()), Sent("loss")),
+            ["'loss'", "vectors", "losses"],
+        ),
     ],
 )
 def test_algorithm_that_says_something_else_than_it_sends_breaks_its_contract(declared, names):

@@ -246,7 +246,7 @@ def test_model_that_does_not_fit_its_own_contract_is_refused_and_nothing_is_writ
 def test_algorithms_without_a_server_may_be_deployed():
     from tests.toys import ALGORITHMS
 
-    trial = fm.Experiment(fm.data.Digits(), fm.Ring(), fm.DSGD(), rounds=3)
+    trial = fm.Experiment(fm.data.Digits(), fm.Ring(), fm.algorithms.DSGD(), rounds=3)
     for algorithm in ALGORITHMS.values():
         if algorithm.needs_server and not algorithm.sends:
             with refused("data of all sites in one place", registered_name(algorithm)):

@@ -26,7 +26,7 @@ from tests.mesh import fleet
 from tests.mesh.test_first_round import MODELS
 
 ROUNDS, BATCH, CLASSES, ATTACKER, VICTIM = 3000, 10, 10, 0, 1
-AD_GDA = fm.ADGDA(primal_step=1.0, dual_step=0.01, consensus_step=0.5, compressor=fm.Quantize(bits=4))
+AD_GDA = fm.ADGDA(primal_step=1.0, dual_step=0.01, consensus_step=0.5, compressor=fm.compressors.Quantize(bits=4))
 
 
 class Stage(NamedTuple):

@@ -209,7 +209,7 @@ def test_personal_module_gives_the_outputs_that_were_measured(result, tmp_path):
 
 
 def test_personalize_measures_the_user_s_metrics():
-    made = problem(metrics={"error": fm.Metric(lambda o, t: float((o.argmax(-1) != t).float().mean()), False)})
+    made = problem(metrics={"error": fm.metrics.Metric(lambda o, t: float((o.argmax(-1) != t).float().mean()), False)})
     found = fm.personalize(trained(made, rounds=5), FineTuned(steps=5, local_steps=5)).sites[0]
     for numbers in (found.held_out["personal"], found.test["common"]):
         assert numbers["error"] == pytest.approx(1 - numbers["accuracy"])
@@ -355,10 +355,8 @@ def test_experiment_file_names_a_personalization(tmp_path):
 
 
 def test_replica_that_diverged_has_no_personal_models():
-    found = fm.train(
-        problem(), fm.Ring(), [fm.DSGD(0.1), fm.DSGD(1e30)], 5, personalization=FineTuned(steps=2, local_steps=2),
-        on_divergence="mark",
-    )  # fmt: skip
+    options = {"personalization": FineTuned(steps=2, local_steps=2), "on_divergence": "mark"}
+    found = fm.train(problem(), fm.Ring(), [fm.algorithms.DSGD(0.1), fm.algorithms.DSGD(1e30)], 5, **options)
     assert found.diverged == [1]
     assert [one.replica for one in found.personal] == [0]
 

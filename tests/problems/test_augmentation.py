@@ -130,7 +130,7 @@ def test_augment_with_draw_may_use_random_functions_of_torch_next_to_it():
         return inputs + draw(1) * torch.randn_like(inputs)
 
     rows = [
-        fm.train(problem(noisy, models_at_once=k), fm.Ring(), fm.DSGD(0.1), 2, dtype="float64").row()
+        fm.train(problem(noisy, models_at_once=k), fm.Ring(), fm.algorithms.DSGD(0.1), 2, dtype="float64").row()
         for k in (1, "all")
     ]
     torch.testing.assert_close(*rows, rtol=1e-10, atol=1e-12)
@@ -210,7 +210,7 @@ def test_unfit_augmentation_is_refused_before_training(augment, names):
 
 def test_seeded_augmentation_is_announced_with_its_granularity():
     said = []
-    fm.train(problem(Transform()), fm.Ring(), fm.DSGD(0.1), 1, announce=said.append, trace="no")
+    fm.train(problem(Transform()), fm.Ring(), fm.algorithms.DSGD(0.1), 1, announce=said.append, trace="no")
     assert any("every sample" in line and "CPU" in line for line in said)
 
 
@@ -247,8 +247,8 @@ def test_transforms_of_torchvision_train_and_repeat():
     for seed in (1, 2):
         torch.manual_seed(seed)
         made = fm.Problem(model, sites, augment=transform, sampling=fm.Sampling(batch=4))
-        rows.append(fm.train(made, fm.Ring(), fm.DSGD(0.1), 3, device=device).row())
+        rows.append(fm.train(made, fm.Ring(), fm.algorithms.DSGD(0.1), 3, device=device).row())
     assert torch.equal(*rows)
     cut_mix = v2.CutMix(num_classes=2)
     made = fm.Problem(model, sites, augment=lambda inputs, targets: cut_mix(inputs, targets))
-    fm.train(made, fm.Ring(), fm.DSGD(0.1), 1, device=device)
+    fm.train(made, fm.Ring(), fm.algorithms.DSGD(0.1), 1, device=device)

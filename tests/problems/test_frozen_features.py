@@ -346,11 +346,11 @@ def problem(make):
     sites = [fm.Site(make(k), test=few) for k in range(2)]
     features = fm.models.frozen_features(encoder, sites, batch=500, folder=sys.argv[1])
     return fm.Problem(torch.nn.Linear(2000, 2), features, sampling=fm.Sampling(8))
-fm.train(problem(lambda k: few), fm.Ring(), fm.DSGD(1e-4), 2)  # what a first run imports and allocates
+fm.train(problem(lambda k: few), fm.Ring(), fm.algorithms.DSGD(1e-4), 2)  # what a first run imports and allocates
 lines = open("/proc/self/status").read().splitlines()
 now = next(int(line.split()[1]) << 10 for line in lines if line.startswith("VmData"))
 resource.setrlimit(resource.RLIMIT_DATA, (now + (150 << 20), resource.RLIM_INFINITY))
-result = fm.train(problem(lambda k: fm.data.Streamed(Rows(k))), fm.Ring(), fm.DSGD(1e-4), 5)
+result = fm.train(problem(lambda k: fm.data.Streamed(Rows(k))), fm.Ring(), fm.algorithms.DSGD(1e-4), 5)
 print(result.rounds, sum(site.train.nbytes for site in result.problem.sites))
 """
 

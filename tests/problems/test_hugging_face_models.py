@@ -34,7 +34,7 @@ def test_bert_with_masks_and_default_dropout_trains_and_repeats_bit_for_bit(atte
     problem = fm.Problem(module, [site] * 3, sampling=fm.Sampling(4))
     for seed in (1, 2):
         torch.manual_seed(seed)
-        rows.append(fm.train(problem, fm.Ring(), fm.DSGD(0.1), 2, announce=said.append).row())
+        rows.append(fm.train(problem, fm.Ring(), fm.algorithms.DSGD(0.1), 2, announce=said.append).row())
     assert torch.equal(*rows)
     assert not torch.equal(rows[0][0], problem.initial_row(0).float())
     assert problem.at_once(torch.device("cpu")) == 1

@@ -90,7 +90,7 @@ def test_digest_of_a_problem_knows_the_metrics_of_the_users_own(tmp_path):
     model = nn.Linear(toys.FEATURES, toys.CLASSES)
 
     def made(function, higher=True):
-        return toys.problem(2, model=model, metrics={"mine": fm.Metric(function, higher)})
+        return toys.problem(2, model=model, metrics={"mine": fm.metrics.Metric(function, higher)})
 
     def same(outputs, targets):
         return (outputs.argmax(1) == targets).float().mean()
@@ -98,9 +98,9 @@ def test_digest_of_a_problem_knows_the_metrics_of_the_users_own(tmp_path):
     problems = made(same), made(lambda o, t: o.mean()), made(lambda o, t: o.amax()), made(same, False)
     assert len({problem.digest() for problem in problems}) == 4
     assert made(same).digest() == problems[0].digest()
-    fm.train(problems[0], fm.Ring(), fm.DSGD(0.1), 1, out=tmp_path, trace="no")
-    with refused("problem.metrics.mine", error=fm.FairmeshError):
-        fm.train(problems[1], fm.Ring(), fm.DSGD(0.1), 2, out=tmp_path, resume=True, trace="no")
+    fm.train(problems[0], fm.Ring(), fm.algorithms.DSGD(0.1), 1, out=tmp_path, trace="no")
+    with refused("problem.metrics.mine", error=fm.errors.FairmeshError):
+        fm.train(problems[1], fm.Ring(), fm.algorithms.DSGD(0.1), 2, out=tmp_path, resume=True, trace="no")
 
 
 def test_digest_of_a_problem_knows_all_functions_of_a_module_of_the_users_own():
@@ -147,12 +147,12 @@ class Private(fm.Problem):
 def test_field_that_a_class_adds_to_problem_is_part_of_a_runs_identity(tmp_path, name, value, names):
     def train(rounds, resume=False, **fields):
         made = Private(nn.Linear(toys.FEATURES, toys.CLASSES), toys.sites(2), **fields)
-        return fm.train(made, fm.Ring(), fm.DSGD(0.1), rounds, out=tmp_path, resume=resume, trace="no")
+        return fm.train(made, fm.Ring(), fm.algorithms.DSGD(0.1), rounds, out=tmp_path, resume=resume, trace="no")
 
     torch.manual_seed(0)
     train(1, **{name: value})
     torch.manual_seed(0)
-    with refused(*names, error=fm.CheckpointError):
+    with refused(*names, error=fm.errors.CheckpointError):
         train(2, resume=True)
     torch.manual_seed(0)
     assert train(2, resume=True, **{name: value}).rounds == 2
@@ -172,7 +172,7 @@ def test_identity_of_a_problem_holds_every_setting_that_differs_from_its_default
 
 
 def test_fields_that_are_no_part_of_an_identity_exist():
-    kinds = (fm.Problem, fm.Objective, fm.LocalTrainer, BoundModelLoss, PackedLoss)
+    kinds = (fm.Problem, fm.Objective, fm.trainers.LocalTrainer, BoundModelLoss, PackedLoss)
     assert {kind.__name__ for kind in kinds} == set(NOT_PART)
     for kind in kinds:
         assert set(NOT_PART[kind.__name__]) <= {one.name for one in fields(kind)}
@@ -215,7 +215,7 @@ def same(inputs, kind=Net):
 
 
 @dataclass(frozen=True)
-class Mine(fm.DSGD):
+class Mine(fm.algorithms.DSGD):
     pass
 
 

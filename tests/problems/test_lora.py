@@ -68,7 +68,10 @@ def test_result_computes_what_its_nodes_compute_on_average():
     seen = []
     given = problem()
     result = run(
-        given, fm.DSGD(0.5), 3, observers=[lambda number, state: seen.append(state.algorithm.models[0].clone())]
+        given,
+        fm.algorithms.DSGD(0.5),
+        3,
+        observers=[lambda number, state: seen.append(state.algorithm.models[0].clone())],
     )
     mean, _ = products(given, seen[-1])
     assert (change(given.flat_model.module(seen[-1][0])) - mean).norm() > 0.1 * mean.norm()  # nodes differ
@@ -98,7 +101,7 @@ def test_a_depends_on_its_seed_alone():
 
 
 def test_stacked_nodes_train_as_nodes_one_after_another():
-    rows = [run(problem(models_at_once=k), fm.DSGD(0.3), 3, dtype="float64").row() for k in ("all", 1)]
+    rows = [run(problem(models_at_once=k), fm.algorithms.DSGD(0.3), 3, dtype="float64").row() for k in ("all", 1)]
     assert (rows[0] - rows[1]).abs().max() < 1e-12
 
 
@@ -115,9 +118,9 @@ def test_base_is_held_once_however_many_nodes_there_are(trainer):
     for n in (2, 10):
         given = fm.Problem(module, [few] * n, sampling=fm.Sampling(batch=2), trainer=trainer)
         assert given.at_once(torch.device("cpu")) is None  # all at once
-        one_round = functools.partial(run, given, fm.DSGD(0.1), 1)
+        one_round = functools.partial(run, given, fm.algorithms.DSGD(0.1), 1)
         peaks.append(peak_bytes(one_round)[0])
-        estimates.append(footprint(given, fm.DSGD(0.1)).of(1))
+        estimates.append(footprint(given, fm.algorithms.DSGD(0.1)).of(1))
     for found in (peaks, estimates):
         assert found[1] - found[0] < 2 * size  # of eight more nodes
 
@@ -135,7 +138,7 @@ def test_resumed_run_is_the_uninterrupted_one(tmp_path: Path):
 
 
 def test_adapter_makes_the_round_trip_through_peft_and_merges(tmp_path: Path):
-    result = run(problem(), fm.DSGD(0.3), 3)
+    result = run(problem(), fm.algorithms.DSGD(0.3), 3)
     inputs, module = SITES[0].test[0][:20], trained(result)
     about = fm.export(result, tmp_path / "adapter", "peft")
     files = {path.name for path in (tmp_path / "adapter").iterdir()}
@@ -150,12 +153,12 @@ def test_adapter_makes_the_round_trip_through_peft_and_merges(tmp_path: Path):
     assert torch.allclose(merged.eval()(inputs), module(inputs), atol=1e-5)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["adapter", "merged.safetensors"]
     with refused("PeftModel", "fm.models.LoRA"):
-        fm.export(run(fm.Problem(base(), SITES), fm.DSGD(), 1), tmp_path / "other", "peft")
+        fm.export(run(fm.Problem(base(), SITES), fm.algorithms.DSGD(), 1), tmp_path / "other", "peft")
     assert not (tmp_path / "other").exists()
 
 
 def test_adapter_whose_outputs_differ_is_not_left(tmp_path: Path, monkeypatch):
-    result = run(problem(), fm.DSGD(0.3), 1)
+    result = run(problem(), fm.algorithms.DSGD(0.3), 1)
     given = peft.PeftModel.save_pretrained
 
     def with_another_scale(self, folder, **options):
@@ -198,7 +201,7 @@ def merges(module, data, ctx):
 def test_trainer_that_changes_what_is_frozen_is_refused_with_site_and_part():
     for train, part in ((trains_a, A), (merges, "1.base_layer.weight")):
         with refused(SITES[0].name, "round 0", part, "unmerge_adapter", error=fm.errors.TrainerFailed):
-            run(problem(trainer=train), fm.DSGD(1.0), 1)
+            run(problem(trainer=train), fm.algorithms.DSGD(1.0), 1)
 
 
 def own_peft(**settings) -> nn.Module:
@@ -288,10 +291,10 @@ def test_lora_refuses_numbers_out_of_range(field):
 
 def test_training_a_too_is_possible_and_said():
     said = []
-    run(problem(fm.models.LoRA(targets=("1",), train_a=True)), fm.DSGD(), 1, announce=said.append)
+    run(problem(fm.models.LoRA(targets=("1",), train_a=True)), fm.algorithms.DSGD(), 1, announce=said.append)
     assert any("A is trained too" in line for line in said)
     said.clear()
-    run(problem(), fm.DSGD(), 1, announce=said.append)
+    run(problem(), fm.algorithms.DSGD(), 1, announce=said.append)
     assert any("frozen" in line and "LoRA" in line for line in said)
 
 

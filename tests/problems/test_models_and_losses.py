@@ -60,7 +60,7 @@ def test_instance_norm_with_running_statistics_is_refused():
 def test_norm_layers_of_single_samples_are_allowed_and_train(layer):
     made = fm.Problem(model=image_model_with(layer), sites=IMAGES)
     before = made.initial_row(0)
-    after = fm.train(made, fm.Ring(), fm.DSGD(primal_step=0.1), 2).row()[0]
+    after = fm.train(made, fm.Ring(), fm.algorithms.DSGD(primal_step=0.1), 2).row()[0]
     norm = made.flat_model.parameters_of(after - before)["1.weight"]
     assert norm.abs().max() > 0
 

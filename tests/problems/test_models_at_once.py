@@ -129,11 +129,11 @@ class Checkpointed(nn.Module):
 def test_model_that_vmap_cannot_take_trains_one_by_one_and_says_so(model):
     problem, said = toys.problem(3, model=model), []
     assert problem.at_once(CPU) == 1
-    result = fm.train(problem, fm.Ring(), fm.DSGD(0.2), 4, measure_every=1, announce=said.append)
+    result = fm.train(problem, fm.Ring(), fm.algorithms.DSGD(0.2), 4, measure_every=1, announce=said.append)
     assert missing_from(said[0], "one after another", "vmap") == []
     assert result.records[-1]["loss"] != result.records[0]["loss"]
     torch.manual_seed(5)
-    again = fm.train(problem, fm.Ring(), fm.DSGD(0.2), 4, measure_every=1)
+    again = fm.train(problem, fm.Ring(), fm.algorithms.DSGD(0.2), 4, measure_every=1)
     assert torch.equal(again.row(), result.row())
     for asked in ("all", 2):
         with refused("models_at_once", asked, "vmap"):
@@ -144,8 +144,8 @@ def test_what_is_special_is_logged_once_if_nobody_listens(caplog):
     train_module._log_once.cache_clear()
     problem = toys.problem(3, model=nn.Sequential(nn.Linear(FEATURES, 4), nn.BatchNorm1d(4)), batch_norm="convert")
     for _ in range(2):
-        fm.train(problem, fm.Ring(), fm.DSGD(0.2), 1, trace="no")
-    fm.train(toys.problem(3), fm.Ring(), fm.DSGD(0.2), 1, trace="no")
+        fm.train(problem, fm.Ring(), fm.algorithms.DSGD(0.2), 1, trace="no")
+    fm.train(toys.problem(3), fm.Ring(), fm.algorithms.DSGD(0.2), 1, trace="no")
     (record,) = caplog.records
     assert (record.name, missing_from(record.message, "convert", "GroupNorm")) == ("fairmesh", [])
 
@@ -268,7 +268,7 @@ def test_convolution_of_one_pixel_cut_to_what_meets_it_is_the_same(kernel, paddi
 
 def test_gradients_that_an_algorithm_keeps_are_not_overwritten_in_the_next_round():
     problem = toys.problem(3, models_at_once=1)
-    replicas = replicas_of([fm.DSGD(0.1)], [0], None, 3)
+    replicas = replicas_of([fm.algorithms.DSGD(0.1)], [0], None, 3)
     training = Training(problem, fm.Ring(), replicas, Options())
     models, kept, places = training.initial().algorithm.models, [], []
     for t in range(4):
@@ -285,9 +285,9 @@ def test_gradients_that_an_algorithm_keeps_are_not_overwritten_in_the_next_round
 def test_module_in_evaluation_mode_trains_without_dropout_and_says_how_to_change_it():
     module, said = nn.Sequential(nn.Linear(FEATURES, 8), nn.Dropout(0.4), nn.Linear(8, CLASSES)).eval(), []
     problem = toys.problem(2, model=module)
-    fm.train(problem, fm.Ring(), fm.DSGD(), 1, announce=said.append)
+    fm.train(problem, fm.Ring(), fm.algorithms.DSGD(), 1, announce=said.append)
     assert missing_from(said[0], "Dropout", "evaluation mode", "model.train()") == []
     with pytest.warns(UserWarning, match="evaluation mode"):
-        fm.train(problem, fm.Ring(), fm.DSGD(), 1)
+        fm.train(problem, fm.Ring(), fm.algorithms.DSGD(), 1)
     assert notes.on_evaluation_mode(toys.problem(2, model=module.train())) is None
     assert notes.on_evaluation_mode(toys.problem(2, model=nn.Linear(FEATURES, CLASSES).eval())) is None

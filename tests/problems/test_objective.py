@@ -267,7 +267,7 @@ def test_objective_refuses_references_that_do_not_fit_the_sites():
 
 @pytest.mark.parametrize(
     "algorithm",
-    [fm.ADGDA(), fm.DRFA(), fm.TrackedADGDA(weighting=fm.weighting.ExactMaximum())],
+    [fm.ADGDA(), fm.algorithms.DRFA(), fm.TrackedADGDA(weighting=fm.weighting.ExactMaximum())],
     ids=lambda a: type(a).__name__,
 )
 def test_discount_of_noise_is_refused_where_nodes_do_not_know_the_mean_loss(algorithm):
@@ -306,5 +306,5 @@ def test_resumed_run_with_held_out_rows_is_bit_for_bit_the_uninterrupted_one(tmp
         fm.train(problem, fm.Ring(), fm.TrackedADGDA(), 20, out=tmp_path, observers=[stop], checkpoint_every=1)
     again = fm.train(problem, fm.Ring(), fm.TrackedADGDA(), 20, out=tmp_path, resume=True)
     assert torch.equal(again.row(), whole.row())
-    with refused("problem.objective", error=fm.CheckpointError):
+    with refused("problem.objective", error=fm.errors.CheckpointError):
         fm.train(toys.problem(), fm.Ring(), fm.TrackedADGDA(), 20, out=tmp_path, resume=True)

@@ -107,7 +107,7 @@ def test_parameter_that_is_local_and_frozen_is_refused():
 
 
 def test_model_without_shared_parameters_is_refused():
-    with refused("fm.Local()"):
+    with refused("fm.algorithms.Local()"):
         problem(batch_norm="local", parts=fm.Parts(local=("stem.*", "head.*")))
 
 

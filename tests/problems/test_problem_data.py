@@ -46,12 +46,12 @@ def test_problem_accepts_sound_data():
 @pytest.mark.parametrize("topology", [fm.topologies.Torus(2, 4), fm.topologies.Matrix(((0.5, 0.5), (0.5, 0.5)))])
 def test_topology_of_another_size_than_the_sites_is_refused_with_both_numbers(topology):
     with refused("3", 8 if isinstance(topology, fm.topologies.Torus) else 2, "nodes"):
-        fm.train(problem(3), topology, fm.DSGD(), 1)
+        fm.train(problem(3), topology, fm.algorithms.DSGD(), 1)
 
 
 def test_edges_that_name_a_node_without_a_site_are_refused():
     with refused("3"):
-        fm.train(problem(3), fm.topologies.Edges(((0, 1), (1, 2), (2, 3))), fm.DSGD(), 1)
+        fm.train(problem(3), fm.topologies.Edges(((0, 1), (1, 2), (2, 3))), fm.algorithms.DSGD(), 1)
 
 
 def test_problem_refuses_no_site_at_all():

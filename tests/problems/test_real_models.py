@@ -46,7 +46,7 @@ def works(model: nn.Module | Callable[[], nn.Module], sites=SITES, **fields) -> 
     runs = []
     for seed in (1, 2):
         torch.manual_seed(seed)
-        runs.append(fm.train(problem, fm.Ring(), fm.DSGD(0.1), 2, announce=said.append, **options))
+        runs.append(fm.train(problem, fm.Ring(), fm.algorithms.DSGD(0.1), 2, announce=said.append, **options))
     assert torch.equal(runs[0].row(), runs[1].row())
     assert torch.isfinite(runs[0].row()).all()
     assert not torch.equal(runs[0].row()[0], problem.initial_row(0).float())
@@ -151,7 +151,7 @@ def _():
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         problem = fm.Problem(module, [({"input_ids": ids}, ids)] * 2)
-        fm.train(problem, fm.Ring(), fm.DSGD(0.1), 1, announce=lambda line: None)
+        fm.train(problem, fm.Ring(), fm.algorithms.DSGD(0.1), 1, announce=lambda line: None)
     assert [str(one.message) for one in told if "traced" in str(one.message)] == []
 
 
@@ -351,7 +351,7 @@ def _():
     problem, rows = fm.Problem(Annealed(), SITES), []
     for observers in ([], [Annealing()]):
         TEMPERATURE["value"] = 1.0
-        rows.append(fm.train(problem, fm.Ring(), fm.DSGD(0.1), 3, observers=observers, trace="no").row())
+        rows.append(fm.train(problem, fm.Ring(), fm.algorithms.DSGD(0.1), 3, observers=observers, trace="no").row())
     assert not torch.equal(*rows)
 
 

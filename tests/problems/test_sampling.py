@@ -42,7 +42,7 @@ def test_shuffled_sampling_takes_every_row_once_per_epoch(calls):
 @pytest.mark.slow
 def test_shuffled_run_resumes_and_replicas_and_hosts_agree():
     problem = toys.problem(4, sampling=fm.Sampling(batch=5, order="shuffled"))
-    fm.testing.check_algorithm(fm.DSGD(0.1), problem=problem, topologies=[fm.Ring()], rounds=2)
+    fm.testing.check_algorithm(fm.algorithms.DSGD(0.1), problem=problem, topologies=[fm.Ring()], rounds=2)
 
 
 def seen(problem: fm.Problem, calls: int = 1) -> tuple[Round, torch.Tensor]:
@@ -98,7 +98,7 @@ def test_parts_that_stay_at_a_node_take_the_same_step_by_gradients_of_single_sam
     model = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3))
     problem = toys.problem(3, model=model, parts=fm.Parts(local=("2.*",)))
     network, oracle = toys.on_stack(problem, fm.Ring())
-    models, carried, after = oracle.initial_models(), carried_at_start(fm.DSGD(), oracle), []
+    models, carried, after = oracle.initial_models(), carried_at_start(fm.algorithms.DSGD(), oracle), []
     for ask in ("losses_and_gradients", "sample_gradients"):
         ctx = Round(torch.tensor(3), oracle, network, carried=carried)
         found = getattr(ctx, ask)(models)
@@ -112,6 +112,6 @@ def test_parts_that_stay_at_a_node_take_the_same_step_by_gradients_of_single_sam
 def test_single_samples_are_refused_for_batch_norm_in_training_mode():
     model = nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.Linear(5, 3))
     network, oracle = toys.on_stack(toys.problem(3, model=model, batch_norm="local"), fm.Ring())
-    ctx = Round(torch.tensor(0), oracle, network, carried=carried_at_start(fm.DSGD(), oracle))
+    ctx = Round(torch.tensor(0), oracle, network, carried=carried_at_start(fm.algorithms.DSGD(), oracle))
     with refused("single samples", "BatchNorm", "convert"):
         ctx.sample_gradients(oracle.initial_models())

@@ -29,7 +29,7 @@ def drawn(k: int, *shape: int) -> Tensor:
 
 
 def trained(problem: fm.Problem, rounds: int = 20, **options) -> fm.Result:
-    return fm.train(problem, fm.Ring(), fm.DSGD(0.3), rounds, measure_every=rounds, **options)
+    return fm.train(problem, fm.Ring(), fm.algorithms.DSGD(0.3), rounds, measure_every=rounds, **options)
 
 
 class Both(nn.Module):
@@ -281,7 +281,7 @@ def sized(k: int):
 def test_two_outputs_and_two_targets_train_by_a_loss_of_the_users_own(at_once):
     torch.manual_seed(0)
     sites = [fm.Site(sized(k), test=sized(k)) for k in range(3)]
-    right = fm.Metric(lambda logits, targets: (logits.argmax(-1) == targets["class"]).double().mean())
+    right = fm.metrics.Metric(lambda logits, targets: (logits.argmax(-1) == targets["class"]).double().mean())
     problem = fm.Problem(
         TwoOutputs(), sites, both_losses, fm.Sampling(order="full"), models_at_once=at_once,
         read=lambda outputs: outputs[0], metrics={"right": right},

@@ -340,7 +340,7 @@ def test_mesh_refuses_subgroups_across_sites_whose_names_it_cannot_know():
     [
         ({"subgroups": "across"}, fm.TrackedADGDA(), ["across", "prior-weights", "TrackedADGDA"]),
         ({"subgroups": "across"}, fm.ChocoSGD(), ["across", "prior-weights", "ChocoSGD"]),
-        ({"subgroups": "within"}, fm.DRFA(), ["objective.subgroups", "DRFA"]),
+        ({"subgroups": "within"}, fm.algorithms.DRFA(), ["objective.subgroups", "DRFA"]),
     ],
 )
 def test_training_refuses_algorithms_that_cannot_weigh_subgroups(objective, algorithm, names):

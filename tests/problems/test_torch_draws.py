@@ -162,7 +162,7 @@ def test_model_that_draws_by_itself_trains_as_it_is_and_repeats_bit_for_bit(name
         torch.manual_seed(seed)
         problem = toys.problem(3, model=MODELS[name])
         assert problem.at_once(torch.device("cpu")) is None
-        runs.append(fm.train(problem, fm.Ring(), fm.DSGD(0.1), 2, measure_every=1, trace="no"))
+        runs.append(fm.train(problem, fm.Ring(), fm.algorithms.DSGD(0.1), 2, measure_every=1, trace="no"))
     assert torch.equal(runs[0].row(), runs[1].row())
     assert runs[0].records == runs[1].records
 
@@ -233,7 +233,7 @@ def test_lstm_with_dropout_trains_and_repeats_bit_for_bit_as_it_is_called_and_as
     for seed, trace in ((0, "no"), (1, "no"), (2, "auto")):
         torch.manual_seed(seed)
         problem = toys.problem(3, model=lambda: Sequences(nn.LSTM(1, 3, 2, dropout=0.3, batch_first=True)))
-        rows.append(fm.train(problem, fm.Ring(), fm.DSGD(0.1), 3, trace=trace).row())
+        rows.append(fm.train(problem, fm.Ring(), fm.algorithms.DSGD(0.1), 3, trace=trace).row())
     assert torch.equal(rows[0], rows[1])
     torch.testing.assert_close(rows[0], rows[2])
 
@@ -262,5 +262,5 @@ def test_draws_in_evaluation_mode_are_the_same_every_time():
             return self.head(self.draw(inputs))
 
     problem = toys.problem(2, model=lambda: Always(reparametrized))
-    records = [fm.train(problem, fm.Ring(), fm.DSGD(0.1), 1, measure_every=1).records for _ in range(2)]
+    records = [fm.train(problem, fm.Ring(), fm.algorithms.DSGD(0.1), 1, measure_every=1).records for _ in range(2)]
     assert records[0] == records[1]

@@ -48,7 +48,9 @@ def _by_linalg(module: nn.Module) -> nn.Module:
     ids=["weight norm", "orthogonal", "spectral norm by torch.linalg", "spectral norm in evaluation mode"],
 )  # fmt: skip
 def test_other_parametrizations_train(changed):
-    result = fm.train(problem(network(changed(layer()))), fm.Ring(), fm.DSGD(0.1), 1, dtype="float64", trace="no")
+    result = fm.train(
+        problem(network(changed(layer()))), fm.Ring(), fm.algorithms.DSGD(0.1), 1, dtype="float64", trace="no"
+    )
     assert bool(torch.isfinite(result.row()).all())
 
 
@@ -75,7 +77,7 @@ def test_norms_of_weights_with_a_state_or_a_hook_are_refused_by_the_name_of_the_
 
 @pytest.mark.parametrize("made", [torch.jit.script, lambda module: torch.jit.trace(module, INPUTS[:2].float())])
 def test_compiled_modules_of_torch_jit_train(made):
-    fm.train(problem(made(network(layer()))), fm.Ring(), fm.DSGD(0.1), 1, trace="no")
+    fm.train(problem(made(network(layer()))), fm.Ring(), fm.algorithms.DSGD(0.1), 1, trace="no")
 
 
 def test_complex_parameters_are_refused_by_name_and_the_way_out_trains():
@@ -93,7 +95,7 @@ def test_complex_parameters_are_refused_by_name_and_the_way_out_trains():
 
     with refused("parameter weights.0 (ParameterList)", "complex", "w.real", "w.imag", "torch.complex"):
         problem(Complex(as_real=False))
-    fm.train(problem(Complex(as_real=True)), fm.Ring(), fm.DSGD(0.1), 1, trace="no")
+    fm.train(problem(Complex(as_real=True)), fm.Ring(), fm.algorithms.DSGD(0.1), 1, trace="no")
 
 
 @pytest.mark.parametrize("kind", [nn.Embedding, nn.EmbeddingBag])
@@ -125,7 +127,7 @@ def test_inputs_without_targets_are_refused_and_the_way_out_trains(inputs):
         problem(nn.Linear(FEATURES, FEATURES), sites=[fm.Site(inputs)])
     sites = [fm.Site((INPUTS, INPUTS))] * 2
     coder = problem(nn.Linear(FEATURES, FEATURES), sites=sites, loss=nn.functional.mse_loss)
-    fm.train(coder, fm.Ring(), fm.DSGD(0.1), 1, trace="no")
+    fm.train(coder, fm.Ring(), fm.algorithms.DSGD(0.1), 1, trace="no")
 
 
 def test_floats_that_are_no_shares_of_classes_are_refused_by_cross_entropy():
@@ -148,7 +150,7 @@ def test_targets_0_and_1_as_floats_are_predicted_by_squared_error_and_a_line_say
         given = {} if loss is None else {"loss": lambda outputs, y: nn.functional.mse_loss(outputs[:, 0], y)}
         said.append("")
         fm.train(
-            problem(nn.Linear(FEATURES, 1), targets, **given), fm.Ring(), fm.DSGD(0.1), 1, trace="no",
+            problem(nn.Linear(FEATURES, 1), targets, **given), fm.Ring(), fm.algorithms.DSGD(0.1), 1, trace="no",
             announce=lambda line: said.append(said.pop() + line),
         )  # fmt: skip
     assert not missing_from(said[0], "squared error", "fm.losses.BinaryCrossEntropy()", "targets.long()")
@@ -182,7 +184,7 @@ def test_shares_of_classes_train_by_the_cross_entropy_of_torch_and_are_no_number
     made = problem(network(layer()), nn.functional.one_hot(LABELS, CLASSES).float())
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert not fm.train(made, fm.Ring(), fm.DSGD(0.1), 1, trace="no").notes
+        assert not fm.train(made, fm.Ring(), fm.algorithms.DSGD(0.1), 1, trace="no").notes
 
 
 def test_labels_in_a_column_are_told_the_way():
@@ -199,7 +201,7 @@ def test_loss_that_is_no_function_is_refused(loss, names):
 
 
 def test_metric_that_fits_no_such_problem_names_no_other():
-    with refused("accuracy", "fm.Metric") as caught:
+    with refused("accuracy", "fm.metrics.Metric") as caught:
         problem(
             network(layer()), sites=[(INPUTS, (LABELS, LABELS))] * 2, metrics=["accuracy"],
             loss=lambda outputs, targets: nn.functional.cross_entropy(outputs, targets[0]),
@@ -264,8 +266,8 @@ def test_checkpoint_of_another_architecture_is_refused(tmp_path):
     def run(width: int, rounds: int, **options):
         model = nn.Sequential(nn.Linear(FEATURES, width), nn.Tanh(), nn.Linear(width, CLASSES))
         made = problem(model, sites=[GOOD, GOOD])
-        fm.train(made, fm.Ring(), fm.DSGD(0.1), rounds, out=tmp_path, trace="no", **options)
+        fm.train(made, fm.Ring(), fm.algorithms.DSGD(0.1), rounds, out=tmp_path, trace="no", **options)
 
     run(3, 1)
-    with refused("model", error=fm.FairmeshError):
+    with refused("model", error=fm.errors.FairmeshError):
         run(4, 2, resume=True)

@@ -17,12 +17,12 @@ from tests.refusals import refused
 
 COMPRESSORS = {
     **toys.COMPRESSORS,
-    "quantize 1 bit": fm.Quantize(bits=1),
-    "quantize 8 bits": fm.Quantize(bits=8),
-    "quantize one by one": fm.Quantize(bits=2, block=1),
-    "top-1": fm.TopK(1e-6),
+    "quantize 1 bit": fm.compressors.Quantize(bits=1),
+    "quantize 8 bits": fm.compressors.Quantize(bits=8),
+    "quantize one by one": fm.compressors.Quantize(bits=2, block=1),
+    "top-1": fm.compressors.TopK(1e-6),
     "random all": fm.compressors.RandomK(1.0),
-    "sign pairs": fm.Sign(block=2),
+    "sign pairs": fm.compressors.Sign(block=2),
     "top-k-quantize 1 bit": fm.compressors.TopKQuantize(0.7, bits=1),
 }
 EVERY = pytest.mark.parametrize("name", COMPRESSORS)
@@ -102,7 +102,9 @@ def test_random_k_loses_exactly_1_minus_k_over_d_in_expectation(row, fraction):
     assert error == pytest.approx((1 - kept) * float(row.square().sum()), abs=margin)
 
 
-@pytest.mark.parametrize(("compressor", "row"), [(fm.Sign(), [1.0, 0, 0, 0]), (fm.TopK(0.5), [1.0, -1, 1, 1])])
+@pytest.mark.parametrize(
+    ("compressor", "row"), [(fm.compressors.Sign(), [1.0, 0, 0, 0]), (fm.compressors.TopK(0.5), [1.0, -1, 1, 1])]
+)
 def test_delta_of_sign_and_top_k_is_reached(compressor, row):
     row = torch.tensor([row], dtype=torch.float64)
     error = (compressed(compressor, row) - row).square().sum()
@@ -110,13 +112,13 @@ def test_delta_of_sign_and_top_k_is_reached(compressor, row):
 
 
 def test_quantize_ceil_has_no_delta():
-    compressor = fm.Quantize(bits=4, rounding="ceil")
+    compressor = fm.compressors.Quantize(bits=4, rounding="ceil")
     row = torch.full((1, 10_000), 1e-6, dtype=torch.float64)
     row[0, 0] = 1.0
     assert compressor.delta(10_000) is None
     assert (compressed(compressor, row) - row).square().sum() > 1.3 * row.square().sum()
-    error, margin = expected_error(fm.Quantize(bits=4), row)
-    assert error < (1 - fm.Quantize(bits=4).delta(10_000)) + margin
+    error, margin = expected_error(fm.compressors.Quantize(bits=4), row)
+    assert error < (1 - fm.compressors.Quantize(bits=4).delta(10_000)) + margin
 
 
 @EVERY
@@ -147,7 +149,12 @@ def test_compressor_treats_a_row_of_a_batch_as_it_does_alone(name, dtype, dim, s
 
 
 @pytest.mark.parametrize(
-    ("block", "compressor"), [(4, fm.Quantize(bits=3, block=4)), (5, fm.Sign(block=5)), (1, fm.Quantize(2, block=1))]
+    ("block", "compressor"),
+    [
+        (4, fm.compressors.Quantize(bits=3, block=4)),
+        (5, fm.compressors.Sign(block=5)),
+        (1, fm.compressors.Quantize(2, block=1)),
+    ],
 )
 @given(dim=st.integers(1, 23), seed=st.integers(0, 10**6))
 @examples(8)
@@ -161,7 +168,7 @@ def test_blocks_are_compressed_as_rows_of_their_own_and_the_last_may_be_shorter(
     for at in range(0, dim, block):
         piece = slice(at, min(at + block, dim))
         alone = compressed(compressor, x[:, piece], draws[:, piece])
-        if isinstance(compressor, fm.Quantize):  # tau is that of a whole block in all of them
+        if isinstance(compressor, fm.compressors.Quantize):  # tau is that of a whole block in all of them
             length = piece.stop - piece.start
             alone = alone * compressor.delta(dim) / compressor.delta(length)
         torch.testing.assert_close(code.decode()[:, piece], alone, rtol=1e-6, atol=0)
@@ -175,7 +182,7 @@ def test_top_k_keeps_the_k_largest_unchanged_and_breaks_ties_by_lowest_index(dat
     kept = min(dim, max(1, round(fraction * dim)))
     order = sorted(range(dim), key=lambda i: (-abs(values[i]), i))  # Python's sort, by magnitude and then index
     expected = [values[i] if i in order[:kept] else 0.0 for i in range(dim)]
-    assert compressed(fm.TopK(fraction), torch.tensor([values])).tolist() == [expected]
+    assert compressed(fm.compressors.TopK(fraction), torch.tensor([values])).tolist() == [expected]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
@@ -205,7 +212,7 @@ def test_random_k_takes_every_coordinate_equally_often():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_quantize_gives_few_whole_levels_of_one_unit(bits, rounding, dtype):
     x = torch.randn(3, 200, generator=torch.Generator().manual_seed(bits), dtype=dtype) ** 3
-    code = fm.Quantize(bits, rounding=rounding).compress(x, toys.Given(uniforms((3, 200), dtype=dtype)))
+    code = fm.compressors.Quantize(bits, rounding=rounding).compress(x, toys.Given(uniforms((3, 200), dtype=dtype)))
     assert isinstance(code, Levels)
     assert torch.equal(code.levels, code.levels.round())
     assert code.levels.abs().max() <= 2**bits + (rounding == "ceil") <= code.largest
@@ -222,19 +229,21 @@ def test_quantize_gives_no_level_beyond_the_largest_that_its_code_states(magnitu
     x = torch.tensor([[0.0, -magnitude, 0.0, 0.0]], dtype=torch.float64)
     draws = torch.full((1, 4), 1 - 2.0**-24, dtype=torch.float64)
     for bits in (1, 4, 16):
-        code = fm.Quantize(bits, rounding=rounding).compress(x, toys.Given(draws))
+        code = fm.compressors.Quantize(bits, rounding=rounding).compress(x, toys.Given(draws))
         assert code.levels.abs().max() <= code.largest
 
 
 def test_sign_codes_hold_a_sign_for_every_coordinate():
-    code = fm.Sign(block=4).compress(torch.tensor([[1.0, -2.0, 0.0, -0.0, 5.0, -6.0]]), toys.Given(torch.zeros(1, 6)))
+    code = fm.compressors.Sign(block=4).compress(
+        torch.tensor([[1.0, -2.0, 0.0, -0.0, 5.0, -6.0]]), toys.Given(torch.zeros(1, 6))
+    )
     assert isinstance(code, Signs)
     assert code.signs.tolist() == [[1, -1, 1, 1, 1, -1]]
     assert code.means.tolist() == [[0.75, 5.5]]
 
 
 def test_sparse_codes_hold_zeros_for_what_does_not_travel():
-    for compressor in (fm.TopK(0.3), fm.compressors.RandomK(0.3)):
+    for compressor in (fm.compressors.TopK(0.3), fm.compressors.RandomK(0.3)):
         code = compressor.compress(torch.randn(2, 10) + 5, toys.Given(uniforms((2, 10), dtype=torch.float32)))
         assert isinstance(code, Sparse)
         assert ((code.values != 0).sum(dim=-1) == 3).all()
@@ -251,15 +260,15 @@ def exactly(compressor: fm.compressors.Compressor, row: list[float], draws: list
 def test_quantize_floor_of_3_minus_4_is_the_papers_formula():
     # norm 5, 2^b = 4, tau = 1 + min(2/16, sqrt 2/4) = 1.125; floor(2.4 + 0.5) = 2, floor(-3.2 + 0.9) = -3, which is
     # -floor(3.2 + xi) for xi = 1 - 0.9: uniform as well
-    exactly(fm.Quantize(2), [3, -4], [0.5, 0.9], [5 / (4 * 1.125) * 2, -5 / (4 * 1.125) * 3])
-    exactly(fm.Quantize(2), [3, -4], [0.625, 0.125], [5 / (4 * 1.125) * 3, -5 / (4 * 1.125) * 4])
+    exactly(fm.compressors.Quantize(2), [3, -4], [0.5, 0.9], [5 / (4 * 1.125) * 2, -5 / (4 * 1.125) * 3])
+    exactly(fm.compressors.Quantize(2), [3, -4], [0.625, 0.125], [5 / (4 * 1.125) * 3, -5 / (4 * 1.125) * 4])
 
 
 @given(value=st.floats(-1, 1), bits=st.integers(1, 6))
 def test_quantize_floor_has_the_law_of_the_papers_formula_for_either_sign(value, bits):
     other = math.sqrt(1 - value**2)
     xi = (torch.arange(1024, dtype=torch.float64) + 0.5) / 1024
-    code = fm.Quantize(bits).compress(
+    code = fm.compressors.Quantize(bits).compress(
         torch.tensor([[value, other]]).double().expand(1024, 2), toys.Given(xi[:, None].expand(-1, 2))
     )
     levels = code.levels[:, 0].sort().values
@@ -268,18 +277,18 @@ def test_quantize_floor_has_the_law_of_the_papers_formula_for_either_sign(value,
 
 
 def test_quantize_ceil_of_3_minus_4_rounds_the_same_sums_up():
-    exactly(fm.Quantize(2, rounding="ceil"), [3, -4], [0.5, 0.9], [5 / 4.5 * 3, -5 / 4.5 * 5])
+    exactly(fm.compressors.Quantize(2, rounding="ceil"), [3, -4], [0.5, 0.9], [5 / 4.5 * 3, -5 / 4.5 * 5])
 
 
 def test_quantize_tau_uses_the_root_where_it_is_smaller():
     # d = 16, b = 1: tau = 1 + min(16/4, 4/2) = 3; a row of ones has norm 4, 2 * 1/4 + 0.5 = 1
-    exactly(fm.Quantize(1), [1.0] * 16, [0.5] * 16, [4 / (2 * 3)] * 16)
+    exactly(fm.compressors.Quantize(1), [1.0] * 16, [0.5] * 16, [4 / (2 * 3)] * 16)
 
 
 def test_quantize_blocks_have_a_norm_and_tau_of_their_own():
     # blocks (3, -4), (0, 2), (-1): norms 5, 2, 1; b = 1, tau = 1 + min(2/4, sqrt 2/2) = 1.5, in the short block too
     expected = [5 / 3 * 1, -5 / 3 * 2, 0.0, 2 / 3 * 2, -1 / 3 * 2]
-    exactly(fm.Quantize(1, block=2), [3, -4, 0, 2, -1], [0.25, 0.5, 0.9, 0.5, 0.25], expected)
+    exactly(fm.compressors.Quantize(1, block=2), [3, -4, 0, 2, -1], [0.25, 0.5, 0.9, 0.5, 0.25], expected)
 
 
 def test_top_k_quantize_takes_norm_and_tau_of_what_is_kept():
@@ -288,9 +297,9 @@ def test_top_k_quantize_takes_norm_and_tau_of_what_is_kept():
 
 
 def test_sign_is_the_mean_magnitude_with_each_sign_and_zero_counts_as_positive():
-    exactly(fm.Sign(), [1, -2, 0.0, 3], [0] * 4, [1.5, -1.5, 1.5, 1.5])
-    exactly(fm.Sign(), [1, -2, -0.0, 3], [0] * 4, [1.5, -1.5, 1.5, 1.5])
-    exactly(fm.Sign(block=3), [1, -2, 0, 3], [0] * 4, [1, -1, 1, 3])
+    exactly(fm.compressors.Sign(), [1, -2, 0.0, 3], [0] * 4, [1.5, -1.5, 1.5, 1.5])
+    exactly(fm.compressors.Sign(), [1, -2, -0.0, 3], [0] * 4, [1.5, -1.5, 1.5, 1.5])
+    exactly(fm.compressors.Sign(block=3), [1, -2, 0, 3], [0] * 4, [1, -1, 1, 3])
 
 
 def test_identity_changes_nothing():
@@ -302,17 +311,17 @@ def test_identity_changes_nothing():
     ("compressor", "dim", "delta"),
     [
         (fm.compressors.Identity(), 7, 1.0),
-        (fm.Quantize(4), 256, 1 / 2),  # min(256/256, 16/16)
-        (fm.Quantize(4), 64, 1 / 1.25),  # min(64/256, 8/16)
-        (fm.Quantize(4), 1024, 1 / 3),  # min(1024/256, 32/16)
-        (fm.Quantize(4, block=64), 10_000, 1 / 1.25),
-        (fm.Quantize(4, block=64), 16, 1 / (1 + 1 / 16)),
-        (fm.Quantize(4, rounding="ceil"), 256, None),
-        (fm.TopK(0.25), 8, 0.25),
+        (fm.compressors.Quantize(4), 256, 1 / 2),  # min(256/256, 16/16)
+        (fm.compressors.Quantize(4), 64, 1 / 1.25),  # min(64/256, 8/16)
+        (fm.compressors.Quantize(4), 1024, 1 / 3),  # min(1024/256, 32/16)
+        (fm.compressors.Quantize(4, block=64), 10_000, 1 / 1.25),
+        (fm.compressors.Quantize(4, block=64), 16, 1 / (1 + 1 / 16)),
+        (fm.compressors.Quantize(4, rounding="ceil"), 256, None),
+        (fm.compressors.TopK(0.25), 8, 0.25),
         (fm.compressors.RandomK(0.25), 8, 0.25),
-        (fm.TopK(0.01), 8, 1 / 8),
-        (fm.Sign(), 10, 0.1),
-        (fm.Sign(block=4), 10, 0.25),
+        (fm.compressors.TopK(0.01), 8, 1 / 8),
+        (fm.compressors.Sign(), 10, 0.1),
+        (fm.compressors.Sign(block=4), 10, 0.25),
         (fm.compressors.TopKQuantize(0.25, 4), 256, 0.25 / 1.25),
     ],
     ids=str,
@@ -325,12 +334,12 @@ def test_delta_is_the_papers(compressor, dim, delta):
     ("compressor", "bits"),
     [
         (fm.compressors.Identity(), 3200),
-        (fm.Quantize(4), 400),
-        (fm.Quantize(3, block=7), 300),
-        (fm.TopK(0.25), 800),
+        (fm.compressors.Quantize(4), 400),
+        (fm.compressors.Quantize(3, block=7), 300),
+        (fm.compressors.TopK(0.25), 800),
         (fm.compressors.RandomK(0.1), 320),
-        (fm.Sign(), 100),
-        (fm.Sign(block=8), 100),
+        (fm.compressors.Sign(), 100),
+        (fm.compressors.Sign(block=8), 100),
         (fm.compressors.TopKQuantize(0.25, 4), 100),
     ],
     ids=str,
@@ -362,21 +371,25 @@ def test_compressor_scales_with_powers_of_two_up_to_the_norms_rounding(name, exp
 
 
 @pytest.mark.parametrize("bits", [0, -1, 17])
-@pytest.mark.parametrize("member", [lambda b: fm.Quantize(b), lambda b: fm.compressors.TopKQuantize(0.5, b)])
+@pytest.mark.parametrize(
+    "member", [lambda b: fm.compressors.Quantize(b), lambda b: fm.compressors.TopKQuantize(0.5, b)]
+)
 def test_quantize_refuses_bits_outside_1_to_16(member, bits):
     with refused("bits", "1..16", bits):
         member(bits)
 
 
 @pytest.mark.parametrize("fraction", [0.0, -0.1, 1.01, math.nan])
-@pytest.mark.parametrize("member", [fm.TopK, fm.compressors.RandomK, fm.compressors.TopKQuantize])
+@pytest.mark.parametrize("member", [fm.compressors.TopK, fm.compressors.RandomK, fm.compressors.TopKQuantize])
 def test_top_k_and_random_k_refuse_a_fraction_outside_0_1(member, fraction):
     with refused("fraction", "(0, 1]", fraction):
         member(fraction)
 
 
 @pytest.mark.parametrize("block", [0, -3])
-@pytest.mark.parametrize("member", [lambda b: fm.Quantize(4, block=b), lambda b: fm.Sign(block=b)])
+@pytest.mark.parametrize(
+    "member", [lambda b: fm.compressors.Quantize(4, block=b), lambda b: fm.compressors.Sign(block=b)]
+)
 def test_block_of_no_coordinates_is_refused(member, block):
     with refused("block", ">= 1", block):
         member(block)
@@ -384,4 +397,4 @@ def test_block_of_no_coordinates_is_refused(member, block):
 
 def test_quantize_refuses_an_unknown_rounding():
     with refused("rounding", "'floor'", "'ceil'"):
-        fm.Quantize(4, rounding="nearest")  # type: ignore[arg-type]
+        fm.compressors.Quantize(4, rounding="nearest")  # type: ignore[arg-type]

@@ -132,7 +132,7 @@ def test_table_may_be_the_bare_name_of_a_member_without_required_fields(role):
     edges=st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), max_size=5),
 )
 def test_table_keeps_numbers_of_any_size_none_and_nested_members(start, ratio, every, bits, block, offsets, edges):
-    quantize, staircase = fm.Quantize(bits, block), fm.schedules.Staircase(start, ratio, every)
+    quantize, staircase = fm.compressors.Quantize(bits, block), fm.schedules.Staircase(start, ratio, every)
     graphs = fm.topologies.Changing(
         (
             fm.topologies.Circulant(tuple(offsets)),
@@ -151,8 +151,8 @@ def test_table_keeps_numbers_of_any_size_none_and_nested_members(start, ratio, e
 
 
 def test_table_holds_the_name_and_the_fields_and_leaves_out_none():
-    assert to_table(fm.Sign()) == {"name": "sign"}
-    assert to_table(fm.Sign(block=3)) == {"name": "sign", "block": 3}
+    assert to_table(fm.compressors.Sign()) == {"name": "sign"}
+    assert to_table(fm.compressors.Sign(block=3)) == {"name": "sign", "block": 3}
     assert to_table(fm.topologies.Changing((fm.Ring(), fm.topologies.Torus(2, 3)))) == {
         "name": "changing",
         "topologies": [
@@ -173,7 +173,9 @@ def test_from_table_takes_a_number_as_a_constant_step():
 def test_from_table_takes_objects_already_made_as_they_are():
     ring = fm.Ring()
     assert from_table(fm.topologies.Topology, ring) is ring
-    assert from_table(Algorithm, {"name": "ad-gda", "compressor": fm.Sign()}) == fm.ADGDA(compressor=fm.Sign())
+    assert from_table(Algorithm, {"name": "ad-gda", "compressor": fm.compressors.Sign()}) == fm.ADGDA(
+        compressor=fm.compressors.Sign()
+    )
 
 
 # Types, on a table of one field of each kind.

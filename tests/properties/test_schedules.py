@@ -90,7 +90,9 @@ class _Halving(fm.schedules.Schedule):
 
 
 def test_schedule_of_a_user_learns_the_length_of_the_run():
-    assert with_run_length(fm.DSGD(primal_step=_Halving()), 10) == fm.DSGD(primal_step=_Halving(5))
+    assert with_run_length(fm.algorithms.DSGD(primal_step=_Halving()), 10) == fm.algorithms.DSGD(
+        primal_step=_Halving(5)
+    )
     constant = fm.schedules.Constant(0.1)
     assert constant.with_run_length(10) is constant
 

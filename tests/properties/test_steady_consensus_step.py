@@ -43,7 +43,7 @@ def test_steady_contraction_lies_in_zero_to_one_and_is_the_same_each_time(name):
 
 def test_steady_contraction_is_what_a_loop_over_rounds_finds():
     """The rehearsal spelled out: news of unequal sizes, the message taken away, what is left by its own size."""
-    compressor, dim, total = fm.TopK(0.3), DIM, []
+    compressor, dim, total = fm.compressors.TopK(0.3), DIM, []
 
     def normal(purpose: str, t: int) -> np.ndarray:
         uniforms = reference.uniforms(0, purpose, t, 0, 2 * dim)
@@ -60,11 +60,11 @@ def test_steady_contraction_is_what_a_loop_over_rounds_finds():
 @pytest.mark.parametrize(
     "finer",
     [
-        [fm.TopK(share) for share in (0.9, 0.5, 0.25, 0.1, 0.02)],
+        [fm.compressors.TopK(share) for share in (0.9, 0.5, 0.25, 0.1, 0.02)],
         [fm.compressors.RandomK(share) for share in (0.9, 0.5, 0.25, 0.1)],
-        [fm.Quantize(bits) for bits in (16, 8, 4, 2, 1)],
-        [fm.Quantize(4, block=block) for block in (16, 128, 1024)],
-        [fm.Sign(block=block) for block in (1, 8, 64)],
+        [fm.compressors.Quantize(bits) for bits in (16, 8, 4, 2, 1)],
+        [fm.compressors.Quantize(4, block=block) for block in (16, 128, 1024)],
+        [fm.compressors.Sign(block=block) for block in (1, 8, 64)],
     ],
     ids=lambda finer: f"{type(finer[0]).__name__}",
 )
@@ -77,7 +77,11 @@ def test_steady_contraction_is_smaller_the_more_is_lost(finer):
 
 @pytest.mark.parametrize(
     ("compressor", "lowest", "highest"),
-    [(fm.Sign(block=64), 0.68, 0.78), (fm.Quantize(4, block=512), 0.6, 0.85), (fm.Quantize(8, block=512), 0.95, 1.0)],
+    [
+        (fm.compressors.Sign(block=64), 0.68, 0.78),
+        (fm.compressors.Quantize(4, block=512), 0.6, 0.85),
+        (fm.compressors.Quantize(8, block=512), 0.95, 1.0),
+    ],
 )
 def test_steady_consensus_step_on_the_papers_graph_lies_in_known_ranges(compressor, lowest, highest):
     assert lowest < steady_consensus_step(compressor, 7850, _network(fm.topologies.Circulant((1, 2)), 10)) <= highest
@@ -86,14 +90,14 @@ def test_steady_consensus_step_on_the_papers_graph_lies_in_known_ranges(compress
 def test_steady_consensus_step_scales_with_how_far_a_graph_moves_its_nodes():
     """||I - W|| of two nodes that swap half is 1, of a lazier pair half that."""
     swap, lazy = (fm.topologies.Matrix(((1 - w, w), (w, 1 - w))) for w in (0.5, 0.25))
-    compressor = fm.Quantize(4)
+    compressor = fm.compressors.Quantize(4)
     rates = [steady_consensus_step(compressor, 10_000, _network(topology, 2)) for topology in (swap, lazy)]
     assert rates[1] == pytest.approx(2 * rates[0], abs=1.5e-3)  # they are rounded
     assert rates[0] == pytest.approx(2 * steady_contraction(compressor, 10_000), abs=1e-3)
 
 
 def test_steady_consensus_step_of_one_node_is_one():
-    assert steady_consensus_step(fm.TopK(0.01), 100, _network(fm.Ring(), 1)) == 1
+    assert steady_consensus_step(fm.compressors.TopK(0.01), 100, _network(fm.Ring(), 1)) == 1
 
 
 @pytest.mark.parametrize("share", [case(share, quick=share == 0.1) for share in (0.05, 0.1, 0.3, 0.5, 0.8)])
@@ -147,11 +151,11 @@ def test_steady_consensus_step_lets_gossip_end_in_consensus(compressor, topology
 
 
 PAPER = {
-    **{f"quantize {bits}": fm.Quantize(bits) for bits in (16, 8, 4)},
-    **{f"top-k {share}": fm.TopK(share) for share in (0.5, 0.25, 0.1)},
-    "sign": fm.Sign(),
-    "sign 64": fm.Sign(block=64),
-    "quantize 4, 512": fm.Quantize(4, block=512),
+    **{f"quantize {bits}": fm.compressors.Quantize(bits) for bits in (16, 8, 4)},
+    **{f"top-k {share}": fm.compressors.TopK(share) for share in (0.5, 0.25, 0.1)},
+    "sign": fm.compressors.Sign(),
+    "sign 64": fm.compressors.Sign(block=64),
+    "quantize 4, 512": fm.compressors.Quantize(4, block=512),
 }
 GRAPHS = {
     "ring of 10": (fm.Ring(), 10),

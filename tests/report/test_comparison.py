@@ -14,12 +14,14 @@ from fairmesh.storage.run_folder import OUTCOMES
 from tests.refusals import refused
 
 DATA = fm.data.Digits(nodes=3, odd=1, validation_share=0.1)
-BASE = fm.Experiment(DATA, fm.Ring(), fm.DSGD(primal_step=0.5), rounds=12, options=fm.Options(measure_every=6))
+BASE = fm.Experiment(
+    DATA, fm.Ring(), fm.algorithms.DSGD(primal_step=0.5), rounds=12, options=fm.Options(measure_every=6)
+)
 MANY = (0.01, 0.05, 0.1, 0.2, 0.3, 0.5, 1e30)
 CHANGES = {
     "base": {},
     "same": {},
-    "worse": {"algorithm": fm.DSGD(primal_step=0.01)},
+    "worse": {"algorithm": fm.algorithms.DSGD(primal_step=0.01)},
     "longer": {"rounds": 24},
     "splits": {"splits": 2},
     "shares": {"data": replace(DATA, test_share=0.4)},

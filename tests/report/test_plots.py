@@ -11,12 +11,12 @@ from tests.refusals import refused
 
 @pytest.fixture(scope="module")
 def problem():
-    return fm.Experiment(fm.data.Digits(nodes=3, odd=1), algorithm=fm.DSGD()).problem()
+    return fm.Experiment(fm.data.Digits(nodes=3, odd=1), algorithm=fm.algorithms.DSGD()).problem()
 
 
 @pytest.fixture(scope="module")
 def result(problem):
-    return fm.train(problem, fm.Ring(), fm.DSGD(0.5), rounds=4, measure_every=2)
+    return fm.train(problem, fm.Ring(), fm.algorithms.DSGD(0.5), rounds=4, measure_every=2)
 
 
 def test_plot_without_a_path_returns_what_a_notebook_shows(result):
@@ -45,7 +45,7 @@ def test_plot_leaves_the_backend_of_the_users_own_plots_alone():
 
 
 def test_plot_sites_shows_each_model_at_every_site_with_its_interval(problem, result, tmp_path):
-    alone = fm.train(problem, fm.Ring(), fm.Local(), rounds=4, measure_every=4)
+    alone = fm.train(problem, fm.Ring(), fm.algorithms.Local(), rounds=4, measure_every=4)
     axis = fm.report.plot_sites({"alone": alone, "together": result}).axes[0]
     assert [text.get_text() for text in axis.get_yticklabels()] == [site.name for site in problem.sites]
     shown = axis.collections[1].get_offsets()[:, 0].tolist()
@@ -57,7 +57,7 @@ def test_plot_sites_shows_each_model_at_every_site_with_its_interval(problem, re
 
 
 def test_plot_sites_refuses_results_of_other_sites(result):
-    other = fm.run(fm.Experiment(fm.data.Digits(nodes=2, odd=0), algorithm=fm.DSGD(0.5), rounds=2))
+    other = fm.run(fm.Experiment(fm.data.Digits(nodes=2, odd=0), algorithm=fm.algorithms.DSGD(0.5), rounds=2))
     with refused("same sites", "site 2 (mirrored)"):
         fm.report.plot_sites({"one": result, "other": other})
     with refused("same sites", "none"):

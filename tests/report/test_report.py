@@ -318,7 +318,7 @@ def test_references_of_an_unmeasured_site_are_not_measured_and_classes_have_thei
 
 def test_sites_that_train_alone_are_judged_by_their_own_models(undrawn):
     data = fm.data.Digits(nodes=4, odd=1, instrument="shifted")
-    result = fm.run(fm.Experiment(data, algorithm=fm.Local(), rounds=20))
+    result = fm.run(fm.Experiment(data, algorithm=fm.algorithms.Local(), rounds=20))
     run = Run.from_result(result)
     for site in card(run)["sites"]:
         assert site["interval"][0] < site["metrics"]["accuracy"] < site["interval"][1]
@@ -415,7 +415,7 @@ def with_reference(tmp_path_factory):
     """A run next to a reference that was hardly trained, on the same rows."""
     folder = tmp_path_factory.mktemp("references") / "run"
     result, alone = (
-        fm.run(fm.Experiment(fm.data.Digits(nodes=4, odd=1), algorithm=fm.DSGD(), rounds=rounds), out=out)
+        fm.run(fm.Experiment(fm.data.Digits(nodes=4, odd=1), algorithm=fm.algorithms.DSGD(), rounds=rounds), out=out)
         for rounds, out in ((60, folder), (1, None))
     )
     summary = json.loads((folder / "summary.json").read_text())

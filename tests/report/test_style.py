@@ -65,7 +65,7 @@ def test_every_colour_has_a_marker_of_its_own():
 
 
 def test_curves_differ_by_marker_and_dashes_too_and_axes_have_units():
-    experiment = fm.Experiment(fm.data.Digits(nodes=4), algorithm=fm.DSGD(), rounds=4)
+    experiment = fm.Experiment(fm.data.Digits(nodes=4), algorithm=fm.algorithms.DSGD(), rounds=4)
     result = fm.run(experiment)
     figure = plots.plot({"one": result, "other": result})
     worst = [line for line in figure.axes[0].lines if line.get_label().endswith("worst site")]

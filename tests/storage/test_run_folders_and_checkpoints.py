@@ -19,7 +19,7 @@ from fairmesh.training.replicas import replicas_of
 from tests.refusals import refused
 from tests.toys import problem, sites, small_model
 
-ALGORITHM = fm.ChocoSGD(primal_step=0.1, consensus_step=0.5, compressor=fm.TopK(0.5))
+ALGORITHM = fm.ChocoSGD(primal_step=0.1, consensus_step=0.5, compressor=fm.compressors.TopK(0.5))
 
 
 def run(folder: Path, rounds: int = 4, **changes):
@@ -33,7 +33,9 @@ def content(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
 
 
-def refused_to_resume(folder: Path, *names: object, error: type[Exception] = fm.CheckpointError, **changes) -> None:
+def refused_to_resume(
+    folder: Path, *names: object, error: type[Exception] = fm.errors.CheckpointError, **changes
+) -> None:
     before = content(folder)
     with refused(*names, error=error):
         run(folder, resume=True, **changes)
@@ -132,7 +134,7 @@ def test_checkpoint_with_one_flipped_bit_is_refused_wherever_it_is(finished, tmp
         try:
             load_checkpoint(path, like, identity)
             accepted.append(place)
-        except fm.CheckpointError:
+        except fm.errors.CheckpointError:
             pass
     assert [whole[max(0, place - 20) : place + 20] for place in accepted] == []
     path.write_bytes(whole)
@@ -160,8 +162,11 @@ def test_checkpoint_that_is_a_model_file_is_refused(folder):
         (["placements"], {"placements": [(2, 1, 0)]}),
         (["dtype", "'float64'", "default"], {"dtype": "float64"}),
         (["precision", "'bf16'", "default"], {"precision": "bf16"}),
-        (["algorithms"], {"algorithm": fm.DSGD()}),
-        (["primal_step"], {"algorithm": fm.ChocoSGD(primal_step=0.2, consensus_step=0.5, compressor=fm.TopK(0.5))}),
+        (["algorithms"], {"algorithm": fm.algorithms.DSGD()}),
+        (
+            ["primal_step"],
+            {"algorithm": fm.ChocoSGD(primal_step=0.2, consensus_step=0.5, compressor=fm.compressors.TopK(0.5))},
+        ),
     ],
 )
 def test_checkpoint_of_another_experiment_is_refused_with_the_field_that_differs(folder, names, changes):

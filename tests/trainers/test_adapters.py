@@ -64,7 +64,7 @@ def test_lightning_takes_callbacks_as_its_trainer_does(in_a_list: bool):
         fm.trainers.fit_lightning(module, data, ctx, max_steps=1, callbacks=[Noting()] if in_a_list else Noting())
 
     sites = fm.data.Digits(nodes=2, odd=1).sites()
-    fm.train(fm.Problem(module.Classifier(), sites, trainer=fm.LocalTrainer(train)), rounds=1)
+    fm.train(fm.Problem(module.Classifier(), sites, trainer=fm.trainers.LocalTrainer(train)), rounds=1)
     assert len(begun) == 2
 
 

@@ -78,15 +78,18 @@ def same(a: fm.Result, b: fm.Result, atol: float) -> None:
 
 
 PAIRS = {  # the algorithm that takes updates, and the one that takes gradients with the step 0.3
-    "ad-gda": (fm.ADGDA(3.0, compressor=fm.Quantize(4)), fm.ADGDA(0.9, compressor=fm.Quantize(4))),
+    "ad-gda": (
+        fm.ADGDA(3.0, compressor=fm.compressors.Quantize(4)),
+        fm.ADGDA(0.9, compressor=fm.compressors.Quantize(4)),
+    ),
     "tracked-ad-gda": (
         fm.TrackedADGDA(**UNSCALED, compressor=fm.compressors.Identity()),
         fm.TrackedADGDA(**(UNSCALED | {"primal_step": 0.3}), compressor=fm.compressors.Identity()),
     ),
     "choco-sgd": (fm.ChocoSGD(1.0), fm.ChocoSGD(0.3)),
-    "dsgd": (fm.DSGD(1.0), fm.DSGD(0.3)),
-    "dr-dsgd": (fm.DRDSGD(1.0), fm.DRDSGD(0.3)),
-    "afl": (fm.AFL(1.0), fm.AFL(0.3)),
+    "dsgd": (fm.algorithms.DSGD(1.0), fm.algorithms.DSGD(0.3)),
+    "dr-dsgd": (fm.algorithms.DRDSGD(1.0), fm.algorithms.DRDSGD(0.3)),
+    "afl": (fm.algorithms.AFL(1.0), fm.algorithms.AFL(0.3)),
     "fed-avg": (
         fm.algorithms.FedAvg(local_steps=1, **UNSCALED),
         fm.algorithms.FedAvg(local_steps=1, **(UNSCALED | {"primal_step": 0.3})),
@@ -129,14 +132,14 @@ def test_full_batches_of_unequal_sites_are_not_padded_for_the_function():
 
     problem = problem_of(look, sampling=fm.Sampling(order="full"))
     plain = problem_of(sampling=fm.Sampling(order="full"))
-    mine = fm.train(problem, fm.Ring(), fm.DSGD(1.0), rounds=3, dtype="float64").state.algorithm.models
-    theirs = fm.train(plain, fm.Ring(), fm.DSGD(0.3), rounds=3, dtype="float64").state.algorithm.models
+    mine = fm.train(problem, fm.Ring(), fm.algorithms.DSGD(1.0), rounds=3, dtype="float64").state.algorithm.models
+    theirs = fm.train(plain, fm.Ring(), fm.algorithms.DSGD(0.3), rounds=3, dtype="float64").state.algorithm.models
     assert lengths == {(24, 24), (28, 28), (32, 32)}
     assert (mine - theirs).abs().max() < 1e-12
 
 
 def test_local_epochs_of_adamw_learn_with_the_default_algorithm():
-    result = fm.train(problem_of(fm.LocalTrainer(adamw)), rounds=20, measure_every=20)
+    result = fm.train(problem_of(fm.trainers.LocalTrainer(adamw)), rounds=20, measure_every=20)
     assert result.worst > 0.85
 
 
@@ -172,7 +175,7 @@ def test_context_is_seeded_by_round_site_and_seed_and_generators_are_left_alone(
     torch.manual_seed(11)
     before = torch.get_rng_state()
     for _ in range(2):
-        fm.train(problem_of(look, model=network()), fm.Ring(), fm.DSGD(1.0), rounds=2, seeds=(0, 1))
+        fm.train(problem_of(look, model=network()), fm.Ring(), fm.algorithms.DSGD(1.0), rounds=2, seeds=(0, 1))
         torch.manual_seed(11)
     assert torch.equal(before, torch.get_rng_state())
     assert len(seen) == 2 * 2 * 3
@@ -187,7 +190,7 @@ def test_a_replica_gives_what_it_gives_alone():
 
 
 def test_state_at_the_site_is_in_the_checkpoint(tmp_path: Path):
-    algorithm = fm.ADGDA(3.0, compressor=fm.Quantize(4))
+    algorithm = fm.ADGDA(3.0, compressor=fm.compressors.Quantize(4))
     whole = fm.train(problem_of(adamw), fm.Ring(), algorithm, rounds=6)
     fm.train(problem_of(adamw), fm.Ring(), algorithm, rounds=3, out=tmp_path)
     resumed = fm.train(problem_of(adamw), fm.Ring(), algorithm, rounds=6, out=tmp_path, resume=True)
@@ -235,7 +238,7 @@ def test_streamed_data_is_read_by_a_data_loader():
 
     streamed = [fm.Site(fm.data.Streamed(Items(), workers=0)) for _ in range(2)]
     problem = fm.Problem(network(), streamed, trainer=train, sampling=fm.Sampling(batch=4))
-    fm.train(problem, fm.Ring(), fm.DSGD(1.0), rounds=2)
+    fm.train(problem, fm.Ring(), fm.algorithms.DSGD(1.0), rounds=2)
     assert len({tuple(item.tolist()) for item in seen}) == 4  # random transforms are drawn again
 
 
@@ -245,7 +248,7 @@ def test_frozen_and_local_parts_and_statistics_stay():
         return nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Linear(5, 5), nn.Tanh(), nn.Linear(5, 3))
 
     problem = problem_of(adamw, model=model(), parts=fm.Parts(frozen=("0.*",), local=("4.*",)), batch_norm="local")
-    result = fm.train(problem, fm.Ring(), fm.DSGD(1.0), rounds=3)
+    result = fm.train(problem, fm.Ring(), fm.algorithms.DSGD(1.0), rounds=3)
     own = result.state.own.rows[0]
     assert own.shape == (3, problem.flat_model.own_dim)
     assert (own[0] - own[1]).abs().max() > 0.01
@@ -266,7 +269,9 @@ def test_clients_that_sit_out_do_no_work():
 
 
 def test_clip_norm_bounds_the_update():
-    result = fm.train(problem_of(sgd_step(5.0), clip_norm=0.01), fm.Ring(), fm.DSGD(1.0), rounds=1, dtype="float64")
+    result = fm.train(
+        problem_of(sgd_step(5.0), clip_norm=0.01), fm.Ring(), fm.algorithms.DSGD(1.0), rounds=1, dtype="float64"
+    )
     moved = result.state.algorithm.models[0] - problem_of().initial_row(0)
     assert 0.005 < float(moved.norm(dim=-1).max()) < 0.012
 
@@ -344,7 +349,7 @@ def test_faults_name_the_site_and_the_way_out(fault):
         return (fault if ctx.site == "site-b" else adamw)(module, data, ctx)
 
     with refused("site-b", "round 0", *FAULTS[fault], error=TrainerFailed):
-        fm.train(problem_of(trainer), fm.Ring(), fm.DSGD(1.0), rounds=2)
+        fm.train(problem_of(trainer), fm.Ring(), fm.algorithms.DSGD(1.0), rounds=2)
 
 
 def test_training_frozen_parts_is_refused():
@@ -354,7 +359,7 @@ def test_training_frozen_parts_is_refused():
             module[2].weight += 1.0
 
     with refused("site-a", "0.weight", "frozen", error=TrainerFailed):
-        fm.train(problem_of(trainer, parts=fm.Parts(frozen=("0.*",))), fm.Ring(), fm.DSGD(1.0), rounds=1)
+        fm.train(problem_of(trainer, parts=fm.Parts(frozen=("0.*",))), fm.Ring(), fm.algorithms.DSGD(1.0), rounds=1)
 
 
 def test_frozen_statistics_that_change_are_refused():
@@ -365,7 +370,7 @@ def test_frozen_statistics_that_change_are_refused():
         adamw(module, data, ctx)
 
     with refused("site-a", "1.running_mean", "batch_norm", error=TrainerFailed):
-        fm.train(problem_of(trainer, model=model, batch_norm="frozen"), fm.Ring(), fm.DSGD(1.0), rounds=1)
+        fm.train(problem_of(trainer, model=model, batch_norm="frozen"), fm.Ring(), fm.algorithms.DSGD(1.0), rounds=1)
 
 
 def test_modules_left_in_evaluation_mode_or_another_dtype_are_read_all_the_same():
@@ -375,7 +380,7 @@ def test_modules_left_in_evaluation_mode_or_another_dtype_are_read_all_the_same(
         return loss
 
     runs = [
-        fm.train(problem_of(step), fm.Ring(), fm.DSGD(1.0), rounds=3).state.algorithm.models
+        fm.train(problem_of(step), fm.Ring(), fm.algorithms.DSGD(1.0), rounds=3).state.algorithm.models
         for step in (leaves, sgd_step(0.3))
     ]
     assert torch.equal(*runs)
@@ -385,11 +390,16 @@ def test_unchanged_models_are_accepted_later_or_if_asked():
     def warming_up(module, data, ctx):
         return None if ctx.round == 0 else sgd_step(0.3)(module, data, ctx)
 
-    fm.train(problem_of(fm.LocalTrainer(warming_up, unchanged="accept")), fm.Ring(), fm.DSGD(1.0), rounds=2)
+    fm.train(
+        problem_of(fm.trainers.LocalTrainer(warming_up, unchanged="accept")),
+        fm.Ring(),
+        fm.algorithms.DSGD(1.0),
+        rounds=2,
+    )
     fm.train(
         problem_of(lambda module, data, ctx: sgd_step(0.3)(module, data, ctx) if ctx.round == 0 else None),
         fm.Ring(),
-        fm.DSGD(1.0),
+        fm.algorithms.DSGD(1.0),
         rounds=2,
     )
 
@@ -429,14 +439,14 @@ def test_finished_work_is_not_used_from_another_start(tmp_path: Path):
 
     rounds = {"rounds": 5, "checkpoint_every": 2}
     with refused("site-c", error=TrainerFailed):
-        fm.train(problem_of(trainer(0.3, True)), fm.Ring(), fm.DSGD(1.0), out=tmp_path, **rounds)
+        fm.train(problem_of(trainer(0.3, True)), fm.Ring(), fm.algorithms.DSGD(1.0), out=tmp_path, **rounds)
     (work,) = {path.name.split("-")[1] for path in (tmp_path / "work").iterdir()}
     assert int(work) == 3
     state, done = tmp_path / "work", tmp_path / "elsewhere"
-    fm.train(problem_of(sgd_step(0.1)), fm.Ring(), fm.DSGD(1.0), rounds=3, out=done)
+    fm.train(problem_of(sgd_step(0.1)), fm.Ring(), fm.algorithms.DSGD(1.0), rounds=3, out=done)
     state.rename(done / "work")
-    mixed = fm.train(problem_of(sgd_step(0.1)), fm.Ring(), fm.DSGD(1.0), rounds=5, out=done, resume=True)
-    whole = fm.train(problem_of(sgd_step(0.1)), fm.Ring(), fm.DSGD(1.0), rounds=5)
+    mixed = fm.train(problem_of(sgd_step(0.1)), fm.Ring(), fm.algorithms.DSGD(1.0), rounds=5, out=done, resume=True)
+    whole = fm.train(problem_of(sgd_step(0.1)), fm.Ring(), fm.algorithms.DSGD(1.0), rounds=5)
     assert torch.equal(mixed.state.algorithm.models, whole.state.algorithm.models)
 
 
@@ -448,7 +458,7 @@ def test_work_that_took_long_is_on_disk_before_the_next_node_begins(tmp_path: Pa
         seen.append(len(list((tmp_path / "work").glob("work-*"))))
         return sgd_step(0.1)(module, data, ctx)
 
-    fm.train(problem_of(look), fm.Ring(), fm.DSGD(1.0), rounds=2, out=tmp_path, checkpoint_every=1)
+    fm.train(problem_of(look), fm.Ring(), fm.algorithms.DSGD(1.0), rounds=2, out=tmp_path, checkpoint_every=1)
     assert seen == [0, 1, 2, 0, 1, 2]
 
 
@@ -479,7 +489,7 @@ def test_run_says_for_which_site_it_waits(monkeypatch):
             time.sleep(0.4)
         return sgd_step(0.1)(module, data, ctx)
 
-    fm.train(problem_of(slow), fm.Ring(), fm.DSGD(1.0), rounds=1, announce=told.append)
+    fm.train(problem_of(slow), fm.Ring(), fm.algorithms.DSGD(1.0), rounds=1, announce=told.append)
     assert missing_from(" ".join(told), "site-b", "round 0", "since") == []
     assert missing_from(" ".join(told), "site-a", "site-c") == ["site-a", "site-c"]
 
@@ -487,9 +497,9 @@ def test_run_says_for_which_site_it_waits(monkeypatch):
 REFUSED = {
     "local_steps": (fm.algorithms.FedAvg(), {}),
     "tracked local_steps": (fm.TrackedADGDA(local_steps=3), {}),
-    "DRFA": (fm.DRFA(), {}),
+    "DRFA": (fm.algorithms.DRFA(), {}),
     "Pooled": (fm.algorithms.Pooled(), {}),
-    "optimizer": (fm.DSGD(1.0, optimizer=fm.optimizers.AdamW()), {}),
+    "optimizer": (fm.algorithms.DSGD(1.0, optimizer=fm.optimizers.AdamW()), {}),
     "discount_noise": (
         fm.TrackedADGDA(),
         {"objective": fm.Objective(judged_on="held-out", share=0.3, discount_noise=True)},
@@ -530,7 +540,7 @@ def test_state_that_cannot_be_read_again_is_refused_in_its_round():
             ctx.state["since"] = datetime.timedelta(1)
 
     with refused("round 1", "ctx.state", "datetime.timedelta", error=TrainerFailed):
-        fm.train(problem_of(trainer), fm.Ring(), fm.DSGD(1.0), rounds=3)
+        fm.train(problem_of(trainer), fm.Ring(), fm.algorithms.DSGD(1.0), rounds=3)
 
 
 @pytest.mark.parametrize("order", ["cyclic", "full"])
@@ -547,7 +557,7 @@ def test_data_that_a_function_changes_in_place_is_as_before_in_the_next_round(or
 
     sampling = fm.Sampling(batch=6, order=order)
     problem = problem_of(trainer, sampling=sampling)
-    fm.train(problem, fm.Ring(), fm.DSGD(1.0), rounds=2)
+    fm.train(problem, fm.Ring(), fm.algorithms.DSGD(1.0), rounds=2)
     changed = len(seen[0]) if order == "full" else 3  # a cyclic batch is another one in the next round
     assert all(torch.equal(a, b) for a, b in zip(seen[0][:changed], seen[3]))
 

@@ -86,7 +86,7 @@ def test_cyclic_order_visits_samples_in_order_and_wraps_at_each_nodes_own_end():
 
 
 def test_cyclic_order_goes_on_over_the_calls_of_a_round_and_the_batches_of_a_step():
-    calls = fm.DRFA(local_steps=2).oracle_calls()
+    calls = fm.algorithms.DRFA(local_steps=2).oracle_calls()
     sampling = fm.Sampling(2, "cyclic", batches_per_step=2)
     for t in range(3):
         for call in range(calls):
@@ -95,7 +95,7 @@ def test_cyclic_order_goes_on_over_the_calls_of_a_round_and_the_batches_of_a_ste
 
 def test_drfa_over_cyclic_batches_takes_its_local_steps_on_samples_in_order():
     made = made_with("cyclic")
-    algorithm = fm.DRFA(primal_step=0.2, dual_step=0.0, participation=1.0, local_steps=2)
+    algorithm = fm.algorithms.DRFA(primal_step=0.2, dual_step=0.0, participation=1.0, local_steps=2)
     result = fm.train(made, fm.Ring(), algorithm, 2, dtype="float64")
     calls = 3  # two local steps and the probe
     network, oracle = on_stack(made, fm.Ring(), calls=calls)

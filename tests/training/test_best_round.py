@@ -71,7 +71,7 @@ def validated():
 
 
 def test_kept_model_is_that_of_the_best_smoothed_round_also_after_a_resumption(tmp_path):
-    step = fm.DSGD(primal_step=fm.schedules.Geometric(8.0, 0.9))
+    step = fm.algorithms.DSGD(primal_step=fm.schedules.Geometric(8.0, 0.9))
     options = {"measure_every": 2, "checkpoint_every": 4, "keep_best": True, "seeds": (0, 1)}
     whole = fm.train(validated(), fm.Ring(), step, 12, **options)
     for r in (0, 1):

@@ -271,7 +271,9 @@ def test_streamed_rounds_are_captured_and_give_the_numbers_of_a_cpu(fuse, batch)
     sites = [fm.Site(fm.data.Streamed(Scans(k), workers=2)) for k in range(1 if batch == 1 else 3)]
     problem = fm.Problem(torch.nn.Linear(6, 2), sites, sampling=fm.Sampling(batch), test=sites[0].train)
     topology = fm.Ring() if len(sites) > 1 else None
-    runs = [fm.train(problem, topology, fm.DSGD(0.1), 6, device=device, fuse=fuse) for device in ("cpu", "cuda")]
+    runs = [
+        fm.train(problem, topology, fm.algorithms.DSGD(0.1), 6, device=device, fuse=fuse) for device in ("cpu", "cuda")
+    ]
     assert torch.allclose(runs[0].row(), runs[1].row().cpu(), atol=1e-5)
 
 
@@ -285,7 +287,7 @@ OWN_PARTS = {  # a policy for BatchNorm layers, and further local parts
 
 @pytest.mark.parametrize("at_once", ["all", 1])
 @pytest.mark.parametrize("name", OWN_PARTS)
-@pytest.mark.parametrize(("algorithm", "apart"), [(fm.DSGD(0.1), 1e-9), (fm.TrackedADGDA(0.1), 1e-6)])
+@pytest.mark.parametrize(("algorithm", "apart"), [(fm.algorithms.DSGD(0.1), 1e-9), (fm.TrackedADGDA(0.1), 1e-6)])
 def test_gpu_trains_parts_that_stay_at_a_site_as_a_cpu_does(name, at_once, algorithm, apart):
     policy, parts = OWN_PARTS[name]
     made = parts_problem(batch_norm=policy, parts=parts, models_at_once=at_once)
@@ -320,15 +322,17 @@ def test_run_with_own_parts_resumed_on_a_gpu_is_the_uninterrupted_one(tmp_path):
     pytest.importorskip("tomli_w")
     made = parts_problem(batch_norm="local", parts=fm.Parts(local=("head.*",)))
     for rounds in (6, 10):
-        resumed = fm.train(made, fm.Ring(), fm.DSGD(0.1), rounds, out=tmp_path, resume=rounds > 6, device="cuda")
-    whole = fm.train(made, fm.Ring(), fm.DSGD(0.1), 10, device="cuda")
+        resumed = fm.train(
+            made, fm.Ring(), fm.algorithms.DSGD(0.1), rounds, out=tmp_path, resume=rounds > 6, device="cuda"
+        )
+    whole = fm.train(made, fm.Ring(), fm.algorithms.DSGD(0.1), 10, device="cuda")
     for site in made.sites:
         one, other = resumed.state_dict(site=site.name), whole.state_dict(site=site.name)
         assert all(torch.equal(one[part], other[part]) for part in one)
 
 
 @pytest.mark.parametrize("fuse", ["no", "yes"])
-@pytest.mark.parametrize(("algorithm", "apart"), [(fm.DSGD(0.3), 1e-9), (fm.TrackedADGDA(0.1), 1e-5)])
+@pytest.mark.parametrize(("algorithm", "apart"), [(fm.algorithms.DSGD(0.3), 1e-9), (fm.TrackedADGDA(0.1), 1e-5)])
 def test_gpu_trains_adapters_as_a_cpu_does(algorithm, apart, fuse):
     pytest.importorskip("peft")
     from tests.problems.test_lora import problem

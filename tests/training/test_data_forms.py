@@ -13,7 +13,7 @@ import fairmesh as fm
 from tests.refusals import refused
 from tests.toys import CLASSES, FEATURES, problem, sites, small_model
 
-ALGORITHM = fm.ADGDA(primal_step=1.0, dual_step=0.05, consensus_step=0.5, compressor=fm.Quantize(bits=4))
+ALGORITHM = fm.ADGDA(primal_step=1.0, dual_step=0.05, consensus_step=0.5, compressor=fm.compressors.Quantize(bits=4))
 
 
 class Items(Dataset):
@@ -57,7 +57,7 @@ def test_site_may_be_given_as_its_training_data_alone():
 
 
 def test_classification_learns_and_is_measured_by_accuracy():
-    result = fm.train(problem(4), fm.Ring(), fm.DSGD(primal_step=0.5), 60, measure_every=60)
+    result = fm.train(problem(4), fm.Ring(), fm.algorithms.DSGD(primal_step=0.5), 60, measure_every=60)
     start, end = result.records
     assert result.problem.primary == "accuracy"
     assert end["accuracy"]["mean"] > start["accuracy"]["mean"] + 0.2
@@ -83,7 +83,7 @@ def test_regression_learns_and_is_measured_by_loss_where_lower_is_better():
         loss=F.mse_loss,
         sampling=fm.Sampling(batch=10),
     )
-    result = fm.train(made, fm.Ring(), fm.DSGD(primal_step=0.1), 80, measure_every=80)
+    result = fm.train(made, fm.Ring(), fm.algorithms.DSGD(primal_step=0.1), 80, measure_every=80)
     start, end = result.records
     assert made.primary == "loss"
     assert "accuracy" not in end
@@ -122,7 +122,7 @@ def test_whole_numbers_reach_an_embedding_as_they_are():
     tokens = torch.arange(24).reshape(12, 2) % 7
     model = nn.Sequential(nn.Embedding(7, 3), nn.Flatten(), nn.Linear(6, CLASSES))
     made = problem(2, sites=[(tokens, torch.arange(12) % CLASSES)] * 2, model=model)
-    result = fm.train(made, fm.Ring(), fm.DSGD(primal_step=0.5), 3)
+    result = fm.train(made, fm.Ring(), fm.algorithms.DSGD(primal_step=0.5), 3)
     assert not torch.equal(result.row()[0], made.initial_row(0).float())
 
 
@@ -159,7 +159,10 @@ def test_fashion_mnist_is_read_from_its_files_one_class_to_a_site(tmp_path):
     assert made[3].test is made[13].test
     assert made[0].train[0].dtype == torch.uint8
     result = fm.train(
-        fm.Problem(lambda: fm.models.Logistic().build(torch.Size((28, 28)), 10), made), fm.Ring(), fm.DSGD(), 2
+        fm.Problem(lambda: fm.models.Logistic().build(torch.Size((28, 28)), 10), made),
+        fm.Ring(),
+        fm.algorithms.DSGD(),
+        2,
     )
     assert len(result.final[0]["accuracy"]["sites"]) == 20
 

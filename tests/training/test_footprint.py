@@ -59,7 +59,7 @@ QUICK = {("wide", 1), ("large batches", 3)}
 )
 def test_round_needs_no_more_than_estimated_and_not_far_less(name, replicas):
     problem = _problems()[name]
-    algorithm = fm.ADGDA(0.1, 1e-4, consensus_step=0.2, compressor=fm.Quantize(4))
+    algorithm = fm.ADGDA(0.1, 1e-4, consensus_step=0.2, compressor=fm.compressors.Quantize(4))
     every = replicas_of([algorithm], range(replicas), None, problem.n)
 
     def two_rounds():
@@ -121,7 +121,7 @@ def test_run_that_fits_only_without_keeping_freed_memory_is_not_refused():
 
 def test_single_replica_that_does_not_fit_is_refused_for_itself_and_not_for_its_results():
     need = Footprint(fixed=0, per_replica=50 << 30, description="many parameters", copies=22.0)
-    with refused("50.00 GiB", "22 copies", "parts.frozen", "fm.models.LoRA", "fm.DSGD") as caught:
+    with refused("50.00 GiB", "22 copies", "parts.frozen", "fm.models.LoRA", "fm.algorithms.DSGD") as caught:
         memory_sentence(need, 1, 20.0, torch.device("cpu"))
     assert missing_from(caught.value, "results") == ["results"]
     with refused("fixed weights", "compare_weights = False"):
@@ -150,7 +150,7 @@ def _linear(width: int) -> fm.Problem:
 
 @pytest.mark.slow
 @pytest.mark.recorded
-@pytest.mark.parametrize("algorithm", [None, fm.DSGD(0.1)], ids=["default", "DSGD"])
+@pytest.mark.parametrize("algorithm", [None, fm.algorithms.DSGD(0.1)], ids=["default", "DSGD"])
 def test_whole_run_needs_no_more_than_announced(algorithm):
     said: list[str] = []
 
@@ -165,19 +165,19 @@ def test_whole_run_needs_no_more_than_announced(algorithm):
 
 def test_divergence_names_the_replica():
     runs = [fm.ChocoSGD(step) for step in (0.1, 0.1001, 0.1002, 0.1003, 1e30)]
-    with refused("replica 4", "seed 0", error=fm.Diverged):
+    with refused("replica 4", "seed 0", error=fm.errors.Diverged):
         fm.train(toys.problem(), fm.Ring(), runs, 30, dtype="float64")
 
 
-class Hoarder(fm.DSGD):
+class Hoarder(fm.algorithms.DSGD):
     """Holds many copies of all models for a moment, which its class does not declare."""
 
     def step(self, state, ctx):
         many = [state.models + k for k in range(30)]
-        return fm.DSGD.step(self, state._replace(models=many[0]), ctx)
+        return fm.algorithms.DSGD.step(self, state._replace(models=many[0]), ctx)
 
 
 def test_copies_of_an_algorithm_that_does_not_declare_them_are_measured():
     assert measured_copies(Hoarder(0.1), 4) > 30
-    assert 4 < measured_copies(fm.DSGD(0.1), 4) < 12
+    assert 4 < measured_copies(fm.algorithms.DSGD(0.1), 4) < 12
     assert measured_copies(None, 4) == 0  # type: ignore[arg-type]

@@ -17,7 +17,7 @@ from tests.toys import CLASSES, problem, sites, small_model
 
 sk = late("sklearn.metrics")
 
-ALGORITHM = fm.ADGDA(primal_step=2.0, dual_step=0.1, consensus_step=0.4, compressor=fm.Quantize(bits=4))
+ALGORITHM = fm.ADGDA(primal_step=2.0, dual_step=0.1, consensus_step=0.4, compressor=fm.compressors.Quantize(bits=4))
 
 
 def outputs_of(made: fm.Problem, row: torch.Tensor, inputs: torch.Tensor) -> torch.Tensor:
@@ -208,7 +208,7 @@ def test_placing_sites_and_relabelling_the_list_of_sites_are_the_same_run():
 
 
 def test_random_placements_are_permutations_the_same_in_every_experiment():
-    first, second = (replicas_of([fm.DSGD()], (0,), count, 7) for count in (3, 2))
+    first, second = (replicas_of([fm.algorithms.DSGD()], (0,), count, 7) for count in (3, 2))
     assert [r.placement for r in first][:2] == [r.placement for r in second]
     assert all(sorted(r.placement) == list(range(7)) for r in first)
     assert len({r.placement for r in first}) == 3
@@ -234,9 +234,14 @@ def test_lambda_is_the_network_average_of_the_duals():
 DIM = 6 * 5 + 5 + 5 * 3 + 3
 NOMINAL = {  # bits a round of the busiest node or server, and of all, on eight nodes
     "ad-gda, ring": (ALGORITHM, fm.Ring(), 2 * (4 * DIM + 32 * 8), 16 * (4 * DIM + 32 * 8)),
-    "choco, star": (fm.ChocoSGD(compressor=fm.Quantize(bits=4)), fm.topologies.Star(), 7 * 4 * DIM, 14 * 4 * DIM),
-    "dsgd, complete": (fm.DSGD(), fm.topologies.Complete(), 7 * 32 * DIM, 56 * 32 * DIM),
-    "afl": (fm.AFL(), fm.Ring(), 8 * 32 * DIM, 8 * 32 * DIM + 8 * (32 * DIM + 32)),
+    "choco, star": (
+        fm.ChocoSGD(compressor=fm.compressors.Quantize(bits=4)),
+        fm.topologies.Star(),
+        7 * 4 * DIM,
+        14 * 4 * DIM,
+    ),
+    "dsgd, complete": (fm.algorithms.DSGD(), fm.topologies.Complete(), 7 * 32 * DIM, 56 * 32 * DIM),
+    "afl": (fm.algorithms.AFL(), fm.Ring(), 8 * 32 * DIM, 8 * 32 * DIM + 8 * (32 * DIM + 32)),
 }
 
 
@@ -268,7 +273,7 @@ def test_best_round_by_the_worst_sites_validation_is_kept(monkeypatch):
     monkeypatch.setattr(RoundScores, "smoothing", 0.0)
     given = [fm.Site(s.train, test=s.test, validation=s.test) for s in sites(4)]
     made = problem(4, sites=given)
-    algorithm = fm.DSGD(
+    algorithm = fm.algorithms.DSGD(
         primal_step=fm.schedules.Geometric(8.0, 0.9)
     )  # large first steps, so that accuracy comes and goes
     keep = {"keep_best": True}
@@ -289,7 +294,7 @@ def test_best_round_by_the_worst_sites_validation_is_kept(monkeypatch):
 def test_best_round_by_the_mean_of_sites(monkeypatch):
     monkeypatch.setattr(RoundScores, "smoothing", 0.0)
     made = problem(4, sites=[fm.Site(s.train, test=s.test, validation=s.test) for s in sites(4)])
-    rounds, step = 12, fm.DSGD(primal_step=fm.schedules.Geometric(8.0, 0.9))
+    rounds, step = 12, fm.algorithms.DSGD(primal_step=fm.schedules.Geometric(8.0, 0.9))
     keep = {"keep_best": True, "best_by": "mean"}
     result = fm.train(made, fm.Ring(), step, rounds, measure_every=1, seeds=(2,), **keep)
 
@@ -309,7 +314,7 @@ def test_best_round_has_the_least_worst_loss_if_only_loss_is_measured(monkeypatc
     made = fm.Problem(
         torch.nn.Linear(2, 1), [fm.Site((inputs, targets))] * 2, loss=F.mse_loss, validation=(inputs, targets)
     )
-    step = fm.DSGD(primal_step=fm.schedules.Geometric(4.0, 0.8))
+    step = fm.algorithms.DSGD(primal_step=fm.schedules.Geometric(4.0, 0.8))
     result = fm.train(made, fm.Ring(), step, 10, measure_every=1, keep_best=True)
     losses = [record["validation"]["loss"]["worst"] for record in result.records]
     assert int(result.state.best.round) == losses.index(min(losses))

@@ -20,7 +20,7 @@ def folder(tmp_path_factory):
     out = tmp_path_factory.mktemp("run") / "r"
     given = one_class_at(4, 1)
     given[3] = fm.Site(given[3].train, name="s3")
-    width = fm.Metric(lambda outputs, targets: outputs.std(), higher_is_better=False)
+    width = fm.metrics.Metric(lambda outputs, targets: outputs.std(), higher_is_better=False)
     metrics = {"auroc": "auroc", "width": width}
     train(fm.Problem(torch.nn.Linear(2, 2), given, metrics=metrics), 2, out=out)
     return out

@@ -15,7 +15,7 @@ STEPS = (1e-6, 0.5)  # the first one learns nothing
 
 def swept(folder, validation, **options):
     given = [fm.Site(s.train, test=s.test, validation=s.test if validation else None) for s in sites(3)]
-    algorithms = [fm.DSGD(primal_step=step) for step in STEPS]
+    algorithms = [fm.algorithms.DSGD(primal_step=step) for step in STEPS]
     made = problem(3, sites=given)
     return fm.train(made, fm.Ring(), algorithms, 8, seeds=(0, 1), out=folder, measure_every=4, **options)
 
@@ -51,14 +51,14 @@ def test_sweep_without_validation_data_gives_no_model_that_looks_chosen(tmp_path
 
 def test_diverged_algorithm_is_not_chosen(tmp_path):
     given = [fm.Site(s.train, test=s.test, validation=s.test) for s in sites(3)]
-    algorithms = [fm.DSGD(primal_step=step) for step in (1e30, 0.1)]
+    algorithms = [fm.algorithms.DSGD(primal_step=step) for step in (1e30, 0.1)]
     made = problem(3, sites=given)
     result = fm.train(made, fm.Ring(), algorithms, 8, measure_every=4, on_divergence="mark", keep_best=True)
     assert (result.diverged, result.chosen) == ([0], 1)
 
 
 def test_run_with_several_seeds_keeps_its_file_names(tmp_path):
-    fm.train(problem(3), fm.Ring(), fm.DSGD(), 2, seeds=(4, 5), out=tmp_path)
+    fm.train(problem(3), fm.Ring(), fm.algorithms.DSGD(), 2, seeds=(4, 5), out=tmp_path)
     models = read_summary(tmp_path)["models"]
     assert [(e["file"], e["seed"]) for e in models if e["which"] == "final"] == [
         ("model.safetensors", 4),
@@ -68,7 +68,7 @@ def test_run_with_several_seeds_keeps_its_file_names(tmp_path):
 
 
 def test_model_file_has_a_fingerprint_of_the_architecture(tmp_path):
-    result = fm.train(problem(3), fm.Ring(), fm.DSGD(), 2, out=tmp_path)
+    result = fm.train(problem(3), fm.Ring(), fm.algorithms.DSGD(), 2, out=tmp_path)
     _, about = read_model(tmp_path / "model.safetensors")
     assert (about["which"], about["round"]) == ("final", 2)
     assert about["architecture"] == architecture_of(result.problem.initial_model(0))

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 import fairmesh as fm
 from tests.toys import CLASSES, FEATURES, on_stack, problem, sites
 
-ALGORITHM = fm.ADGDA(primal_step=2.0, dual_step=0.05, consensus_step=0.5, compressor=fm.Quantize(bits=4))
+ALGORITHM = fm.ADGDA(primal_step=2.0, dual_step=0.05, consensus_step=0.5, compressor=fm.compressors.Quantize(bits=4))
 
 
 def at(t: int) -> torch.Tensor:
@@ -31,7 +31,7 @@ def test_head_on_a_frozen_body_trains_and_the_body_stays_out_of_the_row():
     made = problem(4, model=model)
     assert made.flat_model.dim == 8 * CLASSES + CLASSES
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    result = fm.train(made, fm.Ring(), fm.DSGD(primal_step=0.5), 40, measure_every=40)
+    result = fm.train(made, fm.Ring(), fm.algorithms.DSGD(primal_step=0.5), 40, measure_every=40)
     exported = result.state_dict()
     assert result.final[0]["accuracy"]["mean"] > result.records[0]["accuracy"]["mean"] + 0.1
     assert list(exported) == list(before)

@@ -229,7 +229,7 @@ def test_metric_where_lower_is_better_names_the_largest_as_worst():
 def test_metric_round_trips_through_an_experiment_file(tmp_path):
     (tmp_path / "mine.py").write_text(
         "import fairmesh as fm\n\n\ndef spread(outputs, targets):\n    return outputs.std()\n\n\n"
-        "LOW = fm.Metric(spread, higher_is_better=False)\n"
+        "LOW = fm.metrics.Metric(spread, higher_is_better=False)\n"
     )
     text = 'rounds = 1\nmetrics = { low = "mine.py:LOW" }\ndata = "digits"\ntopology = "ring"\nalgorithm = "dsgd"\n'
     (tmp_path / "run.toml").write_text(text)

@@ -14,19 +14,19 @@ from tests.toys import problem
 @pytest.mark.parametrize("device", ["cuda", "cuda:1"])
 def test_device_cuda_where_there_is_none_is_refused_with_the_other(device):
     with refused("CUDA", "'cpu'"):
-        fm.train(problem(3), fm.Ring(), fm.DSGD(), 1, device=device)
+        fm.train(problem(3), fm.Ring(), fm.algorithms.DSGD(), 1, device=device)
 
 
 @pytest.mark.parametrize("device", ["gpu", "meta", "tpu:0"])
 def test_device_that_is_unknown_is_refused_with_the_known_ones(device):
     with refused("device", device, "'cpu'", "'cuda'"):
-        fm.train(problem(3), fm.Ring(), fm.DSGD(), 1, device=device)
+        fm.train(problem(3), fm.Ring(), fm.algorithms.DSGD(), 1, device=device)
 
 
 @pytest.mark.parametrize("rounds", [0, -3])
 def test_rounds_below_one_are_refused(rounds):
     with refused("rounds", ">= 1", rounds):
-        fm.train(problem(3), fm.Ring(), fm.DSGD(), rounds)
+        fm.train(problem(3), fm.Ring(), fm.algorithms.DSGD(), rounds)
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ def test_rounds_below_one_are_refused(rounds):
 )
 def test_option_out_of_range_is_refused_by_name(option, value, words):
     with refused(*words):
-        fm.train(problem(3), fm.Ring(), fm.DSGD(), 1, **{option: value})
+        fm.train(problem(3), fm.Ring(), fm.algorithms.DSGD(), 1, **{option: value})
 
 
 @pytest.mark.parametrize(
@@ -69,23 +69,23 @@ def test_clip_norm_out_of_range_is_refused(value):
 @pytest.mark.parametrize("placement", [(0, 1, 1), (0, 1), (1, 2, 3), (0, 1, 2, 3)])
 def test_placement_that_is_no_permutation_is_refused(placement):
     with refused("placement", "3 sites"):
-        fm.train(problem(3), fm.Ring(), fm.DSGD(), 1, placements=[(0, 1, 2), placement])
+        fm.train(problem(3), fm.Ring(), fm.algorithms.DSGD(), 1, placements=[(0, 1, 2), placement])
 
 
 def test_placements_of_zero_are_refused():
     with refused("placements", ">= 1"):
-        fm.train(problem(3), fm.Ring(), fm.DSGD(), 1, placements=0)
+        fm.train(problem(3), fm.Ring(), fm.algorithms.DSGD(), 1, placements=0)
 
 
 def test_seeds_that_repeat_are_refused():
     with refused("seeds", "4, 5, 4"):
-        fm.train(problem(3), fm.Ring(), fm.DSGD(), 1, seeds=(4, 5, 4))
+        fm.train(problem(3), fm.Ring(), fm.algorithms.DSGD(), 1, seeds=(4, 5, 4))
 
 
 @pytest.mark.parametrize("seeds", [(), []])
 def test_seeds_of_none_are_refused(seeds):
     with refused("algorithm", "seed"):
-        fm.train(problem(3), fm.Ring(), fm.DSGD(), 1, seeds=seeds)
+        fm.train(problem(3), fm.Ring(), fm.algorithms.DSGD(), 1, seeds=seeds)
 
 
 def test_algorithms_of_none_are_refused():
@@ -94,21 +94,21 @@ def test_algorithms_of_none_are_refused():
 
 
 def test_replicas_whose_compressors_differ_are_refused_with_the_field():
-    pair = [fm.ChocoSGD(compressor=fm.Quantize(bits=bits)) for bits in (4, 8)]
+    pair = [fm.ChocoSGD(compressor=fm.compressors.Quantize(bits=bits)) for bits in (4, 8)]
     with refused("algorithm.compressor", "bits=4", "bits=8"):
         fm.train(problem(3), fm.Ring(), pair, 1)
 
 
 def test_replicas_that_differ_in_a_number_shapes_depend_on_are_refused_with_the_field():
     with refused("algorithm.local_steps", "2", "3"):
-        fm.train(problem(3), fm.Ring(), [fm.DRFA(local_steps=k) for k in (2, 3)], 1)
+        fm.train(problem(3), fm.Ring(), [fm.algorithms.DRFA(local_steps=k) for k in (2, 3)], 1)
     with refused("algorithm.participation"):
-        fm.train(problem(4), fm.Ring(), [fm.DRFA(participation=share) for share in (0.5, 1.0)], 1)
+        fm.train(problem(4), fm.Ring(), [fm.algorithms.DRFA(participation=share) for share in (0.5, 1.0)], 1)
 
 
 def test_replicas_of_different_algorithms_are_refused():
     with refused("algorithm", "DSGD", "ChocoSGD"):
-        fm.train(problem(3), fm.Ring(), [fm.DSGD(), fm.ChocoSGD()], 1)
+        fm.train(problem(3), fm.Ring(), [fm.algorithms.DSGD(), fm.ChocoSGD()], 1)
 
 
 def test_replicas_may_differ_in_numbers_written_with_or_without_a_point():
@@ -125,11 +125,11 @@ def test_keep_best_of_only_the_last_round_is_refused():
 
 def test_keep_best_without_validation_data_is_refused():
     with refused("keep_best", "validation", "Site"):
-        fm.train(problem(3), fm.Ring(), fm.DSGD(), 1, keep_best=True)
+        fm.train(problem(3), fm.Ring(), fm.algorithms.DSGD(), 1, keep_best=True)
 
 
 def test_result_row_that_was_not_kept_is_refused_with_the_option():
-    result = fm.train(problem(3), fm.Ring(), fm.DSGD(), 1)
+    result = fm.train(problem(3), fm.Ring(), fm.algorithms.DSGD(), 1)
     with refused("keep_best"):
         result.row("best")
 
@@ -139,7 +139,7 @@ def test_result_row_that_was_not_kept_is_refused_with_the_option():
     [
         ({"mesure_every": 3}, ["mesure_every", "'measure_every'"]),
         ({"rounds": 2.5}, ["2.5"]),
-        ({"algorithm": fm.AFL(0.1), "own_models": True}, ["own_models", "server"]),
+        ({"algorithm": fm.algorithms.AFL(0.1), "own_models": True}, ["own_models", "server"]),
     ],
 )
 def test_option_that_the_algorithm_does_not_have_is_refused_by_name(changes, words):

@@ -71,7 +71,9 @@ def test_only_shared_parameters_are_sent():
     sent = {}
     for policy, parts in (("shared", fm.Parts()), ("local", PARTS)):
         made = problem(batch_norm=policy, parts=parts)
-        sent[policy] = train(made, fm.DSGD(), 2, measure_every=1).final[0]["nominal_bits_total"] / (2 * 3 * 2 * 32)
+        sent[policy] = train(made, fm.algorithms.DSGD(), 2, measure_every=1).final[0]["nominal_bits_total"] / (
+            2 * 3 * 2 * 32
+        )
     assert sent == {"shared": 67, "local": 36}  # numbers per edge and round
 
 
@@ -86,9 +88,9 @@ def test_state_dict_of_an_unknown_site_is_refused():
 @some_quick("policy", ["local", "shared"], "local")
 def test_resumed_run_is_bit_for_bit_the_uninterrupted_one(policy: str, tmp_path: Path):
     made = problem(batch_norm=policy, parts=PARTS)
-    whole = train(made, fm.DSGD(primal_step=0.1), 6, keep_best=True, out=tmp_path / "whole")
-    train(made, fm.DSGD(primal_step=0.1), 4, keep_best=True, out=tmp_path / "part")
-    resumed = train(made, fm.DSGD(primal_step=0.1), 6, keep_best=True, out=tmp_path / "part", resume=True)
+    whole = train(made, fm.algorithms.DSGD(primal_step=0.1), 6, keep_best=True, out=tmp_path / "whole")
+    train(made, fm.algorithms.DSGD(primal_step=0.1), 4, keep_best=True, out=tmp_path / "part")
+    resumed = train(made, fm.algorithms.DSGD(primal_step=0.1), 6, keep_best=True, out=tmp_path / "part", resume=True)
     assert torch.equal(whole.own_parts(), resumed.own_parts())
     assert torch.equal(whole.own_parts("best"), resumed.own_parts("best"))
     names = {path.name for path in (tmp_path / "whole").glob("*.safetensors")}
@@ -125,7 +127,7 @@ def test_sites_without_the_server_s_model_do_not_train_their_own_part():
 
 @some_quick(
     "algorithm",
-    {"default": None, "afl": fm.algorithms.AFL(), "drfa": fm.algorithms.DRFA(), "local": fm.Local()},
+    {"default": None, "afl": fm.algorithms.AFL(), "drfa": fm.algorithms.DRFA(), "local": fm.algorithms.Local()},
     "drfa",
 )
 def test_algorithms_train_with_own_parts(algorithm):
@@ -137,7 +139,7 @@ def test_algorithms_train_with_own_parts(algorithm):
 @pytest.mark.slow
 def test_site_that_is_left_out_is_judged_by_the_common_model():
     made = problem(batch_norm="shared", parts=PARTS)
-    left_out = fm.leave_one_site_out(made, algorithm=fm.DSGD(primal_step=0.1), rounds=2)
+    left_out = fm.leave_one_site_out(made, algorithm=fm.algorithms.DSGD(primal_step=0.1), rounds=2)
     expected = accuracy(made, left_out.result.state_dict(0), 0)  # replica 0 has all but site 0
     assert left_out.values["accuracy"][0][0] == pytest.approx(expected)
 

@@ -13,7 +13,8 @@ from tests.refusals import refused
 def test_bf16_rounds_gradients_and_nothing_else(at_once):
     problem = toys.problem(models_at_once=at_once)
     exact, short = (
-        fm.train(problem, fm.Ring(), fm.DSGD(0.1), rounds=5, precision=precision) for precision in ("float32", "bf16")
+        fm.train(problem, fm.Ring(), fm.algorithms.DSGD(0.1), rounds=5, precision=precision)
+        for precision in ("float32", "bf16")
     )
     models = [result.state.algorithm.models for result in (exact, short)]
     assert [one.dtype for one in models] == [torch.float32] * 2
@@ -24,9 +25,9 @@ def test_bf16_rounds_gradients_and_nothing_else(at_once):
 
 def test_precision_is_part_of_a_runs_identity(tmp_path):
     problem = toys.problem()
-    fm.train(problem, fm.Ring(), fm.DSGD(0.1), rounds=2, out=tmp_path / "run", precision="bf16")
-    with refused("precision", error=fm.CheckpointError):
-        fm.train(problem, fm.Ring(), fm.DSGD(0.1), rounds=3, out=tmp_path / "run", resume=True)
+    fm.train(problem, fm.Ring(), fm.algorithms.DSGD(0.1), rounds=2, out=tmp_path / "run", precision="bf16")
+    with refused("precision", error=fm.errors.CheckpointError):
+        fm.train(problem, fm.Ring(), fm.algorithms.DSGD(0.1), rounds=3, out=tmp_path / "run", resume=True)
 
 
 def test_options_refuse_a_precision_that_cannot_be():

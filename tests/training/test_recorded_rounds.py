@@ -77,7 +77,7 @@ def test_schedules_of_steps_and_of_graphs_follow_the_tensor_that_holds_the_round
         fm.schedules.Staircase(0.5, 0.5, 3),
         fm.schedules.Geometric(0.05, 0.9),
         consensus_step=0.2,
-        compressor=fm.Quantize(4),
+        compressor=fm.compressors.Quantize(4),
     )
     changing = fm.topologies.Changing((fm.Ring(), fm.topologies.Star(), fm.topologies.Complete()))
     problem = toys.problem()
@@ -90,7 +90,9 @@ def test_recording_with_dropout_and_augmentation_draws_anew_in_every_round():
     sites = [fm.Site((torch.randn(9, 6, generator=generator), torch.arange(9) % 3)) for _ in range(4)]
     model = nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.3), nn.ReLU(), nn.Linear(8, 3))
     problem = fm.Problem(model, sites, augment=lambda batch, draw: batch + draw(*batch.shape), sampling=fm.Sampling(5))
-    training = _training(fm.ADGDA(0.5, 0.05, consensus_step=0.3, compressor=fm.TopK(0.3)), fm.Ring(), problem)
+    training = _training(
+        fm.ADGDA(0.5, 0.05, consensus_step=0.3, compressor=fm.compressors.TopK(0.3)), fm.Ring(), problem
+    )
     assert _apart(training, recorded_at=0, start=0, rounds=5) < 1e-12
 
 

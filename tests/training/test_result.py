@@ -11,7 +11,7 @@ def cells(text):
 
 
 def test_result_prints_the_worst_site_the_mean_and_every_site_with_its_interval():
-    result = fm.train(problem(4), fm.Ring(), fm.DSGD(0.5), rounds=3)
+    result = fm.train(problem(4), fm.Ring(), fm.algorithms.DSGD(0.5), rounds=3)
     found, (header, worst, mean, *sites) = result.evidence(), cells(str(result))
     assert header[:2] == ["accuracy,", "%"]
     low, high = (f"{100 * end:.1f}" for end in found["worst"]["interval"])
@@ -24,7 +24,7 @@ def test_result_prints_the_worst_site_the_mean_and_every_site_with_its_interval(
 
 def test_result_prints_the_worst_of_many_sites_first():
     data = fm.data.Digits(nodes=23, odd=2)
-    result = fm.run(fm.Experiment(data, algorithm=fm.DSGD(0.5), rounds=4))
+    result = fm.run(fm.Experiment(data, algorithm=fm.algorithms.DSGD(0.5), rounds=4))
     rows = str(result).splitlines()
     assert len(rows) == 3 + 20 + 1
     assert "3 more" in rows[-1]
@@ -36,10 +36,12 @@ def test_result_prints_a_site_where_the_metric_is_not_defined():
     one_class = problem(3)
     result = fm.train(
         fm.Problem(
-            one_class.model, one_class.sites, metrics={"nothing": fm.Metric(lambda outputs, targets: float("nan"))}
+            one_class.model,
+            one_class.sites,
+            metrics={"nothing": fm.metrics.Metric(lambda outputs, targets: float("nan"))},
         ),
         fm.Ring(),
-        fm.DSGD(0.1),
+        fm.algorithms.DSGD(0.1),
         rounds=1,
     )
     assert "nan" not in str(result)
@@ -47,6 +49,6 @@ def test_result_prints_a_site_where_the_metric_is_not_defined():
 
 @pytest.mark.filterwarnings("ignore")
 def test_result_of_a_run_that_diverged_says_so():
-    result = fm.train(problem(3), fm.Ring(), fm.DSGD(1e30), rounds=5, on_divergence="mark")
+    result = fm.train(problem(3), fm.Ring(), fm.algorithms.DSGD(1e30), rounds=5, on_divergence="mark")
     assert "diverged" in str(result)
     assert "diverged=[0]" in repr(result)

@@ -84,7 +84,7 @@ def test_signal_writes_a_checkpoint_and_the_resumed_run_ends_bit_identical(strai
     stopped = stopped_at(folder, 8, number, RARELY)
     assert stopped.returncode == 1
     assert 8 <= round_of(folder) < ROUNDS
-    assert missing_from(stopped.stderr, fm.Interrupted.__name__, f"round {round_of(folder)} ", ROUNDS) == []
+    assert missing_from(stopped.stderr, fm.errors.Interrupted.__name__, f"round {round_of(folder)} ", ROUNDS) == []
     assert not (folder / "summary.json").exists()
     train(folder, resume=True)
     assert outcome(folder) == straight
@@ -212,5 +212,5 @@ def test_run_leaves_ctrl_c_alone_unless_told_to_handle_it(python_s_ctrl_c):
 
 def test_checkpoint_of_a_stopped_run_is_refused_for_other_settings(tmp_path):
     stop_after(tmp_path / "run", 3)
-    with refused("dtype", "'float64' here", "default there", error=fm.CheckpointError):
+    with refused("dtype", "'float64' here", "default there", error=fm.errors.CheckpointError):
         train(tmp_path / "run", resume=True, dtype="float64")

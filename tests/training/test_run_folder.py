@@ -11,7 +11,7 @@ import fairmesh as fm
 from fairmesh.storage.run_folder import read_records, read_summary
 from tests.toys import problem, small_model
 
-ALGORITHM = fm.ADGDA(primal_step=2.0, dual_step=0.1, consensus_step=0.4, compressor=fm.Quantize(bits=4))
+ALGORITHM = fm.ADGDA(primal_step=2.0, dual_step=0.1, consensus_step=0.4, compressor=fm.compressors.Quantize(bits=4))
 
 
 @pytest.fixture(scope="module")

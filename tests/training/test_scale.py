@@ -18,7 +18,9 @@ def test_thousand_nodes_of_the_fc_model_run_on_a_ring_with_four_bits():
         sampling=fm.Sampling(batch=5),
         test=shared,
     )
-    algorithm = fm.ADGDA(primal_step=100.0, dual_step=1e-3, consensus_step=0.3, compressor=fm.Quantize(bits=4))
+    algorithm = fm.ADGDA(
+        primal_step=100.0, dual_step=1e-3, consensus_step=0.3, compressor=fm.compressors.Quantize(bits=4)
+    )
     result = fm.train(made, fm.Ring(), algorithm, 2, measure_every=2)
     models = result.state.algorithm.models
     assert models.shape == (1, 1000, 784 * 25 + 25 + 25 * 10 + 10)

@@ -21,7 +21,7 @@ def _alone(experiment: fm.Experiment, k: int) -> fm.Result:
     [
         pytest.param({}, marks=pytest.mark.slow),  # weights follow held-out rows, compared with local models
         {"algorithm": fm.ADGDA(), "objective": fm.Objective(judged_on="validation"), "seeds": (1, 5)},
-        {"algorithm": fm.Local(), "sampling": fm.Sampling(order="full"), "placements": 2},
+        {"algorithm": fm.algorithms.Local(), "sampling": fm.Sampling(order="full"), "placements": 2},
     ],
     ids=["default", "validation", "local"],
 )
@@ -42,7 +42,7 @@ def test_splits_give_the_same_in_a_batch_as_alone(changes):
 
 
 def test_splits_differ_in_their_rows():
-    result = fm.run(fm.Experiment(_DATA, rounds=2, splits=2, algorithm=fm.Local()))
+    result = fm.run(fm.Experiment(_DATA, rounds=2, splits=2, algorithm=fm.algorithms.Local()))
     tests = [result.problem.of_split(k).sites[0].test.inputs for k in range(2)]
     assert tests[0].shape == tests[1].shape
     assert not torch.equal(*tests)
@@ -65,7 +65,7 @@ def test_splits_resume_where_they_stopped_and_refuse_other_ones(tmp_path):
     whole = run(3, folder="whole")
     run(3, rounds=3)
     assert torch.equal(run(3, resume=True).row(), whole.row())
-    with refused("seeds", "[0, 0, 0]", error=fm.CheckpointError):
+    with refused("seeds", "[0, 0, 0]", error=fm.errors.CheckpointError):
         run(2, resume=True)
 
 
@@ -91,7 +91,7 @@ def test_splits_of_wrapped_data_are_drawn_again():
 
 @pytest.mark.parametrize("changes", [{}, {"metrics": ("balanced-accuracy",)}], ids=["at once", "one by one"])
 def test_splits_are_judged_in_one_pass_as_they_are_one_by_one(changes):
-    problem = fm.Experiment(_DATA, algorithm=fm.Local(), splits=3, **changes).problem()
+    problem = fm.Experiment(_DATA, algorithm=fm.algorithms.Local(), splits=3, **changes).problem()
     splits, generator = (2, 0, 1, 0, 2, 1), torch.Generator().manual_seed(0)
     models = torch.randn(6, problem.n, problem.flat_model.dim, generator=generator)
     models[3, 1] = torch.nan  # which only its own site notices
@@ -109,7 +109,7 @@ def test_splits_are_judged_in_one_pass_as_they_are_one_by_one(changes):
 
 
 def test_splits_say_which_site_cannot_be_measured():
-    problem = fm.Experiment(_DATA, algorithm=fm.Local(), splits=2).problem()
+    problem = fm.Experiment(_DATA, algorithm=fm.algorithms.Local(), splits=2).problem()
     problem = problem.each(
         lambda split: split.with_other(
             sites=[replace(site, test=None if i == 1 else site.test) for i, site in enumerate(split.sites)]
@@ -123,7 +123,7 @@ def test_splits_say_which_site_cannot_be_measured():
 
 
 def test_splits_share_what_was_checked_of_model_and_loss():
-    problem = fm.Experiment(_DATA, algorithm=fm.Local(), splits=3).problem()
+    problem = fm.Experiment(_DATA, algorithm=fm.algorithms.Local(), splits=3).problem()
     assert len({id(split.flat_model) for split in problem.every_split}) == 1
     sites = [replace(site, train=(site.train.inputs, site.train.targets + 5)) for site in problem.sites]
     with refused("labels", "10 classes"):

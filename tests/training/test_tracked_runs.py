@@ -12,7 +12,7 @@ from tests import toys
 from tests.contracts.battery import same_bits, state_bits
 from tests.refusals import refused
 
-PRICED = fm.TrackedADGDA(0.2, compressor=fm.Quantize(6))
+PRICED = fm.TrackedADGDA(0.2, compressor=fm.compressors.Quantize(6))
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +24,7 @@ def test_steps_without_an_end_of_their_own_end_with_the_run(problem):
     open_ended, ending = (
         fm.TrackedADGDA(
             fm.schedules.Linear(0.3, rounds),
-            compressor=fm.Quantize(6),
+            compressor=fm.compressors.Quantize(6),
             weighting=fm.weighting.ShadowPrice(strength_annealing=fm.schedules.Polynomial(3.0, rounds)),
         )
         for rounds in (None, 30)
@@ -39,7 +39,7 @@ def test_steps_without_an_end_of_their_own_end_with_the_run(problem):
 def test_run_whose_steps_end_with_it_is_not_extended_and_says_which_steps(problem, tmp_path):
     algorithm = fm.TrackedADGDA(fm.schedules.Linear(0.3))
     fm.train(problem, fm.Ring(), algorithm, 6, out=tmp_path)
-    with refused("primal_step.rounds", "12 here", "6 there", error=fm.CheckpointError):
+    with refused("primal_step.rounds", "12 here", "6 there", error=fm.errors.CheckpointError):
         fm.train(problem, fm.Ring(), algorithm, 12, out=tmp_path, resume=True)
     again = fm.train(problem, fm.Ring(), algorithm, 6, out=tmp_path, resume=True)
     assert again.final[0]["round"] == 6

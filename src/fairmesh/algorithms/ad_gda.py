@@ -84,7 +84,7 @@ class ADGDA(Algorithm):
 
     Example:
         >>> import fairmesh as fm
-        >>> algorithm = fm.ADGDA(primal_step=2.0, consensus_step=0.5, compressor=fm.Quantize(bits=4))
+        >>> algorithm = fm.ADGDA(primal_step=2.0, consensus_step=0.5, compressor=fm.compressors.Quantize(bits=4))
         >>> experiment = fm.Experiment(fm.data.Digits(nodes=4, odd=1), fm.Ring(), algorithm, rounds=10)
         >>> fm.run(experiment).weights().shape
         torch.Size([1, 4])

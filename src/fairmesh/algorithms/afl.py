@@ -34,7 +34,7 @@ class AFL(ServerAscent):
 
     Example:
         >>> import fairmesh as fm
-        >>> experiment = fm.Experiment(fm.data.Digits(nodes=4), fm.Ring(), fm.AFL(dual_step=0.05), rounds=5)
+        >>> experiment = fm.Experiment(fm.data.Digits(nodes=4), fm.Ring(), fm.algorithms.AFL(dual_step=0.05), rounds=5)
         >>> fm.run(experiment).rounds
         5
 

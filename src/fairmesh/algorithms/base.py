@@ -61,7 +61,7 @@ class Algorithm(ABC):
 
     Example:
         >>> import fairmesh as fm
-        >>> fm.DSGD(primal_step=0.1).steps()
+        >>> fm.algorithms.DSGD(primal_step=0.1).steps()
         {'primal_step': Constant(value=0.1)}
 
         `docs/howto/extending.md` writes an algorithm from scratch.

@@ -61,7 +61,7 @@ class ChocoSGD(Algorithm):
 
     Example:
         >>> import fairmesh as fm
-        >>> algorithm = fm.ChocoSGD(primal_step=0.5, consensus_step=0.3, compressor=fm.TopK(0.1))
+        >>> algorithm = fm.ChocoSGD(primal_step=0.5, consensus_step=0.3, compressor=fm.compressors.TopK(0.1))
         >>> experiment = fm.Experiment(fm.data.Digits(nodes=4), fm.Ring(), algorithm, rounds=5)
         >>> fm.run(experiment).weights() is None
         True

@@ -27,7 +27,8 @@ class DRDSGD(DSGD):
 
     Example:
         >>> import fairmesh as fm
-        >>> experiment = fm.Experiment(fm.data.Digits(nodes=4), fm.Ring(), fm.DRDSGD(temperature=3.0), rounds=5)
+        >>> algorithm = fm.algorithms.DRDSGD(temperature=3.0)
+        >>> experiment = fm.Experiment(fm.data.Digits(nodes=4), fm.Ring(), algorithm, rounds=5)
         >>> fm.run(experiment).rounds
         5
 

@@ -51,7 +51,7 @@ class DRFA(ServerAscent):
 
     Example:
         >>> import fairmesh as fm
-        >>> algorithm = fm.DRFA(participation=0.5, local_steps=2)
+        >>> algorithm = fm.algorithms.DRFA(participation=0.5, local_steps=2)
         >>> experiment = fm.Experiment(fm.data.Digits(nodes=4), fm.Ring(), algorithm, rounds=5)
         >>> fm.run(experiment).rounds
         5

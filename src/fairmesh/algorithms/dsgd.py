@@ -35,7 +35,7 @@ class DSGD(Algorithm):
 
     Example:
         >>> import fairmesh as fm
-        >>> algorithm = fm.DSGD(primal_step=fm.schedules.Linear(0.5))
+        >>> algorithm = fm.algorithms.DSGD(primal_step=fm.schedules.Linear(0.5))
         >>> experiment = fm.Experiment(fm.data.Digits(nodes=4), fm.Ring(), algorithm, rounds=5)
         >>> fm.run(experiment).rounds
         5

@@ -32,9 +32,8 @@ class Local(ScaledSteps):
 
     Example:
         >>> import fairmesh as fm
-        >>> experiment = fm.Experiment(
-        ...     fm.data.Digits(nodes=4), fm.Ring(), fm.Local(), rounds=20, options=fm.Options(own_models=True)
-        ... )
+        >>> options = fm.Options(own_models=True)
+        >>> experiment = fm.Experiment(fm.data.Digits(4), fm.Ring(), fm.algorithms.Local(), rounds=20, options=options)
         >>> record = fm.run(experiment).final[0]
         >>> len(record["own_models"]["accuracy"]["sites"]), record["bytes_total"]
         (4, 0)

@@ -122,7 +122,7 @@ class SGD(_Decaying):
 
     Example:
         >>> import fairmesh as fm
-        >>> fm.DSGD(0.1, optimizer=fm.optimizers.SGD(decay=0.01, no_decay=("*bias",))).optimizer.decay
+        >>> fm.algorithms.DSGD(0.1, optimizer=fm.optimizers.SGD(decay=0.01, no_decay=("*bias",))).optimizer.decay
         0.01
     """
 
@@ -214,7 +214,7 @@ class AdamW(_Decaying):
 
     Example:
         >>> import fairmesh as fm
-        >>> algorithm = fm.DSGD(0.01, optimizer=fm.optimizers.AdamW(decay=0.01, no_decay=("*bias",)))
+        >>> algorithm = fm.algorithms.DSGD(0.01, optimizer=fm.optimizers.AdamW(decay=0.01, no_decay=("*bias",)))
         >>> fm.run(fm.Experiment(fm.data.Digits(nodes=4), fm.Ring(), algorithm, rounds=5)).rounds
         5
 

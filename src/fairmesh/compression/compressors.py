@@ -70,7 +70,7 @@ class Compressor(ABC):
 
     Example:
         >>> import fairmesh as fm
-        >>> isinstance(fm.Quantize(bits=4), fm.compressors.Compressor)
+        >>> isinstance(fm.compressors.Quantize(bits=4), fm.compressors.Compressor)
         True
     """
 
@@ -237,7 +237,7 @@ class Quantize(_Ranged):
 
     Example:
         >>> import fairmesh as fm
-        >>> round(fm.Quantize(bits=4).delta(dim=100), 3)
+        >>> round(fm.compressors.Quantize(bits=4).delta(dim=100), 3)
         0.719
 
     References:
@@ -329,7 +329,7 @@ class TopK(_Ranged):
     Example:
         >>> import torch
         >>> import fairmesh as fm
-        >>> fm.TopK(0.5).compress(torch.tensor([[3.0, -1.0, 0.5, -4.0]]), draw=None).decode()
+        >>> fm.compressors.TopK(0.5).compress(torch.tensor([[3.0, -1.0, 0.5, -4.0]]), draw=None).decode()
         tensor([[ 3.,  0.,  0., -4.]])
     """
 
@@ -388,7 +388,7 @@ class Sign(_Ranged):
     Example:
         >>> import torch
         >>> import fairmesh as fm
-        >>> fm.Sign().compress(torch.tensor([[3.0, -1.0]]), draw=None).decode()
+        >>> fm.compressors.Sign().compress(torch.tensor([[3.0, -1.0]]), draw=None).decode()
         tensor([[ 2., -2.]])
 
     References:

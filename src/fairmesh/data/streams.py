@@ -71,7 +71,7 @@ class Streamed:
         ...         return torch.full((3,), float(k)), k % 2
         >>> sites = [fm.Site(fm.data.Streamed(Scans())) for _ in range(3)]
         >>> problem = fm.Problem(torch.nn.Linear(3, 2), sites, sampling=fm.Sampling(batch=4))
-        >>> fm.train(problem, fm.Ring(), fm.DSGD(0.01), rounds=2).rounds
+        >>> fm.train(problem, fm.Ring(), fm.algorithms.DSGD(0.01), rounds=2).rounds
         2
     """
 

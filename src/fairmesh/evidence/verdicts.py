@@ -132,7 +132,8 @@ class Comparison:
         >>> import fairmesh as fm
         >>> from fairmesh.evidence import versus
         >>> data = fm.data.Digits(nodes=4)
-        >>> short, long = (fm.run(fm.Experiment(data, algorithm=fm.DSGD(), rounds=k)).outcomes() for k in (1, 60))
+        >>> algorithm = fm.algorithms.DSGD()
+        >>> short, long = (fm.run(fm.Experiment(data, algorithm=algorithm, rounds=k)).outcomes() for k in (1, 60))
         >>> versus(long, short).mean.verdict
         'better'
     """
@@ -203,7 +204,8 @@ def versus(a: Outcomes, b: Outcomes, metric: str | None = None) -> Comparison:
 
     Example:
         >>> import fairmesh as fm
-        >>> outcomes = fm.run(fm.Experiment(fm.data.Digits(nodes=4), algorithm=fm.DSGD(), rounds=5)).outcomes()
+        >>> experiment = fm.Experiment(fm.data.Digits(nodes=4), algorithm=fm.algorithms.DSGD(), rounds=5)
+        >>> outcomes = fm.run(experiment).outcomes()
         >>> fm.evidence.versus(outcomes, outcomes).count("unclear")
         4
     """
@@ -310,7 +312,7 @@ def evidence_table(
     Example:
         >>> import fairmesh as fm
         >>> from fairmesh.evidence import evidence_table
-        >>> result = fm.run(fm.Experiment(fm.data.Digits(nodes=4), algorithm=fm.DSGD(), rounds=5))
+        >>> result = fm.run(fm.Experiment(fm.data.Digits(nodes=4), algorithm=fm.algorithms.DSGD(), rounds=5))
         >>> found = evidence_table(result.outcomes())
         >>> sorted(found)
         ['covers', 'level', 'mean', 'metric', 'notes', 'sites', 'worst']

@@ -20,7 +20,7 @@ TASKS: dict[str, str] = {  # what a problem predicts, in words
     "multi-label": "several yes-or-no labels per sample",
     "masks": "a class for every pixel or token of a sample",
     "numbers": "numbers",
-    "several": "several targets per sample, which only metrics of your own can read: fm.Metric(function)",
+    "several": "several targets per sample, which only metrics of your own can read: fm.metrics.Metric(function)",
 }
 
 
@@ -37,7 +37,7 @@ class Metric:
     Example:
         >>> import torch
         >>> import fairmesh as fm
-        >>> error = fm.Metric(lambda outputs, targets: (outputs - targets).abs().mean(), higher_is_better=False)
+        >>> error = fm.metrics.Metric(lambda outputs, targets: (outputs - targets).abs().mean(), higher_is_better=False)
         >>> float(error(torch.ones(3), torch.zeros(3)))
         1.0
     """

@@ -131,7 +131,7 @@ class FlatModel:
         if not shared:
             raise BadInput(
                 "all trained parameters are local, so there is nothing to share; to train every site alone, use the "
-                "algorithm fm.Local() without local parts"
+                "algorithm fm.algorithms.Local() without local parts"
             )
         statistics = {
             f"{path}.{name}": getattr(norm, name) for path, norm in self._norms.items() for name in STATISTICS

@@ -108,8 +108,8 @@ class Problem(Learning, metaclass=_ShortHelp):
             from torch's, Python's and numpy's generators, which are seeded for every sample (or batch) from seed,
             round, node and place in the batch, and run on the CPU (docs/howto/own-models.md). Default: None.
         metrics: Further metrics: a list of built-in ones, such as ["auroc", fm.metrics.Sensitivity(threshold=0.3)]; or
-            a table of names, to built-in ones, `fm.Metric`, or functions (outputs, targets) of a whole test set ->
-            number, higher is better. Accuracy, if targets are labels, and loss are always measured. Default: {}.
+            a table of names, to built-in ones, `fm.metrics.Metric`, or functions (outputs, targets) of a whole test set
+            -> number, higher is better. Accuracy, if targets are labels, and loss are always measured. Default: {}.
         objective: Which losses the robust weights follow. Default: Objective(), the training losses.
         models_at_once: How many models (nodes times replicas) are evaluated at once: "all" by vmap, a number k >= 1 to
             bound the memory, 1 for one after another, which takes any module. "auto" is "all" or 1, by the kind of
@@ -120,8 +120,8 @@ class Problem(Learning, metaclass=_ShortHelp):
             (statistics and affine parameters stay at the site: FedBN), "shared" (affine parameters are shared,
             statistics are averaged for the common model), "convert" (nn.GroupNorm instead), or "refuse", which accepts
             layers in evaluation mode only, as "frozen" does (docs/howto/models-and-parts.md). Default: "refuse".
-        trainer: Your own training code for the local work of every round: `fm.LocalTrainer(function)`, or the function
-            (module, data, ctx) itself. Algorithms then work with its updates instead of gradients
+        trainer: Your own training code for the local work of every round: `fm.trainers.LocalTrainer(function)`, or the
+            function (module, data, ctx) itself. Algorithms then work with its updates instead of gradients
             (docs/howto/own-training-code.md). None for fairmesh's own gradients. Default: None.
         class_names: The names of the classes, in the order of their numbers; empty if they have none. Default: ().
         splits: The same problem with other splits of the data into training and test rows. Every replica is trained on

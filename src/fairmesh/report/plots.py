@@ -263,7 +263,7 @@ def plot_sites(results: Mapping[str, Result], path: str | os.PathLike | None = N
         >>> import fairmesh as fm
         >>> problem = fm.Experiment(fm.data.Digits(nodes=4), algorithm=fm.TrackedADGDA()).problem()
         >>> together = fm.train(problem, fm.Ring(), fm.TrackedADGDA(), rounds=5)
-        >>> alone = fm.train(problem, fm.Ring(), fm.Local(), rounds=5)
+        >>> alone = fm.train(problem, fm.Ring(), fm.algorithms.Local(), rounds=5)
         >>> figure = fm.report.plot_sites({"alone": alone, "together": together})
         >>> len(figure.axes[0].get_yticks())  # a row per site
         4

@@ -90,7 +90,7 @@ def check_algorithm(
 
     Example:
         >>> import fairmesh as fm
-        >>> fm.testing.check_algorithm(fm.DSGD(0.1), topologies=[fm.Ring()], rounds=2)
+        >>> fm.testing.check_algorithm(fm.algorithms.DSGD(0.1), topologies=[fm.Ring()], rounds=2)
     """
     algorithm = with_run_length(checked_settings(algorithm, Algorithm), 2 * rounds)
     problem = small_problem() if problem is None else problem

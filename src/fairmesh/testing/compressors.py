@@ -41,7 +41,7 @@ def check_compressor(compressor: Compressor, *, dims: Sequence[int] = (1, 2, 3, 
 
     Example:
         >>> import fairmesh as fm
-        >>> fm.testing.check_compressor(fm.Sign(block=4), dims=(1, 7))
+        >>> fm.testing.check_compressor(fm.compressors.Sign(block=4), dims=(1, 7))
     """
     compressor = checked_settings(compressor, Compressor)
     for dim in dims:

@@ -124,7 +124,7 @@ def on_hosts(
     Example:
         >>> import fairmesh as fm
         >>> problem = fm.testing.small_problem(nodes=4)
-        >>> run = fm.testing.on_hosts(problem, fm.Ring(), fm.DSGD(0.1), 2, blocks=[[0, 1], [2, 3]])
+        >>> run = fm.testing.on_hosts(problem, fm.Ring(), fm.algorithms.DSGD(0.1), 2, blocks=[[0, 1], [2, 3]])
         >>> run.states[1].models.shape, run.post.bytes_carried > 0
         (torch.Size([1, 2, 53]), True)
     """

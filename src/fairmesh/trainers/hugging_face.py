@@ -32,7 +32,7 @@ def fit_hugging_face(module: nn.Module, data: SiteData, ctx: LocalContext, **arg
         >>> import fairmesh as fm
         >>> def train(module, data, ctx):
         ...     fm.trainers.fit_hugging_face(module, data, ctx, max_steps=20, per_device_train_batch_size=8)
-        >>> fm.LocalTrainer(train).unchanged
+        >>> fm.trainers.LocalTrainer(train).unchanged
         'refuse'
 
         `examples/own_training/hugging_face.py` is a whole run.

@@ -38,7 +38,7 @@ def fit_lightning(
         >>> import fairmesh as fm
         >>> def train(module, data, ctx):
         ...     fm.trainers.fit_lightning(module, data, ctx, batch_size=16, max_steps=20)
-        >>> fm.LocalTrainer(train).unchanged
+        >>> fm.trainers.LocalTrainer(train).unchanged
         'refuse'
 
         `examples/own_training/lightning_module.py` is a whole run.

@@ -132,7 +132,7 @@ TrainingFunction = Callable[[nn.Module, SiteData, LocalContext], float | Tensor 
 @checked
 @dataclass(frozen=True)
 class LocalTrainer:
-    """Your own training code as the local work of a site: `fm.Problem(..., trainer=fm.LocalTrainer(function))`.
+    """Your own training code as the local work of a site: `fm.Problem(..., trainer=LocalTrainer(function))`.
 
     In every round the function gets the module with the site's current weights, the site's training data and a context.
     It trains the module in place, as long as it likes and with whatever it likes. The difference between the weights
@@ -163,7 +163,8 @@ class LocalTrainer:
         ...     ctx.state["optimizer"] = optimizer.state_dict()
         >>> labels = torch.arange(40) % 2
         >>> sites = [fm.Site((torch.randn(40, 3) + 2 * labels[:, None], labels)) for _ in range(3)]
-        >>> problem = fm.Problem(torch.nn.Linear(3, 2), sites, test=sites[0].train, trainer=fm.LocalTrainer(train))
+        >>> trainer = fm.trainers.LocalTrainer(train)
+        >>> problem = fm.Problem(torch.nn.Linear(3, 2), sites, test=sites[0].train, trainer=trainer)
         >>> fm.train(problem, fm.Ring(), fm.ChocoSGD(primal_step=1.0), rounds=5).rounds
         5
     """

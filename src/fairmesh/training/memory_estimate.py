@@ -43,7 +43,7 @@ _SHARE = 0.9  # of the free memory that a run may use
 _GIB = 2.0**30
 _WHAT_HELPS = (
     "a round holds {:.0f} copies of the trained parameters of all nodes: train fewer parameters (parts.frozen, "
-    "fm.models.LoRA), or choose an algorithm that holds fewer copies (fm.ChocoSGD about 12, fm.DSGD 9); or use "
+    "fm.models.LoRA), or choose an algorithm that holds fewer copies (ChocoSGD about 12, DSGD 9); or use "
     "smaller batches, fewer nodes, or several machines (fairmesh launch)"
 )
 
