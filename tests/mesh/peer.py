@@ -126,7 +126,7 @@ class _Later:
         return self._transport.as_sent(self._first + round_index, outgoing)
 
     def exchange(self, round_index, outgoing, expected, read):
-        self.lengths += 2 * 4 * len(outgoing)
+        self.lengths += 2 * 8 * len(outgoing)
         return self._transport.exchange(self._first + round_index, outgoing, expected, read)
 
 

@@ -121,7 +121,7 @@ def test_run_that_fits_only_without_keeping_freed_memory_is_not_refused():
 
 def test_single_replica_that_does_not_fit_is_refused_for_itself_and_not_for_its_results():
     need = Footprint(fixed=0, per_replica=50 << 30, description="many parameters", copies=22.0)
-    with refused("50.00 GiB", "22 copies", "parts.frozen", "fm.models.LoRA", "fm.algorithms.DSGD") as caught:
+    with refused("50.00 GiB", "22 copies", "parts.frozen", "fm.models.LoRA", "DSGD") as caught:
         memory_sentence(need, 1, 20.0, torch.device("cpu"))
     assert missing_from(caught.value, "results") == ["results"]
     with refused("fixed weights", "compare_weights = False"):

@@ -17,7 +17,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from fairmesh.errors import BadInput
 
 BatchNormPolicy = Literal["refuse", "frozen", "local", "shared", "convert"]
-Layer = TypeVar("Layer", bound=nn.Module)
+Layer = TypeVar("Layer", bound="nn.Module")
 STATISTICS = ("running_mean", "running_var")
 
 POLICIES = (
