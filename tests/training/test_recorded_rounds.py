@@ -259,7 +259,7 @@ def test_constants_keep_the_strides_of_what_they_are_like():
     a = torch.randn(3, 4)
     recorded = Traced(function)
     assert torch.equal(recorded(a)[0], function(a)[0])
-    assert recorded._replays[next(iter(recorded._replays))] is not function
+    assert recorded._replays[next(iter(recorded._replays))] is not None
 
 
 @pytest.mark.parametrize(("classes", "written_out"), [(2, True), (10, True), (40, False)])

@@ -13,7 +13,6 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy.optimize import brentq
 from scipy.special import betainc, betaincinv, ndtr, ndtri, stdtrit
 
 LEVEL = 0.95
@@ -162,6 +161,8 @@ def _trinomial_quantile(a: float, b: float, n: float, probability: float) -> flo
     def excess(difference: float) -> float:
         of_first = np.clip((1.0 + difference / apart) / 2, 0.0, 1.0)  # of the rows that differ
         return float(betainc(a + 0.5 + _LEAN, b + 0.5 - _LEAN, of_first).mean()) - probability
+
+    from scipy.optimize import brentq  # takes a tenth of a second to import, and most runs need none
 
     return float(brentq(excess, -1.0, 1.0, xtol=1e-9))  # type: ignore[arg-type]
 
@@ -405,6 +406,8 @@ class _MinimumTest:
             return high
         if excess(low) <= 0:
             return low
+        from scipy.optimize import brentq
+
         return float(brentq(excess, low, high, xtol=1e-9 * (high - low)))  # type: ignore[arg-type]
 
 

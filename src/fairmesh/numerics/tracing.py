@@ -169,19 +169,20 @@ class Traced:
 
     def __init__(self, function: Callable[..., tuple[Tensor, ...]]):
         self._function = function
-        self._replays: dict[Any, Callable[..., tuple[Tensor, ...]]] = {}
+        self._replays: dict[Any, GraphModule | None] = {}
 
     def __call__(self, *arguments: Tree) -> tuple[Tensor, ...]:
         if not values_readable(arguments[0]):  # a whole round, with this function in it, is being traced
             return self._function(*arguments)
-        shapes = tuple((t.shape, t.dtype) for t in leaves(arguments))
+        flat = arguments if all(isinstance(a, Tensor) for a in arguments) else leaves(arguments)
+        shapes = tuple((t.shape, t.dtype) for t in flat)
         if shapes not in self._replays:
             self._replays[shapes] = self._checked(arguments)
         replay = self._replays[shapes]
-        return replay(*arguments) if replay is self._function else replay(*leaves(arguments))
+        return self._function(*arguments) if replay is None else replay(*flat)
 
-    def _checked(self, arguments: tuple[Tree, ...]) -> Callable[..., tuple[Tensor, ...]]:
-        """Returns the trace, or the function itself if it cannot be traced or the replay does not agree with it."""
+    def _checked(self, arguments: tuple[Tree, ...]) -> GraphModule | None:
+        """Returns the trace, or None if the function cannot be traced or the replay does not agree with it."""
         try:
             replay = _tidied(_recorded_on_cpu(self._function, *arguments))
             pairs = zip(self._function(*arguments), replay(*leaves(arguments)), strict=True)
@@ -193,7 +194,7 @@ class Traced:
         warnings.warn(
             f"model and loss run more slowly, since they cannot be traced: {reason}", RuntimeWarning, stacklevel=3
         )
-        return self._function
+        return None
 
 
 _SAME = {"view", "expand", "reshape", "_unsafe_view", "alias", "detach"}
