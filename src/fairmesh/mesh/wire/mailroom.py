@@ -11,8 +11,7 @@ import statistics
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -151,11 +150,6 @@ class Mailroom:
         `close(stream, reason)` when a stream must end."""
         self._wake, self._close = wake, close
 
-    @contextmanager
-    def _edge(self, position: int) -> Iterator[_Edge]:
-        with self._changed:
-            yield self._edges[position]
-
     # The training thread
 
     def as_sent(self, step: int, payloads: Mapping[int, bytes]) -> dict[int, bytes]:
@@ -175,13 +169,13 @@ class Mailroom:
                 f"another one ({self.other_machine}). Start the node once on a machine and with settings as before, "
                 "until the log says that it trains; then it can move. Or let the other sites vote this site out"
             )
-            self._wait_for(lambda: [p for p in lost if self._edges[p].had is None], time.monotonic(), refusal)
+            self._wait_for(lambda: [p for p in lost if self._edges[p].had is None], time.monotonic(), lambda: refusal)
             if any(step < (self._edges[position].had or 0) for position in lost):
                 raise refusal
         return {position: before.get(position, known.get(text, text)) for position, text in payloads.items()}
 
     def _wait_for(
-        self, awaited: Callable[[], Iterable[int]], since: float, if_alone: FairmeshError | None = None
+        self, awaited: Callable[[], Iterable[int]], since: float, if_alone: Callable[[], FairmeshError] | None = None
     ) -> None:
         """Waits as long as there are neighbours to wait for, from a moment on by time.monotonic(). Raises `if_alone` if
         none can answer."""
@@ -189,7 +183,7 @@ class Mailroom:
             while positions := awaited():
                 self._raise_if_stopped()
                 if self.alone and if_alone is not None:
-                    raise if_alone
+                    raise if_alone()
                 self.waiting_for = dict.fromkeys(positions, since)
                 self._changed.wait(_LOOK_EVERY_S)
             self.waiting_for = {}
@@ -227,7 +221,8 @@ class Mailroom:
 
     def owe(self, position: int, step: int) -> None:
         """Notes that a neighbour will be sent a message of this step, which is before this node's next round."""
-        with self._edge(position) as edge:
+        with self._changed:
+            edge = self._edges[position]
             edge.next_post = step
 
     def take(
@@ -255,7 +250,8 @@ class Mailroom:
             logged = self._journal.received(position, step)
             if logged is not None:
                 found[position] = read(position, logged)
-                with self._edge(position) as edge:
+                with self._changed:
+                    edge = self._edges[position]
                     edge.taken = max(edge.taken, step + 1)
                     edge.inbox.pop(step, None)  # it came again after one that the journal had lost
         missing = [position for position in positions if position not in found]
@@ -271,7 +267,8 @@ class Mailroom:
                 self._observe("received", step)
                 self._journal.log_received(position, step, payload)
                 self._observe("noted", step)
-                with self._edge(position) as edge:
+                with self._changed:
+                    edge = self._edges[position]
                     edge.inbox.pop(step, None)
                     edge.taken, edge.refusal = step + 1, None
                 missing.remove(position)
@@ -281,10 +278,12 @@ class Mailroom:
 
     def _arrived(self, step: int, missing: Sequence[int], since: float) -> list[tuple[int, bytes]]:
         """Waits for at least one missing message of a step; returns those that are there."""
-        lost = FairmeshError(
-            f"the journal has lost messages of step {step}, which this node needs to go back; put back its state from "
-            "a backup, or let all sites vote to give it a new one with `fairmesh mesh restore`"
-        )
+
+        def lost() -> FairmeshError:
+            return FairmeshError(
+                f"the journal has lost messages of step {step}, which this node needs to go back; put back its state "
+                "from a backup, or let all sites vote to give it a new one with `fairmesh mesh restore`"
+            )
 
         def arrived() -> list[tuple[int, bytes]]:
             inboxes = [(position, self._edges[position].inbox) for position in missing]
@@ -388,12 +387,14 @@ class Mailroom:
 
     def progress(self, position: int) -> Progress:
         """Returns how far this side has received a neighbour's messages."""
-        with self._edge(position) as edge:
+        with self._changed:
+            edge = self._edges[position]
             return Progress(edge.durable, edge.due())
 
     def connected(self, position: int, stream: object, theirs: Progress) -> None:
         """Begins a stream, which replaces the previous one."""
-        with self._edge(position) as edge:
+        with self._changed:
+            edge = self._edges[position]
             if self.rounds and theirs.due > self.rounds.stop + _AFTER_ROUNDS:
                 raise Refused(f"it claims to have step {theirs.due - 1}, which this run does not have")
             edge.had = theirs.due if edge.had is None else edge.had
@@ -419,7 +420,8 @@ class Mailroom:
             self._changed.notify_all()
 
     def disconnected(self, position: int, stream: object) -> None:
-        with self._edge(position) as edge:
+        with self._changed:
+            edge = self._edges[position]
             if edge.stream is stream:
                 edge.stream = None
 
@@ -432,7 +434,8 @@ class Mailroom:
         """Returns the next frames to put on a stream, with their steps. Messages carry an acknowledgement; with
         `with_ack`, a frame of its own (step -1) follows where one is due."""
         frames: list[tuple[int, bytes]] = []
-        with self._edge(position) as edge:
+        with self._changed:
+            edge = self._edges[position]
             if edge.stream is not stream:
                 return []
             while edge.cursor < edge.posted and len(frames) < _AT_ONCE:
@@ -449,7 +452,8 @@ class Mailroom:
 
     def arrived(self, position: int, stream: object, step: int, payload: bytes) -> bool:
         """Takes a message that came over a stream. Returns False if there is no room until others have been read."""
-        with self._edge(position) as edge:
+        with self._changed:
+            edge = self._edges[position]
             if edge.stream is not stream:
                 return True
             edge.last_seen = time.time()
@@ -471,7 +475,8 @@ class Mailroom:
 
     def acknowledged(self, position: int, stream: object, step: int) -> None:
         """Takes a neighbour's acknowledgement of every message before this step."""
-        with self._edge(position) as edge:
+        with self._changed:
+            edge = self._edges[position]
             if edge.stream is not stream:
                 return
             edge.last_seen, edge.state_lost = time.time(), None
@@ -505,7 +510,8 @@ class Mailroom:
     def refuse(self, position: int, reason: str, over: object = None) -> None:
         """Drops what a neighbour sent and nobody took yet, and closes its stream with the reason. Does nothing for a
         stream that has been replaced."""
-        with self._edge(position) as edge:
+        with self._changed:
+            edge = self._edges[position]
             if over is not None and edge.stream is not over:
                 return
             edge.inbox.clear()
@@ -516,14 +522,16 @@ class Mailroom:
 
     def note_refusal(self, position: int, reason: str) -> None:
         """Notes that something a neighbour sent was refused before it reached the mailroom."""
-        with self._edge(position) as edge:
+        with self._changed:
+            edge = self._edges[position]
             edge.counters.refused += 1
             edge.refusal = _again(edge.refusal, reason)
 
     def note_state_lost(self, position: int, stream: object, reason: str) -> None:
         """Notes that a neighbour says that this side has lost its state, and takes no messages over this stream."""
         self.disconnected(position, stream)
-        with self._edge(position) as edge:
+        with self._changed:
+            edge = self._edges[position]
             edge.state_lost = _again(edge.state_lost, reason)
 
     def state_lost(self) -> dict[int, Refusal]:
