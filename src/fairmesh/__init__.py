@@ -128,7 +128,9 @@ if not TYPE_CHECKING:  # checkers would take any attribute for one that this fun
     def __getattr__(name):
         """Imports a public name when it is first used, so that `import fairmesh` does not import torch."""
         if name not in __all__:
-            raise AttributeError(f"module 'fairmesh' has no attribute {name!r}")
+            spaces = ("algorithms", "compressors", "errors", "metrics", "trainers") if name[:1].isupper() else ()
+            there = next((f"; use fm.{space}.{name}" for space in spaces if hasattr(__getattr__(space), name)), "")
+            raise AttributeError(f"module 'fairmesh' has no attribute {name!r}{there}")
         module = importlib.import_module(f"fairmesh.{_MODULES.get(name) or _HOMES[name]}")
         globals()[name] = module if name in _MODULES else getattr(module, name)
         return globals()[name]

@@ -49,7 +49,9 @@ def _status(own: int, others: dict[str, int], lost_by=(), refused_by=()) -> dict
 
 def test_claim_that_an_intact_state_is_lost_is_shown_as_a_claim_and_says_to_keep_the_state():
     (said,) = claims.sentences(_status(30, {"b": 31, "c": 29, "d": 30}, lost_by=["b"])).values()
-    assert missing_from(said, "claim of b (1 of 3 neigh", "step 7", "does not see", "30", "29 to 31", "keep it") == []
+    assert (
+        missing_from(said, "b (1 of 3 neighbours) claim", "step 7", "does not see", "30", "29 to 31", "keep it") == []
+    )
 
 
 def test_claim_that_most_sites_rounds_confirm_says_how_to_restore_the_site():
@@ -273,7 +275,7 @@ def a_member_that_says_that_all_have_lost_their_state(run: Run) -> None:
     _no_node_has_ended(run, "a", "c")
     for name in "ac":
         (said,) = run.events(name, "a claim about this site")
-        assert missing_from(said["reason"], "claim of b (1 of 2 neighbours)", "does not see", "keep") == []
+        assert missing_from(said["reason"], "b (1 of 2 neighbours) claim", "does not see", "keep") == []
         assert [claim["by"] for claim in run.status(name)["state_lost"]] == ["b"]
     run.vote("a", "c", out=["b"])
     run.end("a", "c")

@@ -462,12 +462,13 @@ def _refuse_norms_of_weights(module: nn.Module) -> None:
             raise BadInput(
                 f"{name}: torch's spectral_norm changes its vectors in every pass, which all nodes would share; "
                 "register a parametrization of your own without a state, whose forward(weight) returns "
-                "weight / torch.linalg.matrix_norm(weight, ord=2), or call .eval() on the layer"
+                "weight / torch.linalg.matrix_norm(weight.flatten(1), ord=2), or call .eval() on the layer"
             )
         if any(isinstance(hook, SpectralNorm | WeightNorm) for hook in layer._forward_pre_hooks.values()):
             raise BadInput(
                 f"layer {name or 'itself'} ({type(layer).__name__}) has the hook of torch.nn.utils.weight_norm or "
-                "spectral_norm, which cannot be copied; use torch.nn.utils.parametrizations.weight_norm"
+                "spectral_norm, which cannot be copied; use torch.nn.utils.parametrizations.weight_norm for the former, "
+                "and for the latter a parametrization of your own (docs/howto/own-models.md)"
             )
 
 

@@ -17,16 +17,19 @@ import torch
 from torch import Tensor, nn
 
 from fairmesh.data.samples import Samples
+from fairmesh.metrics.base import NamedMetric
 
 if TYPE_CHECKING:
     from fairmesh.problems.problem import Problem
 
 # By class, the fields that are no part of a run's identity. Every other field of a problem and of what it contains is,
-# also one that a class of the user's own adds: a run is not continued if one has another value.
+# also one that a class of the user's own adds: a run is not continued if one has another value. An object that is no
+# dataclass goes by its code and the names of its attributes, whose values may change while it is used.
 NOT_PART: dict[str, tuple[str, ...]] = {
     "Problem": (
         *("model", "sites", "prior", "test", "validation", "targets", "splits"),  # they are in "model" and "data"
         *("models_at_once", "class_names"),  # they change rounding errors, and what people read
+        "metrics",  # those of the user's own are in "own metrics"; the others compute what their names say
     ),
     "Objective": ("local_losses", "untrained_losses", "constant_losses"),  # found when the run starts
     "LocalTrainer": ("function",),  # may be mended during a run
@@ -41,10 +44,12 @@ def identity_of(problem: "Problem", of_sites: Mapping[int, str]) -> dict[str, An
     and the settings that differ from their defaults."""
     module = problem.initial_model(0)
     model = [problem.initial_whole_row(0), *problem.flat_model.fixed()]
+    own = {name: m for name, m in problem.metrics_by_name.items() if not isinstance(m, NamedMetric)}
     return {
         "data": hashed(sorted(of_sites.items()), problem.prior_of_sites),
         "model": hashed(_module_in_words(module), *model),
         **described(problem),
+        **({"own metrics": described(own)} if own else {}),
     }
 
 
@@ -104,6 +109,8 @@ def described(value: Any, depth: int = 0, folder: str = "") -> Any:
         return {str(key): described(value[key], depth, folder) for key in value}
     if isinstance(value, tuple | list):
         return [described(item, depth, folder) for item in value]
+    if isinstance(value, set | frozenset):  # whose order is another one in every process
+        return sorted((described(item, depth, folder) for item in value), key=str)
     if isinstance(value, functools.partial):
         return described({"function": value.func, "args": value.args, "keywords": value.keywords}, depth, folder)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
@@ -113,8 +120,8 @@ def described(value: Any, depth: int = 0, folder: str = "") -> Any:
         return f"{value.__module__}.{name}"
     if name is not None:
         return f"{name} {hashed(code_in_words(value, depth))}" if depth < _DEPTH else name
-    if _is_own(type(value)) and not _is_installed(type(value)) and hasattr(value, "__dict__") and depth < _DEPTH:
-        return {"class": described(type(value), depth)} | described(vars(value), depth + 1, folder)
+    if _is_own(type(value)) and not _is_installed(type(value)) and hasattr(value, "__dict__"):
+        return {"class": described(type(value), depth), "attributes": sorted(vars(value))}
     return f"{type(value).__qualname__} {_anywhere(repr(value), folder)}"
 
 

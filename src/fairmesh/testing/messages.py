@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fairmesh.algorithms.base import Algorithm, Round
 from fairmesh.compression.codes import Dense
+from fairmesh.compression.compressors import Identity
 from fairmesh.networks.base import Delivery, Part
 from fairmesh.networks.memory import MemoryNetwork
 from fairmesh.numerics.layout import Layout
@@ -76,6 +77,8 @@ def check_message(algorithm: Algorithm) -> None:
         whole = isinstance(part.code, Dense) and part.code.dtype is None
         named = by_name[name].compressor is not None
         require(whole or named, f"{name!r} is sent as a code, but message() names no compressor")
+        exact = not named or isinstance(by_name[name].compressor, Identity)
+        require(exact or not whole, f"message() names a compressor of {name!r}, but it is sent as it is")
 
 
 def _sent_by(algorithm: Algorithm) -> Mapping[str, Part]:

@@ -103,7 +103,9 @@ class Options:
 
     def identity(self) -> dict[str, Any]:
         """Returns the options that differ from their defaults, without those that may change during a run."""
-        not_part = _NOT_PART if self.keep_best else _NOT_PART + _OF_THE_BEST
+        not_part = _NOT_PART if self.keep_best else (*_NOT_PART, "measure_every", "best_by")
+        if not (self.keep_best and self.best_by in ("cvar", "worst_share")):
+            not_part = (*not_part, "cvar_level")
         return {name: value for name, value in to_table(self, defaults=False).items() if name not in not_part}
 
 
@@ -112,7 +114,6 @@ _NOT_PART = (
     *("checkpoint_every", "own_models", "worst_needs_rows", "on_divergence", "compare_weights"),
     *("count_bytes", "device", "threads", "trace", "fuse", "memory_gib"),
 )
-_OF_THE_BEST = ("measure_every", "best_by", "cvar_level")  # they choose a model only with keep_best
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 

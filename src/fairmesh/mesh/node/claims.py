@@ -65,7 +65,7 @@ def is_behind(status: Mapping[str, Any]) -> bool:
 def _claim_of(reasons: Mapping[str, str], status: Mapping[str, Any], what: str) -> str:
     edges = status["edges"]
     neighbours = f"{len(reasons.keys() & edges.keys())} of {len(edges)} neighbours"
-    return f'claim of {", ".join(sorted(reasons))} ({neighbours}): {what} ("{reasons[min(reasons)]}")'
+    return f'{", ".join(sorted(reasons))} ({neighbours}) claim: {what} ("{reasons[min(reasons)]}")'
 
 
 def _rounds_of_others(status: Mapping[str, Any]) -> list[int]:

@@ -293,7 +293,7 @@ def _compare_with_local(rounds: Rounds, unconfirmed: Path) -> None:
         node.log("warning", "not compared with this site's model alone", reason=body["why_not"])
     node.bulletin.announce(versus_local.KIND, body, generation)
     node.wait("waiting for the comparisons of all", lambda: node.silent(versus_local.KIND))
-    node.aside.tried("the comparison of all sites", lambda: versus_local.add_evidence(rounds, unconfirmed), None)
+    versus_local.add_evidence(rounds, unconfirmed)
 
 
 def _part(node: Node, links: Links, mailroom: Mailroom) -> None:

@@ -249,8 +249,13 @@ def evidence(
 
 def add_evidence(rounds: Rounds, folder: Path) -> None:
     """Adds the evidence to the summary of a result, if there is any."""
+    node, names = rounds.node, rounds.membership.names
     same = rounds.state.own is None and "accuracy" not in rounds.problem.metrics_by_name  # which may be another one
-    found = evidence(folder, rounds.node.bulletin.of_all(KIND), rounds.membership.names, same, rounds.node.aside)
+
+    def of_all() -> dict[str, Any] | None:
+        return evidence(folder, node.bulletin.of_all(KIND), names, same, node.aside)
+
+    found = node.aside.tried("the comparison of all sites", of_all, None)
     if found is not None:
         summary = json.loads(read_bytes(folder / SUMMARY))
         write_atomically(folder / SUMMARY, (as_json(summary | {"evidence": found}, indent=2) + "\n").encode())

@@ -233,7 +233,7 @@ def is_complete(folder: Path) -> bool:
 
 
 def _salt_of(path: Path) -> int:
-    return int(path.stem.rpartition("-")[2], 16)
+    return int(path.stem.split("-")[2], 16)
 
 
 def _intact(content: mmap.mmap, salt: int) -> tuple[list[tuple[int, int]], int, bool]:
