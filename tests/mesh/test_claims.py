@@ -68,7 +68,7 @@ def test_one_sites_round_confirms_nothing(lied):
 
 def test_site_whose_numbers_are_refused_hears_who_says_so_and_what_its_node_sees():
     (said,) = claims.sentences(_status(30, {"b": 30, "c": 30}, refused_by=["b", "c"])).values()
-    assert missing_from(said, "b, c (2 of 2 neighbours): they refuse", TOO_LARGE, "nothing wrong", "units") == []
+    assert missing_from(said, "b, c (2 of 2 neighbours) claim: they refuse", TOO_LARGE, "nothing wrong", "units") == []
     assert claims.sentences(_status(30, {"b": 30})) == {}
 
 
@@ -284,7 +284,7 @@ def a_member_that_says_that_all_have_lost_their_state(run: Run) -> None:
 def two_members_who_refuse_a_sites_numbers(run: Run) -> None:
     run.start("a")
     run.start("b", "c", before=_refusing_all)
-    both = "b, c (2 of 2 neighbours): they refuse"
+    both = "b, c (2 of 2 neighbours) claim: they refuse"
     run.until(lambda: any(both in said["reason"] for said in run.events("a", "a claim about this site")))
     time.sleep(10)
     _no_node_has_ended(run, *NAMES)

@@ -467,8 +467,8 @@ def _refuse_norms_of_weights(module: nn.Module) -> None:
         if any(isinstance(hook, SpectralNorm | WeightNorm) for hook in layer._forward_pre_hooks.values()):
             raise BadInput(
                 f"layer {name or 'itself'} ({type(layer).__name__}) has the hook of torch.nn.utils.weight_norm or "
-                "spectral_norm, which cannot be copied; use torch.nn.utils.parametrizations.weight_norm for the former, "
-                "and for the latter a parametrization of your own (docs/howto/own-models.md)"
+                "spectral_norm, which cannot be copied; use torch.nn.utils.parametrizations.weight_norm for the former,"
+                " and for the latter a parametrization of your own (docs/howto/own-models.md)"
             )
 
 
