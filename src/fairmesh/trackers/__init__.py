@@ -4,13 +4,13 @@ from collections.abc import Sequence
 
 from fairmesh.config.tables import register
 from fairmesh.errors import BadInput, nearest
-from fairmesh.trackers.base import TrackedReplica, Tracker
+from fairmesh.trackers.base import FinalTable, TrackedReplica, Tracker
 from fairmesh.trackers.mlflow import MLflow
 from fairmesh.trackers.tensorboard import TensorBoard
 from fairmesh.trackers.wandb import WandB
 from fairmesh.training.observers import Observer
 
-__all__ = ["MLflow", "TensorBoard", "TrackedReplica", "Tracker", "WandB"]
+__all__ = ["FinalTable", "MLflow", "TensorBoard", "TrackedReplica", "Tracker", "WandB"]
 
 _KINDS = {"tensorboard": TensorBoard, "mlflow": MLflow, "wandb": WandB}
 

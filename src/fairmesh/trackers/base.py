@@ -67,7 +67,7 @@ class TrackedReplica:
         return flat_table(self.settings)
 
 
-class Table(NamedTuple):
+class FinalTable(NamedTuple):
     """The final values of all sites.
 
     Args:
@@ -75,8 +75,8 @@ class Table(NamedTuple):
         rows: One row per site.
 
     Example:
-        >>> from fairmesh.trackers.base import Table
-        >>> print(Table(["site", "accuracy"], [["north", 0.9]]).markdown())
+        >>> from fairmesh.trackers import FinalTable
+        >>> print(FinalTable(["site", "accuracy"], [["north", 0.9]]).markdown())
         | site | accuracy |
         |---|---|
         | north | 0.9 |
@@ -141,7 +141,9 @@ class Tracker(Observer):
         """Writes what was measured after a round, so that it is kept if the process dies."""
 
     @abstractmethod
-    def write_result(self, replica: TrackedReplica, round: int, intervals: Mapping[str, float], table: Table) -> None:
+    def write_result(
+        self, replica: TrackedReplica, round: int, intervals: Mapping[str, float], table: FinalTable
+    ) -> None:
         """Writes the ends of the intervals, and the final values of all sites with them."""
 
     @abstractmethod
@@ -340,7 +342,9 @@ def numbers_of(record: Mapping[str, Any], sites: Sequence[str], prefix: str = ""
                 yield prefix + name, float(number)
 
 
-def final_table(summary: Mapping[str, Any], variant: Mapping[str, Any], number: int) -> tuple[Table, dict[str, float]]:
+def final_table(
+    summary: Mapping[str, Any], variant: Mapping[str, Any], number: int
+) -> tuple[FinalTable, dict[str, float]]:
     """Returns the final values of all sites, and the ends of their intervals, which are those of all replicas of a
     variant.
 
@@ -367,7 +371,7 @@ def final_table(summary: Mapping[str, Any], variant: Mapping[str, Any], number: 
         if evidence:
             cells += [*rows_of[site]["interval"], rows_of[site]["n"]] if site in rows_of else [None, None, None]
         rows.append(cells + ([weights[i]] if weights else []))
-    return Table(columns, rows), intervals
+    return FinalTable(columns, rows), intervals
 
 
 @contextmanager

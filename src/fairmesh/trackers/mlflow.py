@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from fairmesh.trackers.base import Status, Table, TrackedReplica, Tracker, environment
+from fairmesh.trackers.base import FinalTable, Status, TrackedReplica, Tracker, environment
 
 _BATCH = 1000  # metrics that MLflow takes at once
 _PARAMS = 100
@@ -83,7 +83,9 @@ class MLflow(Tracker):
         for first in range(0, len(metrics), _BATCH):
             replica.handle.log_batch(replica.id, metrics=metrics[first : first + _BATCH])
 
-    def write_result(self, replica: TrackedReplica, round: int, intervals: Mapping[str, float], table: Table) -> None:
+    def write_result(
+        self, replica: TrackedReplica, round: int, intervals: Mapping[str, float], table: FinalTable
+    ) -> None:
         self.write(replica, round, intervals)
         replica.handle.log_text(replica.id, table.markdown() + "\n", "result.md")
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from fairmesh.trackers.base import Status, Table, TrackedReplica, Tracker, file_name
+from fairmesh.trackers.base import FinalTable, Status, TrackedReplica, Tracker, file_name
 
 
 @dataclass
@@ -40,12 +40,14 @@ class TensorBoard(Tracker):
         replica.handle = _EventFile(Path(replica.id), forget_from=replica.written + 1)
         if replica.written < 0:
             rows = [[key, str(value)] for key, value in replica.flat_settings.items()]
-            replica.handle.write(0, {}, {"settings": Table(["setting", "value"], rows).markdown()})
+            replica.handle.write(0, {}, {"settings": FinalTable(["setting", "value"], rows).markdown()})
 
     def write(self, replica: TrackedReplica, round: int, numbers: Mapping[str, float]) -> None:
         replica.handle.write(round, numbers, {})
 
-    def write_result(self, replica: TrackedReplica, round: int, intervals: Mapping[str, float], table: Table) -> None:
+    def write_result(
+        self, replica: TrackedReplica, round: int, intervals: Mapping[str, float], table: FinalTable
+    ) -> None:
         replica.handle.write(round, intervals, {"result": table.markdown()})
 
     def close(self, replica: TrackedReplica, status: Status) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from fairmesh.trackers.base import Status, Table, TrackedReplica, Tracker, environment
+from fairmesh.trackers.base import FinalTable, Status, TrackedReplica, Tracker, environment
 
 
 @dataclass
@@ -60,7 +60,9 @@ class WandB(Tracker):
     def write(self, replica: TrackedReplica, round: int, numbers: Mapping[str, float]) -> None:
         replica.handle.log({"round": round, **numbers}, step=round, commit=True)
 
-    def write_result(self, replica: TrackedReplica, round: int, intervals: Mapping[str, float], table: Table) -> None:
+    def write_result(
+        self, replica: TrackedReplica, round: int, intervals: Mapping[str, float], table: FinalTable
+    ) -> None:
         import wandb
 
         result = wandb.Table(columns=[*table.columns], data=table.rows)

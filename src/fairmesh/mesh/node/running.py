@@ -53,7 +53,6 @@ def run_node(
     monitor_port: int | None = None,
     observe: Observe = lambda point, step: None,
     stream: Any = None,
-    public_draws: bool = False,
     trackers: Sequence[Tracker] = (),
     lock: ExitStack | None = None,
 ) -> Path:
@@ -65,9 +64,6 @@ def run_node(
         monitor_port: A port of 127.0.0.1 for Prometheus metrics. Default: none.
         observe: Called at each point where tests let a node crash.
         stream: Where to log. Default: stderr.
-        public_draws: Whether batches and other random numbers are drawn as a simulation draws them, from the
-            experiment's seed. For tests only: a neighbour that knows them can solve for the training rows. Default:
-            False, from a secret of the site.
         trackers: What the measurements of all sites are also written to. Default: none.
         lock: The lock of the state folder, if the caller has it already. Default: None, it is locked here.
 
@@ -80,15 +76,13 @@ def run_node(
     membership = Membership.read(path)
     state = membership.site.state
     with private_files(), lock or locked(state, LEFT_S):
-        membership = membership if public_draws else membership.with_secret()
+        membership = membership.with_secret()
         result = state / RESULT
         if is_finished(state, membership.manifest):
             forget_run(state)  # a crash may have cut this short
             return result
         log = Log(state, stream)
         _log_start(membership, log)
-        if public_draws:
-            log("warning", "random draws are public, so neighbours can solve for the training rows; for tests only")
         if membership.experiment.options.compare_weights:
             log("warning", "options that only simulations measure are ignored", options="compare_weights")
         monitor = None if monitor_port is None else Monitor(monitor_port)
