@@ -4,6 +4,7 @@ import numpy as np
 import torch
 
 import fairmesh as fm
+from fairmesh.testing.messages import NoGradients
 from fairmesh.training.loop import Training
 from fairmesh.training.options import Options
 from fairmesh.training.replicas import replicas_of
@@ -52,23 +53,11 @@ def apart(one: Trace, other: Trace) -> float:
     return largest
 
 
-class NoData:
-    """An oracle of nodes that have nothing to learn: what is left of an algorithm is its gossip."""
-
-    discounts_noise = False
-
-    def __init__(self, rows: torch.Tensor):
-        self.rows, self.seeds = rows, torch.arange(len(rows))
-        self.prior = torch.full((len(rows), 1, rows.shape[-2]), 1 / rows.shape[-2], dtype=rows.dtype)
-
-    def initial_models(self) -> torch.Tensor:
-        return self.rows.clone()
+class NoData(NoGradients):
+    """An oracle of nodes that have nothing to learn, and no loss either: what is left of an algorithm is its gossip."""
 
     def losses_and_gradients(self, models, round_index, call):
         return torch.zeros_like(models[..., :1]), torch.zeros_like(models)
-
-    def weights_open(self, round_index):
-        return None
 
     def losses(self, models, round_index, call):
         return torch.zeros_like(models[..., :1])

@@ -96,8 +96,9 @@ class LocalSteps(ServerSteps):
         return ctx.prior
 
     def emphasized(self, losses: Tensor) -> Tensor:
-        """Returns log(lambda_i / p_i), up to a constant, from the losses of all clients (..., 1, n)."""
-        raise NotImplementedError
+        """Returns log(lambda_i / p_i), up to a constant, from the losses of all clients (..., 1, n). Only algorithms
+        with an `emphasis` have it."""
+        raise NotImplementedError(f"{type(self).__name__} has an emphasis, but does not say how weights follow losses")
 
     def shortened(self, direction: Tensor, gradients: Tensor, losses: Tensor, weights: Tensor, ctx: Round) -> Tensor:
         """Returns the direction (..., 1, dim) of the server's step. Default: the mean gradient as it is."""

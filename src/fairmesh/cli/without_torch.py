@@ -3,7 +3,8 @@
 To say what an algorithm sends, a command builds the algorithm with its settings, and the algorithm's module names torch
 in annotations. To import torch takes four times as long as everything else that the command does. So the names of these
 libraries become stand-ins, as in Sphinx's `autodoc_mock_imports`. A stand-in can be annotated with, called as a
-decorator and derived from. To decide or to print something by one is an error, so it cannot give a wrong answer.
+decorator and derived from. To decide by its truth or its order, or to print it, is an error. `==` compares by identity,
+since `typing` compares annotations; tests/mesh/test_without_torch.py shows that no output depends on it.
 """
 
 import gc

@@ -162,9 +162,13 @@ def _trinomial_quantile(a: float, b: float, n: float, probability: float) -> flo
         of_first = np.clip((1.0 + difference / apart) / 2, 0.0, 1.0)  # of the rows that differ
         return float(betainc(a + 0.5 + _LEAN, b + 0.5 - _LEAN, of_first).mean()) - probability
 
+    return _root(excess, -1.0, 1.0)
+
+
+def _root(function: Callable[[float], float], low: float, high: float, tolerance: float = 1e-9) -> float:
     from scipy.optimize import brentq  # takes a tenth of a second to import, and most runs need none
 
-    return float(brentq(excess, -1.0, 1.0, xtol=1e-9))  # type: ignore[arg-type]
+    return float(brentq(function, low, high, xtol=tolerance))  # type: ignore[arg-type]
 
 
 def _sure_rows(estimate: Share | PairedShare, tail: float) -> float:
@@ -406,9 +410,7 @@ class _MinimumTest:
             return high
         if excess(low) <= 0:
             return low
-        from scipy.optimize import brentq
-
-        return float(brentq(excess, low, high, xtol=1e-9 * (high - low)))  # type: ignore[arg-type]
+        return _root(excess, low, high, 1e-9 * (high - low))
 
 
 @lru_cache(maxsize=1024)

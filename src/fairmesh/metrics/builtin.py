@@ -168,12 +168,13 @@ class AveragePrecision(_OneVsRest):
         return torch.where(negative.sum(dim=1) > 0, value, torch.nan)
 
 
+@dataclass(frozen=True)
 class _AtThreshold(_Share):
     """The share of the samples of one kind, positive or not, that a threshold on the positive class sorts rightly."""
 
     of_positives: ClassVar[bool]  # whether it is about positive samples
-    threshold: float
-    positive: int | str
+    threshold: float = 0.5
+    positive: int | str = 1
 
     def __post_init__(self):
         if not 0 < self.threshold < 1:
@@ -209,8 +210,6 @@ class Sensitivity(_AtThreshold):
     """
 
     of_positives: ClassVar = True
-    threshold: float = 0.5
-    positive: int | str = 1
 
 
 @dataclass(frozen=True)
@@ -229,8 +228,6 @@ class Specificity(_AtThreshold):
     """
 
     of_positives: ClassVar = False
-    threshold: float = 0.5
-    positive: int | str = 1
 
 
 @dataclass(frozen=True)

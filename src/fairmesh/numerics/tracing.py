@@ -4,16 +4,15 @@ import itertools
 import operator
 import warnings
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
 from torch.fx import Graph, GraphModule, Node
-from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.node import map_arg
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
@@ -30,13 +29,22 @@ def values_readable(tensor: Tensor) -> bool:
     return tensor.is_cpu and not _traces
 
 
-def recorded(function: Callable[..., Any], *arguments: Tree) -> GraphModule:
-    """Returns the operations on tensors that a call of the function performs."""
+@contextmanager
+def _tracing() -> Iterator[None]:
+    """Within it, no decision may depend on a tensor's value."""
     _traces.append(None)
     try:
-        module = make_fx(function)(*arguments)
+        yield
     finally:
         _traces.pop()
+
+
+def recorded(function: Callable[..., Any], *arguments: Tree) -> GraphModule:
+    """Returns the operations on tensors that a call of the function performs, in a form that torch can compile."""
+    from torch.fx.experimental.proxy_tensor import make_fx  # only a GPU needs it
+
+    with _tracing():
+        module = make_fx(function)(*arguments)
     module.graph.eliminate_dead_code()  # it never removes in-place operations
     module.recompile()
     return module
@@ -90,12 +98,8 @@ class _Recorder(TorchDispatchMode):
 def _recorded_on_cpu(function: Callable[..., tuple[Tensor, ...]], *arguments: Tree) -> GraphModule:
     graph = Graph()
     recorder = _Recorder(graph, leaves(arguments))
-    _traces.append(None)
-    try:
-        with recorder:
-            results = function(*arguments)
-    finally:
-        _traces.pop()
+    with _tracing(), recorder:
+        results = function(*arguments)
     graph.output(recorder.nodes_of(results))
     graph.eliminate_dead_code()
     return GraphModule(recorder.module, graph)
