@@ -14,8 +14,8 @@ import torch
 from fairmesh.compression import encode
 from fairmesh.compression.compressors import Quantize
 from fairmesh.errors import FairmeshError
-from fairmesh.mesh.certificates import make_authority, make_key, sign
-from fairmesh.mesh.roster import Member, Mesh
+from fairmesh.mesh.enrol.certificates import make_authority, make_key, sign
+from fairmesh.mesh.enrol.roster import Member, Mesh
 from fairmesh.mesh.wire.bulletin import Bulletin
 from fairmesh.mesh.wire.journal import Journal
 from fairmesh.mesh.wire.links import Credentials, Links, Neighbour

@@ -6,8 +6,8 @@ import torch
 import fairmesh as fm
 from fairmesh.algorithms.base import Round
 from fairmesh.algorithms.gossip import PublicCopies, disagreement
+from fairmesh.mesh.enrol.roster import Member, Mesh
 from fairmesh.mesh.node.states import cycle_of
-from fairmesh.mesh.roster import Member, Mesh
 from fairmesh.mesh.wire.transport import MeshProcess
 from fairmesh.networks.clipping import clipped_weights
 from fairmesh.networks.memory import MemoryNetwork

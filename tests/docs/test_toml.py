@@ -9,7 +9,7 @@ import pytest
 import fairmesh as fm
 from fairmesh.config.tables import from_table, settings
 from fairmesh.experiment import experiment_from
-from fairmesh.mesh.roster import SiteFile
+from fairmesh.mesh.enrol.roster import SiteFile
 from tests.docs.pages import ROOT, Block, blocks
 
 # What a block may be a part of, with what the rest of the file says.

@@ -15,8 +15,8 @@ from safetensors.torch import load_file
 import fairmesh as fm
 from fairmesh.config.registry import registered_name
 from fairmesh.config.tables import checked, from_table, to_table
-from fairmesh.mesh.agreement import agreed
-from fairmesh.mesh.manifest import collected, loaded
+from fairmesh.mesh.enrol.agreement import agreed
+from fairmesh.mesh.enrol.manifest import collected, loaded
 from tests import toys
 from tests.extension import mine
 from tests.refusals import refused

@@ -2,7 +2,7 @@
 
 import pytest
 
-from fairmesh.mesh.roster import Member, Mesh
+from fairmesh.mesh.enrol.roster import Member, Mesh
 from tests.cli.conftest import called  # noqa: F401  (a fixture)
 
 

@@ -21,11 +21,11 @@ import torch._dynamo  # otherwise torch.func imports it at the first gradient, w
 
 from fairmesh.cli.mesh import SITE
 from fairmesh.experiment import load_experiment
-from fairmesh.mesh.approval import approve, not_allowed
-from fairmesh.mesh.certificates import AUTHORITY, make_key, secret_of, sign
-from fairmesh.mesh.founding import founded, hand_out
-from fairmesh.mesh.manifest import MANIFEST, handed_out, seal, write_files
-from fairmesh.mesh.roster import MESH, OF_THE_EXPERIMENT, Mesh, SiteFile
+from fairmesh.mesh.enrol.approval import approve, not_allowed
+from fairmesh.mesh.enrol.certificates import AUTHORITY, make_key, secret_of, sign
+from fairmesh.mesh.enrol.founding import founded, hand_out
+from fairmesh.mesh.enrol.manifest import MANIFEST, handed_out, seal, write_files
+from fairmesh.mesh.enrol.roster import MESH, OF_THE_EXPERIMENT, Mesh, SiteFile
 from fairmesh.networks.base import Network
 from fairmesh.networks.memory import MemoryNetwork, SingleProcess
 from fairmesh.topology.mixing import Mixing

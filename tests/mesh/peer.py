@@ -9,7 +9,7 @@ import torch
 
 import fairmesh as fm
 from fairmesh.algorithms.base import Round
-from fairmesh.mesh.roster import Mesh
+from fairmesh.mesh.enrol.roster import Mesh
 from fairmesh.mesh.wire.bulletin import Bulletin
 from fairmesh.mesh.wire.journal import Journal
 from fairmesh.mesh.wire.links import Credentials, Links, Neighbour

@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from fairmesh.experiment import load_experiment
-from fairmesh.mesh.agreement import greeting
-from fairmesh.mesh.certificates import make_authority, make_key, sign
-from fairmesh.mesh.roster import Member, Mesh, host_and_port
+from fairmesh.mesh.enrol.agreement import agreed
+from fairmesh.mesh.enrol.certificates import make_authority, make_key, sign
+from fairmesh.mesh.enrol.roster import Member, Mesh, host_and_port
 from fairmesh.mesh.wire import frames
+from fairmesh.mesh.wire.greeting import greeting
 from tests.mesh.fleet import ended, forked
 
 Frames = Callable[[int], Sequence[bytes]]  # what to send, given the step that is due
@@ -55,7 +56,7 @@ def hello_of(home: Path, **changes: Any) -> dict[str, Any]:
     """Returns the greeting of a site, with changes."""
     mesh = Mesh.read(home / "mesh.toml")
     files = json.loads((home / "manifest.json").read_text())["files"]
-    table = greeting(home.name, load_experiment(home / "experiment.toml"), mesh, files)
+    table = greeting(home.name, agreed(load_experiment(home / "experiment.toml")), mesh, files)
     due = changes.pop("due", 0)
     fields = changes.pop("agreed", {})
     return table | {"agreed": table["agreed"] | fields, "holds": [0, due], "clock": time.time()} | changes

@@ -6,9 +6,9 @@ from datetime import timedelta
 import pytest
 
 from fairmesh.mesh import certificates
-from fairmesh.mesh.certificates import make_authority, make_key, sign
-from fairmesh.mesh.keys import KnownKeys, trust
-from fairmesh.mesh.roster import Member, Mesh
+from fairmesh.mesh.enrol.certificates import make_authority, make_key, sign
+from fairmesh.mesh.enrol.keys import KnownKeys, trust
+from fairmesh.mesh.enrol.roster import Member, Mesh
 from fairmesh.mesh.wire.bulletin import Announcement, Bulletin
 from fairmesh.mesh.wire.frames import Refused
 from fairmesh.mesh.wire.limits import TokenBucket

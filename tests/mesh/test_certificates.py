@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509.oid import NameOID
 
 from fairmesh.mesh import certificates
-from fairmesh.mesh.certificates import (
+from fairmesh.mesh.enrol.certificates import (
     check_certificate,
     fingerprint,
     make_authority,

@@ -11,10 +11,10 @@ from types import SimpleNamespace
 import pytest
 
 from fairmesh.errors import Interrupted
+from fairmesh.mesh.enrol.roster import Member, Mesh
 from fairmesh.mesh.node import claims
 from fairmesh.mesh.node.oversight import Oversight
 from fairmesh.mesh.node.watching import Aside
-from fairmesh.mesh.roster import Member, Mesh
 from fairmesh.mesh.wire import frames
 from fairmesh.mesh.wire.bulletin import Bulletin
 from fairmesh.mesh.wire.connections import dialled

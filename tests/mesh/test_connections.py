@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from fairmesh.mesh.certificates import make_authority, make_key, sign
-from fairmesh.mesh.roster import Member, Mesh
+from fairmesh.mesh.enrol.certificates import make_authority, make_key, sign
+from fairmesh.mesh.enrol.roster import Member, Mesh
 from fairmesh.mesh.wire import connections
 from fairmesh.mesh.wire.connections import (
     FRAME_OVERHEAD_BYTES,

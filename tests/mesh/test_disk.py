@@ -6,11 +6,11 @@ from contextlib import suppress
 
 import pytest
 
+from fairmesh.mesh.enrol.roster import SiteFile
 from fairmesh.mesh.node.disk import disk_of
 from fairmesh.mesh.node.ledger import wish
 from fairmesh.mesh.node.membership import Membership, own_data
 from fairmesh.mesh.preflight import disk_checks
-from fairmesh.mesh.roster import SiteFile
 from tests.mesh import fleet
 from tests.mesh.lives import Lives
 from tests.refusals import missing_from, refused

@@ -2,7 +2,7 @@
 
 import pytest
 
-from fairmesh.mesh.manifest import Manifest
+from fairmesh.mesh.enrol.manifest import Manifest
 from fairmesh.mesh.node.running import run_node
 from fairmesh.mesh.node.store import mark_finished
 from fairmesh.mesh.preflight import checks

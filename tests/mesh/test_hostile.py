@@ -14,9 +14,9 @@ import torch
 
 from fairmesh.compression.codes import Dense, Levels
 from fairmesh.experiment import load_experiment
+from fairmesh.mesh.enrol.roster import Mesh
 from fairmesh.mesh.node import data_agreement, ledger, reduction
 from fairmesh.mesh.node.oversight import Oversight
-from fairmesh.mesh.roster import Mesh
 from fairmesh.mesh.wire.bulletin import Announcement
 from fairmesh.mesh.wire.kinds import wrong
 from fairmesh.mesh.wire.mailroom import Mailroom

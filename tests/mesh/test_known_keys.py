@@ -3,8 +3,8 @@
 import pytest
 
 from fairmesh.errors import BadInput
-from fairmesh.mesh.certificates import fingerprint, make_authority, make_key, sign
-from fairmesh.mesh.keys import KnownKeys, trust
+from fairmesh.mesh.enrol.certificates import fingerprint, make_authority, make_key, sign
+from fairmesh.mesh.enrol.keys import KnownKeys, trust
 from tests.refusals import missing_from, refused
 
 

@@ -14,8 +14,8 @@ from safetensors.torch import load_file
 import fairmesh as fm
 from fairmesh.algorithms.base import Round
 from fairmesh.experiment import load_experiment
+from fairmesh.mesh.enrol.roster import Member, Mesh
 from fairmesh.mesh.node import ledger, states
-from fairmesh.mesh.roster import Member, Mesh
 from fairmesh.mesh.wire.transport import MeshProcess
 from fairmesh.networks.remote import RemoteNetwork
 from fairmesh.networks.transport import Transport

@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 from fairmesh.errors import BadInput
-from fairmesh.mesh.certificates import make_authority, make_key, sign
+from fairmesh.mesh.enrol.certificates import make_authority, make_key, sign
+from fairmesh.mesh.enrol.roster import Member, Mesh
 from fairmesh.mesh.node.decisions import (
     Begun,
     Certificate,
@@ -17,7 +18,6 @@ from fairmesh.mesh.node.decisions import (
 )
 from fairmesh.mesh.node.ledger import Ledger, still_in, wish, wished
 from fairmesh.mesh.node.state_lock import locked
-from fairmesh.mesh.roster import Member, Mesh
 from fairmesh.mesh.wire.bulletin import Bulletin
 from tests.refusals import refused
 

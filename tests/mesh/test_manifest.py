@@ -18,15 +18,15 @@ import pytest
 import torch
 
 from fairmesh.config.trusted import import_paths
-from fairmesh.mesh.agreement import refuse_undeployable
-from fairmesh.mesh.approval import not_allowed, refuse_not_allowed
-from fairmesh.mesh.certificates import fingerprint, make_authority, renew_authority
-from fairmesh.mesh.founding import founded, hand_out
-from fairmesh.mesh.manifest import Handout, Manifest, collected, handed_out, loaded, seal
+from fairmesh.mesh.enrol.agreement import refuse_undeployable
+from fairmesh.mesh.enrol.approval import not_allowed, refuse_not_allowed
+from fairmesh.mesh.enrol.certificates import fingerprint, make_authority, renew_authority
+from fairmesh.mesh.enrol.founding import founded, hand_out
+from fairmesh.mesh.enrol.manifest import Handout, Manifest, collected, handed_out, loaded, seal
+from fairmesh.mesh.enrol.overview import ANNOUNCED
+from fairmesh.mesh.enrol.roster import Mesh, SiteFile
 from fairmesh.mesh.node.membership import Membership
-from fairmesh.mesh.overview import ANNOUNCED
 from fairmesh.mesh.preflight import checks
-from fairmesh.mesh.roster import Mesh, SiteFile
 from fairmesh.mesh.wire.kinds import KINDS
 from tests.mesh import fleet
 from tests.refusals import missing_from, refused

@@ -12,10 +12,10 @@ from safetensors.torch import load_file
 
 import fairmesh as fm
 from fairmesh.experiment import load_experiment
+from fairmesh.mesh.enrol.roster import Mesh, SiteFile
 from fairmesh.mesh.node.ledger import wish
 from fairmesh.mesh.node.measurements import BEST, PROGRESS, TABLE, Measurements, Schedule
 from fairmesh.mesh.node.watching import Aside, read_status
-from fairmesh.mesh.roster import Mesh, SiteFile
 from fairmesh.mesh.wire.bulletin import _AT_MOST_OF
 from fairmesh.mesh.wire.kinds import KINDS
 from fairmesh.storage.run_folder import read_records

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fairmesh.mesh.roster import (
+from fairmesh.mesh.enrol.roster import (
     Member,
     Mesh,
     SiteFile,
@@ -198,8 +198,8 @@ def test_site_file_that_is_wrong_is_refused_with_the_reason(tmp_path, text, name
 @pytest.mark.slow
 def test_files_can_be_read_without_the_extra():
     blocked = "import sys; sys.modules.update(dict.fromkeys(['cryptography', 'prometheus_client']))"
-    read = f"{blocked}; import fairmesh.mesh.roster, fairmesh.mesh.agreement, fairmesh.cli.main"
-    asked = f"{blocked}; import fairmesh.mesh.certificates"
+    read = f"{blocked}; import fairmesh.mesh.enrol.roster, fairmesh.mesh.enrol.agreement, fairmesh.cli.main"
+    asked = f"{blocked}; import fairmesh.mesh.enrol.certificates"
     assert subprocess.run([sys.executable, "-c", read], capture_output=True).returncode == 0
     ended = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True)
     assert "'fairmesh[mesh]'" in ended.stderr

@@ -20,15 +20,15 @@ import fairmesh as fm
 from fairmesh.cli.node import _expected_end, _site_rows
 from fairmesh.cli.report import report
 from fairmesh.experiment import load_experiment
-from fairmesh.mesh.agreement import COMPATIBILITY
-from fairmesh.mesh.certificates import make_key, make_secret, secret_of
+from fairmesh.mesh.enrol.certificates import make_key, make_secret, secret_of
+from fairmesh.mesh.enrol.roster import SiteFile
 from fairmesh.mesh.node.membership import Membership, outputs_of_run, refuse_many_outputs
 from fairmesh.mesh.node.rounds import identity_of
 from fairmesh.mesh.node.running import run_node
 from fairmesh.mesh.node.state_lock import locked
 from fairmesh.mesh.node.watching import ENDED, STARTING, Pace, live_status, read_status, waiting_chain
 from fairmesh.mesh.preflight import checks, privacy_checks
-from fairmesh.mesh.roster import SiteFile
+from fairmesh.mesh.wire.greeting import COMPATIBILITY
 from fairmesh.storage.files import open_to_others
 from tests import toys
 from tests.mesh import fleet

@@ -8,8 +8,8 @@ import pytest
 import fairmesh as fm
 from fairmesh.algorithms import Part, Sent, plain
 from fairmesh.config.registry import registered_name
-from fairmesh.mesh.overview import sent
-from fairmesh.mesh.revealing import bits_per_parameter, revealing
+from fairmesh.mesh.enrol.overview import sent
+from fairmesh.mesh.enrol.revealing import bits_per_parameter, revealing
 from fairmesh.networks.memory import MemoryNetwork
 from fairmesh.testing.messages import check_message
 from tests import toys
@@ -91,7 +91,7 @@ def test_own_algorithm_says_what_it_sends(monkeypatch):
     assert missing_from(model, "whole model", "uncompressed", "gradient of one batch") == []
     assert missing_from(gist, "gist", ", compressed", "gradient of one batch") == []
     assert missing_from(loss, "loss", "uncompressed", "its own loss") == []
-    monkeypatch.setattr("fairmesh.mesh.revealing.algorithm_of", lambda table: Own())
+    monkeypatch.setattr("fairmesh.mesh.enrol.revealing.algorithm_of", lambda table: Own())
     assert bits_per_parameter({}) == 32 + 1
     assert bits_per_parameter({"options": {"dtype": "float64"}}) == 64 + 1
     [reason] = revealing({"sampling": {"batch": 64}})
@@ -127,7 +127,7 @@ def test_algorithm_that_says_nothing_of_its_messages_is_said_to_be_unknown(monke
             return None
 
     assert missing_from(sent(Silent(), "silent")[0], "silent", "own code") == []
-    monkeypatch.setattr("fairmesh.mesh.revealing.algorithm_of", lambda table: Silent())
+    monkeypatch.setattr("fairmesh.mesh.enrol.revealing.algorithm_of", lambda table: Silent())
     assert bits_per_parameter({}) is None
 
 

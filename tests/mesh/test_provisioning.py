@@ -17,18 +17,12 @@ import pytest
 
 import fairmesh as fm
 from fairmesh.config.registry import registered_name
-from fairmesh.mesh.agreement import (
-    agreed,
-    differences,
-    greeting,
-    own_site,
-    refuse_undeployable,
-    refuse_unlike,
-)
-from fairmesh.mesh.certificates import fingerprint, make_authority, make_key, sign, valid_until
-from fairmesh.mesh.manifest import collected
-from fairmesh.mesh.roster import Mesh, SiteFile
+from fairmesh.mesh.enrol.agreement import agreed, own_site, refuse_undeployable
+from fairmesh.mesh.enrol.certificates import fingerprint, make_authority, make_key, sign, valid_until
+from fairmesh.mesh.enrol.manifest import collected
+from fairmesh.mesh.enrol.roster import Mesh, SiteFile
 from fairmesh.mesh.wire.frames import Refused
+from fairmesh.mesh.wire.greeting import differences, greeting, refuse_unlike
 from tests.mesh import fleet
 from tests.mesh.reasons import NOBODY_LISTENS
 from tests.refusals import missing_from, refused
@@ -667,7 +661,7 @@ def test_default_values_are_not_compared_so_that_a_later_version_may_have_more_f
 
 def test_neighbour_with_another_version_is_accepted_and_one_with_another_compatibility_is_refused(cli, mesh):
     experiment = fm.load_experiment("trial.toml")
-    mine, theirs = (greeting(name, experiment, mesh, {}) for name in ("alpha", "beta"))
+    mine, theirs = (greeting(name, agreed(experiment), mesh, {}) for name in ("alpha", "beta"))
     refuse_unlike(mine, "beta", theirs | {"version": "99.1"})
     (number,) = [key for key in theirs["agreed"] if key.startswith("compatibility")]
     for other in (99, None, "x" * 1000):

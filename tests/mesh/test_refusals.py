@@ -17,13 +17,12 @@ import pytest
 import fairmesh as fm
 from fairmesh.cli.node import status as show_status
 from fairmesh.experiment import load_experiment
-from fairmesh.mesh.agreement import COMPATIBILITY
-from fairmesh.mesh.certificates import signature
-from fairmesh.mesh.clocks import in_words
+from fairmesh.mesh.enrol.certificates import signature
+from fairmesh.mesh.enrol.roster import Mesh, host_and_port
 from fairmesh.mesh.preflight import checks
-from fairmesh.mesh.roster import Mesh, host_and_port
 from fairmesh.mesh.wire import frames
 from fairmesh.mesh.wire.bulletin import Announcement
+from fairmesh.mesh.wire.greeting import COMPATIBILITY, apart_in_words
 from fairmesh.mesh.wire.journal import Journal
 from tests.mesh import fleet
 from tests.mesh.experiments import experiment
@@ -460,7 +459,7 @@ def test_check_names_the_field_in_which_experiments_differ(door):
 def test_check_compares_clocks(door, ahead_s, word):
     found = checked(door, "beta", ahead_s)["neighbour gamma"]
     assert not found["ok"]
-    assert missing_from(found["found"], "clock", in_words(-ahead_s), word) == []
+    assert missing_from(found["found"], "clock", apart_in_words(-ahead_s), word) == []
 
 
 def test_check_says_that_a_node_does_not_run(door):

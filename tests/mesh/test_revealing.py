@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from fairmesh.mesh.enrol.revealing import ALLOW, bits_per_parameter, revealing
+from fairmesh.mesh.enrol.roster import SiteFile
 from fairmesh.mesh.node.membership import Membership
 from fairmesh.mesh.preflight import checks
-from fairmesh.mesh.revealing import ALLOW, bits_per_parameter, revealing
-from fairmesh.mesh.roster import SiteFile
 from fairmesh.training.defaults import FOR_UPDATES
 from tests.mesh import fleet
 from tests.mesh.experiments import experiment

@@ -15,8 +15,8 @@ import torch
 from fairmesh.cli.main import main
 from fairmesh.cli.node import status
 from fairmesh.experiment import load_experiment
-from fairmesh.mesh import agreement
-from fairmesh.mesh.roster import MESH
+from fairmesh.mesh.enrol.roster import MESH
+from fairmesh.mesh.wire import greeting
 from tests.mesh import fleet
 from tests.mesh.experiments import experiment
 from tests.mesh.stranger import certified, foreign
@@ -254,7 +254,7 @@ def test_version_of_torch_that_makes_another_model_is_refused_with_both_machines
 @pytest.mark.slow
 def test_version_that_cannot_work_with_the_others_is_refused_with_both_versions(sites):
     def other() -> None:
-        agreement.COMPATIBILITY = 99
+        greeting.COMPATIBILITY = 99
 
     sites.start("gamma", prepare=other)
     for name in ("alpha", "beta"):

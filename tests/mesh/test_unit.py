@@ -14,7 +14,7 @@ import pytest
 
 import fairmesh as fm
 from fairmesh.errors import FairmeshError, Interrupted
-from fairmesh.mesh.unit import make_state_folder, unit_of
+from fairmesh.mesh.enrol.unit import make_state_folder, unit_of
 from tests.mesh import fleet
 from tests.mesh.outages import own_mounts
 from tests.mesh.peer import EXPERIMENT

@@ -18,11 +18,10 @@ from pathlib import Path
 import pytest
 
 import fairmesh
-from fairmesh.mesh import agreement
-from fairmesh.mesh.certificates import fingerprint, make_key, sign, signature
-from fairmesh.mesh.keys import trust
-from fairmesh.mesh.roster import Mesh, host_and_port
-from fairmesh.mesh.wire import frames, links
+from fairmesh.mesh.enrol.certificates import fingerprint, make_key, sign, signature
+from fairmesh.mesh.enrol.keys import trust
+from fairmesh.mesh.enrol.roster import Mesh, host_and_port
+from fairmesh.mesh.wire import frames, greeting, links
 from fairmesh.mesh.wire.bulletin import Announcement
 from fairmesh.mesh.wire.journal import Journal
 from fairmesh.mesh.wire.links import Links
@@ -350,10 +349,10 @@ def test_run_that_began_with_one_version_ends_with_another(tmp_path, undisturbed
 def test_version_with_another_compatibility_number_does_not_continue_a_run_and_leaves_its_state_alone(
     tmp_path, undisturbed
 ):
-    nodes, number = Lives(provisioned(tmp_path), NAMES), dict.fromkeys(NAMES, agreement.COMPATIBILITY)
+    nodes, number = Lives(provisioned(tmp_path), NAMES), dict.fromkeys(NAMES, greeting.COMPATIBILITY)
 
     def installed(name: str) -> None:
-        agreement.COMPATIBILITY = number[name]
+        greeting.COMPATIBILITY = number[name]
 
     nodes.before_start = installed
     try:

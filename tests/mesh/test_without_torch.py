@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fairmesh.config.tables import to_table
-from fairmesh.mesh.revealing import bits_per_parameter, revealing
+from fairmesh.mesh.enrol.revealing import bits_per_parameter, revealing
 from tests import toys
 from tests.mesh.fleet import provisioned
 
@@ -29,7 +29,7 @@ import json, sys
 from fairmesh.cli.without_torch import leave_out_torch
 
 leave_out_torch()
-from fairmesh.mesh.revealing import bits_per_parameter, revealing
+from fairmesh.mesh.enrol.revealing import bits_per_parameter, revealing
 
 tables = json.load(sys.stdin)
 print(json.dumps([[revealing(t), bits_per_parameter(t)] for t in tables]))

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from fairmesh.mesh.roster import Mesh, host_and_port
+from fairmesh.mesh.enrol.roster import Mesh, host_and_port
 from tests.mesh.fleet import MESH, forked, free_ports
 
 PASS, RESET, HOLE = 0, 1, 2  # a hole swallows what is sent; a connection that lost bytes never passes any again

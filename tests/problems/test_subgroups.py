@@ -8,7 +8,7 @@ from torch import nn
 
 import fairmesh as fm
 from fairmesh.data.samples import Samples
-from fairmesh.mesh.agreement import refuse_undeployable
+from fairmesh.mesh.enrol.agreement import refuse_undeployable
 from fairmesh.problems.objective import Objective
 from fairmesh.problems.subgroups import OTHERS, Seen, own_names, ratios_of, table_of
 from fairmesh.report.html import page

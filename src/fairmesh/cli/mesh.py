@@ -12,7 +12,7 @@ from fairmesh.cli.node import Site
 from fairmesh.cli.terminal import Json, print_json, readable_toml, say, show_table
 from fairmesh.cli.without_torch import leave_out_torch
 from fairmesh.errors import BadInput
-from fairmesh.mesh.roster import MESH, OF_THE_EXPERIMENT, Mesh, SiteFile, host_and_port
+from fairmesh.mesh.enrol.roster import MESH, OF_THE_EXPERIMENT, Mesh, SiteFile, host_and_port
 from fairmesh.storage.files import read_bytes, write_atomically
 
 mesh = typer.Typer(
@@ -36,7 +36,7 @@ def _answer(json_: bool, facts: Any, *sentences: str) -> None:
 
 def _signed(handout: Any) -> tuple[dict[str, Any], list[str]]:
     """Returns what the founder has signed, and whether its messages show training rows, as facts and in sentences."""
-    from fairmesh.mesh.revealing import ALLOW, revealing
+    from fairmesh.mesh.enrol.revealing import ALLOW, revealing
 
     files, digest, reasons = handout.manifest.files, handout.manifest.digest(), revealing(handout.table)
     sentences = [f"signed: {', '.join(files)}; the manifest's digest is {digest}"]
@@ -77,9 +77,9 @@ def init(
 
     Fixes the sites, their addresses, the graph and the experiment, and makes the authority that signs certificates."""
     from fairmesh.experiment import load_experiment
-    from fairmesh.mesh.approval import not_allowed
-    from fairmesh.mesh.certificates import AUTHORITY, AUTHORITY_KEY, fingerprint
-    from fairmesh.mesh.founding import founded, hand_out
+    from fairmesh.mesh.enrol.approval import not_allowed
+    from fairmesh.mesh.enrol.certificates import AUTHORITY, AUTHORITY_KEY, fingerprint
+    from fairmesh.mesh.enrol.founding import founded, hand_out
 
     read = load_experiment(experiment)
     made = founded(read, _label(experiment.stem), _addresses(site))
@@ -143,7 +143,7 @@ def seal(
     After a correction of the experiment or of a Python file in the founder's folder, before the run has begun. Every
     site then gets the files, and approves them again."""
     readable_toml(authority / MESH)
-    from fairmesh.mesh.founding import hand_out_again
+    from fairmesh.mesh.enrol.founding import hand_out_again
 
     handout = hand_out_again(authority)
     signed, sentences = _signed(handout)
@@ -167,8 +167,8 @@ def key(
     """At a site: make its folder, its key and the request.
 
     The private key never leaves the site. The founder signs the request."""
-    from fairmesh.mesh.certificates import AUTHORITY, fingerprint, make_key
-    from fairmesh.mesh.manifest import EXPERIMENT, MANIFEST, Handout, read_handed_out, write_files
+    from fairmesh.mesh.enrol.certificates import AUTHORITY, fingerprint, make_key
+    from fairmesh.mesh.enrol.manifest import EXPERIMENT, MANIFEST, Handout, read_handed_out, write_files
 
     joined = Mesh.read(mesh_file)
     address = joined.member(name).address
@@ -187,7 +187,7 @@ def key(
     write_atomically(folder / AUTHORITY, authority)
     _, request = make_key(folder, name)
     leave_out_torch()
-    from fairmesh.mesh.revealing import ALLOW, commented, revealing
+    from fairmesh.mesh.enrol.revealing import ALLOW, commented, revealing
 
     site_file.write(commented(handout.table))
     reasons = revealing(handout.table)
@@ -224,7 +224,7 @@ def sign(
 
     Compare the fingerprint with the site before you send the certificate back. ledger.tsv in the founder's folder
     records what was signed."""
-    from fairmesh.mesh import certificates, keys
+    from fairmesh.mesh.enrol import certificates, keys
 
     asked = read_bytes(request)
     name, shown = certificates.requested_name(asked), certificates.fingerprint(asked)
@@ -256,7 +256,7 @@ def authority(
     """At the founder's: renew the authority's certificate.
 
     The key stays, so all certificates that it signed stay valid. Also mends dates that a wrong clock gave it."""
-    from fairmesh.mesh.certificates import fingerprint, renew_authority, valid_until
+    from fairmesh.mesh.enrol.certificates import fingerprint, renew_authority, valid_until
 
     path = renew_authority(folder, days)
     shown, until = fingerprint(path.read_bytes()), f"{valid_until(path.read_bytes()):%Y-%m-%d}"
@@ -279,7 +279,7 @@ def trust(
 
     Until then connections and announcements with the new key are refused, and `fairmesh status` shows its fingerprint.
     Let the other site read it out, over a channel that you trust. From then on the old key is refused."""
-    from fairmesh.mesh.keys import trust as confirm
+    from fairmesh.mesh.enrol.keys import trust as confirm
 
     site, _ = _site_and_mesh(site_file, name)
     shown = confirm(site.state, name, fingerprint)
@@ -318,14 +318,14 @@ def show(
 
     Shows what would run here, on which data, what leaves, to whom and for how long. Nothing of the experiment is
     imported. A node runs only what was approved."""
-    from fairmesh.mesh.manifest import handed_out
+    from fairmesh.mesh.enrol.manifest import handed_out
 
     site, founded = _site_and_mesh(site_file)
     handout = handed_out(site, founded)
     if not handout.imports_modules():
         leave_out_torch()
-    from fairmesh.mesh import approval
-    from fairmesh.mesh.overview import in_words, overview
+    from fairmesh.mesh.enrol import approval
+    from fairmesh.mesh.enrol.overview import in_words, overview
 
     seen = overview(site, founded, handout)
     _refuse_other_fingerprint(fingerprint, seen["authority"], "the authority of the mesh's founder")
@@ -371,7 +371,7 @@ def unit(
     """At a site: print the systemd unit of its node.
 
     It makes the state folder, which must be there before systemd starts the node."""
-    from fairmesh.mesh.unit import make_state_folder, unit_of
+    from fairmesh.mesh.enrol.unit import make_state_folder, unit_of
 
     text = unit_of(site_file, user, options)
     folder = make_state_folder(site_file, user)

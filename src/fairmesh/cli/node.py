@@ -10,7 +10,7 @@ import typer
 
 from fairmesh.cli.terminal import Json, Track, print_json, readable_toml, say, show_rows, show_table
 from fairmesh.errors import BadInput
-from fairmesh.mesh.roster import SiteFile
+from fairmesh.mesh.enrol.roster import SiteFile
 
 _SILENT_S, _SILENT_S_PER_SITE = 60.0, 0.2  # without a report; a site reports every 0.05 s per site, or every second
 Site = Annotated[Path, typer.Argument(metavar="SITE", help="This site's site.toml.", callback=readable_toml)]
@@ -85,9 +85,9 @@ def status(site: Site, json_: Json = False) -> None:
 
 def _sentences(seen: dict[str, Any], site: Path, age: float) -> Iterator[str | None]:
     """Yields what a status says besides its tables, with what to do about it."""
-    from fairmesh.mesh import clocks
     from fairmesh.mesh.node import claims
     from fairmesh.mesh.node.watching import STARTING
+    from fairmesh.mesh.wire import greeting
 
     if weights := seen["lambda"]:
         done = weights["round"]
@@ -104,7 +104,7 @@ def _sentences(seen: dict[str, Any], site: Path, age: float) -> Iterator[str | N
     others = [f"{v} at {name}" for name, v in seen["versions"].items() if v != seen["version"]]
     if others:
         yield f"versions of fairmesh differ, and are compatible: {seen['version']} here, {', '.join(others)}"
-    yield from clocks.advice(seen["clocks"], len(seen["edges"]))
+    yield from greeting.clock_advice(seen["clocks"], len(seen["edges"]))
     yield from _about_sites(seen, site)
     yield from (f"votes to {decision}: {', '.join(sorted(voters))}" for decision, voters in seen["votes"].items())
     yield _expected_end(seen, age)

@@ -23,19 +23,19 @@ from torch import Tensor
 from fairmesh.data.site import Site
 from fairmesh.errors import BadInput, in_a_line
 from fairmesh.experiment import Experiment
-from fairmesh.mesh import clocks
-from fairmesh.mesh.agreement import greeting, own_problem, own_site, refuse_undeployable, refuse_unlike
-from fairmesh.mesh.approval import import_allowed, refuse_unapproved
-from fairmesh.mesh.certificates import SOON_DAYS, check_certificate, secret_of, valid_until
-from fairmesh.mesh.manifest import Handout, handed_out
+from fairmesh.mesh.enrol.agreement import agreed, own_problem, own_site, refuse_undeployable
+from fairmesh.mesh.enrol.approval import import_allowed, refuse_unapproved
+from fairmesh.mesh.enrol.certificates import SOON_DAYS, check_certificate, secret_of, valid_until
+from fairmesh.mesh.enrol.manifest import Handout, handed_out
+from fairmesh.mesh.enrol.revealing import ALLOW, LEAST_ROWS, refuse_revealing, revealing
+from fairmesh.mesh.enrol.roster import Mesh, SiteFile, host_and_port
 from fairmesh.mesh.node.disk import disk_of
 from fairmesh.mesh.node.membership import Membership, facts, frozen_facts, refuse_lost_secret
 from fairmesh.mesh.node.store import FINISHED, is_finished
 from fairmesh.mesh.node.watching import live_status
-from fairmesh.mesh.revealing import ALLOW, LEAST_ROWS, refuse_revealing, revealing
-from fairmesh.mesh.roster import Mesh, SiteFile, host_and_port
 from fairmesh.mesh.wire.connections import CannotConnect, ConnectionLost, dialled
 from fairmesh.mesh.wire.frames import REFUSALS, Refused, hello, read_frame, read_hello
+from fairmesh.mesh.wire.greeting import APART_S, apart_in_words, greeting, refuse_unlike, seconds_ahead
 from fairmesh.mesh.wire.tls_stream import Credentials
 from fairmesh.storage.files import open_to_others, read_bytes
 
@@ -93,8 +93,8 @@ def checks(path: Path) -> Iterator[Check]:
         reasons = "; ".join(revealing(handout.table))
         sent = f"{ALLOW}: {reasons}" if reasons else "no training rows could be read from such messages so far"
         yield from _tried("messages", lambda: refuse_revealing(site_file, handout), good=sent)
-        agreed = "this site has approved the manifest"
-        approved = yield from _tried("approval", lambda: refuse_unapproved(site_file, handout), good=agreed)
+        good = "this site has approved the manifest"
+        approved = yield from _tried("approval", lambda: refuse_unapproved(site_file, handout), good=good)
     if handout and approved:
         advice = "do what is named; or agree on another experiment and found the mesh again"
         good = "can be imported and deployed"
@@ -113,7 +113,7 @@ def checks(path: Path) -> Iterator[Check]:
     mine = None
     if mesh and handout and experiment:
         yield from _data_checks(site_file, experiment, mesh)
-        mine = greeting(site_file.name, experiment, mesh, handout.manifest.files)
+        mine = greeting(site_file.name, agreed(experiment), mesh, handout.manifest.files)
     if mesh:
         for other in mesh.neighbours(site_file.name):
             ask = _asked if mesh.dials(site_file.name, other) else _dials_us
@@ -372,9 +372,9 @@ def _compared(mine: Mapping[str, Any], other: str, first: bytes, at: float, refu
             raise Refused(refusal)
     except Refused as error:
         raise _Wrong(error, f"agree with {other} on which of the two is right") from None
-    apart = clocks.seconds_ahead(theirs, at)
-    if abs(apart) > clocks.APART_S:
-        raise _Wrong(f"its clock is {clocks.in_words(apart)}", "set the one that is wrong")
+    apart = seconds_ahead(theirs, at)
+    if abs(apart) > APART_S:
+        raise _Wrong(f"its clock is {apart_in_words(apart)}", "set the one that is wrong")
     here, there = mine["generation"], theirs.get("generation")
     if there != here:
         raise _Wrong(

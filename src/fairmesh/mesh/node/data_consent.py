@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from fairmesh.errors import BadInput, nearest
-from fairmesh.mesh.keys import read_record
+from fairmesh.mesh.enrol.keys import read_record
 from fairmesh.mesh.node.watching import read_status
 from fairmesh.storage.files import private_files, write_atomically
 

@@ -14,15 +14,16 @@ from fairmesh.data.samples import Samples
 from fairmesh.data.site import Site
 from fairmesh.errors import BadInput
 from fairmesh.experiment import Experiment, shape_of
-from fairmesh.mesh.agreement import greeting, own_problem, own_site, refuse_undeployable
-from fairmesh.mesh.approval import approved_experiment
-from fairmesh.mesh.certificates import check_certificate, make_secret, secret_of
-from fairmesh.mesh.founding import refuse_other_graph
-from fairmesh.mesh.manifest import Manifest
+from fairmesh.mesh.enrol.agreement import agreed, own_problem, own_site, refuse_undeployable
+from fairmesh.mesh.enrol.approval import approved_experiment
+from fairmesh.mesh.enrol.certificates import check_certificate, make_secret, secret_of
+from fairmesh.mesh.enrol.founding import refuse_other_graph
+from fairmesh.mesh.enrol.manifest import Manifest
+from fairmesh.mesh.enrol.roster import Mesh, SiteFile
 from fairmesh.mesh.node.claims import HOW_TO_RESTORE
 from fairmesh.mesh.node.ledger import still_in
-from fairmesh.mesh.roster import Mesh, SiteFile
 from fairmesh.mesh.wire.bulletin import OUTPUTS
+from fairmesh.mesh.wire.greeting import greeting
 from fairmesh.mesh.wire.links import Credentials, Neighbour
 from fairmesh.numerics import trees
 from fairmesh.problems.problem import Problem
@@ -123,7 +124,7 @@ class Membership:
 
     @cached_property
     def greeting(self) -> dict[str, Any]:
-        return greeting(self.name, self.experiment, self.mesh, self.manifest.files)
+        return greeting(self.name, agreed(self.experiment), self.mesh, self.manifest.files)
 
 
 def refuse_lost_secret(site: SiteFile) -> None:

@@ -9,9 +9,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import fairmesh
-from fairmesh.mesh import clocks
-from fairmesh.mesh.agreement import refuse_unlike, version_in
-from fairmesh.mesh.keys import KnownKeys
+from fairmesh.mesh.enrol.keys import KnownKeys
+from fairmesh.mesh.enrol.roster import Mesh
 from fairmesh.mesh.node import machine
 from fairmesh.mesh.node.ledger import Ledger
 from fairmesh.mesh.node.measurements import Measurements
@@ -27,7 +26,7 @@ from fairmesh.mesh.node.start import Start
 from fairmesh.mesh.node.store import folder_of
 from fairmesh.mesh.node.table_agreement import TableAgreement
 from fairmesh.mesh.node.watching import Aside, Log, Monitor
-from fairmesh.mesh.roster import Mesh
+from fairmesh.mesh.wire import greeting
 from fairmesh.mesh.wire.bulletin import Bulletin
 from fairmesh.mesh.wire.journal import Journal
 from fairmesh.mesh.wire.limits import LogLimiter
@@ -123,13 +122,13 @@ class Node:
             links.stop()
 
     def _check_greeting(self, name: str, theirs: Mapping[str, Any]) -> bool:
-        refuse_unlike(self.membership.greeting, name, theirs)
-        ahead = clocks.seconds_ahead(theirs, time.time())
+        greeting.refuse_unlike(self.membership.greeting, name, theirs)
+        ahead = greeting.seconds_ahead(theirs, time.time())
         self.oversight.clocks.pop(name, None)
-        if abs(ahead) > clocks.APART_S:
+        if abs(ahead) > greeting.APART_S:
             self.oversight.clocks[name] = ahead
-            self.limiter("warning", "clocks differ", name, f"its clock is {clocks.in_words(ahead)}")
-        version = version_in(theirs)
+            self.limiter("warning", "clocks differ", name, f"its clock is {greeting.apart_in_words(ahead)}")
+        version = greeting.version_in(theirs)
         self.oversight.versions[name] = version
         if version != fairmesh.__version__:
             said = f"fairmesh {version} there, {fairmesh.__version__} here; they are compatible"

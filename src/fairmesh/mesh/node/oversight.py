@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import fairmesh
 from fairmesh.errors import BadInput, FairmeshError, Interrupted
-from fairmesh.mesh.certificates import SOON_DAYS, valid_until
+from fairmesh.mesh.enrol.certificates import SOON_DAYS, valid_until
 from fairmesh.mesh.node import claims, divergence
 from fairmesh.mesh.node.membership import Membership
 from fairmesh.mesh.node.store import landmarks_in

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 
 import fairmesh
-from fairmesh.mesh.agreement import COMPATIBILITY
-from fairmesh.mesh.approval import approved_at
-from fairmesh.mesh.certificates import fingerprint
+from fairmesh.mesh.enrol.approval import approved_at
+from fairmesh.mesh.enrol.certificates import fingerprint
+from fairmesh.mesh.enrol.roster import host_and_port
 from fairmesh.mesh.node import data_agreement, deciding, divergence, ending, versus_local
 from fairmesh.mesh.node.machine import pinned
 from fairmesh.mesh.node.measurements import Schedule
@@ -34,7 +34,7 @@ from fairmesh.mesh.node.store import (
     put_in_place,
 )
 from fairmesh.mesh.node.watching import Log, Monitor
-from fairmesh.mesh.roster import host_and_port
+from fairmesh.mesh.wire.greeting import COMPATIBILITY
 from fairmesh.mesh.wire.links import Links
 from fairmesh.mesh.wire.mailroom import Mailroom, Observe
 from fairmesh.mesh.wire.transport import FIRST_ROUND

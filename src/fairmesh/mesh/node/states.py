@@ -19,7 +19,7 @@ from torch import Tensor
 from fairmesh.algorithms.gossip import PublicCopies
 from fairmesh.compression import DecodeError
 from fairmesh.errors import BadInput
-from fairmesh.mesh.roster import Mesh
+from fairmesh.mesh.enrol.roster import Mesh
 from fairmesh.networks.bounds import norm_of
 from fairmesh.networks.roles import Role, StateView, roles_of
 from fairmesh.storage.state_tree import flatten_state, unflatten_state

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fairmesh.errors import BadInput, CheckpointError
-from fairmesh.mesh.manifest import Manifest
+from fairmesh.mesh.enrol.manifest import Manifest
 from fairmesh.mesh.wire.journal import is_complete, storing
 from fairmesh.mesh.wire.links import Report
 from fairmesh.storage.checkpoint import (

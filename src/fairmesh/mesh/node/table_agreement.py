@@ -17,7 +17,7 @@ from fairmesh.data.preprocessing import Misfit, Preprocessing, Sums, TableSums, 
 from fairmesh.data.site import Site
 from fairmesh.errors import BadInput
 from fairmesh.experiment import Experiment
-from fairmesh.mesh.agreement import own_problem
+from fairmesh.mesh.enrol.agreement import own_problem
 from fairmesh.mesh.wire.bulletin import TABLE_AT_MOST, Bulletin
 from fairmesh.storage.files import read_bytes, write_atomically
 from fairmesh.storage.run_folder import PREPROCESSING

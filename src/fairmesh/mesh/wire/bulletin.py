@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fairmesh.errors import BadInput
-from fairmesh.mesh import certificates
+from fairmesh.mesh.enrol import certificates
 from fairmesh.mesh.wire.frames import Refused, read_json
 from fairmesh.mesh.wire.kinds import KINDS, count, text, too_deep, wrong
 from fairmesh.mesh.wire.limits import TokenBucket

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fairmesh.errors import BadInput
-from fairmesh.mesh.roster import host_and_port
+from fairmesh.mesh.enrol.roster import host_and_port
 from fairmesh.mesh.wire.frames import LENGTH, check_length
 from fairmesh.mesh.wire.tls_stream import READ_AHEAD, TlsStream, reason_of
 

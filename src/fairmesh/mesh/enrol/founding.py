@@ -7,11 +7,11 @@ from pathlib import Path
 from fairmesh.data.made_up import made_up_site
 from fairmesh.errors import BadInput
 from fairmesh.experiment import Experiment, load_experiment
-from fairmesh.mesh.agreement import agreed, refuse_undeployable
-from fairmesh.mesh.approval import not_allowed
-from fairmesh.mesh.certificates import make_authority
-from fairmesh.mesh.manifest import EXPERIMENT, Handout, collected, loaded, refuse_others, seal, write_files
-from fairmesh.mesh.roster import MESH, Member, Mesh
+from fairmesh.mesh.enrol.agreement import agreed, refuse_undeployable
+from fairmesh.mesh.enrol.approval import not_allowed
+from fairmesh.mesh.enrol.certificates import make_authority
+from fairmesh.mesh.enrol.manifest import EXPERIMENT, Handout, collected, loaded, refuse_others, seal, write_files
+from fairmesh.mesh.enrol.roster import MESH, Member, Mesh
 from fairmesh.numerics import trees
 from fairmesh.problems.objective import Objective
 from fairmesh.problems.problem import Sampling

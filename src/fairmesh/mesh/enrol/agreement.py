@@ -1,13 +1,9 @@
 """An experiment between organisations: what all sites must agree on, what is refused, and a site's own data."""
 
-import json
-from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import fairmesh
-from fairmesh.compression import VERSION as CODEC
 from fairmesh.config.imports import imported
 from fairmesh.config.overrides import flat_table, portable, resolved_files
 from fairmesh.config.registry import registered_name
@@ -16,18 +12,11 @@ from fairmesh.data.datasets import Data
 from fairmesh.data.site import Site
 from fairmesh.errors import BadInput
 from fairmesh.experiment import Experiment
-from fairmesh.mesh.roster import OF_ONE_SITE, OF_THE_EXPERIMENT, Mesh, SiteFile
-from fairmesh.mesh.wire.frames import Refused
+from fairmesh.mesh.enrol.roster import OF_ONE_SITE, OF_THE_EXPERIMENT, Mesh, SiteFile
 from fairmesh.problems.problem import Problem
 from fairmesh.trackers import Tracker
 from fairmesh.training.loop import check_objective
 from fairmesh.training.observers import CsvWriter
-
-# Sites may run different versions of fairmesh, and upgrade during a run, as long as this number is the same. It changes
-# only with what a run in progress could not survive: other numbers from the same messages (also by another default
-# value), other messages or announcements, or other checkpoints. A new field whose default keeps the numbers does not.
-COMPATIBILITY = 5
-_COMPATIBILITY = "compatibility number of fairmesh"
 
 
 def agreed(experiment: Experiment) -> dict[str, Any]:
@@ -39,60 +28,6 @@ def agreed(experiment: Experiment) -> dict[str, Any]:
     table = {key: value for key, value in given.items() if key not in ("data", "contract", "sweep", "placements")}
     table["options"] = {key: value for key, value in given.get("options", {}).items() if key not in OF_ONE_SITE}
     return flat_table(portable(table))
-
-
-def differences(here: Mapping[str, Any], there: Mapping[str, Any]) -> list[str]:
-    """Returns the agreed fields in which two sites differ, in words."""
-
-    def shown(table: Mapping[str, Any], key: str) -> str:
-        return json.dumps(table[key]) if key in table else "the default"
-
-    keys = [*here, *(key for key in there if key not in here)]
-    unlike = [key for key in keys if (key in here) != (key in there) or here[key] != there[key]]
-    return [f"{key}: {shown(here, key)} here, {shown(there, key)} there" for key in unlike]
-
-
-def greeting(name: str, experiment: Experiment, mesh: Mesh, files: Mapping[str, str]) -> dict[str, Any]:
-    """Returns what a site sends a neighbour first: who it is, and all that both must agree on, with the digests of the
-    manifest's files."""
-    versions = {_COMPATIBILITY: COMPATIBILITY, "codec version": CODEC, "mesh name": mesh.name}
-    return {
-        "site": name,
-        "version": fairmesh.__version__,  # for people
-        "generation": mesh.generation,
-        "agreed": versions | agreed(experiment) | {f"file {file}": digest for file, digest in files.items()},
-        "members": {member.name: list(member.neighbours) for member in mesh.members},
-    }
-
-
-def refuse_unlike(mine: Mapping[str, Any], name: str, theirs: Mapping[str, Any]) -> None:
-    """Refuses the greeting of neighbour `name` if it is from another site or for another experiment, and names the
-    fields that differ."""
-    if theirs.get("site") != name:
-        raise Refused(f"it greets as {theirs.get('site')!r} with the certificate of {name}")
-    fields = theirs.get("agreed")
-    if not isinstance(fields, dict):
-        raise Refused("the greeting does not say which experiment it is")
-    if fields.get(_COMPATIBILITY) != mine["agreed"][_COMPATIBILITY]:
-        raise Refused(
-            f"fairmesh {version_in(theirs)} there and {version_in(mine)} here cannot work together: their "
-            f"compatibility numbers are {json.dumps(fields.get(_COMPATIBILITY))[:20]} and {COMPATIBILITY}; install the "
-            "same version at both sites"
-        )
-    unlike = differences(mine["agreed"], fields)
-    members, there = mine["members"], theirs.get("members")
-    if not isinstance(there, dict) or list(there) != list(members):
-        unlike.append(f"sites: {list(members)} here, {list(there) if isinstance(there, dict) else there} there")
-    else:
-        unlike += [f"neighbours of {m}: {members[m]} here, {there[m]} there" for m in members if members[m] != there[m]]
-    if unlike:
-        raise Refused(f"another experiment: {'; '.join(unlike[:4])}")
-
-
-def version_in(greeting: Mapping[str, Any]) -> str:
-    """Returns the version of fairmesh that a greeting tells, as text that can be shown."""
-    version = greeting.get("version")
-    return "".join(c for c in version[:30] if c.isprintable()) if isinstance(version, str) else "of an unknown version"
 
 
 def refuse_undeployable(experiment: Experiment) -> None:

@@ -12,11 +12,11 @@ from fairmesh.config.overrides import resolved_files
 from fairmesh.config.registry import IMPORT, registered_name
 from fairmesh.config.trusted import import_paths
 from fairmesh.errors import BadInput
-from fairmesh.mesh.approval import is_approved, not_allowed, outside
-from fairmesh.mesh.certificates import fingerprint, valid_until
-from fairmesh.mesh.manifest import Handout, python_files
-from fairmesh.mesh.revealing import ALLOW, algorithm_of, bits_per_parameter, compresses, revealing
-from fairmesh.mesh.roster import OF_THE_EXPERIMENT, Mesh, SiteFile
+from fairmesh.mesh.enrol.approval import is_approved, not_allowed, outside
+from fairmesh.mesh.enrol.certificates import fingerprint, valid_until
+from fairmesh.mesh.enrol.manifest import Handout, python_files
+from fairmesh.mesh.enrol.revealing import ALLOW, algorithm_of, bits_per_parameter, compresses, revealing
+from fairmesh.mesh.enrol.roster import OF_THE_EXPERIMENT, Mesh, SiteFile
 from fairmesh.problems.models import Logistic
 from fairmesh.storage.files import read_bytes
 from fairmesh.training.defaults import DEFAULT_ALGORITHM, ROUNDS

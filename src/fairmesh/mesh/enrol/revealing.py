@@ -12,8 +12,8 @@ from fairmesh.compression.compressors import FLOAT_BITS, Compressor, Identity
 from fairmesh.config.tables import from_table
 from fairmesh.config.trusted import import_paths
 from fairmesh.errors import BadInput
-from fairmesh.mesh.manifest import Handout
-from fairmesh.mesh.roster import SiteFile
+from fairmesh.mesh.enrol.manifest import Handout
+from fairmesh.mesh.enrol.roster import SiteFile
 from fairmesh.problems.objective import Objective
 from fairmesh.problems.sampling import Sampling
 from fairmesh.training.defaults import algorithm_for

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from fairmesh.errors import BadInput, optional
-from fairmesh.mesh.roster import Mesh, check_label
+from fairmesh.mesh.enrol.roster import Mesh, check_label
 from fairmesh.numerics import SECRET_BYTES
 from fairmesh.storage.files import read_bytes, write_atomically
 

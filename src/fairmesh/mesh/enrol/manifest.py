@@ -19,8 +19,8 @@ from fairmesh.config.sealed import SealedFiles, helpers, imported_files, wanted
 from fairmesh.config.tables import checked, from_table
 from fairmesh.config.trusted import import_paths
 from fairmesh.errors import BadInput
-from fairmesh.mesh.certificates import AUTHORITY, is_founders, public_digest, signed_by_founder
-from fairmesh.mesh.roster import Member, Mesh, SiteFile
+from fairmesh.mesh.enrol.certificates import AUTHORITY, is_founders, public_digest, signed_by_founder
+from fairmesh.mesh.enrol.roster import Member, Mesh, SiteFile
 from fairmesh.storage.files import read_bytes, write_atomically
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from fairmesh.errors import BadInput, FairmeshError, Interrupted
-from fairmesh.mesh.roster import Mesh, SiteFile
+from fairmesh.mesh.enrol.roster import Mesh, SiteFile
 from fairmesh.storage.files import private_folder
 
 _UNIT = """\

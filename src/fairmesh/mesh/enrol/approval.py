@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 from fairmesh.config.sealed import parsed
 from fairmesh.config.trusted import import_paths, is_harmless, under
 from fairmesh.errors import BadInput, in_a_line
-from fairmesh.mesh.manifest import EXPERIMENT, Handout, handed_out, loaded, python_files, table_of
-from fairmesh.mesh.revealing import refuse_revealing
-from fairmesh.mesh.roster import Mesh, SiteFile
+from fairmesh.mesh.enrol.manifest import EXPERIMENT, Handout, handed_out, loaded, python_files, table_of
+from fairmesh.mesh.enrol.revealing import refuse_revealing
+from fairmesh.mesh.enrol.roster import Mesh, SiteFile
 from fairmesh.storage.files import private_files, read_bytes, write_atomically
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from fairmesh.errors import BadInput
-from fairmesh.mesh.certificates import fingerprint, serial_of, valid_until
+from fairmesh.mesh.enrol.certificates import fingerprint, serial_of, valid_until
 from fairmesh.storage.files import private_files, private_folder, write_atomically
 
 LEDGER = "ledger.tsv"
