@@ -5,7 +5,7 @@ from datetime import timedelta
 
 import pytest
 
-from fairmesh.mesh import certificates
+from fairmesh.mesh.enrol import certificates
 from fairmesh.mesh.enrol.certificates import make_authority, make_key, sign
 from fairmesh.mesh.enrol.keys import KnownKeys, trust
 from fairmesh.mesh.enrol.roster import Member, Mesh

@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509.oid import NameOID
 
-from fairmesh.mesh import certificates
+from fairmesh.mesh.enrol import certificates
 from fairmesh.mesh.enrol.certificates import (
     check_certificate,
     fingerprint,

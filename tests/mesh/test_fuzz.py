@@ -10,7 +10,7 @@ import pytest
 
 import fairmesh as fm
 from fairmesh.cli.node import _refusal_rows, _site_rows
-from fairmesh.mesh import certificates
+from fairmesh.mesh.enrol import certificates
 from fairmesh.mesh.node import claims, data_agreement, divergence, ledger, versus_local
 from fairmesh.mesh.node.ending import results_apart
 from fairmesh.mesh.node.ledger import Ledger
