@@ -23,10 +23,10 @@ from fairmesh.config.registry import registered_name
 from fairmesh.config.tables import checked, from_table, to_table
 from fairmesh.data.contract import Contract
 from fairmesh.data.datasets import Data
-from fairmesh.data.preprocessing import aligned
 from fairmesh.data.reserve import reserve
 from fairmesh.data.samples import Samples
 from fairmesh.data.site import Site
+from fairmesh.data.site_tables import aligned
 from fairmesh.errors import BadInput
 from fairmesh.losses import BinaryCrossEntropy, ModelLoss, NamedLoss
 from fairmesh.losses.builtin import squared_error

@@ -198,6 +198,8 @@ def test_rows_without_names_are_checked_and_scaled_by_position():
         ({"columns": [{"name": "a", "type": "label", "classes": ["x", "y"]}]}, ["'a'", "number"]),
         ({"target": {"name": "a", "type": "label"}}, ["'a'", "classes"]),
         ({"target": {"name": "a", "type": "label", "classes": ["x", "x"]}}, ["'x' twice"]),
+        ({"columns": [{"name": "a", "standardize": True, "scale": 2}]}, ["'a'", "standardize"]),
+        ({"target": {"name": "a", "standardize": True}}, ["'a'", "[contract]"]),
         ({"columns": [{"name": "a"}], "inputs": {"shape": [2]}}, ["not both"]),
         ({"inputs": {"dtype": "float23"}}, ["'float23'"]),
     ],

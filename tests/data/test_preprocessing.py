@@ -10,7 +10,8 @@ import pytest
 import torch
 
 import fairmesh as fm
-from fairmesh.data.preprocessing import Preprocessing, TableSums
+from fairmesh.data.preprocessing import Preprocessing
+from fairmesh.data.sums import TableSums, fitted
 from fairmesh.storage.run_folder import PREPROCESSING
 from tests.refusals import refused
 
@@ -97,7 +98,7 @@ def test_preprocessing_does_not_change_with_the_test_rows(file, tmp_path):
 def test_preprocessing_is_the_same_from_sums_in_any_order_and_through_json(file):
     sites = table(file).sites()
     sums = {site.name: TableSums.from_table(json.loads(json.dumps(site.table.sums().to_table()))) for site in sites}
-    assert Preprocessing.fitted(sums) == Preprocessing.fitted(dict(reversed(sums.items()))) == made_of(sites)
+    assert fitted(sums) == fitted(dict(reversed(sums.items()))) == made_of(sites)
     assert Preprocessing.from_json(made_of(sites).to_json()) == made_of(sites)
 
 
@@ -144,11 +145,11 @@ def test_preprocessing_json_can_be_applied_by_its_own_description(file):
         for column in described["columns"]:
             text = str(columns[column["name"]][i])
             missing = text in ("", "NA")
-            if column["kind"] == "category":
-                known = [float(text == one) for one in column["categories"]]
+            if column["type"] == "category":
+                known = [float(text == one) for one in column["classes"]]
                 row += [*known, float(not sum(known) and not (missing and column["indicator"]))]
             else:
-                if column["kind"] == "date":
+                if column["type"] == "date":
                     x = (np.datetime64(text) - np.datetime64("1970-01-01")).astype(float)
                 else:
                     x = column["fill"] if missing else numbers.get(text) if text in numbers else float(text)
@@ -306,7 +307,7 @@ def test_tables_of_sites_that_do_not_fit_together_are_refused_by_name(file, tmp_
         (sums("south", columns, classes=("ill", "well")), ["classes", "north", "south"]),
     ):
         with refused(*names) as caught:
-            Preprocessing.fitted({"north": north, "south": south})
+            fitted({"north": north, "south": south})
         assert caught.value.sites == ["south"]
 
 

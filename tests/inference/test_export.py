@@ -14,7 +14,7 @@ import torch
 from safetensors import safe_open
 
 import fairmesh as fm
-from fairmesh.data.preprocessing import FittedColumn, Preprocessing
+from fairmesh.data.preprocessing import Preprocessing
 from fairmesh.data.tables import encoded
 from fairmesh.inference import export as exporting
 from fairmesh.inference.predictor import Predictor, TableInputs
@@ -88,12 +88,12 @@ def test_unknown_format_is_refused(tmp_path):
 
 
 COLUMNS = (
-    FittedColumn("age", "number", fill=50.0, center=50.0, scale=10.0, indicator=True),
-    FittedColumn("ward", "category", classes=("north", "south"), fill="mean", indicator=True),
-    FittedColumn("unit", "category", fill="b", classes=("a", "b")),
-    FittedColumn("kind", "category", classes=("x", "y"), fill="mean"),
-    FittedColumn("smokes", "yes-no", fill=0.25, center=0.25, scale=0.5),
-    FittedColumn("since", "date", fill=100.0, center=100.0, scale=30.0),
+    fm.data.Column("age", "number", fill=50.0, center=50.0, scale=10.0, indicator=True),
+    fm.data.Column("ward", "category", classes=("north", "south"), fill="mean", indicator=True),
+    fm.data.Column("unit", "category", fill="b", classes=("a", "b")),
+    fm.data.Column("kind", "category", classes=("x", "y"), fill="mean"),
+    fm.data.Column("smokes", "yes-no", fill=0.25, center=0.25, scale=0.5),
+    fm.data.Column("since", "date", fill=100.0, center=100.0, scale=30.0),
 )
 VALUES = {
     "age": ["61.5", "", "48"],

@@ -9,7 +9,10 @@ from types import SimpleNamespace
 import pytest
 
 import fairmesh as fm
-from fairmesh.data.preprocessing import Preprocessing, SiteTable, TableSums, in_order
+from fairmesh.data.preprocessing import Preprocessing
+from fairmesh.data.site_tables import SiteTable
+from fairmesh.data.sums import TableSums, fitted
+from fairmesh.data.tables import in_order
 from fairmesh.mesh.node.table_agreement import TableAgreement
 from fairmesh.mesh.wire.kinds import KINDS
 from fairmesh.storage.run_folder import PREPROCESSING
@@ -89,7 +92,7 @@ def test_nodes_with_tables_of_their_own_agree_on_one_preprocessing_also_after_a_
     run.crash("b")
     run.start("b")
     run.end(*NAMES)
-    expected = Preprocessing.fitted(sums)
+    expected = fitted(sums)
     assert [preprocessing_of(tmp_path, name) for name in NAMES] == [expected] * 3
     assert expected.columns[1].classes == ("east", "north", "south")
 
@@ -155,12 +158,12 @@ def test_sums_of_another_form_are_refused_before_anything_is_computed(tmp_path):
         lambda table: table["columns"][1].__setitem__(4, ["x" * 1000]),
         lambda table: table["plan"].pop("target"),
         lambda table: table["plan"].__setitem__("more", 1),
-        lambda table: table["plan"]["columns"][0].__setitem__("kind", "picture"),
+        lambda table: table["plan"]["columns"][0].__setitem__("type", "picture"),
         lambda table: table["plan"]["columns"][0].__setitem__("scale", "1"),
         lambda table: table["plan"]["columns"][0].__setitem__("fill", 10**400),
         lambda table: table["plan"]["columns"][0].__setitem__("fill", 1e20),
         lambda table: table["plan"]["columns"][1].__setitem__("fill", "x" * 1000),
-        lambda table: table["plan"].__setitem__("indicators", 1),
+        lambda table: table["plan"]["columns"][0].__setitem__("indicator", 1),
         lambda table: table.__setitem__("plan", []),
     ):
         bad = json.loads(json.dumps(good))

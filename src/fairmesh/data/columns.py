@@ -1,4 +1,8 @@
-"""One column of a table: what a contract says about it, and so how it becomes inputs of a model."""
+"""One column of a table, from what a contract says about it to the inputs that a model sees.
+
+A contract declares it, or a table's settings and values do. What they leave open, such as a mean over all sites,
+follows from the sums that sites tell each other. Then it is complete, and turns values into inputs.
+"""
 
 import math
 from collections.abc import Sequence
@@ -8,7 +12,16 @@ from typing import Literal
 import numpy as np
 
 from fairmesh.config.tables import checked
-from fairmesh.data.tables import Kind, category_text, encoded, missing_in, no_value, rows_in_words, whole_number_text
+from fairmesh.data.tables import (
+    Kind,
+    absent,
+    category_text,
+    encoded,
+    missing_in,
+    no_value,
+    rows_in_words,
+    whole_number_text,
+)
 from fairmesh.errors import BadInput
 
 MEAN = "mean"  # of a column's fill: by what all sites have
@@ -17,7 +30,7 @@ MEAN = "mean"  # of a column's fill: by what all sites have
 @checked
 @dataclass(frozen=True)
 class Column:
-    """One column of a table, as a contract describes it.
+    """One column of a table: what its values must be, and what the model sees of them.
 
     Args:
         name: The column's name in the header. Where samples have no names, such as in arrays, columns are matched by
@@ -33,6 +46,10 @@ class Column:
             its own; None if no value may be missing. Default: None.
         center: What is subtracted from every value before the model sees it. Default: 0.0.
         scale: What every value is divided by after that, > 0. Default: 1.0.
+        standardize: Whether center and scale are the mean and the standard deviation over the training rows of all
+            sites, instead. Default: False.
+        indicator: Whether a further input says that a value is missing, if a site has at least 5 such rows. Default:
+            False.
 
     Example:
         >>> import fairmesh as fm
@@ -49,6 +66,8 @@ class Column:
     fill: float | str | None = None
     center: float = 0.0
     scale: float = 1.0
+    standardize: bool = False
+    indicator: bool = False
 
     def __post_init__(self):
         given = (self.min, self.max, self.fill, self.center, self.scale)
@@ -62,6 +81,8 @@ class Column:
             raise BadInput(f'column {self.name!r}: only type = "label" or "category" has classes, not {self.type}')
         if isinstance(self.fill, str) and self.fill != MEAN and not self.has_classes:
             raise BadInput(f'column {self.name!r}: fill is a number or "{MEAN}", got {self.fill!r}')
+        if self.standardize and (self.has_classes or self.has_scale):
+            raise BadInput(f"column {self.name!r}: standardize is for numbers that have no center and scale")
         if len(set(self.classes)) < len(self.classes):
             raise BadInput(f"column {self.name!r}: classes lists {named_twice(self.classes)!r} twice")
 
@@ -71,8 +92,18 @@ class Column:
         return self.type in ("label", "category")
 
     @property
+    def has_scale(self) -> bool:
+        """Whether it has a center or a scale of its own."""
+        return (self.center, self.scale) != (0.0, 1.0)
+
+    @property
+    def limits(self) -> tuple[float, float]:
+        """The smallest and the largest plausible value."""
+        return -math.inf if self.min is None else self.min, math.inf if self.max is None else self.max
+
+    @property
     def range(self) -> str:
-        """Returns the plausible range in words."""
+        """The plausible range in words."""
         if self.min is None or self.max is None:
             ends = {"at least": self.min, "at most": self.max}
             said = " ".join(f"{words} {end:g}" for words, end in ends.items() if end is not None) or "any number"
@@ -95,40 +126,62 @@ class Column:
         """The constant that stands for a missing value; None if there is none."""
         return None if self.fill == MEAN else self.fill
 
-    def read(self, values: np.ndarray, where: str) -> tuple[np.ndarray, list[str]]:
-        """Returns the values of a column, as numbers, NaN for a missing one, if they are numbers, and as texts if they
-        are labels; and what is wrong with them, in sentences."""
+    @property
+    def open(self) -> bool:
+        """Whether something about it follows from the rows of all sites."""
+        return self.standardize or self.fill == MEAN or (self.has_classes and not self.classes)
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """The names of its inputs, if it is complete."""
+        own = [self.name]
+        if self.kind == "category":
+            own = [*(f"{self.name} = {name}" for name in self.classes), f"{self.name} = other"]
+        return (*own, f"{self.name} missing") if self.indicator else tuple(own)
+
+    def transform(self, values: np.ndarray, where: str) -> np.ndarray:
+        """Returns the inputs (rows, inputs) in float64, from values as `encoded` returns them, if it is complete."""
+        missing = absent(values)
+        if self.required and missing.any():
+            raise BadInput(no_value(where, self.name, missing))
+        filled = values if self.constant is None else np.where(missing, self.constant, values)
+        if self.kind == "category":
+            known = filled[:, None] == np.array(self.classes, object)
+            marked = missing if self.indicator and self.constant is None else np.zeros_like(missing)
+            parts = [known, (~known.any(1) & ~marked)[:, None]]
+        else:
+            parts = [((filled.astype(np.float64) - self.center) / self.scale)[:, None]]
+        if self.indicator:
+            parts.append(missing[:, None])
+        return np.concatenate([np.asarray(part, np.float64) for part in parts], axis=1)
+
+    def complaints(self, values: np.ndarray, where: str) -> list[str]:
+        """Returns what is wrong with the values of a table, in sentences."""
         missing = missing_in(values)
         wrong = [no_value(where, self.name, missing)] if missing.any() and self.required else []
-        if self.has_classes:
-            as_text = whole_number_text if self.type == "label" else category_text
-            texts = np.array([as_text(value) for value in values.tolist()])
-            unknown = ~missing & ~np.isin(texts, self.classes)
-            if unknown.any():
-                wrong.append(
-                    f"{where}, column {self.name!r}, {rows_in_words(unknown)}: {str(texts[unknown][0])!r}, but the "
-                    f"contract's {'classes' if self.type == 'label' else 'categories'} are {list(self.classes)}; write "
-                    "them as the contract does"
-                )
-            return texts if self.type == "label" else values, wrong
-        try:
-            numbers = encoded(values, self.kind, self.name, where)
-        except BadInput as error:
-            return values, [*wrong, str(error)]
-        if self.kind != "number":
-            return values, wrong
-        return numbers, wrong + self.implausible(numbers, f"{where}, column {self.name!r}")
-
-    def scaled(self, numbers: np.ndarray) -> np.ndarray:
-        """Returns numbers as the model sees them, where samples are arrays."""
-        filled = numbers if self.fill is None else np.where(np.isnan(numbers), self.fill, numbers)
-        return (filled - self.center) / self.scale
+        if not self.has_classes:
+            try:
+                numbers = encoded(values, self.kind, self.name, where)
+            except BadInput as error:
+                return [*wrong, str(error)]
+            where = f"{where}, column {self.name!r}"
+            return wrong + (self.implausible(numbers, where) if self.kind == "number" else [])
+        as_text = whole_number_text if self.type == "label" else category_text
+        texts = np.array([as_text(value) for value in values.tolist()])
+        unknown = ~missing & ~np.isin(texts, self.classes)
+        if unknown.any():
+            wrong.append(
+                f"{where}, column {self.name!r}, {rows_in_words(unknown)}: {str(texts[unknown][0])!r}, but the "
+                f"contract's {'classes' if self.type == 'label' else 'categories'} are {list(self.classes)}; write "
+                "them as the contract does"
+            )
+        return wrong
 
     def implausible(self, numbers: np.ndarray, where: str) -> list[str]:
         """Returns what is wrong with the numbers that are there."""
         known = np.isfinite(numbers)
         broken = known & (numbers != np.round(numbers))
-        low, high = -math.inf if self.min is None else self.min, math.inf if self.max is None else self.max
+        low, high = self.limits
         outside = known & ((numbers < low) | (numbers > high))
         wrong = []
         if self.type == "whole" and broken.any():

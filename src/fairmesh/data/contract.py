@@ -18,7 +18,7 @@ from fairmesh.data.columns import MEAN, Column, named_twice
 from fairmesh.data.datasets.base import Data
 from fairmesh.data.datasets.own import ImageFolder
 from fairmesh.data.datasets.table import Table
-from fairmesh.data.preprocessing import Plan
+from fairmesh.data.preprocessing import Preprocessing
 from fairmesh.data.samples import Samples
 from fairmesh.data.site import Site
 from fairmesh.data.tables import rows_in_words
@@ -116,8 +116,10 @@ class Contract:
         target = self.target
         if target is not None and target.type in ("yes-no", "date", "category"):
             raise BadInput(f'target {target.name!r} is a "number", "whole" or a "label", not {target.type}')
-        if target is not None and (target.name in names or target.fill is not None):
+        if target is not None and (target.name in names or not target.required or target.indicator):
             raise BadInput(f"target {target.name!r} is not an input, and no target may be missing")
+        if target is not None and target.standardize:
+            raise BadInput(f"target {target.name!r}: it is scaled like the columns; write standardize in [contract]")
 
     @property
     def _every_column(self) -> tuple[Column, ...]:
@@ -172,28 +174,27 @@ class Contract:
         if isinstance(inner, Data):
             return replace(data, data=_Loaded(tuple(self._loaded(inner)))).sites()  # type: ignore[type-var]
         if isinstance(data, Table):
-            columns = self._prepared(data.read(), data.file)
+            columns = data.read()
+            self._check(columns, data.file)
             data.input_names(columns)  # refuses settings that name a column which is not there
             return data.sites_of(columns, self.plan(data.predicted, data.indicators))
         return self.checked(data.sites())
 
-    def plan(self, target: Column, indicators: bool = True) -> Plan:
+    def plan(self, target: Column, indicators: bool = True) -> Preprocessing:
         """Returns how a table is treated."""
-        return Plan.of(self.columns, target, self.standardize, self.standardize, indicators)
+        return Preprocessing.planned(self.columns, target, self.standardize, self.standardize, indicators)
 
-    def _prepared(self, columns: Mapping[str, np.ndarray], file: str) -> dict[str, np.ndarray]:
-        """Returns the columns of a table, of which those in the contract are checked."""
-        done, wrong = dict(columns), []
+    def _check(self, columns: Mapping[str, np.ndarray], file: str) -> None:
+        """Refuses columns of a table that are not as the contract says."""
+        wrong = []
         for column in self._every_column:
             name = column.name
             if name in columns:
-                done[name], complaints = column.read(columns[name], file)
-                wrong += complaints
+                wrong += column.complaints(columns[name], file)
             else:
                 hint = nearest(name, columns)
                 wrong.append(f"{file} has no column {name!r}, which the contract lists{hint}; rename or add it")
         refuse(wrong)
-        return done
 
     def checked(self, sites: Sequence[Site]) -> list[Site]:
         """Returns sites whose samples have no names, checked and as the model sees them. Columns are matched by
@@ -226,21 +227,22 @@ class Contract:
                 names = ", ".join(column.name for column in self.columns)
                 raise BadInput(f"{where}: a sample has the shape {shape}, but the contract has the columns {names}")
             self._refuse_unlike_arrays(where)
-            read = [column.read(inputs[:, k].numpy(), where) for k, column in enumerate(self.columns)]
-            refuse([complaint for _, complaints in read for complaint in complaints])
-            scaled = [column.scaled(values) for column, (values, _) in zip(self.columns, read)]
+            given = list(zip(self.columns, inputs.double().T.numpy()))
+            refuse([complaint for column, values in given for complaint in column.complaints(values, where)])
+            scaled = [column.transform(values, where) for column, values in given]
             dtype = inputs.dtype if inputs.is_floating_point() else torch.get_default_dtype()
-            inputs = torch.from_numpy(np.stack(scaled, axis=1)).to(dtype)
+            inputs = torch.from_numpy(np.concatenate(scaled, axis=1)).to(dtype)
         wrong += self._target_complaints(looked_at.targets, where)
         refuse(wrong)
         return replace(samples, inputs=inputs)
 
     def _refuse_unlike_arrays(self, where: str) -> None:
         for column in self.columns:
-            if column.type not in ("number", "whole") or column.fill == MEAN:
+            if column.type not in ("number", "whole") or column.open or column.indicator:
                 raise BadInput(
-                    f"{where}: column {column.name!r} of the contract has the type {column.type} and fill = "
-                    f"{column.fill!r}, which only tables can have, but these samples are arrays; give a table"
+                    f"{where}: column {column.name!r} of the contract has the type {column.type}, fill = "
+                    f"{column.fill!r}, standardize or indicator, which only tables can have, but these samples are "
+                    "arrays; give a table"
                 )
         if self.standardize:
             raise BadInput(f"{where}: the contract says standardize, which only tables can, but these are arrays")

@@ -4,21 +4,22 @@ import json
 import math
 import shlex
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from fairmesh.config.tables import to_table
 from fairmesh.data.check import check_column
-from fairmesh.data.columns import MEAN
-from fairmesh.data.contract import refuse
+from fairmesh.data.columns import MEAN, Column
+from fairmesh.data.contract import Arrays, refuse
 from fairmesh.data.datasets.base import Data
 from fairmesh.data.datasets.table import Table
-from fairmesh.data.preprocessing import in_order
 from fairmesh.data.samples import Samples
-from fairmesh.data.tables import NAME_AT_MOST, category_text, encoded, missing_in
+from fairmesh.data.tables import NAME_AT_MOST, category_text, encoded, in_order, missing_in
 from fairmesh.errors import BadInput, nearest
 
 _SHOWN = 5  # categories in a comment
@@ -27,9 +28,8 @@ _WIDER = 0.25  # of the range that was seen, on either side
 _OF_TABLE = """\
 # Unit and range of every column, in words and numbers: correct them. Ranges are wider than those seen.
 # The model sees (value - center) / scale. Columns are matched by name at every site."""
+_IN_ORDER = "in the order of their numbers"
 _IDENTIFIER = "# This looks like an identifier: a different whole number in every row. If it is one, remove it."
-
-Setting = tuple[str, Any, str]  # key, value and a comment; a key of "#" for a comment alone
 
 
 def drafted(data: Data, without: Sequence[str] = ()) -> tuple[str, list[str]]:
@@ -61,20 +61,23 @@ def _of_table(table: Table, without: Sequence[str]) -> tuple[str, list[str]]:
     identifiers = [name for name in names if any(finding.what == "identifier" for finding in findings[name])]
     sections = [_OF_TABLE]
     for name in names:
-        settings = _settings(table, name, columns[name])
+        column, comments = _column(table, name, columns[name])
         sections += [_IDENTIFIER] if name in identifiers else []
-        sections.append(_section("[[contract.columns]]", settings) + "\n")
-    sections.append(_section("[contract.target]", _target_settings(table, columns[table.target])))
+        sections.append(_section("[[contract.columns]]", column, comments) + "\n")
+    sections.append(_section("[contract.target]", *_target(table, columns[table.target])))
     return "\n".join(sections), identifiers
 
 
-def _section(heading: str, settings: Iterator[Setting]) -> str:
+def _section(heading: str, described: Column | Arrays, comments: Mapping[str, str]) -> str:
+    """Returns lines for a person to edit. Numbers get an empty unit. The comment "" stands by itself."""
+    decided = to_table(described, defaults=False)
+    asked = ("type", "unit") if "min" in decided else ()
     lines = [heading]
-    for key, value, comment in settings:
-        text = f"{value:.10g}" if isinstance(value, float) else json.dumps(value, ensure_ascii=False)
-        line = "" if key == "#" else f"{key} = {text}"
-        lines.append("  ".join(part for part in (line, comment and f"# {comment}") if part))
-    return "\n".join(lines)
+    for key, value in to_table(described).items():
+        if key in decided or key in asked:
+            text = f"{value:.10g}" if isinstance(value, float) else json.dumps(value, ensure_ascii=False)
+            lines.append(f"{key} = {text}" + (f"  # {comments[key]}" if key in comments else ""))
+    return "\n".join([*lines, *(f"# {comment}" for key, comment in comments.items() if not key)])
 
 
 def _unusable(table: Table, name: str, values: np.ndarray, findings: Sequence[Any]) -> Iterator[str]:
@@ -97,58 +100,53 @@ def _unusable(table: Table, name: str, values: np.ndarray, findings: Sequence[An
         )
 
 
-def _settings(table: Table, name: str, values: np.ndarray) -> Iterator[Setting]:
-    """Yields what the contract says about an input column."""
-    yield "name", name, ""
+def _column(table: Table, name: str, values: np.ndarray) -> tuple[Column, dict[str, str]]:
+    """Returns what the contract says about an input column, and comments on its settings."""
     kind = table.kind_of_column(name, values)
     read, missing = encoded(values, kind, name, table.file), missing_in(values)
     known = read[~missing]
     if kind == "number":
-        yield from _range(known)
-        if missing.any():
-            yield "fill", _rounded(np.median(known), 3), "stands for a missing value; else none may be missing"
+        column = _numbers(name, known)
         if len(np.unique(known)) > 2:
-            yield "center", _rounded(known.mean(), 2), ""
-            yield "scale", _rounded(known.std(), 2), ""
-        return
-    yield "type", kind, ""
+            column = replace(column, center=_rounded(known.mean(), 2), scale=_rounded(known.std(), 2))
+        column = replace(column, fill=_rounded(np.median(known), 3) if missing.any() else None)
+        return column, {"fill": "stands for a missing value; else none may be missing"}
+    column, comments = Column(name, kind, fill=MEAN if missing.any() else None), {}
     if kind == "category":
         counts, listed = Counter(known.tolist()), table.categories.get(name, ())
+        column = replace(column, classes=(*listed, *sorted(counts.keys() - set(listed))))
+        comments = {
+            "classes": "one input each; add those of other sites",
+            "fill": "missing values get an input of their own; else none may be missing",
+        }
         rare = sorted(text for text, count in counts.items() if count < _RARE)
-        yield "classes", [*listed, *sorted(counts.keys() - set(listed))], "one input each; add those of other sites"
         if rare:
             shown = json.dumps(rare[:_SHOWN], ensure_ascii=False) + (" and others" if len(rare) > _SHOWN else "")
-            yield "#", None, f"In fewer than {_RARE} rows of this table, and all sites will see them: {shown}"
+            comments[""] = f"In fewer than {_RARE} rows of this table, and all sites will see them: {shown}"
+        return column, comments
     if kind == "date":
-        yield "center", _rounded(known.mean(), 4), "days since 1970-01-01, which the model sees"
-        yield "scale", _rounded(known.std(), 2) or 1.0, ""
-    if missing.any():
-        of = "missing values get an input of their own" if kind == "category" else "of all sites, for a missing value"
-        yield "fill", MEAN, f"{of}; else none may be missing"
+        column = replace(column, center=_rounded(known.mean(), 4), scale=_rounded(known.std(), 2) or 1.0)
+        comments["center"] = "days since 1970-01-01, which the model sees"
+    return column, comments | {"fill": "of all sites, for a missing value; else none may be missing"}
 
 
-def _target_settings(table: Table, values: np.ndarray) -> Iterator[Setting]:
-    yield "name", table.target, ""
+def _target(table: Table, values: np.ndarray) -> tuple[Column, dict[str, str]]:
     if table.predict == "labels":
-        yield "type", "label", ""
-        yield "classes", table.classes or in_order(set(values.tolist())), "in the order of their numbers"
-        return
+        classes = table.classes or in_order(set(values.tolist()))
+        return Column(table.target, "label", classes=classes), {"classes": _IN_ORDER}
     try:
         numbers = encoded(values, "number", table.target, table.file)
     except BadInput as error:
         raise BadInput(f"{error}; leave out --numbers if the target is a label") from error
     if np.isnan(numbers).all():
         raise BadInput(f"{table.file}: column {table.target!r} has no values; predict another one")
-    yield from _range(numbers[~np.isnan(numbers)])
+    return _numbers(table.target, numbers[~np.isnan(numbers)]), {}
 
 
-def _range(numbers: np.ndarray) -> Iterator[Setting]:
+def _numbers(name: str, numbers: np.ndarray) -> Column:
     whole = bool((numbers == np.round(numbers)).all())
     low, high = _wider(numbers, whole)
-    yield "type", "whole" if whole else "number", ""
-    yield "unit", "", ""
-    yield "min", low, ""
-    yield "max", high, ""
+    return Column(name, "whole" if whole else "number", min=low, max=high)
 
 
 def _rounded(number: float, digits: int) -> float:
@@ -175,13 +173,11 @@ def _of_arrays(data: Data) -> str:
         raise BadInput("data: samples have several inputs or targets, which a contract cannot describe")
     ends = np.array([float(end) for one in samples for end in (one.inputs.min(), one.inputs.max())])
     low, high = (0.0, 255.0) if inputs.dtype == torch.uint8 else _wider(ends, not inputs.is_floating_point())
-    form = {"shape": list(inputs.shape[1:]), "dtype": str(inputs.dtype).removeprefix("torch.")}
-    settings = form | {"min": low, "max": high, "unit": ""}
+    form = Arrays(tuple(inputs.shape[1:]), str(inputs.dtype).removeprefix("torch."), low, high)
     sections = ["# The range is wider than that seen: correct it, and say in unit what the numbers are."]
-    sections.append(_section("[contract.inputs]", ((key, value, "") for key, value in settings.items())))
+    sections.append(_section("[contract.inputs]", form, {}))
     if not targets[0].is_floating_point() and targets[0].ndim == 1:
-        named = getattr(data, "classes", ()) or [str(k) for k in range(1 + max(int(one.max()) for one in targets))]
-        classes = ("classes", list(named), "in the order of their numbers")
-        labels = iter([("name", "class", ""), ("type", "label", ""), classes])
-        sections += ["", _section("[contract.target]", labels)]
+        named = data.class_names() or [str(k) for k in range(1 + max(int(some.max()) for some in targets))]
+        labels = Column("class", "label", classes=tuple(named))
+        sections += ["", _section("[contract.target]", labels, {"classes": _IN_ORDER})]
     return "\n".join(sections)

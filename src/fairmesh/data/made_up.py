@@ -25,7 +25,7 @@ def made_up_site(contract: Contract) -> Site | None:
     if target is None or not (contract.columns or (inputs is not None and inputs.shape is not None)):
         return None
     plan = contract.plan(target)
-    if not all(column.required or plan.is_fixed(column) for column in contract.columns):
+    if not all(column.required or not column.open for column in plan.columns):
         return None
     count = max(_ROWS, *(2 * len(column.classes) for column in (*contract.columns, target)))
     values = _values(target, count)

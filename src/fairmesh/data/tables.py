@@ -179,6 +179,13 @@ def whole_number_text(value: Any) -> str:
     return str(int(text)) if re.fullmatch(r"\s*-?\d{1,18}\s*", text) else text
 
 
+def in_order(labels: Sequence[str] | set[str]) -> tuple[str, ...]:
+    """Returns labels in the order of their numbers: by size if all are whole numbers, else by name."""
+    texts = {whole_number_text(label) for label in labels}
+    whole = all(re.fullmatch(r"-?\d+", text) for text in texts)  # what `int` reads
+    return tuple(sorted(texts, key=int) if whole else sorted(texts))
+
+
 def numbered_labels(texts: Sequence[str], classes: Sequence[str], where: str) -> np.ndarray:
     """Returns the place of each label among the classes.
 

@@ -14,13 +14,15 @@ from fairmesh.data.columns import MEAN, Column
 from fairmesh.data.datasets.base import Data, check_split
 from fairmesh.data.datasets.own import split_by_site
 from fairmesh.data.partitions import BySite, Contrast, Instrument, Partition
-from fairmesh.data.preprocessing import Plan, SiteTable, fitted_sites, in_order
+from fairmesh.data.preprocessing import Preprocessing
 from fairmesh.data.site import Site
+from fairmesh.data.site_tables import SiteTable, fitted_sites
 from fairmesh.data.tables import (
     Kind,
     category_text,
     column_of,
     encoded,
+    in_order,
     is_missing,
     kind_of,
     missing_in,
@@ -134,14 +136,14 @@ class Table(Data):
             raise BadInput(f"{self.file} has no column to predict from other than target, site and subgroup")
         return names
 
-    def plan(self, columns: Mapping[str, np.ndarray]) -> Plan:
+    def plan(self, columns: Mapping[str, np.ndarray]) -> Preprocessing:
         """Returns how the columns of the file are to be treated.
 
         Raises:
             BadInput: A column is missing, or has values that are not understood.
         """
         planned = [self._column(columns, name) for name in self.input_names(columns)]
-        return Plan.of(planned, self.predicted, self.standardize, self.scale_target, self.indicators)
+        return Preprocessing.planned(planned, self.predicted, self.standardize, self.scale_target, self.indicators)
 
     @property
     def predicted(self) -> Column:
@@ -174,7 +176,7 @@ class Table(Data):
         if said := two_spellings(texts):
             warnings.warn(f"{self.file}, column {name!r}: {said}", UserWarning, stacklevel=2)
 
-    def sites_of(self, columns: Mapping[str, np.ndarray], plan: Plan | None = None) -> list[Site]:
+    def sites_of(self, columns: Mapping[str, np.ndarray], plan: Preprocessing | None = None) -> list[Site]:
         """Returns the sites if these are the columns of the file.
 
         Args:

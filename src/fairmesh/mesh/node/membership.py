@@ -9,9 +9,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from fairmesh.data.preprocessing import is_fitted
 from fairmesh.data.samples import Samples
 from fairmesh.data.site import Site
+from fairmesh.data.site_tables import is_fitted
 from fairmesh.errors import BadInput
 from fairmesh.experiment import Experiment, shape_of
 from fairmesh.mesh.enrol.agreement import agreed, own_problem, own_site, refuse_undeployable

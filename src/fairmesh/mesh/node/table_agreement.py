@@ -13,8 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from fairmesh.data.contract import Contract
-from fairmesh.data.preprocessing import Misfit, Preprocessing, Sums, TableSums, is_fitted, refitted
+from fairmesh.data.preprocessing import Preprocessing
 from fairmesh.data.site import Site
+from fairmesh.data.site_tables import is_fitted, refitted
+from fairmesh.data.sums import Misfit, Sums, TableSums, fitted
 from fairmesh.errors import BadInput
 from fairmesh.experiment import Experiment
 from fairmesh.mesh.enrol.agreement import own_problem
@@ -71,7 +73,7 @@ class TableAgreement:
                 return [name], f"{name} has announced sums of its table that cannot be true; {reason}"
         try:
             if told:
-                Preprocessing.fitted(told)
+                fitted(told)
         except Misfit as error:
             return error.sites, error.reason
         return _outweighing(told)
@@ -81,7 +83,7 @@ class TableAgreement:
         if self.needed and self._path.exists():
             return Preprocessing.from_json(read_bytes(self._path).decode())
         told = self._told(self._sites(present))
-        return Preprocessing.fitted(told) if told else None
+        return fitted(told) if told else None
 
     def freeze(self, present: Sequence[str]) -> None:
         """Records the preprocessing, as the run begins with it, and announces whose sums it was fitted by."""
@@ -117,11 +119,7 @@ class TableAgreement:
 def _ranges(contract: Contract) -> dict[str, tuple[float, float]]:
     """Returns the smallest and the largest value that a contract allows, by column."""
     columns = [column for column in (*contract.columns, contract.target) if column is not None]
-    return {
-        column.name: (-math.inf if column.min is None else column.min, math.inf if column.max is None else column.max)
-        for column in columns
-        if column.type not in ("yes-no", "date")
-    }
+    return {column.name: column.limits for column in columns if column.type not in ("yes-no", "date")}
 
 
 def _outweighing(told: Mapping[str, TableSums]) -> tuple[list[str], str] | None:

@@ -91,7 +91,7 @@ def _sample_form(value: Any, depth: int = 0) -> bool:
 
 def _table(value: Any) -> bool:
     """Returns whether this is what a site tells about its table."""
-    from fairmesh.data.preprocessing import TableSums
+    from fairmesh.data.sums import TableSums
 
     try:
         return isinstance(value, dict) and TableSums.from_table(value) is not None
