@@ -8,8 +8,8 @@ import torch
 
 import fairmesh as fm
 from fairmesh.comparisons import reference_models
-from fairmesh.comparisons.reference_losses import best_constant, constant_values
-from fairmesh.personalization.cross_fit import CrossFit
+from fairmesh.comparisons.constants import best_constant, constant_values
+from fairmesh.personalization.cross_fit import CrossFit, _Steps
 from fairmesh.personalization.outcome import PersonalModel
 from tests.refusals import missing_from, refused
 
@@ -80,7 +80,7 @@ def test_references_are_written_as_runs_are_and_read_instead_of_trained_again(co
     def trained(*_, **__):
         raise AssertionError("a finished reference was trained again")
 
-    monkeypatch.setattr(CrossFit, "_path", trained)
+    monkeypatch.setattr(CrossFit, "_walk", trained)
     problems = [_problem(), replace(_problem(), sampling=fm.Sampling())]
     again = fm.compare_with_references(problems, **options, resume=True)
     assert not again.failed
@@ -155,7 +155,8 @@ def test_local_model_stops_early_where_held_out_rows_say_so_and_only_there():
     stopped = fit.stopped(fit.same(start), 120, 0.7)
     assert stopped.steps[0] < 120
     assert stopped.steps[1] == 120
-    *_, (_, ended) = fit._path(fit.same(start), 120, 0.7, 3.0)
+    *_, (_, walk) = fit._walk(fit._at(fit.same(start)), 0, _Steps(120, 0.7, 3.0))
+    ended = walk.models.view(2, 6, -1)
     test = problem.sites[0].test
     losses = [
         problem.loss(problem.flat_model(one[0, -1], test.inputs), test.targets) for one in (stopped.models, ended)

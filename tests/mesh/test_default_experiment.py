@@ -1,7 +1,6 @@
 """The experiment file of deploy.md between organisations, with nothing named that it does not name: its objective
 compares sites with models that they train alone."""
 
-import json
 import os
 import re
 import shutil
@@ -17,10 +16,13 @@ from typing import Any
 import pytest
 import torch
 
+from fairmesh.errors import Interrupted
 from fairmesh.mesh.node import rounds
 from fairmesh.mesh.node.membership import Membership, common_problem, facts, own_data
-from fairmesh.mesh.node.rounds import Rounds, identity_of
-from fairmesh.mesh.node.store import REFERENCES, Store, landmarks_in
+from fairmesh.mesh.node.rounds import Rounds, alone_identity, identity_of
+from fairmesh.mesh.node.store import Store, landmarks_in
+from fairmesh.storage.checkpoint import read_stored, write_stored
+from fairmesh.storage.occupied import ALONE
 from tests.mesh import fleet
 from tests.mesh.scenarios import NAMES, ROOT, Run, played
 
@@ -69,13 +71,15 @@ def _mesh(folder: Path, names: list[str] = NAMES, experiment: str = RISK) -> Run
 
 
 class _Watcher:
-    """Counts the rounds that a site trains alone."""
+    """Counts the rounds that a site trains alone, and stops it after some."""
 
-    def __init__(self):
-        self.rounds, self.said = 0, []
+    def __init__(self, stop_after: int | None = None):
+        self.rounds, self.said, self._stop_after = [], [], stop_after
 
-    def trains_alone(self, done: int) -> None:
-        self.rounds = done
+    def works_alone(self, what: str, done: int, of: int) -> None:
+        self.rounds.append(done)
+        if done == self._stop_after:
+            raise Interrupted("stopped")
 
     def log(self, level: str, what: str, **fields) -> None:
         self.said.append(what)
@@ -97,8 +101,8 @@ def _problem(membership: Membership, own):
     return common_problem(membership, own, {member.name: facts(own) for member in membership.mesh.present})
 
 
-def _begun(membership: Membership, own) -> tuple[Rounds, _Watcher]:
-    watcher, store = _Watcher(), Store(membership.site.state, 1, lambda *said, **fields: None)
+def _begun(membership: Membership, own, watcher: _Watcher | None = None) -> tuple[Rounds, _Watcher]:
+    watcher, store = watcher or _Watcher(), Store(membership.site.state, 1, lambda *said, **fields: None)
     node: Any = SimpleNamespace(membership=membership, oversight=watcher, log=watcher.log)
     mailroom: Any = None
     return Rounds(node, _problem(membership, own), mailroom, store), watcher
@@ -113,35 +117,50 @@ def test_checkpoint_that_a_vote_writes_has_the_identity_with_which_it_is_read(si
 
 def test_reference_losses_are_found_once_and_outlive_a_site_that_leaves(site):
     membership, own = site
-    (membership.site.state / REFERENCES).unlink(missing_ok=True)
+    _forget(membership)
     first, trained = _begun(membership, own)
     again, not_trained = _begun(membership, own)
-    assert (trained.rounds, not_trained.rounds) == (20, 0)
+    assert (trained.rounds, not_trained.rounds) == ([*range(21)], [])
     assert again.problem.objective == first.problem.objective
     later = replace(membership, mesh=membership.mesh.without("a"))
     after, not_trained = _begun(later, own)
-    assert not_trained.rounds == 0
+    assert not_trained.rounds == []
     assert after.problem.objective == first.problem.objective
 
 
-@pytest.mark.parametrize("content", ["", "[]", '{"key": 1}', "another key", "another site", "no number"])
-def test_reference_losses_that_are_damaged_or_of_another_run_are_found_again(site, content):
+def test_site_that_was_stopped_while_it_trained_alone_continues_there(site):
     membership, own = site
-    file = membership.site.state / REFERENCES
-    file.unlink(missing_ok=True)
+    _forget(membership)
+    whole, _ = _begun(membership, own)
+    _forget(membership)
+    with pytest.raises(Interrupted):
+        _begun(membership, own, _Watcher(stop_after=13))
+    continued, watcher = _begun(membership, own)
+    assert watcher.rounds == [*range(13, 21)]
+    assert continued.problem.objective == whole.problem.objective
+
+
+def _forget(membership: Membership) -> None:
+    shutil.rmtree(membership.site.state / ALONE, ignore_errors=True)
+
+
+@pytest.mark.parametrize("what", ["empty", "cut short", "changed", "of another run"])
+def test_reference_losses_that_are_damaged_or_of_another_run_are_found_again(site, what):
+    membership, own = site
+    _forget(membership)
     before, _ = _begun(membership, own)
-    written = json.loads(file.read_text())
-    foreign = {
-        "another key": written | {"key": "0" * 64},
-        "another site": written | {"local_losses": {"c": 0.5}},
-        "no number": written | {"local_losses": {"b": "0.5"}},
-    }
-    file.write_text(json.dumps(foreign[content]) if content in foreign else content)
+    file = membership.site.state / ALONE / "reference-losses.safetensors"
+    written = file.read_bytes()
+    if what == "of another run":
+        stored = read_stored(file, alone_identity(_problem(membership, own), membership))
+        write_stored(file, stored.tensors, 0, {"site": "another"})
+    else:
+        file.write_bytes({"empty": b"", "cut short": written[:-5], "changed": written[:-1] + b"!"}[what])
     after, watcher = _begun(membership, own)
-    assert watcher.rounds == 20
-    assert any("found again" in said for said in watcher.said)
+    assert watcher.rounds == [*range(21)]
+    assert any("trained again" in said for said in watcher.said)
     assert after.problem.objective == before.problem.objective
-    assert json.loads(file.read_text()) == written
+    assert _begun(membership, own)[1].rounds == []
 
 
 def test_state_before_the_first_round_is_known_without_training(site, monkeypatch):
@@ -202,11 +221,11 @@ def three_votes(run: Run) -> None:
         begun = [one for one in run.events(name, "finding reference losses") if "rounds" in one]
         assert len(begun) == 1, "a site's own data has not changed, so its model alone has not either"
         assert run.events(name, "continuing")[-1]["round"] == back_to
-        assert not (run.folder / name / "state" / REFERENCES).exists()
+        assert not (run.folder / name / "state" / ALONE).exists()
 
 
 def a_stop_while_it_trains_alone(run: Run) -> None:
-    """The node shows how far it is, obeys at once, and says that it starts over."""
+    """The node shows how far it is, obeys at once, and keeps what is done."""
     (port,) = fleet.free_ports(1)
     run.start("a", monitor_port=port)
     run.start("b", "c")
@@ -223,8 +242,12 @@ def a_stop_while_it_trains_alone(run: Run) -> None:
     os.kill(run.running["a"], signal.SIGTERM)
     run.stops("a", "start the node again")
     assert time.monotonic() - began < 2
-    assert run.events("a", "interrupted; it starts over when it is needed again")
-    assert not (run.folder / "a" / "state" / REFERENCES).exists()
+    (stopped,) = run.events("a", "interrupted; it continues there when it is needed again")
+    assert (run.folder / "a" / "state" / ALONE / "reference-losses-begun.safetensors").exists()
+    run.start("a")
+    run.until(lambda: (run.status("a").get("phase") or {"done": 0})["done"] > stopped["done"])
+    assert run.events("a", "finding reference losses")[-1]["continued_at"] == stopped["done"]
+    run.crash("a")
     run.vote("b", "c", out=["a"])
     run.until(lambda: run.events("b", "continuing") and run.events("c", "continuing"), 20)
 
@@ -242,7 +265,7 @@ def a_moved_folder(run: Run) -> None:
     run.start(*names)
     run.end(*names)
     for name in names:
-        assert run.events(name, "reference losses are known")
+        assert len([one for one in run.events(name, "finding reference losses") if "rounds" in one]) == 1
         assert not run.events(name, "stopped")
 
 

@@ -8,7 +8,8 @@ import torch
 from torch import nn
 
 import fairmesh as fm
-from fairmesh.comparisons.reference_losses import judged_apart, with_references
+from fairmesh.comparisons.alone import AloneRun, judged_apart
+from fairmesh.comparisons.reference_losses import with_references
 from fairmesh.data.samples import Samples
 from fairmesh.networks.memory import MemoryNetwork
 from fairmesh.problems.objective import Objective, beyond_chance, counted_losses, held_out_last
@@ -27,7 +28,7 @@ def oracle_of(problem: fm.Problem) -> Oracle:
 
 def referenced(problem: fm.Problem, rounds: int = 60) -> fm.Problem:
     network = MemoryNetwork(fm.Ring().build(problem.n))
-    return with_references(problem, fm.Ring(), rounds, 0, Options(), network)
+    return with_references(problem, AloneRun(fm.Ring(), rounds, 0, Options(), network))
 
 
 def mean_loss(problem: fm.Problem, samples: Samples, row: torch.Tensor) -> float:

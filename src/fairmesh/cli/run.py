@@ -165,7 +165,7 @@ def run(
         return
     tell = None if json_ else say
     with malloc.reused() if loaded.options.device == "cpu" else nullcontext():
-        references = add_references(loaded, result, folder, resume, tell) if with_references else None
+        references = add_references(loaded, result, folder, resume, tell, True) if with_references else None
         left_out = leave_one_out_of(loaded, result, folder, resume, tell) if leave_one_out else None
     summary = Run.from_result(result, folder.resolve().name)
     if json_:

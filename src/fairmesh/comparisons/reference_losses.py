@@ -1,281 +1,97 @@
-"""The losses that sites are compared with: what each reaches alone, untrained, or with a constant output."""
+"""The losses that an objective compares sites with: what each reaches alone, untrained, or with a constant output."""
 
 import dataclasses
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Mapping
 from typing import Any
-from weakref import WeakKeyDictionary
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from fairmesh.algorithms.local import Local
-from fairmesh.algorithms.schedules import with_run_length
-from fairmesh.data.samples import Samples
-from fairmesh.data.site import Site
-from fairmesh.errors import BadInput, listed
-from fairmesh.evidence.intervals import paired, quantile
-from fairmesh.evidence.outcomes import Answers, Outcomes
-from fairmesh.losses import ModelLoss
-from fairmesh.networks.base import Network
-from fairmesh.networks.process_group import ProcessGroup
-from fairmesh.numerics import trees
-from fairmesh.problems.evaluator import Evaluator, measured
-from fairmesh.problems.objective import Objective, held_out_last
+from fairmesh.comparisons.alone import LOOKS, AloneRun, early_stopped_models, judged_apart
+from fairmesh.comparisons.constants import answered, best_constant, initial_outputs
+from fairmesh.errors import BadInput
+from fairmesh.problems.objective import Objective
 from fairmesh.problems.problem import Problem, with_splits
-from fairmesh.problems.row_loss import BoundModelLoss, as_floats, per_sample, takes_shares
-from fairmesh.topology.graphs import Topology
-from fairmesh.training.loop import Training
-from fairmesh.training.options import Options
-from fairmesh.training.replicas import Replica
+from fairmesh.problems.row_loss import BoundModelLoss, as_floats
 
-LOOKS = 20  # times that local models are measured; the best time counts, as with early stopping
+FINDING = "finding reference losses"
+FIELDS = ("local_losses", "untrained_losses", "constant_losses")  # of an objective
 
 
 def with_references(
-    problem: Problem,
-    topology: Topology,
-    rounds: int,
-    seed: int,
-    options: Options,
-    network: Network,
-    alone: bool = False,
-    go_on: Callable[[int], None] = lambda done: None,
+    problem: Problem, run: AloneRun, *, identity: Mapping[str, Any] | None = None, told: bool = True
 ) -> Problem:
     """Returns the problem with its objective fitted to a run: its length, and the losses that sites are compared with.
+    These are found once, by each process for the sites that it hosts.
 
-    Each process finds the losses of the sites that it hosts, and all processes learn all of them, unless `alone`:
-    nodes between organisations tell each other nothing here. While sites train alone, `go_on` is called as in
-    `early_stopped_models`."""
-    objective = problem.objective.with_run_length(rounds)
+    Args:
+        problem: The problem.
+        run: How sites train alone.
+        identity: All that determines the losses; None to find it from the problem. Default: None.
+        told: Whether processes tell each other their losses. Nodes between organisations do not. Default: True.
+    """
+    objective = problem.objective.with_run_length(run.rounds)
     if not (objective.needs_local_models or objective.needs_constants):
         if objective is problem.objective:
             return problem
         return problem.each(lambda split: split.with_other(objective=objective))
-    sites = network.hosted.tolist()
-    with network.process_group.fail_together():
-        judged = problem.each(judged_apart)
-        found = [_fixed_losses(split, objective, sites, seed) for split in judged.every_split]
-        if objective.needs_local_models:
-            every = max(1, rounds // LOOKS)
-            looks = {*range(every, rounds + 1, every), rounds}
-            best, _ = early_stopped_models(judged, topology, rounds, seed, options, network, looks, go_on)
-            for losses, row in zip(found, best.tolist()):
-                losses["local_losses"] = dict(zip(sites, row))
-        for split, fields in zip(judged.every_split, found):
-            for field, losses in fields.items():
-                _check_finite(field, losses, split)
-    gathered = [found] if alone else network.process_group.all_gather_json(found)
+    group, sites = run.network.process_group, run.network.hosted.tolist()
+    name = f"reference-losses-{group.rank}" if group.rank else "reference-losses"
+    with group.fail_together():
+        identity = identity or run.identity(problem)
+        losses = run.phases.finished(name, identity)
+        if not losses:
+            losses = _found(problem, objective, run, name, identity)
+            run.phases.finish(name, identity, losses)
+            run.phases.forget(f"{name}-begun")
+    here = {field: dict(zip(sites, rows.T.tolist())) for field, rows in losses.items()}  # by site, one of each split
+    everywhere = group.all_gather_json(here) if told else [here]
     fitted = []
     for k, split in enumerate(problem.every_split):
         tables = {
-            field: {split.sites[int(i)].name or "": loss for part in gathered for i, loss in part[k][field].items()}
-            for field in found[k]
+            field: {str(split.sites[int(i)].name): row[k] for part in everywhere for i, row in part[field].items()}
+            for field in here
+            if getattr(objective, field) is None
         }
         fitted.append(split.with_other(objective=dataclasses.replace(objective, **tables)))
     return with_splits(fitted, same_sites=False)
 
 
-def _fixed_losses(problem: Problem, objective: Objective, sites: list[int], seed: int) -> dict[str, dict[int, float]]:
-    """Returns the fields of the objective that need no training: losses by the number of the site."""
+def _found(
+    problem: Problem, objective: Objective, run: AloneRun, name: str, identity: Mapping[str, Any]
+) -> dict[str, Tensor]:
+    """Returns the losses of the hosted sites (splits, nodes), by the field of the objective."""
+    judged, sites = problem.each(judged_apart), run.network.hosted.tolist()
+    fixed = [_fixed_losses(split, objective, sites, run.seed) for split in judged.every_split]
+    losses = {field: torch.tensor([of_split[field] for of_split in fixed], dtype=torch.float64) for field in fixed[0]}
+    if objective.needs_local_models:
+        every = max(1, run.rounds // LOOKS)
+        looks = {*range(every, run.rounds + 1, every), run.rounds}
+        losses["local_losses"] = early_stopped_models(judged, run, looks, FINDING, f"{name}-begun", identity).losses
+    for field, rows in losses.items():
+        for row in rows.tolist():
+            for i, loss in zip(sites, row):
+                if not math.isfinite(loss):
+                    raise BadInput(
+                        f"objective.{field} of site {i} ({problem.sites[i].name}) is {loss}; look at this site's data, "
+                        "or give a table of losses by site"
+                    )
+    return losses
+
+
+def _fixed_losses(problem: Problem, objective: Objective, sites: list[int], seed: int) -> dict[str, list[float]]:
+    """Returns the fields of the objective that need no training: a loss of each site."""
     if not objective.needs_constants:
         return {}
-    untrained = {i: _untrained_loss(problem, i, seed) for i in sites}
+    untrained = [_untrained_loss(problem, i, seed) for i in sites]
     if objective.against != "constant" and isinstance(problem.loss, BoundModelLoss):
         return {"untrained_losses": untrained}
-    constants = {}
+    constants = []
     for i in sites:
-        outputs, targets = _answered(best_constant(problem, i), problem.sites[i].validation)
-        constants[i] = float(problem.output_loss(outputs, targets))
-    return {
-        "constant_losses": constants,
-        "untrained_losses": {i: max(constants[i], loss) for i, loss in untrained.items()},
-    }
-
-
-def judged_apart(problem: Problem) -> Problem:
-    """Returns the problem with the rows that judge each site as its validation set, and without them in training."""
-    if problem.objective.judged_on == "validation":
-        return problem.with_other(objective=Objective())
-    sites = [_split(site, i, problem.objective) for i, site in enumerate(problem.sites)]
-    return problem.with_other(sites=sites, objective=Objective())
-
-
-def _split(site: Site, i: int, objective: Objective) -> Site:
-    samples, count = site.train, objective.held_out_of(len(site.train))
-    if not count:  # too small to hold anything out, or judged on training rows
-        return dataclasses.replace(site, validation=samples)
-    parts = [len(samples) - count, count]
-    if not samples.here:
-        train, judging = (Samples.elsewhere(part, samples) for part in parts)
-    else:
-        order = held_out_last(samples, i, count)
-        train, judging = (samples.take(rows) for rows in order.split(parts))
-    return dataclasses.replace(site, train=train, validation=judging)
-
-
-def early_stopped_models(
-    problem: Problem,
-    topology: Topology,
-    rounds: int,
-    seed: int,
-    options: Options,
-    network: Network,
-    looks: Collection[int],
-    go_on: Callable[[int], None] = lambda done: None,
-) -> tuple[Tensor, Tensor]:
-    """Trains every hosted site alone, and looks at its loss on its validation rows after the rounds `looks`. `go_on` is
-    called after every round with the number of rounds done, and may raise.
-
-    Returns:
-        The least loss of each split and site (splits, nodes), and the model that had it with its own part (splits,
-        nodes, dim + own_dim).
-    """
-    splits, local = range(len(problem.every_split)), with_run_length(Local(), rounds)
-    replicas = [Replica(seed, tuple(range(problem.n)), local, k) for k in splits]
-    training = Training(problem, topology, replicas, options, network=network)
-    judge = Evaluator(problem, "validation", training.device, training.dtype, training.data_home, splits=splits)
-    nodes = network.hosted.cpu()
-    best = torch.full((len(replicas), len(nodes)), torch.inf, dtype=torch.float64)
-    first = training.initial()
-    found = training.whole_models(first)
-    for done, state in training.states(first, 0, rounds):
-        go_on(done)
-        if done in looks:
-            placements, models = nodes.expand(len(replicas), -1), training.whole_models(state)
-            losses = judge.of_own_models(models, placements)["loss"].nan_to_num(nan=torch.inf)
-            found = torch.where((losses < best).unsqueeze(-1).to(models.device), models, found)
-            best = torch.minimum(best, losses)
-    return best, found
-
-
-def _answered(constant: Tensor, samples: Samples) -> tuple[Tensor, Tensor]:
-    """Returns a constant output for each of some samples, and their targets."""
-    targets = as_floats(samples.known_targets(), torch.float32)
-    return constant.expand(trees.length(targets), *constant.shape[1:]), targets
-
-
-def best_constant(problem: Problem, i: int) -> Tensor:
-    """Returns the output (1, ...) that has the least loss if it is given for all training rows of a site. For labels
-    and cross-entropy its largest entry is the most frequent class."""
-    train = problem.sites[i].train
-    outputs = _outputs(problem, train.seen, 0, rows=1)
-    loss, known = _constants.get(train, (None, None))
-    if known is None or loss is not problem.loss or known.shape != outputs.shape:
-        known = _best_constant(problem, train, outputs)
-        _constants[train] = problem.loss, known
-    return known
-
-
-_constants: WeakKeyDictionary[Samples, tuple[Any, Tensor]] = WeakKeyDictionary()  # with the loss that they are best for
-
-
-def _best_constant(problem: Problem, train: Samples, outputs: Tensor) -> Tensor:
-    targets = as_floats(train.known_targets(), torch.float32)
-    count = trees.length(targets)
-    center, spread = torch.zeros_like(outputs), torch.ones_like(outputs)
-    if problem.task == "numbers":  # which may be prices or lengths, so that the search is in their own spreads
-        columns = targets.reshape(count, *outputs.shape[1:])
-        center, spread = columns.mean(dim=0, keepdim=True), columns.std(dim=0, keepdim=True, correction=0)
-        spread = spread.clamp(min=1e-30)
-    away = torch.zeros_like(outputs).requires_grad_(True)
-    optimizer = torch.optim.LBFGS([away], max_iter=100, line_search_fn="strong_wolfe")
-
-    def closure() -> Tensor:
-        optimizer.zero_grad()
-        constant = center + spread * away
-        value = problem.output_loss(constant.expand(count, *constant.shape[1:]), targets)
-        if problem.task != "numbers":  # keeps the output of a class that the site does not have finite
-            value = value + away.square().sum() / count
-        value.backward()
-        return value
-
-    with torch.enable_grad():
-        optimizer.step(closure)
-    return (center + spread * away).detach()
-
-
-def constant_values(problem: Problem, judged_on: str) -> list[float]:
-    """Returns the primary metric at every site if the answer is always the one that is best for the site's training
-    rows; NaN where it is not defined, or the site's samples are elsewhere or missing."""
-    found = []
-    for i, site in enumerate(problem.sites):
-        samples = getattr(site, judged_on)
-        if samples is None or not samples.here or not len(samples):
-            found.append(math.nan)
-            continue
-        with torch.no_grad():
-            found.append(measured(problem, *_answered(best_constant(problem, i), samples))[problem.primary])
-    return found
-
-
-_SURE = 0.025  # chance of a false warning
-
-
-def worse_than_constant(outcomes: Outcomes, problem: Problem, group: ProcessGroup) -> str | None:
-    """Returns that models of numbers are clearly worse than a constant answer: over all sites than one constant, or at
-    some sites than the best one for the site's training rows; None if the test rows do not show that.
-
-    Args:
-        outcomes: What the models answered at all sites.
-        problem: The problem, with the data of the sites that this process has.
-        group: The processes of the run, each of which has the data of some sites.
-    """
-    splits = problem.every_split
-    if problem.task != "numbers" or takes_shares(problem.loss) or isinstance(problem.loss, ModelLoss):
-        return None
-    if len(outcomes.of_sites) != len(splits):  # all replicas of a split diverged
-        return None
-    sets = {i: [getattr(split.sites[i], outcomes.judged_on) for split in splits] for i in problem.here}
-    here = [i for i, of_splits in sets.items() if _can_be_worse(outcomes.at(i), of_splits)]
-    constants = {i: [best_constant(split, i) for split in splits] for i in here}
-    told = {i: [len(problem.sites[i].train), constants[i][0].flatten().tolist()] for i in here}
-    every = _gathered(group, told)
-    if not every:
-        return None
-    rows, columns = zip(*every.values())
-    common = torch.from_numpy(np.average(columns, axis=0, weights=rows)).float()
-    told = {}
-    for i in here:
-        answered = [answers.losses.double().numpy() for answers in outcomes.at(i)]
-        own = [_losses_of(constant, split, of) for constant, split, of in zip(constants[i], splits, sets[i])]
-        worse = paired(answered, own, outcomes.overlaps[i], shares=False).bound(_SURE / len(every), upper=False) > 0
-        more = answered[0].mean(axis=0) - _losses_of(common.reshape(constants[i][0].shape), splits[0], sets[i][0])[0]
-        told[i] = [bool(worse), len(more), float(more.sum()), float(np.square(more).sum())]
-    every = _gathered(group, told)
-    names = [outcomes.sites[i] for i in sorted(every) if every[i][0]]
-    _, count, total, squares = map(sum, zip(*every.values()))
-    error = math.sqrt(max(0.0, squares - total * total / count) * count / max(1, count - 1))
-    if count > 1 and total > quantile(1 - _SURE, count - 1) * error:
-        at = f", and at {listed(names, 3)} than a constant of their own" if names else ""
-        remedy = "train longer, with other steps, or on scaled targets"
-        return f"clearly worse than one constant answer for all sites{at}: {remedy}"
-    if not names:
-        return None
-    return (
-        f"clearly worse than a constant answer, the best for the site's training rows, at {listed(names, 3)}; over all "
-        "sites the model is no worse than one constant, so these sites may need models of their own: [personalization]"
-    )
-
-
-def _can_be_worse(answers: Sequence[Answers], sets: Sequence[Samples]) -> bool:
-    """Returns whether models answered at all rows of a site, and there is something to learn: its targets vary."""
-    if not answers or not all(of_split.predicted for of_split in answers):
-        return False
-    targets = [None if samples.stream else samples.targets for samples in sets]
-    return all(isinstance(tensor, Tensor) and bool((tensor != tensor[:1]).any()) for tensor in targets)
-
-
-def _gathered(group: ProcessGroup, told: dict[int, list]) -> dict[int, list]:
-    """Returns what each process tells of its sites, from all processes."""
-    return {int(i): row for part in group.all_gather_json(told) for i, row in part.items()}
-
-
-def _losses_of(constant: Tensor, problem: Problem, samples: Samples) -> np.ndarray:
-    """Returns the loss of a constant output at every sample: (1, rows)."""
-    with torch.no_grad():
-        return per_sample(problem.output_loss, *_answered(constant, samples)).double().unsqueeze(0).numpy()
+        outputs, targets = answered(best_constant(problem, i), problem.sites[i].validation)
+        constants.append(float(problem.output_loss(outputs, targets)))
+    return {"constant_losses": constants, "untrained_losses": list(map(max, constants, untrained))}
 
 
 def _untrained_loss(problem: Problem, i: int, seed: int) -> float:
@@ -286,21 +102,4 @@ def _untrained_loss(problem: Problem, i: int, seed: int) -> float:
         model, row = problem.flat_model.to(torch.device("cpu"), torch.float32), problem.initial_whole_row(seed).float()
         with torch.no_grad():
             return float(problem.loss.of_samples(model, row, as_floats(samples.inputs, torch.float32), targets).mean())
-    return float(problem.output_loss(_outputs(problem, samples, seed), targets))
-
-
-@torch.no_grad()
-def _outputs(problem: Problem, samples: Samples, seed: int, rows: int | None = None) -> Tensor:
-    model = problem.flat_model.to(torch.device("cpu"), torch.float32)
-    return model(
-        problem.initial_whole_row(seed).float(), as_floats(trees.at(samples.inputs, slice(rows)), torch.float32)
-    )
-
-
-def _check_finite(field: str, found: dict[int, float], problem: Problem) -> None:
-    for i, value in found.items():
-        if not math.isfinite(value):
-            raise BadInput(
-                f"objective.{field} of site {i} ({problem.sites[i].name}) is {value}; look at this site's data, or "
-                "give a table of losses by site"
-            )
+    return float(problem.output_loss(initial_outputs(problem, samples, seed), targets))

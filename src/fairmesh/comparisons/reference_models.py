@@ -19,7 +19,8 @@ from fairmesh.algorithms.fed_avg import FedAvg
 from fairmesh.algorithms.local import Local
 from fairmesh.algorithms.pooled import Pooled
 from fairmesh.algorithms.steps import Moved
-from fairmesh.comparisons.reference_losses import best_constant, constant_values
+from fairmesh.comparisons.constants import best_constant, constant_values
+from fairmesh.comparisons.phases import Notices, Phases
 from fairmesh.config.tables import to_table
 from fairmesh.data.reserve import FEWEST_ROWS
 from fairmesh.data.site import Site
@@ -31,17 +32,19 @@ from fairmesh.metrics.units import Unit
 from fairmesh.networks.base import Traffic
 from fairmesh.networks.memory import SingleProcess
 from fairmesh.personalization.builtin import FineTuned
-from fairmesh.personalization.cross_fit import CrossFit, rows_to_learn_from, sites_at_once
+from fairmesh.personalization.cross_fit import CrossFit, Fitted, rows_to_learn_from, sites_at_once
 from fairmesh.personalization.outcome import PersonalSite
 from fairmesh.problems.evaluator import Evaluator
 from fairmesh.problems.objective import Objective
 from fairmesh.problems.parts import Parts
 from fairmesh.problems.problem import Problem
+from fairmesh.storage.occupied import ALONE
 from fairmesh.storage.run_folder import RunFolder, extend_summary, read_model, read_summary
 from fairmesh.topology.graphs import Ring, Topology
 from fairmesh.training.defaults import ROUNDS
 from fairmesh.training.loop import TrainingState
 from fairmesh.training.meter import with_spread
+from fairmesh.training.observers import stop_signals
 from fairmesh.training.options import DTYPES, Options, device_of
 from fairmesh.training.provenance import provenance_of
 from fairmesh.training.replicas import Placements, Replica
@@ -312,19 +315,24 @@ def add_references(
     out: str | os.PathLike | None = None,
     resume: bool = False,
     announce: Callable[[str], None] | None = None,
+    handle_signals: bool = False,
 ) -> ReferenceComparison:
     """Trains the references of a finished run, as `compare_with_references` says, and writes them into its folder."""
     check_one_algorithm([replica.algorithm for replica in result.replicas])
-    work = _Work(result, topology, options, None if out is None else Path(out) / FOLDER, resume)
+    work = _Work(result, topology, options, None if out is None else Path(out) / FOLDER, resume, handle_signals)
     found: dict[str, Result] = {}
     failed: dict[str, str] = {}
     seconds: dict[str, float] = {}
+    if out is not None:
+        (Path(out) / FOLDER).mkdir(exist_ok=True)  # which says to a run that is resumed that it has references
     for name in [name for name in REFERENCES if name in references]:
         if announce:
             announce(f"reference: {TITLES[name]}")
         started = time.perf_counter()
         try:
-            found[name] = work.reference(name)
+            with stop_signals(handle_signals) as stop:
+                work.phases = Phases(None if out is None else Path(out) / ALONE, Notices(stop, announce))
+                found[name] = work.reference(name)
         except Interrupted:
             raise
         except FairmeshError as error:
@@ -359,8 +367,19 @@ class _Constant(nn.Module):
 class _Work:
     """Trains the references of one run."""
 
-    def __init__(self, result: Result, topology: Topology, options: Options, folder: Path | None, resume: bool):
+    phases = Phases()
+
+    def __init__(
+        self,
+        result: Result,
+        topology: Topology,
+        options: Options,
+        folder: Path | None,
+        resume: bool,
+        handle_signals: bool = False,
+    ):
         self._result, self._topology, self._folder, self._resume = result, topology, folder, resume
+        self._handle_signals = handle_signals
         self._options = replace(
             options, on_divergence="mark", compare_weights=False, own_models=False, keep_best=False,
             lying_neighbours=0, checkpoint_every=None,
@@ -389,6 +408,7 @@ class _Work:
         result = self._result_of(problem, models, time.perf_counter() - started)
         if fresh and self._folder is not None:
             self._write(self._folder / name, result, models)
+            self.phases.forget(f"{name}-*")
         return result
 
     # References that are runs -----------------------------------------------------------------------------------------
@@ -407,7 +427,8 @@ class _Work:
         return train(
             problem, self._topology, algorithm, self._result.rounds,
             seeds=sorted({replica.seed for replica in self._replicas}),
-            out=out, resume=self._resume and out is not None and out.exists(), **to_table(self._options),
+            out=out, resume=self._resume and out is not None and out.exists(), handle_signals=self._handle_signals,
+            **to_table(self._options),
         )  # fmt: skip
 
     def _kept(self, name: str, result: Result) -> Result:
@@ -425,8 +446,8 @@ class _Work:
         if self._alone.flat_model.own_dim:
             return self._local_with_statistics()
         starts = torch.stack([self._alone.initial_row(replica.seed) for replica, _ in self._sites])
-        step = Local().primal_step.start  # type: ignore[union-attr]
-        return self._of_fits(lambda fit, rows: fit.stopped(fit.same(rows), self._result.rounds, step), starts)
+        step, rounds = Local().primal_step.start, self._result.rounds  # type: ignore[union-attr]
+        return self._of_fits("local", lambda fit, rows: fit.stopped(fit.same(rows), rounds, step), starts)
 
     def _local_with_statistics(self) -> Tensor:
         """Returns each site's model with the statistics of its BatchNorm layers. Folds would need statistics of their
@@ -445,7 +466,9 @@ class _Work:
             )
         method = FineTuned()
         rows = torch.stack([self._common(r, i) for r in self._first for i in range(self._problem.n)])
-        tuned = self._of_fits(lambda fit, rows: fit.tuned(fit.same(rows), method.steps, method.step), rows)
+        tuned = self._of_fits(
+            "fine-tuned", lambda fit, rows: fit.tuned(fit.same(rows), method.steps, method.step), rows
+        )
         few = [rows_to_learn_from(self._problem.of_split(r.split), i) < FEWEST_ROWS for r, i in self._sites]
         few = torch.tensor(few).view(len(self._replicas), -1, 1)
         return torch.where(few, rows.view_as(tuned).to(tuned), tuned)  # these keep the common model
@@ -457,14 +480,18 @@ class _Work:
         whole = self._result.whole_row(r, site=str(self._problem.sites[site].name))
         return self._alone.flat_model.row_of_state_dict(self._problem.flat_model.state_dict(whole.cpu()))
 
-    def _of_fits(self, fitted: Callable[[CrossFit, Tensor], Any], starts: Tensor) -> Tensor:
+    def _of_fits(self, name: str, fitted: Callable[[CrossFit, Tensor], Fitted], starts: Tensor) -> Tensor:
         """Returns each site's model (replicas, sites, dim), trained from its start, as many sites at once as fit."""
         sites = [_enough(self._alone.of_split(replica.split), i) for replica, i in self._sites]
         together = replace(self._alone, sites=sites, prior=None, test=None, validation=None, splits=())
         folds, seed, trace = FineTuned().folds, self._replicas[0].seed, self._options.trace == "auto"
         rows = torch.empty(len(starts), starts.shape[-1], dtype=self._dtype)
         for part in sites_at_once(together, range(len(sites)), folds, self._dtype):
-            fit = CrossFit(together, part, folds, seed, self._device, self._dtype, trace)
+
+            def carrier(how: str, *work: Any, part: list[int] = part) -> Any:
+                return self.phases.carried_out(f"training {TITLES[name]}", f"{name}-{part[0]}", self._identity(), *work)
+
+            fit = CrossFit(together, part, folds, seed, self._device, self._dtype, trace, carrier)
             rows[part] = fitted(fit, starts[part].to(self._device, self._dtype)).models[:, -1].cpu()
         return rows.view(len(self._replicas), self._problem.n, -1)
 

@@ -1,9 +1,10 @@
 """Trains many models at once: for every site one on all of its rows, and one without each fold of them."""
 
+import collections
 import dataclasses
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -25,6 +26,9 @@ _LOOKS = 20  # models along a path that are judged; early ones are closer togeth
 _FLOATS_AT_ONCE = 1 << 23  # of inputs times models
 
 
+_State = TypeVar("_State", "Stopping", "Averaging")
+
+
 class Fitted(NamedTuple):
     """Models (sites, folds + 1, dim), the last one of a site from all of its rows, and the steps (sites,) they took."""
 
@@ -32,35 +36,83 @@ class Fitted(NamedTuple):
     steps: Tensor
 
 
-class _Average:
-    """The average of each site's models along a path, by the evidence that some rows, a mask, give to each of them."""
+class _Steps(NamedTuple):
+    """Steps as in Tracked AD-GDA: each has a Euclidean norm of about `length`, which falls to zero with a power."""
 
-    def __init__(self, start: Tensor, site_of_row: Tensor, judges: Tensor, labels: bool):
-        self._start, self._site_of_row, self._judges, self._labels = start, site_of_row, judges, labels
-        sites = len(start)
-        self._rows = torch.zeros(sites, dtype=torch.float64).index_add_(0, site_of_row, judges.double())
-        self._best = torch.full((sites,), -math.inf, dtype=torch.float64)
-        self._weight, self._steps = torch.zeros_like(self._best), torch.zeros_like(self._best)
-        self._sum = torch.zeros_like(start)
+    steps: int
+    length: float
+    power: float
 
-    def add(self, steps: int, models: Tensor, losses: Tensor, prior: float = 0.0) -> None:
-        """Adds the models after a number of steps, given the loss of every row. `prior` is a logarithm."""
-        used = losses.masked_fill(~self._judges, 0.0)
-        total = torch.zeros_like(self._best).index_add_(0, self._site_of_row, used)
-        evidence = log_evidence(total, self._rows, self._labels) + prior
-        best = torch.maximum(self._best, evidence)  # weights are relative to it, so that none is too large
-        before = torch.where(self._best.isfinite(), (self._best - best).exp(), 0.0)
+
+class Walk(NamedTuple):
+    """Models in training with the memory of their steps, each (1, sites * (folds + 1), dim)."""
+
+    models: Tensor
+    momenta: Tensor
+    squares: Tensor
+
+
+class Stopping(NamedTuple):
+    """Models in training that may stop early."""
+
+    walk: Walk
+    best: Tensor  # the models of every site that did best so far (sites, folds + 1, dim)
+    best_scores: Tensor  # of their outputs for every row
+    scores: Tensor  # of the outputs at the last look
+    steps: Tensor  # that the best models took (sites,)
+
+
+class Average(NamedTuple):
+    """The average of each site's models along a path, by the evidence that some rows give to each of them."""
+
+    total: Tensor  # the sum of the models times their weights (sites, folds + 1, dim)
+    weight: Tensor  # the sum of the weights, relative to the largest evidence (sites,)
+    steps: Tensor  # the sum of the steps times the weights (sites,)
+    evidence: Tensor  # the largest so far, a logarithm (sites,)
+
+    @classmethod
+    def empty(cls, like: Tensor) -> "Average":
+        nothing = torch.zeros(len(like), dtype=torch.float64)
+        return cls(torch.zeros_like(like), nothing, nothing, torch.full_like(nothing, -math.inf))
+
+    def with_models(self, models: Tensor, steps: int, evidence: Tensor) -> "Average":
+        """Returns the average with the models after a number of steps, given their evidence (sites,)."""
+        best = torch.maximum(self.evidence, evidence)  # weights are relative to it, so that none is too large
+        before = torch.where(self.evidence.isfinite(), (self.evidence - best).exp(), 0.0)
         here = torch.where(evidence.isfinite(), (evidence - best).exp(), 0.0)
         kept, added = (t.to(models.device, models.dtype)[:, None, None] for t in (before, here))
-        self._sum = torch.where(added > 0, kept * self._sum + added * models, kept * self._sum)
-        self._weight, self._steps = before * self._weight + here, before * self._steps + here * steps
-        self._best = best
+        total = torch.where(added > 0, kept * self.total + added * models, kept * self.total)
+        return Average(total, before * self.weight + here, before * self.steps + here * steps, best)
 
-    def mean(self) -> Fitted:
+    def mean(self, start: Tensor) -> Fitted:
         """Returns the average; the start where no models count."""
-        weight = self._weight.to(self._sum.device, self._sum.dtype)[:, None, None]
-        models = torch.where(weight > 0, self._sum / weight, self._start)
-        return Fitted(models, self._steps / self._weight.clamp(min=1e-300))
+        weight = self.weight.to(self.total.device, self.total.dtype)[:, None, None]
+        models = torch.where(weight > 0, self.total / weight, start)
+        return Fitted(models, self.steps / self.weight.clamp(min=1e-300))
+
+
+class Averaging(NamedTuple):
+    """Models in training that are averaged."""
+
+    walk: Walk
+    by_all: Average  # rows
+    by_judges: Average | None  # the rows that judge, if they have a say of their own
+
+
+class Carrier(Protocol):
+    """Trains to the end: takes a name, the number of steps, the state before the first one, and what yields from a
+    state after some steps how many are done and the state then. Returns the last state. Who keeps states can continue
+    after a stop."""
+
+    def __call__(
+        self, name: str, steps: int, first: Any, onwards: Callable[[Any, int], Iterator[tuple[int, Any]]], /
+    ) -> Any: ...
+
+
+def to_the_end(name: str, steps: int, first: Any, onwards: Callable[[Any, int], Iterator[tuple[int, Any]]]) -> Any:
+    """Trains without a stop."""
+    ((_, last),) = collections.deque(onwards(first, 0), maxlen=1)
+    return last
 
 
 class CrossFit:
@@ -78,10 +130,10 @@ class CrossFit:
         device: torch.device,
         dtype: torch.dtype,
         trace: bool = True,
-        progress: Callable[[int], None] = lambda steps: None,  # called with steps done since the last call
+        carrier: Carrier = to_the_end,
     ):
         self.problem, self.sites, self._folds, self._seed = problem, sites, folds, seed
-        self._device, self._dtype, self._trace, self._progress = device, dtype, trace, progress
+        self._device, self._dtype, self._trace, self._carrier = device, dtype, trace, carrier
         self._outputs = over_models(problem.flat_model.to(device, dtype), problem.at_once(device))
         pools = [_pool(problem, i) for i in sites]
         self.sizes = torch.tensor([len(pool) for pool, _ in pools])
@@ -138,20 +190,40 @@ class CrossFit:
         A model that took k steps counts in proportion to the evidence that the rows give to k steps. Where they clearly
         support one number of steps, that is the choice; where they do not, the average is steadier than a choice.
         Steps of which the loss is not finite do not count."""
-        (found,) = self._averages(self._path(start, steps, step, 3.0), start, [torch.ones_like(self.judged)])
-        return found
+        return self._averaged("alone", start, _Steps(steps, step, 3.0)).by_all.mean(start)
 
-    def _averages(
-        self, path: Iterator[tuple[int, Tensor]], start: Tensor, judges: Sequence[Tensor], prior: float = 0.0
-    ) -> list[Fitted]:
-        """Returns the averages along a path by the evidence of each of some masks of rows. `prior` is the logarithm of
-        how much more probable the start is than each model after it."""
-        averages = [_Average(start, self.site_of_row, rows, self.problem.classes is not None) for rows in judges]
-        for k, models in path:
+    def tuned(self, start: Tensor, steps: int, step: float) -> Fitted:
+        """Trains every site's models from the common one, and averages them as `alone` does. The common model itself
+        has half of the prior probability, so that noise does not move a site away from it.
+
+        The rows that judge are the unseen ones. The common model looks too good on the others, so these speak against
+        any step. If they support more steps all the same, they are right to, and all rows judge."""
+        last = self._averaged("tuned", start, _Steps(steps, step, 1.0), tuned=True)
+        by_judges, by_all = last.by_judges.mean(start), last.by_all.mean(start)  # type: ignore[union-attr]
+        more = by_all.steps > by_judges.steps
+        models = torch.where(more.to(start.device)[:, None, None], by_all.models, by_judges.models)
+        return Fitted(models, torch.where(more, by_all.steps, by_judges.steps))
+
+    def _averaged(self, name: str, start: Tensor, plan: _Steps, tuned: bool = False) -> Averaging:
+        """Returns the averages along a path. If it begins at the common model (`tuned`), this is as probable as all
+        models after it, and the rows that judge have a say of their own."""
+        labels, every = self.problem.classes is not None, torch.ones_like(self.judged)
+
+        def added(average: Average, k: int, models: Tensor, losses: Tensor, judges: Tensor) -> Average:
+            rows = self._sums(judges.double())
+            evidence = log_evidence(self._sums(losses.masked_fill(~judges, 0.0)), rows, labels)
+            return average.with_models(models, k, evidence + (math.log(_LOOKS) if tuned and k == 0 else 0.0))
+
+        def looked(state: Averaging, k: int) -> Averaging:
+            models = state.walk.models.view_as(start)
             losses = per_sample(self.problem.output_loss, self.outputs(models), self.targets).double()
-            for average in averages:
-                average.add(k, models, losses, prior if k == 0 else 0.0)
-        return [average.mean() for average in averages]
+            by_judges = state.by_judges
+            if by_judges is not None:
+                by_judges = added(by_judges, k, models, losses, self.judged)
+            return Averaging(state.walk, added(state.by_all, k, models, losses, every), by_judges)
+
+        empty = Average.empty(start)
+        return self._trained_along(name, plan, Averaging(self._at(start), empty, empty if tuned else None), looked)
 
     def stopped(self, start: Tensor, steps: int, step: float) -> Fitted:
         """Trains every site's models from a start that knows no data, and stops each site early where its held-out rows
@@ -160,24 +232,25 @@ class CrossFit:
         Rows are judged as sites are: by right or wrong if targets are labels, else by the loss. A site takes the number
         of steps at which its held-out rows do best, if they do better than at the end by more than one standard error;
         else it takes all steps. So a site of few rows is not stopped by chance."""
-        taken = torch.zeros(len(start), dtype=torch.float64)
-        path = self._path(start, steps, step, 3.0)
-        _, models = next(path)
-        scores = self._scores(self.outputs(models))
-        best, best_scores = models, scores
-        for k, models in path:
+
+        def looked(state: Stopping, k: int) -> Stopping:
+            models = state.walk.models.view_as(start)
             scores = self._scores(self.outputs(models))
-            more = self._of_sites(scores) >= self._of_sites(best_scores)
-            best = torch.where(more.to(best.device)[:, None, None], models, best)
-            best_scores = torch.where(more[self.site_of_row], scores, best_scores)
-            taken = torch.where(more, float(k), taken)
-        ahead = best_scores - scores
-        mean = self._of_sites(ahead)
-        squares = self._of_sites((ahead - mean[self.site_of_row]).square())
+            more = self._means(scores) >= self._means(state.best_scores)
+            best = torch.where(more.to(models.device)[:, None, None], models, state.best)
+            best_scores = torch.where(more[self.site_of_row], scores, state.best_scores)
+            return Stopping(state.walk, best, best_scores, scores, torch.where(more, float(k), state.steps))
+
+        nothing = torch.full((len(self.site_of_row),), -torch.inf, dtype=torch.float64)
+        first = Stopping(self._at(start), start, nothing, nothing, torch.zeros(len(start), dtype=torch.float64))
+        last = self._trained_along("stopped", _Steps(steps, step, 3.0), first, looked)
+        ahead = last.best_scores - last.scores
+        mean = self._means(ahead)
+        squares = self._means((ahead - mean[self.site_of_row]).square())
         early = mean > (squares / (self.sizes - 1).clamp(min=1)).sqrt()
-        early |= ~self._of_sites(scores).isfinite()
-        chosen = torch.where(early.to(best.device)[:, None, None], best, models)
-        return Fitted(chosen, torch.where(early, taken, float(steps)))
+        early |= ~self._means(last.scores).isfinite()
+        chosen = torch.where(early.to(start.device)[:, None, None], last.best, last.walk.models.view_as(start))
+        return Fitted(chosen, torch.where(early, last.steps, float(steps)))
 
     def _scores(self, outputs: Tensor) -> Tensor:
         """Returns how good the output for every row is; more is better, and what is not finite is worst."""
@@ -187,52 +260,56 @@ class CrossFit:
         losses = per_sample(self.problem.output_loss, outputs, self.targets).double()
         return -losses.nan_to_num(nan=torch.inf)
 
-    def _of_sites(self, values: Tensor) -> Tensor:
+    def _sums(self, values: Tensor) -> Tensor:
+        """Returns the sum of the rows' numbers at every site."""
+        return torch.zeros(len(self.sizes), dtype=torch.float64).index_add_(0, self.site_of_row, values)
+
+    def _means(self, values: Tensor) -> Tensor:
         """Returns the mean of the rows' numbers at every site."""
-        return torch.zeros(len(self.sizes), dtype=torch.float64).index_add_(0, self.site_of_row, values) / self.sizes
+        return self._sums(values) / self.sizes
 
-    def tuned(self, start: Tensor, steps: int, step: float) -> Fitted:
-        """Trains every site's models from the common one, and averages them as `alone` does. The common model itself
-        has half of the prior probability, so that noise does not move a site away from it.
+    def _at(self, start: Tensor) -> Walk:
+        """Returns models (sites, folds + 1, dim) before their first step."""
+        models = start.to(self._device, self._dtype).reshape(1, len(self._trained.sites), -1)
+        return Walk(models, torch.zeros_like(models), torch.zeros_like(models))
 
-        The rows that judge are the unseen ones. The common model looks too good on the others, so these speak against
-        any step. If they support more steps all the same, they are right to, and all rows judge."""
-        path, judges = self._path(start, steps, step, 1.0), [self.judged, torch.ones_like(self.judged)]
-        one, other = self._averages(path, start, judges, math.log(_LOOKS))
-        more = other.steps > one.steps
-        models = torch.where(more.to(one.models.device)[:, None, None], other.models, one.models)
-        return Fitted(models, torch.where(more, other.steps, one.steps))
+    def _trained_along(self, name: str, plan: _Steps, first: _State, looked: Callable[[_State, int], _State]) -> _State:
+        """Returns the state after all steps, where `looked` judges the models after some of them."""
+        looks = {round(plan.steps * (j / _LOOKS) ** 2) for j in range(_LOOKS + 1)}
 
-    def _path(self, start: Tensor, steps: int, step: float, power: float) -> Iterator[tuple[int, Tensor]]:
-        """Yields numbers of steps and the models after them. Steps are scaled as in Tracked AD-GDA: each has a
-        Euclidean norm of about `step`, falling to zero with the given power."""
-        looks = {round(steps * (j / _LOOKS) ** 2) for j in range(_LOOKS + 1)}
-        count = len(self._trained.sites)
+        def onwards(state: _State, done: int) -> Iterator[tuple[int, _State]]:
+            for k, walk in self._walk(state.walk, done, plan):
+                state = state._replace(walk=walk)
+                if k in looks and (k > done or k == 0):
+                    state = looked(state, k)
+                yield k, state
+
+        return self._carrier(name, plan.steps, first, onwards)
+
+    def _walk(self, walk: Walk, done: int, plan: _Steps) -> Iterator[tuple[int, Walk]]:
+        """Yields how many steps are done and the models then, from `done` on."""
         oracle = Oracle(
             self._trained,
-            torch.arange(count, device=self._device),
+            torch.arange(len(self._trained.sites), device=self._device),
             self._identities.to(self._device),
             seeds=[self._seed],
             dtype=self._dtype,
             trace=self._trace,
         )
-        models = start.to(self._device, self._dtype).reshape(1, count, -1)
-        momenta, squares = torch.zeros_like(models), torch.zeros_like(models)
-        yield 0, models.view_as(start)
-        for t in range(steps):
+        models, momenta, squares = walk
+        yield done, walk
+        for t in range(done, plan.steps):
             _, gradients = oracle.losses_and_gradients(models, torch.tensor(t, device=self._device), 0)
             momenta = torch.lerp(momenta, gradients, 1.0 - _BETA1)
             squares = torch.lerp(momenta.square(), squares, _BETA2)
-            length = step * (1.0 - t / steps) ** power / models.shape[-1] ** 0.5
+            length = plan.length * (1.0 - t / plan.steps) ** plan.power / models.shape[-1] ** 0.5
             models = models - length * momenta / ((squares / (1.0 - _BETA2 ** (t + 1))).sqrt() + _TINY)
-            self._progress(1)
-            if t + 1 in looks:
-                yield t + 1, models.view_as(start)
+            yield t + 1, Walk(models, momenta, squares)
 
 
 def refuse_streams(sets: Sequence[Samples], what: str) -> None:
     """Raises BadInput if samples are not in memory, for what needs all of them there."""
-    if any(samples.stream for samples in sets):
+    if any(samples.stream is not None for samples in sets):
         raise BadInput(
             f"{what} need samples in memory, but these are read from a Dataset when a batch needs them; give arrays, "
             "also of numpy.memmap, or keep parts of the model at each site"

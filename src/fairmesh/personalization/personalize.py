@@ -1,8 +1,8 @@
 """Gives each site a model of its own after the common training. Nothing leaves a site for it."""
 
 import math
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -15,7 +15,14 @@ from fairmesh.errors import BadInput
 from fairmesh.numerics import trees
 from fairmesh.personalization.base import COMMON, FINE_TUNED, LOCAL, Personalization
 from fairmesh.personalization.builtin import Mixture
-from fairmesh.personalization.cross_fit import CrossFit, refuse_streams, rows_to_learn_from, sites_at_once
+from fairmesh.personalization.cross_fit import (
+    Carrier,
+    CrossFit,
+    refuse_streams,
+    rows_to_learn_from,
+    sites_at_once,
+    to_the_end,
+)
 from fairmesh.personalization.evidence import Predictions, mixed
 from fairmesh.personalization.outcome import Personalized, PersonalSite
 from fairmesh.problems.evaluator import measured, measured_names
@@ -42,7 +49,7 @@ def personalize(
     *,
     replica: int = 0,
     device: str = "cpu",
-    progress: Progress | None = None,
+    progress: Progress = lambda done, steps: None,
 ) -> Personalized:
     """Gives each site a model of its own, from the common model of a run and the site's own rows.
 
@@ -60,7 +67,7 @@ def personalize(
         method: How sites get their models; None for `fm.personalization.Mixture()`. Default: None.
         replica: The number of the replica, from 0. Default: 0.
         device: "cpu", "cuda" or "cuda:1", ... Default: "cpu".
-        progress: Called after every step with the steps done and the steps in all. Default: None.
+        progress: Called after every step with the steps done and the steps in all. Default: nothing is called.
 
     Returns:
         The models and their metrics, for the sites whose data is here.
@@ -126,7 +133,8 @@ def personalized(
     device: torch.device | None = None,
     dtype: torch.dtype = torch.float32,
     trace: bool = True,
-    progress: Progress | None = None,
+    progress: Progress = lambda done, steps: None,
+    carrier: Carrier = to_the_end,
 ) -> Personalized:
     """Returns the own models of the sites that are here, from the common model `row` (dim,)."""
     refuse_structure(problem)
@@ -135,18 +143,25 @@ def personalized(
     device = device or torch.device("cpu")
     able = [i for i in problem.here if rows_to_learn_from(problem, i) >= FEWEST_ROWS]
     portions = sites_at_once(problem, able, method.folds, dtype)
-    each = method.local_steps + (method.steps if FINE_TUNED in method.components else 0)
-    done = 0
+    steps = len(portions) * (method.local_steps + (method.steps if FINE_TUNED in method.components else 0))
+    before = 0
 
-    def stepped(steps: int) -> None:
-        nonlocal done
-        done += steps
-        if progress is not None:
-            progress(done, each * len(portions))
+    def watched(name: str, count: int, first: Any, onwards: Callable[[Any, int], Iterator[tuple[int, Any]]]) -> Any:
+        nonlocal before
+
+        def shown(state: Any, done: int) -> Iterator[tuple[int, Any]]:
+            for k, now in onwards(state, done):
+                if k > done:
+                    progress(before + k, steps)
+                yield k, now
+
+        last = carrier(f"{name}-{replica}-{before}", count, first, shown)
+        before += count
+        return last
 
     found: dict[int, PersonalSite] = {}
     for sites in portions:
-        fit = CrossFit(problem, sites, method.folds, seed, device, dtype, trace, stepped)
+        fit = CrossFit(problem, sites, method.folds, seed, device, dtype, trace, watched)
         found |= {site.number: site for site in _fitted(fit, row.to(device, dtype), method, seed)}
     sites = [found.get(i) or _kept(problem, i, row) for i in problem.here]
     return Personalized(registered_name(method), replica, sites)

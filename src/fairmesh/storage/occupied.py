@@ -12,7 +12,9 @@ METRICS = "metrics.jsonl"
 SUMMARY = "summary.json"
 EXPERIMENT = "experiment.toml"
 DIVERGED = "diverged.txt"  # why the run ended, if it diverged
+ALONE = "alone"  # the folder of models that sites train alone, before the run or for its references
 JOB = "launched-by"  # the job that began the run, while it runs, so that its restarts resume by themselves
+NO_RESULTS = frozenset((EXPERIMENT, JOB, ALONE))  # of a run that was stopped before its first round
 
 
 def shard(path: Path, now: object, rank: object) -> Path:
@@ -27,7 +29,7 @@ def is_shard(path: Path, name: str) -> bool:
 
 def is_run(path: Path) -> bool:
     """Returns whether a folder has the files of a run, finished or not."""
-    return any((path / name).exists() for name in (METRICS, SUMMARY, CHECKPOINT))
+    return any((path / name).exists() for name in (METRICS, SUMMARY, CHECKPOINT, ALONE))
 
 
 def has_diverged(path: Path) -> bool:
@@ -35,7 +37,7 @@ def has_diverged(path: Path) -> bool:
     return is_run(path) and (path / DIVERGED).exists()
 
 
-def is_occupied(path: Path, *, resume: bool, own: AbstractSet[str] = frozenset((EXPERIMENT, JOB))) -> bool:
+def is_occupied(path: Path, *, resume: bool, own: AbstractSet[str] = NO_RESULTS) -> bool:
     """Returns whether a folder has a run to resume.
 
     Args:

@@ -22,6 +22,7 @@ from fairmesh.storage.occupied import (
     EXPERIMENT,
     JOB,
     METRICS,
+    NO_RESULTS,
     SUMMARY,
     has_diverged,
     is_occupied,
@@ -59,7 +60,7 @@ class RunFolder:
                 )
 
     def _open(self, resume: bool) -> None:
-        own = {EXPERIMENT, JOB}
+        own = NO_RESULTS
         try:
             if not resume and has_diverged(self.path):
                 self.set_aside = set_aside(self.path, "diverged")

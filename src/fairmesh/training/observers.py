@@ -372,7 +372,8 @@ class Ending(Observer):
                 observer.after_round(round, run.state)
         elif run.interrupted and not run.is_last:
             with process_group.fail_together():
-                raise Interrupted(f"stopped after round {round} of {run.rounds}; its checkpoint is kept")
+                kept = "; its checkpoint is kept" if run.folder else ""
+                raise Interrupted(f"stopped after round {round} of {run.rounds}{kept}")
 
 
 Watching = Callable[[int, list[Record]], None]

@@ -1,6 +1,7 @@
 """Runs training from start to end: measured, checkpointed, and stopped on request or on divergence."""
 
 import functools
+import hashlib
 import logging
 import threading
 import time
@@ -13,10 +14,13 @@ import torch
 
 from fairmesh.algorithms.base import Algorithm
 from fairmesh.algorithms.schedules import with_run_length
-from fairmesh.comparisons.reference_losses import with_references, worse_than_constant
+from fairmesh.comparisons.alone import AloneRun
+from fairmesh.comparisons.constants import worse_than_constant
+from fairmesh.comparisons.phases import Notices, Phases
+from fairmesh.comparisons.reference_losses import with_references
 from fairmesh.config.tables import from_table, to_table
 from fairmesh.data.reserve import reserve
-from fairmesh.errors import BadInput, Diverged, FairmeshError, Interrupted, LostProcess
+from fairmesh.errors import BadInput, Diverged, FairmeshError, LostProcess
 from fairmesh.evidence.outcomes import Outcomes, joined, packed, unpacked
 from fairmesh.networks.base import Network
 from fairmesh.networks.memory import SingleProcess
@@ -29,6 +33,7 @@ from fairmesh.problems import notes
 from fairmesh.problems.checks import refuse_autocast
 from fairmesh.problems.problem import Problem, with_splits
 from fairmesh.storage.finished_work import FinishedWork
+from fairmesh.storage.occupied import ALONE
 from fairmesh.storage.run_folder import RunFolder
 from fairmesh.storage.sharded_checkpoint import Checkpoints
 from fairmesh.storage.state_tree import flatten_state, unflatten_state
@@ -146,24 +151,24 @@ def train(
         plan = _planned(
             problem, topology or Ring(), algorithm, rounds, seeds, placements, personalization, process_group, options
         )
-    plan = plan.with_references()
-    with process_group.fail_together():
-        first, count = plan.replicas[0].algorithm, len(plan.replicas)
-        memory = memory_of_run(plan.problem, first, count, plan.options, plan.network)
     folder = None if out is None else RunFolder(out, resume=resume, process_group=process_group)
     if folder and folder.set_aside and announce:
         announce(f"the run that was in {folder.path} had diverged; it is now in {folder.set_aside}")
     if settings is None:  # data and model were given in Python
         tables = {"topology": to_table(plan.topology), "algorithm": to_table(plan.replicas[0].algorithm)}
         settings = {"rounds": rounds} | tables
-    with with_threads(plan.options):
-        fixed = None
-        if plan.options.compare_weights:
-            if announce:
-                announce("the run is trained once more with fixed weights, first, to see whether the weights help")
-            fixed = put_aside(_executed(plan.with_fixed_weights(), lambda text: None))
-        _announce_choices(plan, memory, announce)
-        with stop_signals(handle_signals) as stop:
+    with stop_signals(handle_signals) as stop:
+        plan = plan.with_references(Phases(folder.path / ALONE if folder else None, Notices(stop, announce)))
+        with process_group.fail_together():
+            first, count = plan.replicas[0].algorithm, len(plan.replicas)
+            memory = memory_of_run(plan.problem, first, count, plan.options, plan.network)
+        with with_threads(plan.options):
+            fixed = None
+            if plan.options.compare_weights:
+                if announce:
+                    announce("the run is trained once more with fixed weights, first, to see whether the weights help")
+                fixed = put_aside(_executed(plan.with_fixed_weights(), lambda text: None, stop=stop))
+            _announce_choices(plan, memory, announce)
             result = _executed(plan, announce, folder, settings, watching, stop, fixed)
     for observer in watching:
         observer.after_run(result)
@@ -185,10 +190,10 @@ class Plan:
     network: Network
     personalization: Personalization | None
 
-    def with_references(self) -> "Plan":
+    def with_references(self, phases: Phases) -> "Plan":
         """Returns the plan with the losses that sites are compared with, for which they may train alone."""
-        settings = (self.topology, self.rounds, self.replicas[0].seed, self.options, self.network)
-        return replace(self, problem=with_references(self.problem, *settings))
+        run = AloneRun(self.topology, self.rounds, self.replicas[0].seed, self.options, self.network, phases)
+        return replace(self, problem=with_references(self.problem, run))
 
     def with_fixed_weights(self) -> "Plan":
         """Returns the plan of the same run with the weights of the prior."""
@@ -289,7 +294,7 @@ def _announce_choices(plan: Plan, memory: str, announce: Callable[[str], None] |
     elif plan.network.process_group.is_leader:
         if switched_off:
             warnings.warn(switched_off, UserWarning, stacklevel=3)
-        streamed = any(problem.sites[i].train.stream for i in problem.here)
+        streamed = any(problem.sites[i].train.stream is not None for i in problem.here)
         for line in filter(None, (*special, data if streamed else None)):
             _log_once(line)
 
@@ -348,7 +353,8 @@ def _executed(
     if plan.personalization is not None:
         if announce:
             announce(f"choosing a model of its own for each of {plan.problem.n} sites")
-        result = replace(result, personal=_personal(training, result, plan.personalization, stop))
+        phases = Phases(folder.path / ALONE if folder else None, Notices(stop, announce))
+        result = replace(result, personal=_personal(training, result, plan.personalization, phases))
     result = replace(result, seconds=time.perf_counter() - started)
     if process_group.world_size > 1:
         result = replace(result, answered=_answered(process_group, result))
@@ -408,24 +414,25 @@ def _result(run: ObservedRun, meter: Meter) -> Result:
 
 
 def _personal(
-    training: Training, result: Result, personalization: Personalization, stop: threading.Event
+    training: Training, result: Result, personalization: Personalization, phases: Phases
 ) -> list[Personalized]:
     """Returns the sites' own models. Each process finds those of its own sites; all processes know all numbers."""
     process_group, rows, found = training.network.process_group, result.row(), []
+    models = hashlib.sha256(rows.cpu().contiguous().numpy().tobytes()).hexdigest()
+    identity = {"method": to_table(personalization), "models": models, "problem": training.problem.digest()}
 
-    def go_on(done: int, steps: int) -> None:
-        if stop.is_set():
-            raise Interrupted(
-                "stopped after the last round, while the sites chose their own models; resume to repeat it"
-            )
+    def carried_out(name: str, *work: Any) -> Any:
+        what = "choosing a model of its own for each site"
+        return phases.carried_out(what, f"personal-{process_group.rank}-{name}", identity, *work)
 
     with process_group.fail_together():
         for r, replica in enumerate(training.replicas):
             if r not in result.diverged:
                 problem, trace = training.problem.of_split(replica.split), training.options.trace == "auto"
                 placed = {"device": training.device, "dtype": training.dtype, "trace": trace}
-                settings = {"seed": replica.seed, "replica": r, "progress": go_on, **placed}
+                settings = {"seed": replica.seed, "replica": r, "carrier": carried_out, **placed}
                 found.append(personalized(problem, rows[r], personalization, **settings))
+    phases.forget(f"personal-{process_group.rank}-*")
     if process_group.world_size == 1:
         return found
     every = process_group.all_gather_json([one.table() for one in found])

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load, load_file
 from torch import Tensor
 
 from fairmesh.algorithms.own_parts import OwnState
@@ -24,8 +24,9 @@ from fairmesh.config.overrides import portable
 from fairmesh.config.tables import to_table
 from fairmesh.mesh.node.measurements import add_metrics, judged_on
 from fairmesh.mesh.node.membership import Membership
+from fairmesh.mesh.node.oversight import CHOOSING
 from fairmesh.mesh.node.reduction import Sums
-from fairmesh.mesh.node.rounds import Rounds, branch_of
+from fairmesh.mesh.node.rounds import Rounds, alone_identity, branch_of, phases_of
 from fairmesh.mesh.node.store import PERSONAL, new_folder
 from fairmesh.mesh.wire.bulletin import Bulletin
 from fairmesh.mesh.wire.transport import FIRST_ROUND
@@ -34,7 +35,7 @@ from fairmesh.networks.bounds import FACTOR
 from fairmesh.networks.roles import Duals, Models, StateView
 from fairmesh.personalization.personalize import personalized
 from fairmesh.problems.problem import Problem
-from fairmesh.storage.files import write_atomically
+from fairmesh.storage.files import read_bytes, write_atomically
 from fairmesh.storage.run_folder import EXPERIMENT, METRICS, SUMMARY, Record, toml_of
 from fairmesh.storage.strict_json import as_json
 from fairmesh.training.loop import Best, TrainingState
@@ -213,24 +214,27 @@ def write_personal(rounds: Rounds, result: Path) -> None:
     """Chooses and writes this site's own model, from the common one and this site's rows, if the experiment has a
     personalization. Nothing is sent. It has a folder of its own, since the result is the same at every site."""
     experiment, training, folder = rounds.membership.experiment, rounds.training, rounds.node.folder / PERSONAL
-    flat, go_on = rounds.problem.flat_model, rounds.node.oversight.raise_if_stopped
+    flat, phases = rounds.problem.flat_model, phases_of(rounds.node)
     if experiment.personalization is None or folder.exists():
         return
+    common = read_bytes(result / "model.safetensors")
+    identity = {"common": hashlib.sha256(common).hexdigest()} | alone_identity(rounds.problem, rounds.membership)
     found = personalized(
         rounds.problem,
-        flat.row_of_state_dict(load_file(result / "model.safetensors")),
+        flat.row_of_state_dict(load(common)),
         experiment.personalization,
         seed=experiment.seeds[0],
         device=training.device,
         dtype=training.dtype,
         trace=training.options.trace == "auto",
-        progress=lambda done, steps: go_on(),
+        carrier=lambda name, *work: phases.carried_out(CHOOSING, f"personal-{name}", identity, *work),
     )
     (site,) = found.sites
     with new_folder(folder) as into:
         about = {"architecture": flat.architecture, "which": "personal", "site": site.name}
         into.write_model("personal", site.tensors(), about)
         into.write_summary({"method": found.method} | site.table())
+    phases.forget("personal-*")
 
 
 _NOT_FINITE = {1: math.nan, 2: math.inf, 3: -math.inf}  # messages carry finite numbers only

@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import fairmesh
+from fairmesh.comparisons.reference_losses import FINDING
 from fairmesh.errors import BadInput, FairmeshError, Interrupted
 from fairmesh.mesh.enrol.certificates import SOON_DAYS, valid_until
 from fairmesh.mesh.node import claims, divergence
@@ -26,8 +27,8 @@ if TYPE_CHECKING:
     from fairmesh.mesh.node.node import Node
 
 _ACTIVITY = 200  # characters at most of what a node says that it does
-_REFERENCES = "finding reference losses"
 COMPARING = "comparing with this site alone"
+CHOOSING = "choosing the site's own model"
 _TICK_S = 1.0
 _ANNOUNCE_S_PER_SITE = 0.05  # each site's status goes to all others: the more sites, the less often
 _FIRST_NOTICE_S, _LONGEST_NOTICE_S = 5.0, 600.0
@@ -196,20 +197,19 @@ class Oversight(Observer):
         self._local_since, self.activity = time.monotonic(), str(activity)
         self._log("info", LOCAL_TRAINING, round=activity.round)
 
-    def trains_alone(self, done: int, what: str = _REFERENCES) -> None:
-        """Shows how far this site's model alone is trained, and raises if the node must stop."""
-        rounds = self._membership.experiment.rounds
-        if done == 0:
+    def works_alone(self, what: str, done: int, of: int) -> None:
+        """Shows how far work of this site alone is, and raises if the node must stop."""
+        if self._phase["what"] != what or done < self._phase["done"]:
             self._alone = Notices()
-            self._log("info", what, rounds=rounds)
-        self._phase = {"what": what, "done": done, "of": rounds}
-        self.activity = "training" if done == rounds else f"{what}: round {done:,} of {rounds:,} of its model alone"
-        if done == rounds or self._alone.due():
-            self._log("info", what, done=done, of=rounds, seconds=round(self._alone.seconds, 1))
+            self._log("info", what, rounds=of, **({"continued_at": done} if done else {}))
+        self._phase = {"what": what, "done": done, "of": of}
+        self.activity = what if done == of else f"{what}: round {done:,} of {of:,} of its model alone"
+        if done == of or self._alone.due():
+            self._log("info", what, done=done, of=of, seconds=round(self._alone.seconds, 1))
         try:
             self.raise_if_stopped()
         except FairmeshError:
-            self._log("info", "interrupted; it starts over when it is needed again", work=what, done=done, of=rounds)
+            self._log("info", "interrupted; it continues there when it is needed again", work=what, done=done, of=of)
             raise
 
     # Once per second
@@ -375,7 +375,7 @@ class Oversight(Observer):
     def _at_work_there(self, site: str) -> dict[str, str]:
         """Returns what a site says of its work that may take long, for the log, if it is at it."""
         activity = (self._bulletin.of(site, "status") or {}).get("activity", "")
-        return {"which_is_at": activity} if activity.startswith((LOCAL_TRAINING, _REFERENCES, COMPARING)) else {}
+        return {"which_is_at": activity} if activity.startswith((LOCAL_TRAINING, FINDING, COMPARING)) else {}
 
     def _waits(self) -> dict[str, dict[str, float]]:
         """Returns for each site since when it waits for others, as it has announced it."""

@@ -1,18 +1,18 @@
 """The rounds of one generation of a mesh at one node: trained, measured, checkpointed, and repeated after a crash."""
 
+import functools
 import hashlib
-import json
-import math
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from torch import Tensor
 
 from fairmesh.algorithms.schedules import with_run_length
-from fairmesh.comparisons.reference_losses import with_references
+from fairmesh.comparisons.alone import AloneRun
+from fairmesh.comparisons.phases import Phases
+from fairmesh.comparisons.reference_losses import FIELDS, with_references
 from fairmesh.errors import BadInput, Diverged, Interrupted, TrainerFailed
 from fairmesh.mesh.node.divergence import SiteDiverged
 from fairmesh.mesh.node.measurements import judged_on
@@ -20,9 +20,8 @@ from fairmesh.mesh.node.membership import Membership
 from fairmesh.mesh.node.reduction import Branch, spanning_tree
 from fairmesh.mesh.node.start import Start
 from fairmesh.mesh.node.states import cycle_of, read_shared, restored, shared
-from fairmesh.mesh.node.store import REFERENCES, Store, landmark_every
+from fairmesh.mesh.node.store import Store, landmark_every
 from fairmesh.mesh.wire.journal import storing
-from fairmesh.mesh.wire.links import Report
 from fairmesh.mesh.wire.mailroom import Mailroom
 from fairmesh.mesh.wire.transport import FIRST_ROUND, PeerTransport
 from fairmesh.networks.base import Network
@@ -32,7 +31,7 @@ from fairmesh.numerics.random_streams import SecretIdentities
 from fairmesh.problems.evaluator import Evaluator
 from fairmesh.problems.identity import fingerprint
 from fairmesh.problems.problem import Problem
-from fairmesh.storage.files import read_bytes, write_atomically
+from fairmesh.storage.occupied import ALONE
 from fairmesh.storage.run_folder import Record
 from fairmesh.topology.mixing import union_of
 from fairmesh.training.loop import Training, TrainingState
@@ -47,7 +46,6 @@ _CHECKPOINT_S = 60.0  # at most this much work is repeated after a crash, unless
 _CHECKPOINT_SHARE = 0.05  # of the time at most is spent on writing them
 _JOURNAL_OVER_STATE = 8  # the journal may grow to this many times the size of a model, or to:
 _SMALL_JOURNAL = 16 << 20  # bytes
-_REFERENCES = ("local_losses", "untrained_losses", "constant_losses")  # fields of the objective
 
 
 def journal_allowed(model: int) -> int:
@@ -65,7 +63,7 @@ def identity_of(membership: Membership, problem: Problem) -> dict[str, Any]:
         "removed": list(membership.mesh.removed),
         "restarts": membership.mesh.restarts,
         "problem": problem.identity(),
-        "secret of the draws": "none" if membership.secret is None else SecretIdentities([membership.secret]).digest(),
+        "secret of the draws": secret_of(membership),
         **membership.agreed,
     }
 
@@ -108,61 +106,59 @@ def untrained(membership: Membership, problem: Problem) -> TrainingState:
     return training_of(membership, problem, network_of(membership, problem, nothing)).initial()
 
 
+def phases_of(node: "Node") -> Phases:
+    """Returns who watches what this site trains alone, and where it is kept."""
+
+    def unusable(file: str) -> None:
+        why = "it is damaged, or of another run, of other data, of another secret of this site, or of another start"
+        node.log(
+            "warning", "what this site has trained alone cannot be used; it is trained again", file=file, reason=why
+        )
+
+    state = node.membership.site.state
+    return Phases(state / ALONE, node.oversight.works_alone, unusable, functools.partial(storing, state))
+
+
+def alone_run(node: "Node", network: Network) -> AloneRun:
+    """Returns how this site trains alone."""
+    experiment, options = node.membership.experiment, node.membership.options
+    return AloneRun(experiment.topology, experiment.rounds, experiment.seeds[0], options, network, phases_of(node))
+
+
 def _with_references(problem: Problem, node: "Node", network: Network) -> Problem:
     """Returns the problem with the losses that its objective compares this site's with, such as that of a model that it
     trains alone. They are found once in a run, from this site's data only. Those on disk are used if they are of this
     run and of this site's data and start; sites that leave or come back do not change them."""
-    membership, objective = node.membership, problem.objective
-    experiment, path = membership.experiment, membership.site.state / REFERENCES
-    settings = experiment.topology, experiment.rounds, experiment.seeds[0], membership.options, network
-    if not (objective.needs_local_models or objective.needs_constants):
-        return with_references(problem, *settings, alone=True)
-    key = _key(problem, membership)
-    tables = _read_references(path, key, membership.name, node.log)
-    if tables is None:
-        fitted = with_references(problem, *settings, alone=True, go_on=node.oversight.trains_alone).objective
-        found = {name: getattr(fitted, name) for name in _REFERENCES if getattr(objective, name) is None}
-        tables = {name: dict(losses) for name, losses in found.items() if losses is not None}
-        with storing(path.parent):
-            write_atomically(path, json.dumps({"key": key} | tables).encode())
-    return problem.with_other(objective=replace(objective, **tables).with_run_length(experiment.rounds))
+    identity = alone_identity(problem, node.membership)
+    return with_references(problem, alone_run(node, network), identity=identity, told=False)
 
 
 def _with_any_references(problem: Problem, membership: Membership) -> Problem:
     """Returns the problem with losses that mean nothing, for rounds that are never trained."""
     objective = problem.objective.with_run_length(membership.experiment.rounds)
     if objective.needs_local_models or objective.needs_constants:
-        objective = replace(objective, **{name: {membership.name: 1.0} for name in _REFERENCES})
+        objective = replace(objective, **{name: {membership.name: 1.0} for name in FIELDS})
     return problem.with_other(objective=objective)
 
 
-def _key(problem: Problem, membership: Membership) -> str:
-    """Returns a fingerprint of all that determines the losses. It has the start of the run, which all sites agree on,
+def alone_identity(problem: Problem, membership: Membership) -> dict[str, Any]:
+    """Returns all that determines what this site trains alone. It has the start of the run, which all sites agree on,
     and not this site's number among those that are still in the mesh."""
     (mine,) = [site for site in problem.sites if site.train.here]
     sets = [mine.train, mine.validation] if problem.objective.judged_on == "validation" else [mine.train]
-    secret = None if membership.secret is None else SecretIdentities([membership.secret]).digest()
-    described = [membership.name, membership.agreed, secret, [fingerprint(one) for one in sets]]
-    hasher = hashlib.sha256(json.dumps(described, sort_keys=True).encode())
-    hasher.update(problem.initial_whole_row(membership.experiment.seeds[0]).numpy().tobytes())
-    return hasher.hexdigest()
+    start = problem.initial_whole_row(membership.experiment.seeds[0]).numpy().tobytes()
+    return {
+        "site": membership.name,
+        "agreed": membership.agreed,
+        "secret of the draws": secret_of(membership),
+        "rows": [fingerprint(samples) for samples in sets],
+        "start": hashlib.sha256(start).hexdigest(),
+    }
 
 
-def _read_references(path: Path, key: str, site: str, report: Report) -> dict[str, Any] | None:
-    """Returns the tables on disk, or None if there are none, or others."""
-    if not path.exists():
-        return None
-    try:
-        tables = json.loads(read_bytes(path))
-        own = tables.pop("key") == key and all(one.keys() == {site} for one in tables.values())
-        if own and tables and all(math.isfinite(one[site]) for one in tables.values()):
-            report("info", "reference losses are known", file=path.name)
-            return tables
-    except (ValueError, TypeError, KeyError, AttributeError):
-        pass  # damaged
-    why = "they are damaged, or of another run, of other data, of another secret of this site, or of another start"
-    report("warning", "the reference losses on disk cannot be used; they are found again", file=path.name, reason=why)
-    return None
+def secret_of(membership: Membership) -> str:
+    """Returns a digest of the secret that this site's draws come from."""
+    return "none" if membership.secret is None else SecretIdentities([membership.secret]).digest()
 
 
 def restore(membership: Membership, problem: Problem, mailroom: Mailroom, done: int, into: Store, start: Start) -> None:

@@ -20,7 +20,7 @@ from fairmesh.mesh.node.machine import pinned
 from fairmesh.mesh.node.measurements import Schedule
 from fairmesh.mesh.node.membership import Membership, own_data
 from fairmesh.mesh.node.node import Node
-from fairmesh.mesh.node.oversight import COMPARING, Decide, Notices, Oversight
+from fairmesh.mesh.node.oversight import CHOOSING, COMPARING, Decide, Notices, Oversight
 from fairmesh.mesh.node.rounds import Rounds, branch_of, restoring_step
 from fairmesh.mesh.node.state_lock import LEFT_S, locked
 from fairmesh.mesh.node.store import (
@@ -249,7 +249,7 @@ def _end(node: Node, rounds: Rounds, links: Links) -> None:
             node.log("warning", "a metric has no value at some sites", metric=metric, sites=", ".join(sites))
     ending.compare_with_neighbours(rounds, result)
     if membership.experiment.personalization is not None:
-        oversight.activity = "choosing the site's own model"
+        oversight.activity = CHOOSING
     ending.write_personal(rounds, result)
     node.observe("result written", last)
     oversight.activity = "waiting until all have the result"

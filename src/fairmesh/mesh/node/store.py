@@ -24,6 +24,7 @@ from fairmesh.storage.checkpoint import (
 )
 from fairmesh.storage.files import read_bytes, write_atomically
 from fairmesh.storage.finished_work import FinishedWork
+from fairmesh.storage.occupied import ALONE
 from fairmesh.storage.run_folder import RunFolder
 
 _KEEP_STATE = "Keep the state folder as it is: the other sites refuse a node with an empty one"
@@ -36,7 +37,6 @@ RESULT, PERSONAL, LOCAL = (
 )  # folders: of the result, the site's own model, that of it alone
 FINISHED = "finished"  # a file that says that every site has its result
 PROGRESS = "progress"  # the folder of the run so far, in the form of a run's folder
-REFERENCES = "references.json"  # the losses that the objective compares this site's with
 START = "start.safetensors"  # the model that all sites started from
 TABLE, BEST = "measured.jsonl", "best"  # the metrics of all sites, and the folder of the models of the best rounds
 _LANDMARKS = 8  # in a run; all sites keep the first and the last two of their checkpoints, to go back to
@@ -209,10 +209,10 @@ def _run_of(manifest: Manifest) -> dict[str, Any]:
 def forget_run(state: Path) -> None:
     """Removes what only a run in progress needs: checkpoints, journals, the kept models, and the metrics so far, which
     are in the result too. Results, the log, decisions and what was put aside stay."""
-    for pattern in ("generation-*", "unconfirmed-*", BEST, PROGRESS):
+    for pattern in ("generation-*", "unconfirmed-*", BEST, PROGRESS, ALONE):
         for folder in state.glob(pattern):
             shutil.rmtree(folder, ignore_errors=True)
-    for file in (TABLE, START, REFERENCES):
+    for file in (TABLE, START):
         (state / file).unlink(missing_ok=True)
 
 

@@ -7,7 +7,6 @@ site can show the verdicts of all sites.
 """
 
 import dataclasses
-import functools
 import itertools
 import json
 import math
@@ -19,7 +18,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from fairmesh.comparisons.reference_losses import LOOKS, early_stopped_models, judged_apart
+from fairmesh.comparisons.alone import LOOKS, early_stopped_models, judged_apart
 from fairmesh.data.site import Site
 from fairmesh.errors import BadInput, Diverged, in_a_line
 from fairmesh.evidence import LEVEL, Difference, Number, Share, Worst, versus, versus_counts
@@ -29,7 +28,7 @@ from fairmesh.evidence.outcomes import judged
 from fairmesh.mesh.node.ending import metrics_by_site
 from fairmesh.mesh.node.membership import Membership
 from fairmesh.mesh.node.oversight import COMPARING
-from fairmesh.mesh.node.rounds import Rounds
+from fairmesh.mesh.node.rounds import Rounds, alone_identity, alone_run
 from fairmesh.mesh.node.store import new_folder
 from fairmesh.mesh.node.watching import Aside
 from fairmesh.mesh.wire.journal import storing
@@ -102,24 +101,17 @@ def _not_compared(membership: Membership, problem: Problem, mine: Site) -> str:
 
 def _own_model(rounds: Rounds, mine: Site, folder: Path) -> Tensor:
     """Returns the model of this site alone, as a row. It is kept in the folder."""
-    problem, training, experiment = rounds.problem, rounds.training, rounds.membership.experiment
+    problem, training, membership = rounds.problem, rounds.training, rounds.membership
     file = folder / "model.safetensors"
     if not file.exists():
         objective = Objective(judged_on="held-out" if mine.validation is None else "validation")
-        apart = judged_apart(problem.with_other(objective=objective))
-        _, models = early_stopped_models(
-            apart,
-            experiment.topology,
-            experiment.rounds,
-            experiment.seeds[0],
-            training.options,
-            training.network,
-            _looks(experiment.rounds),
-            functools.partial(rounds.node.oversight.trains_alone, what=COMPARING),
-        )
-        about = {"architecture": problem.flat_model.architecture, "which": "local", "site": rounds.membership.name}
+        apart, run = problem.with_other(objective=objective), alone_run(rounds.node, training.network)
+        looks, identity = _looks(run.rounds), alone_identity(apart, membership)
+        models = early_stopped_models(judged_apart(apart), run, looks, COMPARING, "compared", identity).models
+        about = {"architecture": problem.flat_model.architecture, "which": "local", "site": membership.name}
         with new_folder(folder) as into:
             into.write_model("model", problem.flat_model.state_dict(models[0, 0]), about)
+        run.phases.forget("compared")
     return problem.flat_model.row_of_state_dict(load_file(file)).to(training.device, training.dtype)
 
 

@@ -1,0 +1,129 @@
+"""The model that a site trains alone, on its own rows only.
+
+Three questions need one. By their definitions these are three models, which share no row that may not be seen:
+
+- What could the site reach on the rows that judge it, for an objective with `against` or `discount_noise`? The model
+  has seen none of these rows, a third of the training rows by default (`reference_losses.py`).
+- Is the common model better for the site than its own, between organisations? The model stops early by a fifth of the
+  training rows, or by the validation rows, and is judged on test rows (`mesh/node/versus_local.py`).
+- The same in a simulation, where time is no matter: the model has seen all rows, and as many steps as five folds of
+  them say (`reference_models.py`).
+
+Each is trained once in a run, as one of its `Phases`.
+"""
+
+import dataclasses
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fairmesh.algorithms.local import Local
+from fairmesh.algorithms.schedules import with_run_length
+from fairmesh.comparisons.phases import Phases
+from fairmesh.data.samples import Samples
+from fairmesh.data.site import Site
+from fairmesh.networks.base import Network
+from fairmesh.problems.evaluator import Evaluator
+from fairmesh.problems.objective import Objective, held_out_last
+from fairmesh.problems.problem import Problem
+from fairmesh.topology.graphs import Topology
+from fairmesh.training.loop import Training, TrainingState
+from fairmesh.training.options import Options
+from fairmesh.training.replicas import Replica
+
+LOOKS = 20  # times that a model is measured; the best time counts, as with early stopping
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class AloneRun:
+    """How the hosted sites of a run train alone.
+
+    Args:
+        topology: The run's topology, over which nothing is sent here.
+        rounds: How many rounds.
+        seed: The seed of start and batches.
+        options: How the run is carried out.
+        network: The network of the hosted nodes.
+        phases: Who watches, and where the outcome is kept. Default: nobody, and nowhere.
+    """
+
+    topology: Topology
+    rounds: int
+    seed: int
+    options: Options
+    network: Network
+    phases: Phases = dataclasses.field(default_factory=Phases)
+
+    def identity(self, problem: Problem) -> dict[str, Any]:
+        """Returns all that determines the models of the hosted sites, by name."""
+        nodes = self.network.hosted.tolist()
+        own = {"rounds": self.rounds, "seed": self.seed, "nodes": nodes, "options": self.options.identity()}
+        return {"problem": problem.identity(), **own}
+
+
+class EarlyStopped(NamedTuple):
+    """Models of sites alone that are early stopped, in the rounds until now."""
+
+    training: TrainingState
+    losses: Tensor  # the least loss so far of each split and site (splits, nodes)
+    models: Tensor  # those that had it, each with its own part (splits, nodes, dim + own_dim)
+
+
+def early_stopped_models(
+    problem: Problem, run: AloneRun, looks: Collection[int], what: str, name: str, identity: Mapping[str, Any]
+) -> EarlyStopped:
+    """Trains every hosted site alone, and looks at its loss on its validation rows after the rounds `looks`.
+
+    Args:
+        problem: The problem, of which each site has validation rows.
+        run: How they train.
+        looks: After which rounds.
+        what: What this is for, in words.
+        name: The name of the work.
+        identity: All that determines its outcome.
+    """
+    splits, local = range(len(problem.every_split)), with_run_length(Local(), run.rounds)
+    replicas = [Replica(run.seed, tuple(range(problem.n)), local, k) for k in splits]
+    training = Training(problem, run.topology, replicas, run.options, network=run.network)
+    judge = Evaluator(problem, "validation", training.device, training.dtype, training.data_home, splits=splits)
+    nodes = run.network.hosted.cpu()
+    start = training.initial()
+    best = torch.full((len(replicas), len(nodes)), torch.inf, dtype=torch.float64)
+
+    def onwards(found: EarlyStopped, done: int) -> Iterator[tuple[int, EarlyStopped]]:
+        for now, state in training.states(found.training, done, run.rounds):
+            found = found._replace(training=state)
+            if now in looks and now > done:
+                models = training.whole_models(state)
+                of_sites = judge.of_own_models(models, nodes.expand(len(replicas), -1))["loss"]
+                losses = of_sites.nan_to_num(nan=torch.inf)
+                better = (losses < found.losses).unsqueeze(-1).to(models.device)
+                kept = torch.where(better, models, found.models)
+                found = EarlyStopped(state, torch.minimum(found.losses, losses), kept)
+            yield now, found
+
+    first = EarlyStopped(start, best, training.whole_models(start))
+    return run.phases.carried_out(what, name, identity, run.rounds, first, onwards)
+
+
+def judged_apart(problem: Problem) -> Problem:
+    """Returns the problem with the rows that judge each site as its validation set, and without them in training."""
+    if problem.objective.judged_on == "validation":
+        return problem.with_other(objective=Objective())
+    sites = [_split(site, i, problem.objective) for i, site in enumerate(problem.sites)]
+    return problem.with_other(sites=sites, objective=Objective())
+
+
+def _split(site: Site, i: int, objective: Objective) -> Site:
+    samples, count = site.train, objective.held_out_of(len(site.train))
+    if not count:  # too small to hold anything out, or judged on training rows
+        return dataclasses.replace(site, validation=samples)
+    parts = [len(samples) - count, count]
+    if not samples.here:
+        train, judging = (Samples.elsewhere(part, samples) for part in parts)
+    else:
+        order = held_out_last(samples, i, count)
+        train, judging = (samples.take(rows) for rows in order.split(parts))
+    return dataclasses.replace(site, train=train, validation=judging)

@@ -1,0 +1,157 @@
+"""The best constant answer of each site, which any model should exceed, and whether a run does."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fairmesh.data.samples import Samples
+from fairmesh.errors import listed
+from fairmesh.evidence.intervals import paired, quantile
+from fairmesh.evidence.outcomes import Answers, Outcomes
+from fairmesh.losses import ModelLoss
+from fairmesh.networks.process_group import ProcessGroup
+from fairmesh.numerics import trees
+from fairmesh.problems.evaluator import measured
+from fairmesh.problems.problem import Problem
+from fairmesh.problems.row_loss import as_floats, per_sample, takes_shares
+
+
+def answered(constant: Tensor, samples: Samples) -> tuple[Tensor, Tensor]:
+    """Returns a constant output for each of some samples, and their targets."""
+    targets = as_floats(samples.known_targets(), torch.float32)
+    return constant.expand(trees.length(targets), *constant.shape[1:]), targets
+
+
+def best_constant(problem: Problem, i: int) -> Tensor:
+    """Returns the output (1, ...) that has the least loss if it is given for all training rows of a site. For labels
+    and cross-entropy its largest entry is the most frequent class."""
+    train = problem.sites[i].train
+    outputs = initial_outputs(problem, train.seen, 0, rows=1)
+    loss, known = _constants.get(train, (None, None))
+    if known is None or loss is not problem.loss or known.shape != outputs.shape:
+        known = _best_constant(problem, train, outputs)
+        _constants[train] = problem.loss, known
+    return known
+
+
+_constants: WeakKeyDictionary[Samples, tuple[Any, Tensor]] = WeakKeyDictionary()  # with the loss that they are best for
+
+
+def _best_constant(problem: Problem, train: Samples, outputs: Tensor) -> Tensor:
+    targets = as_floats(train.known_targets(), torch.float32)
+    count = trees.length(targets)
+    center, spread = torch.zeros_like(outputs), torch.ones_like(outputs)
+    if problem.task == "numbers":  # which may be prices or lengths, so that the search is in their own spreads
+        columns = targets.reshape(count, *outputs.shape[1:])
+        center, spread = columns.mean(dim=0, keepdim=True), columns.std(dim=0, keepdim=True, correction=0)
+        spread = spread.clamp(min=1e-30)
+    away = torch.zeros_like(outputs).requires_grad_(True)
+    optimizer = torch.optim.LBFGS([away], max_iter=100, line_search_fn="strong_wolfe")
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        constant = center + spread * away
+        value = problem.output_loss(constant.expand(count, *constant.shape[1:]), targets)
+        if problem.task != "numbers":  # keeps the output of a class that the site does not have finite
+            value = value + away.square().sum() / count
+        value.backward()
+        return value
+
+    with torch.enable_grad():
+        optimizer.step(closure)
+    return (center + spread * away).detach()
+
+
+def constant_values(problem: Problem, judged_on: str) -> list[float]:
+    """Returns the primary metric at every site if the answer is always the one that is best for the site's training
+    rows; NaN where it is not defined, or the site's samples are elsewhere or missing."""
+    found = []
+    for i, site in enumerate(problem.sites):
+        samples = getattr(site, judged_on)
+        if samples is None or not samples.here or not len(samples):
+            found.append(math.nan)
+            continue
+        with torch.no_grad():
+            found.append(measured(problem, *answered(best_constant(problem, i), samples))[problem.primary])
+    return found
+
+
+_SURE = 0.025  # chance of a false warning
+
+
+def worse_than_constant(outcomes: Outcomes, problem: Problem, group: ProcessGroup) -> str | None:
+    """Returns that models of numbers are clearly worse than a constant answer: over all sites than one constant, or at
+    some sites than the best one for the site's training rows; None if the test rows do not show that.
+
+    Args:
+        outcomes: What the models answered at all sites.
+        problem: The problem, with the data of the sites that this process has.
+        group: The processes of the run, each of which has the data of some sites.
+    """
+    splits = problem.every_split
+    if problem.task != "numbers" or takes_shares(problem.loss) or isinstance(problem.loss, ModelLoss):
+        return None
+    if len(outcomes.of_sites) != len(splits):  # all replicas of a split diverged
+        return None
+    sets = {i: [getattr(split.sites[i], outcomes.judged_on) for split in splits] for i in problem.here}
+    here = [i for i, of_splits in sets.items() if _can_be_worse(outcomes.at(i), of_splits)]
+    constants = {i: [best_constant(split, i) for split in splits] for i in here}
+    told = {i: [len(problem.sites[i].train), constants[i][0].flatten().tolist()] for i in here}
+    every = _gathered(group, told)
+    if not every:
+        return None
+    rows, columns = zip(*every.values())
+    common = torch.from_numpy(np.average(columns, axis=0, weights=rows)).float()
+    told = {}
+    for i in here:
+        answered = [answers.losses.double().numpy() for answers in outcomes.at(i)]
+        own = [_losses_of(constant, split, of) for constant, split, of in zip(constants[i], splits, sets[i])]
+        worse = paired(answered, own, outcomes.overlaps[i], shares=False).bound(_SURE / len(every), upper=False) > 0
+        more = answered[0].mean(axis=0) - _losses_of(common.reshape(constants[i][0].shape), splits[0], sets[i][0])[0]
+        told[i] = [bool(worse), len(more), float(more.sum()), float(np.square(more).sum())]
+    every = _gathered(group, told)
+    names = [outcomes.sites[i] for i in sorted(every) if every[i][0]]
+    _, count, total, squares = map(sum, zip(*every.values()))
+    error = math.sqrt(max(0.0, squares - total * total / count) * count / max(1, count - 1))
+    if count > 1 and total > quantile(1 - _SURE, count - 1) * error:
+        at = f", and at {listed(names, 3)} than a constant of their own" if names else ""
+        remedy = "train longer, with other steps, or on scaled targets"
+        return f"clearly worse than one constant answer for all sites{at}: {remedy}"
+    if not names:
+        return None
+    return (
+        f"clearly worse than a constant answer, the best for the site's training rows, at {listed(names, 3)}; over all "
+        "sites the model is no worse than one constant, so these sites may need models of their own: [personalization]"
+    )
+
+
+def _can_be_worse(answers: Sequence[Answers], sets: Sequence[Samples]) -> bool:
+    """Returns whether models answered at all rows of a site, and there is something to learn: its targets vary."""
+    if not answers or not all(of_split.predicted for of_split in answers):
+        return False
+    targets = [None if samples.stream is not None else samples.targets for samples in sets]
+    return all(isinstance(tensor, Tensor) and bool((tensor != tensor[:1]).any()) for tensor in targets)
+
+
+def _gathered(group: ProcessGroup, told: dict[int, list]) -> dict[int, list]:
+    """Returns what each process tells of its sites, from all processes."""
+    return {int(i): row for part in group.all_gather_json(told) for i, row in part.items()}
+
+
+def _losses_of(constant: Tensor, problem: Problem, samples: Samples) -> np.ndarray:
+    """Returns the loss of a constant output at every sample: (1, rows)."""
+    with torch.no_grad():
+        return per_sample(problem.output_loss, *answered(constant, samples)).double().unsqueeze(0).numpy()
+
+
+@torch.no_grad()
+def initial_outputs(problem: Problem, samples: Samples, seed: int, rows: int | None = None) -> Tensor:
+    model = problem.flat_model.to(torch.device("cpu"), torch.float32)
+    return model(
+        problem.initial_whole_row(seed).float(), as_floats(trees.at(samples.inputs, slice(rows)), torch.float32)
+    )
