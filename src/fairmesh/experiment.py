@@ -274,7 +274,7 @@ def shape_of(sites: Sequence[Site]) -> tuple[Any, int]:
         return shape, 1  # a model of several targets knows what it predicts
     if targets.is_floating_point():
         return shape, max(1, targets.shape[1:].numel())
-    if any(samples.stream is not None and samples.labels is None for samples in every):
+    if any(samples.stream and samples.labels is None for samples in every):
         return shape, 0  # known to the model, if it is the user's own
     labels = 1 + max(int(samples.known_targets().max()) for samples in every if samples.here)
     known = [site.table.preprocessing for site in sites if site.table is not None]

@@ -134,7 +134,7 @@ def _can_be_worse(answers: Sequence[Answers], sets: Sequence[Samples]) -> bool:
     """Returns whether models answered at all rows of a site, and there is something to learn: its targets vary."""
     if not answers or not all(of_split.predicted for of_split in answers):
         return False
-    targets = [None if samples.stream is not None else samples.targets for samples in sets]
+    targets = [None if samples.stream else samples.targets for samples in sets]
     return all(isinstance(tensor, Tensor) and bool((tensor != tensor[:1]).any()) for tensor in targets)
 
 

@@ -219,7 +219,7 @@ class Contract:
         looked_at = samples.some()
         wrong = self.inputs.complaints(looked_at.inputs, where) if self.inputs is not None else []
         inputs = samples.inputs
-        if self.columns and samples.stream is not None:
+        if self.columns and samples.stream:
             raise BadInput(f"{where}: a contract with columns needs samples in memory; give arrays, or use inputs")
         if self.columns:
             shape = list(inputs.shape[1:])

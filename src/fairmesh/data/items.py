@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from fairmesh.errors import BadInput
+from fairmesh.numerics import trees
 from fairmesh.numerics.trees import Tree
 
 TARGET_NAMES = ("labels", "label", "targets", "target")  # of the target in samples with names, if it is not given
@@ -17,22 +18,22 @@ _AT_ONCE = 1 << 22  # numbers that are checked together
 Targets = str | int | Sequence[str] | None  # which part of a sample is the target
 
 
-def first_not_finite(tensor: Tensor) -> int | None:
-    """Returns the first sample with a number that is not finite, or None. It reads the samples in portions, since they
-    may be more than memory can hold."""
+def first_not_finite(tensor: Tensor) -> int:
+    """Returns the first sample with a number that is not finite, -1 if all are. It reads the samples in portions, since
+    they may be more than memory can hold."""
     if not tensor.is_floating_point():
-        return None
+        return -1
     rows = max(1, _AT_ONCE // max(1, tensor[0].numel()))
     for start in range(0, len(tensor), rows):
         finite = torch.isfinite(tensor[start : start + rows])
         if not bool(finite.all()):
             return start + int((~finite.reshape(len(finite), -1)).any(dim=1).nonzero()[0])
-    return None
+    return -1
 
 
-def as_labels(targets: Tensor) -> Tensor:
-    """Returns whole numbers as int64, which torch's losses need; others as they are."""
-    return targets if targets.is_floating_point() or targets.dtype == torch.bool else targets.long()
+def is_whole(tensor: Tensor) -> bool:
+    """Returns whether a tensor has whole numbers, such as labels."""
+    return not (tensor.is_floating_point() or tensor.dtype == torch.bool)
 
 
 def has_items(source: Any) -> bool:
@@ -44,18 +45,21 @@ def has_items(source: Any) -> bool:
     return not plain and hasattr(source, "__getitem__") and hasattr(source, "__len__")
 
 
+def tensors_of(source: Any, target: Targets, what: str) -> tuple[Tree, Tree, Any]:
+    """Returns inputs and targets of a set as tensors, and its subgroups, None if there are none. Targets that are whole
+    numbers are int64, which torch's losses need."""
+    inputs, targets, subgroups = divided(source, target, what)
+    inputs, targets = as_tensors(inputs, f"{what}: inputs"), as_tensors(targets, f"{what}: targets")
+    for name, tensor in trees.named(targets, "targets"):
+        if tensor.is_complex():
+            raise BadInput(f"{what}: {name} are complex numbers; give real ones: torch.view_as_real(targets)")
+    return inputs, trees.mapped(lambda part: part.long() if is_whole(part) else part, targets), subgroups
+
+
 def divided(source: Any, target: Targets, what: str) -> tuple[Any, Any, Any]:
     """Returns inputs, targets and subgroups of a set, None if there are none."""
     if isinstance(source, Mapping):
-        names = [target] if isinstance(target, str) else list(_target_names(source, target, what))
-        for name in names:
-            if name not in source:
-                raise BadInput(f"{what} has no {name!r}, which Problem(targets=...) names; it has {_listed(source)}")
-        inputs = {key: value for key, value in source.items() if key not in names}
-        if not inputs:
-            raise BadInput(f"{what} has nothing but its targets, {_listed(source)}; inputs are missing")
-        targets = source[names[0]] if len(names) == 1 else {name: source[name] for name in names}
-        return inputs, targets, None
+        return *_divided_by_name(source, target, what), None
     if isinstance(target, str | Sequence):
         raise BadInput(f"{what} has samples without names, so targets = {target!r} is none; give its place, such as 1")
     source = (source,) if isinstance(source, Tensor | np.ndarray) else tuple(source)
@@ -74,7 +78,18 @@ def divided(source: Any, target: Targets, what: str) -> tuple[Any, Any, Any]:
             f"{what} has samples of {len(source)} parts; give pairs (inputs, targets), or say with "
             "Problem(targets=...) which part is the target, from 0"
         )
-    return *source[:2], source[2] if len(source) == 3 else None
+    return source if len(source) == 3 else (*source, None)
+
+
+def _divided_by_name(source: Mapping[str, Any], target: Targets, what: str) -> tuple[Any, Any]:
+    names = [target] if isinstance(target, str) else list(_target_names(source, target, what))
+    for name in names:
+        if name not in source:
+            raise BadInput(f"{what} has no {name!r}, which Problem(targets=...) names; it has {_listed(source)}")
+    inputs = {key: value for key, value in source.items() if key not in names}
+    if not inputs:
+        raise BadInput(f"{what} has nothing but its targets, {_listed(source)}; inputs are missing")
+    return inputs, source[names[0]] if len(names) == 1 else {name: source[name] for name in names}
 
 
 def _target_names(source: Mapping[str, Any], target: Any, what: str) -> Sequence[str]:

@@ -20,7 +20,7 @@ def order_by_class(samples: Samples, purpose: str) -> Tensor:
     in their proportions. The order depends on the targets alone, so it is the same wherever the site's data is."""
     key = random_streams.keys(torch.zeros((), dtype=torch.int64), purpose, 0, torch.zeros(1, dtype=torch.int64))
     order = random_streams.bits(key.squeeze(-1), len(samples)).argsort(stable=True)
-    targets = samples.targets if samples.stream is None else samples.labels
+    targets = samples.labels if samples.stream else samples.targets
     if not isinstance(targets, Tensor) or targets.is_floating_point() or targets.ndim != 1:
         return order
     return order[targets[order].argsort(stable=True)]

@@ -15,12 +15,33 @@ from fairmesh.numerics.trees import Tree
 
 COPIED_UP_TO = 1 << 28  # bytes; larger data in main memory stays where it is, such as in a file that is mapped
 _ROUNDS, _NUMBERS = 64, 1 << 18  # for which rows are drawn at once, at most
+NO_SEEDS = torch.zeros(0, dtype=torch.int64)
 _AT_ONCE = 32  # rows that one worker reads at a time in an evaluation
 
 
 def stays_apart(sets: Sequence[Tree], device: torch.device) -> bool:
     """Returns whether sets are too large to be copied next to each other on a device."""
     return device.type == "cpu" and sum(map(trees.nbytes, sets)) > COPIED_UP_TO
+
+
+class _Numbering:
+    """The rows of several sets, numbered one after another.
+
+    Args:
+        sizes: How many rows each set has.
+        order: The number of the row that stands at each place; None for their own order.
+    """
+
+    def __init__(self, sizes: Sequence[int], order: Tensor | None):
+        self._sizes = torch.tensor(sizes)
+        self._ends = self._sizes.cumsum(0)
+        self._order = torch.arange(int(self._sizes.sum())) if order is None else order
+
+    def places(self, chosen: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns for each row the set that it belongs to, and its number there."""
+        chosen = self._order[chosen]
+        owners = torch.bucketize(chosen, self._ends, right=True)
+        return owners, chosen - (self._ends - self._sizes)[owners]
 
 
 class Rows:
@@ -40,35 +61,32 @@ class Rows:
         order: Tensor | None = None,
         change: Callable[[Tensor], Tensor] | None = None,
     ):
-        self._order = order
-        self._apart = list(sets) if stays_apart(sets, device) else None
-        if self._apart is not None:
-            self._ends = torch.tensor([trees.length(one) for one in sets]).cumsum(0)
+        self._apart = list(sets) if stays_apart(sets, device) else []
+        if self._apart:
+            self._numbering = _Numbering([trees.length(tree) for tree in sets], order)
             return
         whole = trees.joined(sets)
         whole = whole if order is None else trees.at(whole, order)
-        self._whole = trees.mapped(lambda part: (part if change is None else change(part)).to(device), whole)
+        self._whole = trees.mapped(lambda part: (change(part) if change else part).to(device), whole)
 
     def take(self, chosen: Tensor) -> Tree:
         """Returns rows by their numbers (count,), on the device where the data is kept."""
-        if self._apart is None:
+        if not self._apart:
             return trees.mapped(lambda part: part.index_select(0, chosen), self._whole)
-        chosen = chosen if self._order is None else self._order[chosen]
-        owner = torch.bucketize(chosen, self._ends, right=True)
+        owners, rows = self._numbering.places(chosen)
         parts, places = [], []
-        for k in owner.unique().tolist():
-            place = (owner == k).nonzero().flatten()
-            first = int(self._ends[k]) - trees.length(self._apart[k])
-            parts.append(trees.at(self._apart[k], chosen[place] - first))
+        for k in owners.unique().tolist():
+            place = (owners == k).nonzero().flatten()
+            parts.append(trees.at(self._apart[k], rows[place]))
             places.append(place)
         return trees.at(trees.joined(parts), torch.cat(places).argsort())
 
     def between(self, start: int, stop: int) -> Tree:
         """Returns neighbouring rows, from `start` to `stop` - 1. Rows apart are copied: a model may change its inputs
         in place."""
-        if self._apart is None:
-            return trees.at(self._whole, slice(start, stop))
-        return self.take(torch.arange(start, stop))
+        if self._apart:
+            return self.take(torch.arange(start, stop))
+        return trees.at(self._whole, slice(start, stop))
 
 
 class SampleRows:
@@ -90,21 +108,21 @@ class SampleRows:
         change: Callable[[Tensor], Tensor] | None = None,
     ):
         self.numbers_per_sample = trees.numbers_per_sample(sets[0].inputs)
-        self.reader = Reader(sets, order) if any(one.stream is not None for one in sets) else None
-        if self.reader is None:
-            self._inputs = Rows([one.inputs for one in sets], device, order, change)
-            self._targets = Rows([one.targets for one in sets], device, order)
+        self.reader = Reader(sets, order) if any(samples.stream for samples in sets) else None
+        if not self.reader:
+            self._inputs = Rows([samples.inputs for samples in sets], device, order, change)
+            self._targets = Rows([samples.targets for samples in sets], device, order)
 
     def take(self, chosen: Tensor) -> Pair:
         """Returns rows by their numbers (count,)."""
-        if self.reader is not None:
+        if self.reader:
             return self.reader.ask(chosen, len(chosen))()
         return self._inputs.take(chosen), self._targets.take(chosen)
 
     def chunks(self, start: int, stop: int, size: int) -> Iterator[tuple[slice, Pair]]:
         """Yields the rows from `start` to `stop` - 1, at most `size` at once, with their places."""
         places = [slice(at, min(at + size, stop)) for at in range(start, stop, size)]
-        if self.reader is None:
+        if not self.reader:
             for at in places:
                 yield at, (self._inputs.between(at.start, at.stop), self._targets.between(at.start, at.stop))
             return
@@ -124,29 +142,29 @@ class Reader:
     """
 
     def __init__(self, sets: Sequence[Samples], order: Tensor | None = None):
-        self._sizes, self._order = [len(one) for one in sets], order
-        self._ends = torch.tensor(self._sizes).cumsum(0)
-        sources = [one.stream.source for one in sets if one.stream is not None]
+        self._numbering = _Numbering([len(samples) for samples in sets], order)
+        sources = [samples.stream.source for samples in sets if samples.stream]
         self._count = max(source.workers for source in sources)
         self.ahead = max(source.prefetch for source in sources) if self._count else 0  # rounds
-        self._workers = Workers([one.stream or Held(one.inputs, one.targets) for one in sets], self._count)
+        self._workers = Workers(
+            [samples.stream or Held(samples.inputs, samples.targets) for samples in sets], self._count
+        )
 
-    def ask(self, chosen: Tensor, together: int, seeds: Tensor | None = None) -> Callable[[], Pair]:
+    def ask(self, chosen: Tensor, together: int, seeds: Tensor = NO_SEEDS) -> Callable[[], Pair]:
         """Asks for rows, and returns a function that waits for them. Workers begin to read at once.
 
         Args:
             chosen: Their numbers (count,).
             together: How many of them become a batch together.
-            seeds: A seed for each, (count,); None for those that depend on the item alone. Default: None.
+            seeds: A seed for each, (count,); none for those that depend on the item alone. Default: none.
         """
-        chosen = chosen if self._order is None else self._order[chosen]
-        owners = torch.bucketize(chosen, self._ends, right=True)
+        owners, rows = self._numbering.places(chosen)
         parts: list[Part] = []
         for start in range(0, len(chosen), together):
             of_sets, counts = owners[start : start + together].unique_consecutive(return_counts=True)
             for k, count in zip(of_sets.tolist(), counts.tolist()):
-                rows = chosen[start : start + count] - (int(self._ends[k]) - self._sizes[k])
-                parts.append((k, rows.tolist(), None if seeds is None else seeds[start : start + count].tolist()))
+                part = slice(start, start + count)
+                parts.append((k, rows[part].tolist(), seeds[part].tolist()))
                 start += count
         # As few messages as keep all workers busy: one takes about a millisecond.
         each = -(-len(parts) // max(1, -(-self._count // max(1, self.ahead))))
@@ -165,7 +183,7 @@ class Ahead:
     def __init__(self, reader: Reader, batches: int):
         self._reader, self._batches = reader, batches
         self._asked: dict[tuple[Any, int], Callable[[], Pair]] = {}
-        self._blocks: dict[Any, tuple[int, Tensor, Tensor | None]] = {}
+        self._blocks: dict[Any, tuple[int, Tensor, Tensor]] = {}  # the first round of each, rows and seeds
         self._last: dict[Any, tuple[int, Pair | None]] = {}
         self._repeated: set[Any] = set()  # batches that are asked for more than once in a round
 
@@ -177,8 +195,8 @@ class Ahead:
             number: The round.
             wanted: Rounds (k,) -> row numbers (k, count), and the seeds of their items or None.
         """
-        last, pair = self._last.get(what, (None, None))
-        if last == number and pair is not None:
+        last, pair = self._last.get(what, (-1, None))
+        if last == number and pair:
             return trees.mapped(torch.clone, pair)  # a model may change its inputs in place
         if last == number:
             self._repeated.add(what)  # an algorithm that asks for a batch again does so in every round
@@ -198,12 +216,12 @@ class Ahead:
     def _ask(
         self, what: Any, number: int, wanted: Callable[[Tensor], tuple[Tensor, Tensor | None]]
     ) -> Callable[[], Pair]:
-        first, chosen, seeds = self._blocks.get(what, (0, torch.zeros(0, 0), None))
+        first, chosen, seeds = self._blocks.get(what, (0, torch.zeros(0, 0), NO_SEEDS))
         if not first <= number < first + len(chosen):
             size = chosen.shape[1] or wanted(torch.zeros(1, dtype=torch.int64))[0].shape[1]
             first, block = number, max(1, min(_ROUNDS, _NUMBERS // max(1, size)))
-            chosen, seeds = wanted(torch.arange(first, first + block))
-            chosen, seeds = chosen.cpu(), None if seeds is None else seeds.cpu()
+            chosen, drawn = wanted(torch.arange(first, first + block))
+            chosen, seeds = chosen.cpu(), NO_SEEDS.expand(block, 0) if drawn is None else drawn.cpu()
             self._blocks[what] = first, chosen, seeds
         at = number - first
-        return self._reader.ask(chosen[at], chosen.shape[1] // self._batches, None if seeds is None else seeds[at])
+        return self._reader.ask(chosen[at], chosen.shape[1] // self._batches, seeds[at])

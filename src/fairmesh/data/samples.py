@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import TensorDataset, default_collate
 
-from fairmesh.data.items import Targets, as_labels, as_tensors, divided, first_not_finite, has_items, with_tensors
+from fairmesh.data.items import Targets, first_not_finite, has_items, is_whole, tensors_of, with_tensors
 from fairmesh.data.streams import Stream, Streamed, refuse_no_map, too_large_to_hold
 from fairmesh.errors import BadInput, in_a_line
 from fairmesh.numerics import trees
@@ -66,7 +66,7 @@ class Samples:
     @property
     def here(self) -> bool:
         """Whether this process holds the samples, or can read them."""
-        return self.stream is not None or trees.leaves(self.inputs)[0].device.type != "meta"
+        return bool(self.stream) or trees.leaves(self.inputs)[0].device.type != "meta"
 
     @property
     def nbytes(self) -> int:
@@ -77,22 +77,21 @@ class Samples:
     def labels(self) -> Tensor | None:
         """The targets, if they are one whole number per sample; None for others, and if they are not known since they
         are read from a stream."""
-        if self.stream is not None:
+        if self.stream:
             return self.stream.labels
         targets = self.targets
-        whole = isinstance(targets, Tensor) and not targets.is_floating_point() and targets.dtype != torch.bool
-        return targets if whole and targets.ndim == 1 else None
+        return targets if isinstance(targets, Tensor) and is_whole(targets) and targets.ndim == 1 else None
 
     @property
     def seen(self) -> "Samples":
         """Samples in memory that can be looked at at any time: all of them, or the first that were read from a
         stream."""
-        return self if self.stream is None else Samples(*self.stream.seen)
+        return Samples(*self.stream.seen) if self.stream else self
 
     def some(self) -> "Samples":
         """Returns samples in memory that stand for the whole set: all of them, or at most 256 at even distances that
         are read from a stream."""
-        if self.stream is None or not len(self):
+        if not self.stream or not len(self):
             return self
         count = min(len(self), _SOME, max(16, _SOME_BYTES * len(self) // self.nbytes))
         return self.read(torch.linspace(0, len(self) - 1, count).long().unique())
@@ -100,18 +99,17 @@ class Samples:
     def known_targets(self) -> Tree:
         """Returns targets in memory that stand for those of the whole set: all of them, or the labels of a stream, or
         the targets of some of its rows."""
-        if self.stream is None:
-            return self.targets
-        return self.some().targets if self.stream.labels is None else self.stream.labels
+        labels = self.labels
+        return self.some().targets if labels is None else labels
 
     def read(self, rows: Tensor) -> "Samples":
         """Returns some of the samples in memory, by their numbers."""
-        return self.take(rows) if self.stream is None else Samples(*self.stream.read_here(rows.tolist()))
+        return Samples(*self.stream.read_here(rows.tolist())) if self.stream else self.take(rows)
 
     def class_counts(self, classes: int) -> list[int] | None:
         """Returns how many samples each class has. Samples without a label, such as -1, are left out. None if that is
         not known, since they are read from a stream."""
-        labels = self.targets.reshape(-1).long() if self.stream is None else self.stream.labels
+        labels = self.stream.labels if self.stream else self.targets.reshape(-1).long()
         if labels is None:
             return None
         labels = labels[(labels >= 0) & (labels < classes)]
@@ -125,7 +123,7 @@ class Samples:
 
     def alone(self) -> "Samples":
         """Returns the same samples in memory of their own, so that the tensors they were cut from can be freed."""
-        if self.stream is not None:
+        if self.stream:
             return self
 
         def own(tensor: Tensor) -> Tensor:
@@ -135,7 +133,7 @@ class Samples:
 
     def take(self, rows: Tensor) -> "Samples":
         """Returns some of the samples, by their numbers or by a mask. Those of a stream are not read yet."""
-        if self.stream is not None:
+        if self.stream:
             return Samples.of_stream(self.stream.take(rows), self)
         subgroups = None if self.subgroups is None else self.subgroups[rows]
         return Samples(trees.at(self.inputs, rows), trees.at(self.targets, rows), subgroups, self.subgroup_names)
@@ -143,7 +141,7 @@ class Samples:
     def parts(self) -> Any:
         """Returns the pair (inputs, targets), or (inputs, targets, names of the subgroups); or a stream's samples as
         they are."""
-        if self.stream is not None:
+        if self.stream:
             return self
         if self.subgroups is None:
             return self.inputs, self.targets
@@ -166,51 +164,56 @@ class Samples:
             BadInput: The samples are empty, inconsistent, sparse or not finite.
         """
         if isinstance(source, Samples):
-            if not source.here or source.stream is not None:
+            if source.stream or not source.here:
                 return source  # not read yet
             source, target = source.parts(), None
         refuse_no_map(source, what)
+        if isinstance(source, TensorDataset):
+            source = source.tensors
         asked = isinstance(source, Streamed)
-        if not asked and not isinstance(source, TensorDataset) and has_items(source) and too_large_to_hold(source):
+        if not asked and has_items(source) and too_large_to_hold(source):
             source = Streamed(source)
         if isinstance(source, Streamed):
             return Samples.of_stream(Stream(source, what, target, asked))
-        try:
-            if isinstance(source, TensorDataset):
-                source = source.tensors
-            elif has_items(source):
-                source = _collated(source, what)
-            inputs, targets, subgroups = divided(source, target, what)
-            inputs, targets = as_tensors(inputs, f"{what}: inputs"), as_tensors(targets, f"{what}: targets")
-        except BadInput:
-            raise
-        except Exception as error:  # a user's Dataset may raise anything
-            if isinstance(error, MemoryError) or "allocate memory" in str(error):
-                raise BadInput(
-                    f"{what} does not fit into memory ({in_a_line(error)}); fm.data.Streamed(dataset) reads it batch "
-                    "by batch, and arrays may be of numpy.memmap"
-                ) from error
-            raise BadInput(
-                f"{what} must be a pair (inputs, targets) of arrays, or (inputs, targets, subgroups), or a dictionary "
-                f"of arrays, or a Dataset of such items: {in_a_line(error)}"
-            ) from error
-        every = [*trees.named(inputs, "inputs"), *trees.named(targets, "targets")]
-        if any(tensor.layout != torch.strided for _, tensor in every):
-            raise BadInput(f"{what} holds sparse tensors; give dense ones")
-        if any(tensor.ndim == 0 for _, tensor in every) or len({len(tensor) for _, tensor in every}) > 1:
-            shapes = [f"{tuple(tensor.shape)} {name}" for name, tensor in every]
-            raise BadInput(f"{what}: {' and '.join(shapes[:-1])} do not match {shapes[-1]}")
-        if (count := len(every[0][1])) == 0:
-            raise BadInput(f"{what} is empty; give it samples, or leave the site out")
-        for name, tensor in every:
-            if name.startswith("targets") and tensor.is_complex():
-                raise BadInput(f"{what}: {name} are complex numbers; give real ones: torch.view_as_real(targets)")
-            if (bad := first_not_finite(tensor)) is not None:
-                raise BadInput(f"{what}: {name} of sample {bad} are not finite (NaN or infinite); clean the data first")
-        return Samples(inputs, trees.mapped(as_labels, targets), *_numbered(subgroups, count, what))
+        inputs, targets, subgroups = _read(source, what, target)
+        _check(inputs, targets, what)
+        return Samples(inputs, targets, *_numbered(subgroups, trees.length(inputs), what))
 
     def __len__(self) -> int:
         return trees.length(self.inputs)
+
+
+def _read(source: Any, what: str, target: Targets) -> tuple[Tree, Tree, Any]:
+    """Returns inputs, targets and subgroups of a set in memory."""
+    try:
+        return tensors_of(_collated(source, what) if has_items(source) else source, target, what)
+    except BadInput:
+        raise
+    except Exception as error:  # a user's Dataset may raise anything
+        if isinstance(error, MemoryError) or "allocate memory" in str(error):
+            raise BadInput(
+                f"{what} does not fit into memory ({in_a_line(error)}); fm.data.Streamed(dataset) reads it batch by "
+                "batch, and arrays may be of numpy.memmap"
+            ) from error
+        raise BadInput(
+            f"{what} must be a pair (inputs, targets) of arrays, or (inputs, targets, subgroups), or a dictionary of "
+            f"arrays, or a Dataset of such items: {in_a_line(error)}"
+        ) from error
+
+
+def _check(inputs: Tree, targets: Tree, what: str) -> None:
+    """Refuses samples that are empty, inconsistent, sparse or not finite."""
+    every = [*trees.named(inputs, "inputs"), *trees.named(targets, "targets")]
+    if any(tensor.layout != torch.strided for _, tensor in every):
+        raise BadInput(f"{what} holds sparse tensors; give dense ones")
+    if any(tensor.ndim == 0 for _, tensor in every) or len({len(tensor) for _, tensor in every}) > 1:
+        shapes = [f"{tuple(tensor.shape)} {name}" for name, tensor in every]
+        raise BadInput(f"{what}: {' and '.join(shapes[:-1])} do not match {shapes[-1]}")
+    if trees.length(inputs) == 0:
+        raise BadInput(f"{what} is empty; give it samples, or leave the site out")
+    for name, tensor in every:
+        if (bad := first_not_finite(tensor)) >= 0:
+            raise BadInput(f"{what}: {name} of sample {bad} are not finite (NaN or infinite); clean the data first")
 
 
 def _numbered(subgroups: Any, count: int, what: str) -> tuple[Tensor | None, tuple[str, ...]]:

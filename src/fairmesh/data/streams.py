@@ -20,7 +20,7 @@ import torch.multiprocessing  # tensors then travel between processes by shared 
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, Subset, default_collate
 
-from fairmesh.data.items import Targets, as_labels, as_tensors, divided, first_not_finite, has_items, with_tensors
+from fairmesh.data.items import Targets, first_not_finite, has_items, is_whole, tensors_of, with_tensors
 from fairmesh.errors import BadInput, LostProcess, in_a_line, listed
 from fairmesh.numerics import random_streams, trees
 from fairmesh.numerics.generators import GeneratorStates, seed_generators
@@ -138,18 +138,21 @@ class Stream:
     """
 
     def __init__(self, source: Streamed, what: str, target: Targets, asked: bool = True, rows: Tensor | None = None):
-        self.source, self.what, self.asked, self.rows, self._target = source, what, asked, rows, target
+        self.source, self.what, self.asked, self._target = source, what, asked, target
+        self.whole = rows is None
+        self.rows = torch.arange(len(source)) if rows is None else rows
         self._form: Any = None
         self.classes: tuple[int, int | None] | None = None  # labels lie below the first, or are the second
 
     def __len__(self) -> int:
-        return len(self.source) if self.rows is None else len(self.rows)
+        return len(self.rows)
+
+    def __bool__(self) -> bool:  # also without items: whether samples come from a stream
+        return True
 
     def take(self, rows: Tensor) -> "Stream":
         """Returns some of the items, by their numbers or by a mask."""
-        rows = rows.nonzero().flatten() if rows.dtype == torch.bool else rows.long()
-        rows = rows if self.rows is None else self.rows[rows]
-        some = Stream(self.source, self.what, self._target, self.asked, rows)
+        some = Stream(self.source, self.what, self._target, self.asked, self.rows[rows])
         some._form, some.classes = self._form, self.classes
         return some
 
@@ -159,7 +162,7 @@ class Stream:
         if len(self) == 0:
             raise BadInput(f"{self.what} is empty; give it samples, or leave the site out")
         key = repr(self._target)
-        if self.rows is None and key in self.source.seen:
+        if self.whole and key in self.source.seen:
             found, self._form = self.source.seen[key]
             return found
         found = self.read_here(self.seen_rows)
@@ -169,7 +172,7 @@ class Stream:
                 f"{self.what}: item {self._number(0)} is another one each time it is read, although the generators of "
                 "torch, numpy and Python are seeded before; draw from these, so that runs repeat"
             )
-        if self.rows is None:
+        if self.whole:
             self.source.seen[key] = found, self._form
         return found
 
@@ -189,9 +192,9 @@ class Stream:
         if known is None or not isinstance(self.seen[1], Tensor):
             return None
         labels = torch.as_tensor(known)
-        if labels.ndim != 1 or labels.is_floating_point() or labels.dtype == torch.bool:
+        if labels.ndim != 1 or not is_whole(labels):
             return None
-        labels = labels.long() if self.rows is None else labels.long()[self.rows]
+        labels = labels.long()[self.rows]
         for row, target in zip(self.seen_rows, self.seen[1].tolist()):
             if labels[row].item() != target and given is None:
                 return None  # the attribute is something else, such as labels before a transform
@@ -202,7 +205,7 @@ class Stream:
                 )
         return labels
 
-    def read_here(self, rows: Sequence[int], seeds: Sequence[int] | None = None) -> Pair:
+    def read_here(self, rows: Sequence[int], seeds: Sequence[int] = ()) -> Pair:
         """Reads items in this process, and leaves its generators as they are."""
         before = GeneratorStates.now()
         try:
@@ -210,12 +213,13 @@ class Stream:
         finally:
             before.restore()
 
-    def read(self, rows: Sequence[int], seeds: Sequence[int] | None = None) -> Pair:
+    def read(self, rows: Sequence[int], seeds: Sequence[int] = ()) -> Pair:
         """Returns inputs and targets of items.
 
         Args:
             rows: Which ones.
-            seeds: Of the generators, for each item, in [0, 2^32); None for seeds that depend on the item alone.
+            seeds: Of the generators, for each item, in [0, 2^32); none for seeds that depend on the item alone.
+                Default: ().
         """
         numbers = [self._number(row) for row in rows]
         seeds = seeds or [(number * 0x9E3779B1) & 0xFFFFFFFF for number in numbers]
@@ -235,7 +239,7 @@ class Stream:
 
     def _number(self, row: int) -> int:
         """Returns the number of an item in the Dataset."""
-        return row if self.rows is None else int(self.rows[row])
+        return int(self.rows[row])
 
     def named(self, rows: Sequence[int]) -> str:
         """Returns items of the set in words, for errors."""
@@ -244,9 +248,7 @@ class Stream:
     def _collated(self, items: list[Any], numbers: Sequence[int]) -> Pair:
         try:
             made = (self.source.collate or default_collate)(items)
-            inputs, targets, subgroups = divided(made, self._target, self.what)
-            inputs = as_tensors(inputs, f"{self.what}: inputs")
-            targets = trees.mapped(as_labels, as_tensors(targets, f"{self.what}: targets"))
+            inputs, targets, subgroups = tensors_of(made, self._target, self.what)
         except BadInput:
             raise
         except Exception as error:  # a user's function may raise anything
@@ -281,7 +283,7 @@ class Stream:
                 f"fm.data.Streamed(dataset, collate=...){_THEN_RESUME}"
             )
         for name, tensor in named:
-            if (bad := first_not_finite(tensor)) is not None:
+            if (bad := first_not_finite(tensor)) >= 0:
                 raise BadInput(
                     f"{self.what}: {name} of item {numbers[bad]} are not finite (NaN or infinite){_THEN_RESUME}"
                 )
@@ -318,7 +320,7 @@ class Held:
     def __init__(self, inputs: Tree, targets: Tree):
         self._inputs, self._targets = inputs, targets
 
-    def read(self, rows: Sequence[int], seeds: Sequence[int] | None = None) -> Pair:
+    def read(self, rows: Sequence[int], seeds: Sequence[int] = ()) -> Pair:
         """Returns inputs and targets of rows."""
         at = torch.tensor(rows)
         return trees.at(self._inputs, at), trees.at(self._targets, at)
@@ -331,7 +333,7 @@ class Held:
 
 
 Source = Stream | Held
-Part = tuple[int, list[int], list[int] | None]  # the number of a set, rows of it, and their seeds
+Part = tuple[int, list[int], list[int]]  # the number of a set, rows of it, and their seeds, if they have any
 
 
 def joined(pairs: Sequence[Pair]) -> Pair:

@@ -489,7 +489,7 @@ def _guessed_overlaps(problem: Problem, splits: Sequence[int]) -> tuple[float | 
     found: list[float | None] = []
     for of_site in zip(*(problem.of_split(split).sites for split in splits)):
         sets = [[one for one in (s.train, s.test, s.validation) if one is not None] for s in of_site]
-        here = all(one.here and one.stream is None and isinstance(one.targets, Tensor) for of in sets for one in of)
+        here = all(one.here and not one.stream and isinstance(one.targets, Tensor) for of in sets for one in of)
         if not here or any(s.rows is not None or s.test is None for s in of_site):
             found.append(None)
             continue
@@ -531,7 +531,7 @@ def _answers(problem: Problem, samples: Samples, models: Tensor, known: dict[int
         inputs, truth = (
             as_floats(trees.mapped(lambda part: part.to(models.device), tree), models.dtype) for tree in (given, true)
         )
-        if samples.stream is not None:
+        if samples.stream:
             equal.append(_numbers_of(given))
         outputs, each = answers(models, inputs, truth)
         losses.append(each.cpu().float())
@@ -559,7 +559,7 @@ def digest_of(samples: Samples) -> str:
     Args:
         samples: The rows.
     """
-    if samples.stream is not None:
+    if samples.stream:
         return fingerprint(samples)[:16]
     hasher = hashlib.sha256()
     for name, tensor in samples.named_tensors()[: None if samples.subgroups is None else -1]:
@@ -570,8 +570,8 @@ def digest_of(samples: Samples) -> str:
 
 def _numbered(samples: Samples) -> Tensor:
     """Returns a number for each row that is equal for equal inputs, or for the same items of a stream."""
-    if samples.stream is not None:
-        return torch.arange(len(samples)) if samples.stream.rows is None else samples.stream.rows
+    if samples.stream:
+        return samples.stream.rows
     return _numbers_of(samples.inputs)
 
 

@@ -309,7 +309,7 @@ class CrossFit:
 
 def refuse_streams(sets: Sequence[Samples], what: str) -> None:
     """Raises BadInput if samples are not in memory, for what needs all of them there."""
-    if any(samples.stream is not None for samples in sets):
+    if any(samples.stream for samples in sets):
         raise BadInput(
             f"{what} need samples in memory, but these are read from a Dataset when a batch needs them; give arrays, "
             "also of numpy.memmap, or keep parts of the model at each site"

@@ -126,11 +126,11 @@ def check_samples(problem: "Problem", samples: Samples, what: str, judges: bool)
         return
     classes, ignored = problem.label_range
     labels, dense = samples.targets, problem.task == "masks"
-    if samples.stream is not None:
+    if samples.stream:
         samples.stream.classes = classes, ignored  # by which other items are checked when they are read
         labels = samples.seen.targets if dense or samples.labels is None else samples.labels
     lowest, highest, known = _range_of(labels, ignored)
-    if dense and not known and not judges and samples.stream is None:
+    if dense and not known and not judges and not samples.stream:
         raise BadInput(
             f"{what}: all targets of its {len(labels)} samples are {ignored}, which the loss ignores; label some, or "
             "leave the site out"

@@ -80,7 +80,7 @@ class Evaluator:
             answering(one.flat_model.to(self._device, dtype), one.loss, one.at_once(self._device))
             for one in self._problems
         ]
-        stream = any(samples.stream is not None for samples in self._sets)
+        stream = any(samples.stream for samples in self._sets)
         # Whether rows can be judged by several sets in one pass, and whether by sets of several splits.
         self._stacks = not stream and all(
             one.at_once(self._device) is None and not one.metrics_by_name for one in self._problems
@@ -325,7 +325,7 @@ def support(problem: Problem, split: Literal["test", "validation", "train"]) -> 
         entry: dict[str, Any] = {"n": len(samples)}
         if problem.classes:
             entry |= {} if (counts := samples.class_counts(problem.classes)) is None else {"classes": counts}
-        elif problem.task == "multi-label" and samples.stream is None:
+        elif problem.task == "multi-label" and not samples.stream:
             entry["classes"] = (samples.targets > 0.5).sum(dim=0).tolist()
         found.append(entry)
     return {i: found[k] for i, k in enumerate(of_site) if k >= 0}

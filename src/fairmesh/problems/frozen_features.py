@@ -140,8 +140,8 @@ def _place_of(encoder: nn.Module) -> tuple[torch.device, torch.dtype]:
 
 def _features(encoder: nn.Module, samples: Samples, what: str, of_encoder: str, folder: Path, batch: int) -> Any:
     """Returns a set of samples with features as inputs: those of its file, or those that are computed now."""
-    rows, streamed = SampleRows([samples], torch.device("cpu")), samples.stream is not None
-    if samples.stream is not None:
+    rows, streamed = SampleRows([samples], torch.device("cpu")), bool(samples.stream)
+    if samples.stream:
         few = samples.stream.seen_rows[:2]
         first, again = (trees.leaves(samples.stream.read_here(few, [seed] * len(few))[0]) for seed in (1, 2))
         if not all(map(torch.equal, first, again)):
@@ -235,7 +235,7 @@ def _encoded(encoder: nn.Module, inputs: Tree, what: str, start: int) -> Tree:
         raise BadInput(f"the encoder cannot compute the {what}: {in_a_line(error)}{smaller}") from error
     features = _as_tree(returned, trees.length(inputs))
     for _, tensor in trees.named(features, ""):
-        if (row := first_not_finite(tensor)) is not None:
+        if (row := first_not_finite(tensor)) >= 0:
             raise BadInput(
                 f"the features of {what}, row {start + row}, are not finite (NaN or infinite); look at this row, and "
                 "at the weights of the encoder"

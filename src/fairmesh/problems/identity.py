@@ -62,9 +62,8 @@ def fingerprint(samples: Samples) -> str:
     """Returns a fingerprint of a set of samples. That of a stream covers its length, the numbers of its rows, and the
     items that are read at the start."""
     parts: list[Any] = []
-    if samples.stream is not None:
-        rows = samples.stream.rows
-        parts += [f"{len(samples)} streamed", "" if rows is None else rows]
+    if samples.stream:
+        parts += [f"{len(samples)} streamed", "" if samples.stream.whole else samples.stream.rows]
         samples = samples.seen
     if samples.subgroups is not None:
         parts.append(samples.subgroup_names)

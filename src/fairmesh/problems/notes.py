@@ -33,7 +33,7 @@ def on_data(problem: "Problem", home: torch.device, device: torch.device) -> str
     """
     sets = [split.sites[i].train for split in problem.every_split for i in problem.here]
     size = sum(samples.nbytes for samples in sets) / 2.0**30
-    data, streams = f"training data ({size:.2f} GiB)", [one.stream for one in sets if one.stream is not None]
+    data, streams = f"training data ({size:.2f} GiB)", [one.stream for one in sets if one.stream]
     if streams:
         asked = all(stream.asked for stream in streams)
         why = "as asked for" if asked else f"since a Dataset of more than {HELD_UP_TO >> 30} GiB is not held in memory"

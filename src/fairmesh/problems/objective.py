@@ -218,7 +218,7 @@ def held_out_last(samples: Samples, site: int, count: int) -> Tensor:
     rows = len(samples)
     key = random_streams.keys(torch.tensor([site]), "held-out rows", 0, torch.tensor([0]))
     order = random_streams.bits(key, rows).flatten().argsort(stable=True)
-    targets = samples.labels if samples.stream is not None else trees.leaves(samples.targets)[0].reshape(rows, -1)[:, 0]
+    targets = samples.labels if samples.stream else trees.leaves(samples.targets)[0].reshape(rows, -1)[:, 0]
     if samples.subgroups is not None:
         order = order[samples.subgroups[order].argsort(stable=True)]
     if targets is not None:  # they are if a stream does not know its labels

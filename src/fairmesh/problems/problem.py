@@ -221,9 +221,7 @@ class Problem(Learning, metaclass=_ShortHelp):
             )
         if self.loss.is_balanced:
             trained = [(site.name, site.train) for site in self.sites]
-            unknown = [
-                name for name, rows in trained if not rows.here or (rows.stream is not None and rows.labels is None)
-            ]
+            unknown = [name for name, rows in trained if not rows.here or (rows.stream and rows.labels is None)]
             if unknown:
                 raise BadInput(
                     f'loss: class_weights = "balanced" needs all labels, but those of {unknown[0]} are not known here; '

@@ -71,7 +71,7 @@ class SiteData(Dataset):
         return self._copied(self._samples.targets)
 
     def _refuse_stream(self) -> None:
-        if self._samples.stream is not None:
+        if self._samples.stream:
             raise BadInput("these samples are streamed, so they are not in memory; read them with a DataLoader")
 
 

@@ -114,7 +114,7 @@ def footprint(
 def _streamed_bytes(sets: Sequence[Samples], samples: int, calls: int, sampling: Sampling) -> int:
     """Returns the bytes of one node's batches that are read from streams: that of the round, a copy, and those of the
     next rounds. 0 if all sets are in memory."""
-    sources = [one.stream.source for one in sets if one.stream is not None]
+    sources = [one.stream.source for one in sets if one.stream]
     if not sources:
         return 0
     rounds = 2 + max(source.prefetch if source.workers else 0 for source in sources)

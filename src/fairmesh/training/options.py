@@ -147,7 +147,7 @@ def home_of_data(problem: Problem, device: torch.device) -> torch.device:
     if device.type == "cpu":
         return device
     held = [split.sites[i].train for split in problem.every_split for i in problem.here]
-    if any(samples.stream is not None for samples in held):
+    if any(samples.stream for samples in held):
         return torch.device("cpu")
     size = sum(samples.nbytes for samples in held)
     free, _ = torch.cuda.mem_get_info(device)

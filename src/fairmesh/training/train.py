@@ -294,7 +294,7 @@ def _announce_choices(plan: Plan, memory: str, announce: Callable[[str], None] |
     elif plan.network.process_group.is_leader:
         if switched_off:
             warnings.warn(switched_off, UserWarning, stacklevel=3)
-        streamed = any(problem.sites[i].train.stream is not None for i in problem.here)
+        streamed = any(problem.sites[i].train.stream for i in problem.here)
         for line in filter(None, (*special, data if streamed else None)):
             _log_once(line)
 

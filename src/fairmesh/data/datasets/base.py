@@ -240,7 +240,7 @@ class Corrupted(Data):
             raise BadInput(f"corrupted names site {max(self.corrupted)}, but there are {len(made)}, numbered from 0")
         samples = [Samples.of(site.train, f"site {i} ({site.name or 'unnamed'})") for i, site in enumerate(made)]
         for i in self.corrupted:
-            if samples[i].stream is not None:
+            if samples[i].stream:
                 raise BadInput(f"site {i} is read from a Dataset that is not in memory, which cannot be corrupted")
             inputs, targets = samples[i].inputs, samples[i].targets
             if self.how == "inputs":
