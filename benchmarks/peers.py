@@ -107,7 +107,7 @@ def _exchange(folder: Path, mesh: Mesh, name: str, parameters: int, steps: int, 
     torch.set_num_threads(1)
     given = Credentials(*((folder / file).read_bytes() for file in (f"{name}.key", f"{name}.pem", "authority.pem")))
     neighbours = [
-        Neighbour(other, mesh.position(other), mesh.member(other).address if mesh.dials(name, other) else None)
+        Neighbour(other, mesh.position(other), mesh.member(other).address if mesh.dials(name, other) else "")
         for other in mesh.neighbours(name)
     ]
     positions = [one.position for one in neighbours]

@@ -13,6 +13,6 @@ def mesh() -> Mesh:
         (
             Member("alpha", "alpha.example:7700", ("beta", "gamma")),
             Member("beta", "10.0.0.2:7700", ("alpha", "gamma")),
-            Member("gamma", None, ("alpha", "beta")),
+            Member("gamma", "", ("alpha", "beta")),
         ),
     )

@@ -73,7 +73,7 @@ def provisioned(folder: Path, experiment: Path, names: Sequence[str], listening:
     """A mesh's folder with a folder for each site, as `fairmesh mesh init | key | sign | show --approve` leave them."""
     ports = dict(zip(names, free_ports(len(names))))
     listening = names if listening is None else listening
-    addresses = {name: f"127.0.0.1:{ports[name]}" if name in listening else None for name in names}
+    addresses = {name: f"127.0.0.1:{ports[name]}" if name in listening else "" for name in names}
     mesh = founded(load_experiment(experiment), "test-mesh", addresses)
     founder = folder / "mesh"
     founder.mkdir(parents=True)

@@ -64,7 +64,7 @@ def run(folder: Path, own: int, cases: Sequence[str]) -> None:
     site, mesh = folder / name, Mesh.read(folder / name / "mesh.toml")
     texts = Credentials(*((site / file).read_bytes() for file in (f"{name}.key", f"{name}.pem", "authority.pem")))
     neighbours = [
-        Neighbour(other, mesh.position(other), mesh.member(other).address if mesh.dials(name, other) else None)
+        Neighbour(other, mesh.position(other), mesh.member(other).address if mesh.dials(name, other) else "")
         for other in mesh.neighbours(name)
     ]
     positions = [one.position for one in neighbours]

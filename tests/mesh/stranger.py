@@ -35,7 +35,7 @@ def apart(folder: Path, work: Callable[[], Any], seconds: float = 30) -> Any:
 def certified(folder: Path, name: str, founder: Path, days: float = 30) -> Path:
     """Makes a folder with a key, its certificate, and the certificate of the authority that signed it."""
     mesh = Mesh.read(founder / "mesh.toml")
-    known = mesh if name in mesh.names else Mesh(mesh.name, (Member(name, None, ("x",)), Member("x", "x:1", (name,))))
+    known = mesh if name in mesh.names else Mesh(mesh.name, (Member(name, "", ("x",)), Member("x", "x:1", (name,))))
     folder.mkdir()
     _, request = make_key(folder, name)
     (folder / f"{name}.pem").write_bytes(sign(request.read_bytes(), founder, known, days))

@@ -139,14 +139,14 @@ def door(tmp_path):
     """The streams of beta, whose neighbour alpha dials it: how alpha speaks to it, and beta's mailroom."""
     sites = provisioned(tmp_path)
     address = f"127.0.0.1:{free_ports(1)[0]}"
-    mesh = Mesh("test", (Member("alpha", None, ("beta",)), Member("beta", address, ("alpha",))))
+    mesh = Mesh("test", (Member("alpha", "", ("beta",)), Member("beta", address, ("alpha",))))
     texts = sites["beta"]
     bulletin = Bulletin("beta", texts.key, texts.certificate, texts.authority, mesh.names)
     mailroom = Mailroom([0], journal := Journal(tmp_path / "journal"), 0, lambda point, step: None)
     mailroom.rounds = range(100)
     logged = []
     here = Links(
-        [Neighbour("alpha", 0, None)], texts, address, mailroom, bulletin, lambda: {"site": "beta"},
+        [Neighbour("alpha", 0, "")], texts, address, mailroom, bulletin, lambda: {"site": "beta"},
         lambda name, table: True, lambda level, what, **fields: logged.append((level, fields.get("reason", ""))), 1000,
         lambda point, step: None,
     )  # fmt: skip

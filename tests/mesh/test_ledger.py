@@ -313,7 +313,7 @@ def test_two_cannot_remove_two_and_the_command_says_so(sites):
     sites.tell(*"ab")
     for name in "ab":
         sites.act(name)
-    assert sites.boards["a"].of("a", "commit") is None
+    assert sites.boards["a"].of("a", "commit") == {}
 
 
 def test_lied_round_is_refused_and_its_teller_named(sites):

@@ -371,7 +371,7 @@ def test_file_that_the_toml_names_in_disguise_is_refused_by_the_founder(tmp_path
     path = written(tmp_path, FILES | {"other.py": "def loss(o, t):\n    return o.sum()\n", "trial.toml": escaped})
     (tmp_path / "out").mkdir()
     mesh = founded(
-        loaded(tmp_path, {"experiment.toml": b'data = "digits"'}, {}), "m", {"a": "h:1", "b": "h:2", "c": None}
+        loaded(tmp_path, {"experiment.toml": b'data = "digits"'}, {}), "m", {"a": "h:1", "b": "h:2", "c": ""}
     )
     with refused("loss", "other.py", "manifest"):
         hand_out(path, mesh, tmp_path / "out", 1)

@@ -69,7 +69,7 @@ class Half:
     def of(self, site, kind):
         if self._own not in self._board.lost:
             self._heard = dict(self._board.said)
-        return self._heard.get(site)
+        return self._heard.get(site, {})
 
 
 class Site:

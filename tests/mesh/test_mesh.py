@@ -39,7 +39,7 @@ def meshes(draw) -> Mesh:
     hidden = draw(st.none() | st.integers(0, n - 1))
     around = [{b for a, b in edges if a == i} | {a for a, b in edges if b == i} for i in range(n)]
     ports = [draw(st.integers(1, 65535)) for _ in range(n)]
-    addresses = [None if i == hidden else f"h{i}.example:{ports[i]}" for i in range(n)]
+    addresses = ["" if i == hidden else f"h{i}.example:{ports[i]}" for i in range(n)]
     members = [Member(names[i], addresses[i], tuple(names[j] for j in around[i])) for i in range(n)]
     mesh = Mesh(draw(st.sampled_from(["trial", "a", "x-1"])), tuple(members))
     leaf = next((m.name for m in mesh.members if len(m.neighbours) == 1), None)
@@ -59,7 +59,7 @@ def test_edges_are_dialled_by_exactly_one_end(made):
         for other in made.neighbours(member.name):
             assert made.dials(member.name, other) != made.dials(other, member.name)
             answering = other if made.dials(member.name, other) else member.name
-            assert made.member(answering).address is not None
+            assert made.member(answering).address
     assert 2 * len(made.edges) == sum(len(made.neighbours(m.name)) for m in made.present)
 
 
@@ -160,7 +160,7 @@ def test_site_file_names_files_beside_it(tmp_path):
     assert read.certificate == tmp_path / "alpha.pem"
     assert str(read.authority) == "/etc/authority.pem"
     assert (read.mesh, read.state) == (tmp_path / "mesh.toml", tmp_path / "state")
-    assert (read.listen, read.data) == (None, None)
+    assert (read.listen, read.data) == ("", "")
 
 
 def test_site_file_written_and_read_is_the_same_and_never_written_over(tmp_path):

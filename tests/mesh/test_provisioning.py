@@ -289,7 +289,7 @@ def test_sites_folder_is_complete_and_may_be_moved(sites, cli):
 def test_site_listens_on_its_port_or_not_at_all(sites):
     port = Mesh.read(sites / "mesh" / "mesh.toml").members[0].address.rpartition(":")[2]
     assert SiteFile.read(sites / "alpha" / "site.toml").listen == f"0.0.0.0:{port}"
-    assert SiteFile.read(sites / "gamma" / "site.toml").listen is None
+    assert SiteFile.read(sites / "gamma" / "site.toml").listen == ""
 
 
 def test_key_for_a_stranger_or_made_twice_is_refused(sites, cli):

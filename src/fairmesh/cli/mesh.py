@@ -90,7 +90,7 @@ def init(
     edges = [{"dials": a, "answers": b} for a, b in made.edges]
     facts = {"mesh": made.name, "sites": list(made.names), "edges": edges, "allow": needed}
     if not json_:
-        show_table([["site", "dials", "at"], *([a, b, made.member(b).address or ""] for a, b in made.edges)])
+        show_table([["site", "dials", "at"], *([a, b, made.member(b).address] for a, b in made.edges)])
     _answer(
         json_,
         facts | signed | {"authority": shown, "folder": str(out)},
@@ -107,15 +107,15 @@ def init(
     )
 
 
-def _addresses(options: Sequence[str]) -> dict[str, str | None]:
-    addresses: dict[str, str | None] = {}
+def _addresses(options: Sequence[str]) -> dict[str, str]:
+    addresses: dict[str, str] = {}
     for option in options:
         name, separator, address = option.partition("=")
         if name in addresses:
             raise BadInput(f"--site {option}: there is a site {name} already; names must differ")
         if separator and not address:
             raise BadInput(f"--site {option}: write name=host:port, or only the name for a site that only dials")
-        addresses[name] = address if separator else None
+        addresses[name] = address
     return addresses
 
 
@@ -172,7 +172,7 @@ def key(
 
     joined = Mesh.read(mesh_file)
     address = joined.member(name).address
-    listen = f"0.0.0.0:{host_and_port(address, name)[1]}" if address else None  # on all interfaces
+    listen = f"0.0.0.0:{host_and_port(address, name)[1]}" if address else ""  # on all interfaces
     source, folder = mesh_file.parent, out or Path(name)
     authority = read_handed_out(source / AUTHORITY)
     data = {"data": OF_THE_EXPERIMENT} if trial else {}
@@ -196,7 +196,7 @@ def key(
     accepted = f"neighbours could read training rows; {folder / SITE} says why, and how to accept it: {ALLOW}"
     _answer(
         json_,
-        facts | {"authority": authority_print, "listen": listen, "revealing": reasons},
+        facts | {"authority": authority_print, "listen": listen or None, "revealing": reasons},
         f"{folder} is ready except for its certificate; keep {name}.key there and secret",
         f"1. send {request} to the mesh's founder, and read its fingerprint out to them: {own_print}",
         f"2. let the founder read out the authority's fingerprint; it must be: {authority_print}",

@@ -110,7 +110,7 @@ def checks(path: Path) -> Iterator[Check]:
         yield from _tried("state", lambda: is_finished(site_file.state, handout.manifest), good=done)
     if mesh:
         yield from _tried("listening", lambda: _listening(site_file, mesh))
-    mine = None
+    mine: dict[str, Any] = {}
     if mesh and handout and experiment:
         yield from _data_checks(site_file, experiment, mesh)
         mine = greeting(site_file.name, agreed(experiment), mesh, handout.manifest.files)
@@ -122,10 +122,8 @@ def checks(path: Path) -> Iterator[Check]:
 
 def privacy_checks(site_file: SiteFile) -> Iterator[Check]:
     """Yields whether others on this machine can read the secret of the draws, or the state."""
-    for what, path, mode in (
-        ("secret of the draws", secret_of(site_file.key), 600),
-        ("state folder", site_file.state, 700),
-    ):
+    private = {"secret of the draws": (secret_of(site_file.key), 600), "state folder": (site_file.state, 700)}
+    for what, (path, mode) in private.items():
         if path.exists() and open_to_others(path):
             yield Check(what, False, f"{path} can be read by others on this machine", f"chmod {mode} {path}")
         elif path.exists():
@@ -160,9 +158,9 @@ def _valid_for(certificate: bytes, if_soon: str) -> str:
 
 def _listening(site_file: SiteFile, mesh: Mesh) -> str:
     """Checks that this site can listen where others dial it: the port is free, or this site's own node uses it."""
-    address, listen = mesh.member(site_file.name).address or "", site_file.listen
+    address, listen = mesh.member(site_file.name).address, site_file.listen
     dialled_by = [name for name in mesh.neighbours(site_file.name) if mesh.dials(name, site_file.name)]
-    if listen is None:
+    if not listen:
         if not dialled_by:
             return "not needed: this site dials all its neighbours"
         raise _Wrong(
@@ -256,32 +254,29 @@ def disk_checks(site_file: SiteFile, own: Site) -> Iterator[Check]:
     folder = next(parent for parent in (site_file.state, *site_file.state.absolute().parents) if parent.exists())
     used = sum(path.stat().st_size for path in site_file.state.rglob("*") if path.is_file())
     free = shutil.disk_usage(folder).free + used
+    work = f", and what the training function makes of a round {_gigabytes(needed.work)}, if it keeps as much as Adam"
     said = (
         f"the run takes at most {_gigabytes(needed.at_most)} in {site_file.state} and leaves "
         f"{_gigabytes(needed.at_the_end)} at most; a checkpoint has at most {_gigabytes(needed.checkpoint)}, the "
-        f"model {_gigabytes(needed.model)}"
+        f"model {_gigabytes(needed.model)}{work if needed.work else ''}"
     )
-    if needed.work:
-        said += (
-            f", and what the training function makes of a round {_gigabytes(needed.work)}, if it keeps as much as Adam"
-        )
-    enough = free >= needed.at_most
-    advice = f"free some space, or set state in {site_file.path.name} to a folder on another disk"
-    yield Check(
-        "disk", enough, said if enough else f"{said}; only {_gigabytes(free)} are there", "" if enough else advice
-    )
+    if free >= needed.at_most:
+        yield Check("disk", True, said)
+    else:
+        advice = f"free some space, or set state in {site_file.path.name} to a folder on another disk"
+        yield Check("disk", False, f"{said}; only {_gigabytes(free)} are there", advice)
 
 
 def _gigabytes(count: int) -> str:
     return f"{count / 1e9:.2f} GB" if count >= 1e8 else f"{count / 1e6:.2f} MB"
 
 
-def _dials_us(site_file: SiteFile, mesh: Mesh, other: str, mine: Mapping[str, Any] | None) -> str:
+def _dials_us(site_file: SiteFile, mesh: Mesh, other: str, mine: Mapping[str, Any]) -> str:
     """Checks whether a neighbour that dials this site is connected to its node, if that is running."""
-    status: dict[str, Any] = {"running": False}
+    status: dict[str, Any] = {}
     with suppress(BadInput):  # the node was never started
         status = live_status(site_file.state)
-    if not status["running"]:
+    if not status.get("running"):
         return "dials this site; not checked, since this site's node is not running"
     if status.get("edges", {}).get(other, {}).get("connected"):
         return "dials this site, and is connected to its node"
@@ -291,13 +286,12 @@ def _dials_us(site_file: SiteFile, mesh: Mesh, other: str, mine: Mapping[str, An
     )
 
 
-def _asked(site_file: SiteFile, mesh: Mesh, other: str, mine: Mapping[str, Any] | None) -> str:
+def _asked(site_file: SiteFile, mesh: Mesh, other: str, mine: Mapping[str, Any]) -> str:
     """Connects to a neighbour as the node does, and compares both greetings, if this site has one. The greeting is
     marked as a check, which changes nothing at the neighbour."""
-    address = mesh.member(other).address or ""
+    address = mesh.member(other).address
     try:
-        first, at, certificate, refusal = asyncio.run(_exchange(address, other, _context(site_file), mine))
-        said = "" if mine is None else _compared(mine, other, first, at, refusal)
+        certificate, said = asyncio.run(_exchange(address, other, _context(site_file), mine))
     except _Wrong as wrong:
         raise _Wrong(f"{address}: {wrong}", wrong.advice) from None
     except CannotConnect as error:
@@ -341,37 +335,35 @@ def _who_answers(site_file: SiteFile, address: str) -> str:
         return ""
 
 
-async def _exchange(
-    address: str, other: str, context: ssl.SSLContext, mine: Mapping[str, Any] | None
-) -> tuple[bytes, float, bytes, str]:
-    """Returns a neighbour's greeting and when it came, its certificate, and why it refuses this site's greeting."""
+async def _exchange(address: str, other: str, context: ssl.SSLContext, mine: Mapping[str, Any]) -> tuple[bytes, str]:
+    """Exchanges greetings with a neighbour, if this site has one. Returns its certificate, and what to say about the
+    comparison of both greetings."""
     async with dialled(address, other, context, 0) as connection, asyncio.timeout(_WAIT_S):
-        if mine is not None:
+        if mine:
             await connection.send(hello({**mine, "check": True, "holds": [0, 0], "clock": time.time()}))
         first = await connection.receive()
-        at = time.time()
+        at, certificate = time.time(), connection.peer_certificate()
         if first is None:
             raise Refused("it closed the connection without a greeting")
-        if refusal := _refusal_in(first):
-            raise Refused(refusal)
-        last = None if mine is None else await connection.receive()
-        certificate = ssl.DER_cert_to_PEM_cert(connection.peer_certificate()).encode()
-        return first, at, certificate, _refusal_in(last)
+        _raise_refusal(first)
+        if not mine:
+            return certificate, ""
+        try:
+            theirs = read_hello(first)
+            refuse_unlike(mine, other, theirs)
+            _raise_refusal(await connection.receive())
+        except Refused as error:
+            raise _Wrong(error, f"agree with {other} on which of the two is right") from None
+        return certificate, _compared(mine, other, theirs, at)
 
 
-def _refusal_in(frame: bytes | None) -> str:
-    return f"it refuses: {read_frame(frame).reason()}" if frame and frame[0] in REFUSALS else ""
+def _raise_refusal(frame: bytes | None) -> None:
+    if frame and frame[0] in REFUSALS:
+        raise Refused(f"it refuses: {read_frame(frame).reason()}")
 
 
-def _compared(mine: Mapping[str, Any], other: str, first: bytes, at: float, refusal: str) -> str:
-    """Compares both greetings; returns what to say if they agree."""
-    try:
-        theirs = read_hello(first)
-        refuse_unlike(mine, other, theirs)
-        if refusal:
-            raise Refused(refusal)
-    except Refused as error:
-        raise _Wrong(error, f"agree with {other} on which of the two is right") from None
+def _compared(mine: Mapping[str, Any], other: str, theirs: Mapping[str, Any], at: float) -> str:
+    """Compares clocks and generations in both greetings; returns what to say if they agree."""
     apart = seconds_ahead(theirs, at)
     if abs(apart) > APART_S:
         raise _Wrong(f"its clock is {apart_in_words(apart)}", "set the one that is wrong")

@@ -1,9 +1,11 @@
-"""Writes files atomically."""
+"""Writes files atomically, and files that belong to their owner alone."""
 
+import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from fairmesh.errors import BadInput
 
@@ -67,6 +69,25 @@ def private_files() -> Iterator[None]:
         yield
     finally:
         os.umask(before)
+
+
+def read_record(path: Path) -> dict[str, Any]:
+    """Returns the table that a person or a node has recorded in a file; an empty one if there is no file."""
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(record, dict):
+            raise ValueError("it is not a table")
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise BadInput(f"cannot read {path}: {error}; restore it from a backup") from error
+    return record
+
+
+def write_record(path: Path, record: Mapping[str, Any]) -> None:
+    """Writes a table for `read_record` to a file that only its owner can read."""
+    with private_files():
+        write_atomically(path, json.dumps(record, indent=1).encode())
 
 
 def sync_folder(folder: Path) -> None:

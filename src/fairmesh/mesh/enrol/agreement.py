@@ -79,7 +79,7 @@ def own_site(site_file: SiteFile, experiment: Experiment, mesh: Mesh) -> Site:
     """Returns the data of this site alone, under its name in the mesh. Relative paths start at the site file's folder,
     wherever the command runs."""
     position = mesh.position(site_file.name)
-    if site_file.data is None:
+    if not site_file.data:
         raise BadInput(
             f"{site_file.path} names no data; add data = 'file.py:function' or a table such as [data] name = 'table', "
             f"file = 'patients.csv', or data = '{OF_THE_EXPERIMENT}' for a trial with the experiment's data"

@@ -19,7 +19,7 @@ from fairmesh.errors import BadInput, in_a_line
 from fairmesh.mesh.enrol.manifest import EXPERIMENT, Handout, handed_out, loaded, python_files, table_of
 from fairmesh.mesh.enrol.revealing import refuse_revealing
 from fairmesh.mesh.enrol.roster import Mesh, SiteFile
-from fairmesh.storage.files import private_files, read_bytes, write_atomically
+from fairmesh.storage.files import read_bytes, write_record
 
 if TYPE_CHECKING:
     from fairmesh.experiment import Experiment
@@ -68,8 +68,7 @@ def approve(site: SiteFile, handout: Handout) -> None:
             f"from the mesh's founder, or delete {_file(site)} if an older one is meant"
         )
     record = {"manifest": manifest.digest(), "authority": manifest.authority, "signed": manifest.signed}
-    with private_files():
-        write_atomically(_file(site), json.dumps(record | {"approved": int(time.time())}, indent=1).encode())
+    write_record(_file(site), record | {"approved": int(time.time())})
 
 
 def refuse_unapproved(site: SiteFile, handout: Handout) -> dict[str, Any]:

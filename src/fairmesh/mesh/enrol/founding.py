@@ -18,7 +18,7 @@ from fairmesh.problems.problem import Sampling
 from fairmesh.topology.mixing import union_of
 
 
-def founded(experiment: Experiment, name: str, addresses: Mapping[str, str | None]) -> Mesh:
+def founded(experiment: Experiment, name: str, addresses: Mapping[str, str]) -> Mesh:
     """Returns the first generation of a mesh: the experiment's graph over these sites, in this order."""
     refuse_undeployable(experiment)
     sites = list(addresses)

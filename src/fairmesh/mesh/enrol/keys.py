@@ -10,7 +10,6 @@ with `fairmesh mesh trust`; from then on the old key is refused.
 """
 
 import csv
-import json
 import os
 import re
 import threading
@@ -21,7 +20,7 @@ from typing import Any
 
 from fairmesh.errors import BadInput
 from fairmesh.mesh.enrol.certificates import fingerprint, serial_of, valid_until
-from fairmesh.storage.files import private_files, private_folder, write_atomically
+from fairmesh.storage.files import private_folder, read_record, write_record
 
 LEDGER = "ledger.tsv"
 _COLUMNS = ("signed", "site", "fingerprint", "serial", "valid until")
@@ -77,22 +76,8 @@ def trust(state: Path, site: str, text: str) -> str:
         )
     shown = " ".join(digits[i : i + 4] for i in range(0, 24, 4))
     private_folder(state)
-    with private_files():
-        write_atomically(state / _TRUSTED, json.dumps(read_record(state / _TRUSTED) | {site: shown}, indent=1).encode())
+    write_record(state / _TRUSTED, read_record(state / _TRUSTED) | {site: shown})
     return shown
-
-
-def read_record(path: Path) -> dict[str, Any]:
-    """Returns what a person or the node has recorded in a file of the state folder; nothing if there is no file."""
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(found, dict):
-            raise ValueError("it is not a table")
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError) as error:
-        raise BadInput(f"cannot read {path}: {error}; restore it from a backup") from error
-    return found
 
 
 class KnownKeys:
@@ -103,8 +88,8 @@ class KnownKeys:
         self._keys: dict[str, dict[str, Any]] = read_record(state / _KEYS)
         self._unconfirmed: dict[str, str] = {}  # the fingerprint of a key that was refused, by site
 
-    def refusal(self, site: str, certificate: bytes) -> str | None:
-        """Returns why a certificate of a site cannot be accepted, or None. It must be one that the authority signed."""
+    def refusal(self, site: str, certificate: bytes) -> str:
+        """Returns why a certificate of a site cannot be accepted, or "". It must be one that the authority signed."""
         shown, serial = fingerprint(certificate), f"{serial_of(certificate):x}"
         with self._lock:
             known = self._keys.get(site)
@@ -118,12 +103,12 @@ class KnownKeys:
             elif known and serial != known["serial"]:
                 self._report("info", "a site has a new certificate for the same key", site=site, fingerprint=shown)
             elif known:
-                return None
+                return ""
             retired = known["retired"] if known else []
             self._keys[site] = {"fingerprint": shown, "serial": serial, "retired": retired}
             self._unconfirmed.pop(site, None)
-            write_atomically(self._state / _KEYS, json.dumps(self._keys, indent=1).encode())
-        return None
+            write_record(self._state / _KEYS, self._keys)
+        return ""
 
     def _refused(self, site: str, shown: str) -> str:
         reason = (

@@ -245,7 +245,7 @@ def collected(experiment: Path) -> dict[str, bytes]:
 def seal(folder: Path, mesh: Mesh, files: Sequence[str], now: float | None = None) -> Manifest:
     """Signs, in the founder's folder, what is handed out to the sites of this mesh, and writes manifest.json."""
     digests = {name: hashlib.sha256(read_bytes(folder / name)).hexdigest() for name in files}
-    members = tuple(replace(member, address=None) for member in mesh.members)
+    members = tuple(replace(member, address="") for member in mesh.members)
     signed = int(time.time() if now is None else now)
     manifest = Manifest(mesh.name, public_digest(read_bytes(folder / AUTHORITY)), signed, members, digests)
     signature = signed_by_founder(folder, manifest.content())

@@ -75,9 +75,9 @@ def sent(algorithm: Algorithm | None, name: str) -> tuple[str, ...]:
         algorithm: The algorithm, or None if only the experiment's own code knows it.
         name: Its name.
     """
-    if algorithm is not None and algorithm.needs_server:
+    if algorithm and algorithm.needs_server:
         return ("nothing: this algorithm needs a server, and a node refuses it",)
-    parts = None if algorithm is None else algorithm.message()
+    parts = algorithm and algorithm.message()
     if parts is None:
         return (f"what the algorithm {name} sends, which only the experiment's own code knows",)
     if not parts:
@@ -132,7 +132,7 @@ def overview(site: SiteFile, mesh: Mesh, handout: Handout) -> dict[str, Any]:
             "to_restore_a_neighbour": _TO_RESTORE,
         },
         "to": {
-            "neighbours": {name: mesh.member(name).address for name in mesh.neighbours(site.name)},
+            "neighbours": {name: mesh.member(name).address or None for name in mesh.neighbours(site.name)},
             "all_sites": [member.name for member in mesh.present if member.name != site.name],
         },
         "until": {"rounds": table.get("rounds", ROUNDS), "certificate": _certificate_end(site)},
@@ -150,7 +150,7 @@ def _named(value: Any, default: str) -> tuple[str, dict[str, Any]]:
 
 def _data(site: SiteFile, table: Mapping[str, Any]) -> dict[str, Any]:
     """Returns which data are used, and the digests of this site's own Python files that read them."""
-    if site.data is None:
+    if not site.data:
         return {"from": site.path.name, "data": "not named yet, so that a node refuses to start", "files": {}}
     if site.data == OF_THE_EXPERIMENT:
         return {"from": "experiment.toml", "data": table.get("data"), "files": {}}

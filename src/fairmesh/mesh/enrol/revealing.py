@@ -33,9 +33,9 @@ def revealing(table: Mapping[str, Any]) -> list[str]:
     """Returns why messages of an experiment would show training rows to neighbours, with what to do; nothing if they
     would not, as far as was measured."""
     algorithm = algorithm_of(table)
-    if algorithm is not None and (algorithm.needs_server or not algorithm.sends):
+    if algorithm and (algorithm.needs_server or not algorithm.sends):
         return []  # refused by every node
-    return [reason for reason in (_by_bits(table), _by_batch(table)) if reason]
+    return list(filter(None, (_by_bits(table), _by_batch(table))))
 
 
 def refuse_revealing(site: SiteFile, handout: Handout) -> None:
@@ -55,7 +55,7 @@ def commented(table: Mapping[str, Any]) -> str:
     return f"# Neighbours could read training rows: {'; '.join(reasons)}.\n# {ALLOW}\n\n" if reasons else ""
 
 
-def _by_bits(table: Mapping[str, Any]) -> str | None:
+def _by_bits(table: Mapping[str, Any]) -> str:
     bits = bits_per_parameter(table)
     updates = "trainer" in table
     most, enough = (MOST_BITS_OF_UPDATES, _ENOUGH_FOR_UPDATES) if updates else (MOST_BITS, _ENOUGH)
@@ -63,36 +63,31 @@ def _by_bits(table: Mapping[str, Any]) -> str | None:
     if bits is None:
         return f"only the experiment's own code knows how exactly messages show {shown}"
     if bits <= most:
-        return None
+        return ""
     exact = "uncompressed" if bits >= FLOAT_BITS else f"with {bits:g} bits per parameter, more than {most:g}"
-    advice = (
-        f"set {enough} in [algorithm]" if _compresses(table) else "leave [algorithm] out, or name one that compresses"
-    )
+    sender = _sender(table)
+    can_compress = sender and sender.gossip_settings()
+    advice = f"set {enough} in [algorithm]" if can_compress else "leave [algorithm] out, or name one that compresses"
     return f"every message shows {shown}, {exact} ({advice})"
 
 
-def _by_batch(table: Mapping[str, Any]) -> str | None:
+def _by_batch(table: Mapping[str, Any]) -> str:
     try:
         sampling = from_table(Sampling, table.get("sampling", {}), "sampling")
     except BadInput:
-        return None  # refused where the experiment is read
+        return ""  # refused where the experiment is read
     rows = sampling.batch * sampling.batches_per_step
     if "trainer" in table or sampling.order == "full" or rows >= LEAST_ROWS:
-        return None
+        return ""
     return f"a batch has {rows} rows, fewer than {LEAST_ROWS} (set batch = {LEAST_ROWS} or more in [sampling])"
-
-
-def _compresses(table: Mapping[str, Any]) -> bool:
-    algorithm = _sender(table)
-    return algorithm is not None and algorithm.gossip_settings() is not None
 
 
 def _sender(table: Mapping[str, Any]) -> Algorithm | None:
     """Returns the algorithm, also if own code decides something that says nothing about gradients, as its weighting."""
     section = table.get("algorithm")
     if isinstance(section, Mapping):
-        sending = {key: value for key, value in section.items() if key == "compressor" or not import_paths(value)}
-        return algorithm_of({**table, "algorithm": sending})
+        section = {key: value for key, value in section.items() if key == "compressor" or not import_paths(value)}
+        table = {**table, "algorithm": section}
     return algorithm_of(table)
 
 
@@ -100,7 +95,7 @@ def bits_per_parameter(table: Mapping[str, Any]) -> float | None:
     """Returns the bits per model parameter of what a message in a round says about gradients, without norms and heads;
     None if only the experiment's own code knows."""
     algorithm, options = _sender(table), table.get("options")
-    parts = None if algorithm is None else algorithm.message()
+    parts = algorithm and algorithm.message()
     if not parts:
         return None
     in_doubles = isinstance(options, Mapping) and options.get("dtype") == "float64"

@@ -58,12 +58,12 @@ class Member:
     """One site of a mesh as the others know it."""
 
     name: str
-    address: str | None = None  # host:port where it can be dialled; None: outgoing connections only
+    address: str = ""  # host:port where it can be dialled; "": outgoing connections only
     neighbours: tuple[str, ...] = ()
 
     def __post_init__(self):
         check_label(self.name, "site")
-        host = None if self.address is None else host_and_port(self.address, f"site {self.name}")[0]
+        host = host_and_port(self.address, f"site {self.name}")[0] if self.address else ""
         if host in ("0.0.0.0", "::"):
             raise BadInput(
                 f"site {self.name}: {host} is an address to listen on, but others cannot dial it; give the host name"
@@ -106,7 +106,7 @@ class Mesh:
         for a, b in ((member, self.member(other)) for member in ordered for other in member.neighbours):
             if a.name not in b.neighbours:
                 raise BadInput(f"site {a.name} names {b.name} as a neighbour, but {b.name} does not name {a.name}")
-            if a.address is None and b.address is None:
+            if not a.address and not b.address:
                 raise BadInput(
                     f"sites {a.name} and {b.name} are neighbours, but neither has an address, so neither can dial the "
                     "other; give one of them an address host:port"
@@ -180,12 +180,12 @@ class Mesh:
     def dials(self, name: str, other: str) -> bool:
         """Returns whether `name` is the end that dials, of the edge between two neighbours. A site without an address
         dials; if both have an address, the first in the order of the sites dials."""
-        one, two = self.member(name), self.member(other)
-        if other not in one.neighbours:
+        here, there = self.member(name), self.member(other)
+        if other not in here.neighbours:
             raise BadInput(f"sites {name} and {other} are not neighbours")
-        if one.address is None or two.address is None:
-            return one.address is None
-        return self.position(name) < self.position(other)
+        if here.address and there.address:
+            return self.position(name) < self.position(other)
+        return not here.address
 
     def without(self, *names: str) -> "Mesh":
         """Returns the mesh after these sites have left for good; each one adds a generation."""
@@ -227,11 +227,11 @@ class Mesh:
 
     def text(self) -> str:
         """Returns the text of mesh.toml, with one line per setting."""
-        head = _Head(self.name, 1 + len(self.removed), self.removed)
-        sections = [("[mesh]", head), *(("[[site]]", member) for member in self.members)]
+        head = to_table(_Head(self.name, 1 + len(self.removed), self.removed))
+        sections = [("[mesh]", head), *(("[[site]]", to_table(member, defaults=False)) for member in self.members)]
         # Like tomli_w, but with lists on one line. JSON and TOML write all strings that occur here in the same way.
         lines = [
-            "\n".join([title, *(f"{key} = {json.dumps(value)}" for key, value in to_table(content).items()), ""])
+            "\n".join([title, *(f"{key} = {json.dumps(value)}" for key, value in content.items()), ""])
             for title, content in sections
         ]
         return "\n".join(lines)
@@ -262,8 +262,8 @@ class SiteFile:
     certificate: Path
     authority: Path  # the certificate of the consortium's authority
     state: Path  # folder of checkpoints and journal
-    listen: str | None = None  # host:port; None: outgoing connections only
-    data: str | Mapping[str, Any] | None = None  # None: not named yet, so that the site cannot run
+    listen: str = ""  # host:port; "": outgoing connections only
+    data: str | Mapping[str, Any] = ""  # "": not named yet, so that the site cannot run
     allow: tuple[str, ...] = ()  # modules that the experiment may use besides torch's, fairmesh's and its own files
     allow_revealing: bool = False  # messages from which neighbours can read training rows
     announce_statistics: bool = True  # coarse statistics of its inputs, before the first round
@@ -282,10 +282,10 @@ class SiteFile:
                 )
         if not 0 < self.largest_prior <= 1:
             raise BadInput(f"largest_prior must lie in (0, 1], got {self.largest_prior:g}")
-        if self.listen is not None:
+        if self.listen:
             host_and_port(self.listen, "listen")
-        named = self.data if isinstance(self.data, str) and self.data != OF_THE_EXPERIMENT else None
-        if named is not None and not re.fullmatch(r"[^:]+:[\w.]+", named):
+        named = self.data if isinstance(self.data, str) else ""
+        if named not in ("", OF_THE_EXPERIMENT) and not re.fullmatch(r"[^:]+:[\w.]+", named):
             raise BadInput(
                 f"data: {self.data!r} is not an entry point; write 'file.py:function' or 'package.module:function', or "
                 "a table such as an experiment's [data]"

@@ -87,8 +87,8 @@ def make_state_folder(path: Path, user: str | None = None) -> Path:
 
 def _program() -> Path:
     """Returns the installed command `fairmesh`."""
-    here = Path(sys.executable).with_name("fairmesh")
-    found = str(here) if here.exists() else shutil.which("fairmesh")
-    if found is None:
+    beside = Path(sys.executable).parent
+    program = shutil.which("fairmesh", path=beside) or shutil.which("fairmesh")
+    if not program:
         raise BadInput(f"the command fairmesh is not next to {sys.executable}; install fairmesh there")
-    return Path(found).absolute()
+    return Path(program).absolute()

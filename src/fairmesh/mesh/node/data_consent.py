@@ -5,14 +5,12 @@ warning and accepted it with `fairmesh mesh accept`. What is accepted are the se
 data has changed since must be accepted again.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from fairmesh.errors import BadInput, nearest
-from fairmesh.mesh.enrol.keys import read_record
 from fairmesh.mesh.node.watching import read_status
-from fairmesh.storage.files import private_files, write_atomically
+from fairmesh.storage.files import read_record, write_record
 
 _ACCEPTED = "accepted.json"
 
@@ -28,8 +26,7 @@ def accept(state: Path, site: str) -> list[str]:
         named = f"; those that look different: {', '.join(unusual)}" if unusual else "; no site's data does"
         raise BadInput(f"the data of {site} does not look different{named}{nearest(site, unusual)}")
     record = read_record(state / _ACCEPTED) | {site: unusual[site]}
-    with private_files():
-        write_atomically(state / _ACCEPTED, json.dumps(record, indent=1).encode())
+    write_record(state / _ACCEPTED, record)
     return unusual[site]
 
 

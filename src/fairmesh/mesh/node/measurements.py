@@ -206,7 +206,7 @@ class Measurements:
     def _announced(self) -> dict[str, dict[str, Any]]:
         """Returns the newest announcements of other present sites in this generation."""
         bodies = {site: self._bulletin.of(site, "measured") for site in self._others}
-        return {s: b for s, b in bodies.items() if b is not None and b["generation"] == self._generation}
+        return {s: b for s, b in bodies.items() if b.get("generation") == self._generation}
 
     def _new_rows(self, site: str, body: Mapping[str, Any]) -> list[Row]:
         """Returns the rows that this node does not have yet. The first row of a site for a round counts."""

@@ -115,7 +115,7 @@ class Membership:
         return [self._neighbour(other) for other in former if other in self.mesh.removed]
 
     def _neighbour(self, other: str) -> Neighbour:
-        address = self.mesh.member(other).address if self.mesh.dials(self.name, other) else None
+        address = self.mesh.member(other).address if self.mesh.dials(self.name, other) else ""
         return Neighbour(other, self.mesh.position(other), address)
 
     @property

@@ -89,7 +89,7 @@ class Node:
         if not first and Start.lost_messages(self.folder, journal, around):
             first = FIRST_ROUND
         mailroom = Mailroom(around, journal, first, self.observe)
-        mailroom.other_machine = self.machines.difference(self.membership.mesh.generation, first)
+        mailroom.other_machine = self.machines.difference(self.membership.mesh.generation, first) or ""
         self.oversight.oversee(mailroom)
         try:
             yield mailroom

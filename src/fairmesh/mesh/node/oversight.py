@@ -263,7 +263,7 @@ class Oversight(Observer):
         """Tells all sites whose messages this node refuses, and why."""
         refusals = self._by_site(Mailroom.refusals)
         now = {site: {"reason": shortened(one.reason), "since": one.since} for site, one in refusals.items()}
-        before = (self._bulletin.of(self._membership.name, "refusing") or {"sites": {}})["sites"]
+        before = self._bulletin.of(self._membership.name, "refusing").get("sites", {})
         if now == before or (now.keys() == before.keys() and time.monotonic() - self._refusing_at < _REFUSING_S):
             return
         self._refusing_at = time.monotonic()
@@ -374,7 +374,7 @@ class Oversight(Observer):
 
     def _at_work_there(self, site: str) -> dict[str, str]:
         """Returns what a site says of its work that may take long, for the log, if it is at it."""
-        activity = (self._bulletin.of(site, "status") or {}).get("activity", "")
+        activity = self._bulletin.of(site, "status").get("activity", "")
         return {"which_is_at": activity} if activity.startswith((LOCAL_TRAINING, FINDING, COMPARING)) else {}
 
     def _waits(self) -> dict[str, dict[str, float]]:

@@ -185,7 +185,7 @@ def _generation(node: Node, trackers: Sequence[Tracker]) -> None:
         for position in owed:
             mailroom.owe(position, restoring_step(done))
         node.machines.begin(membership.mesh.generation, first)
-        if mailroom.other_machine is not None:
+        if mailroom.other_machine:
             said = "this machine differs from before; messages that were sent stay as they are"
             node.log("warning", said, difference=mailroom.other_machine)
         problem, start = data_agreement.settle(node, mailroom)

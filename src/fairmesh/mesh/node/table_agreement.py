@@ -55,7 +55,7 @@ class TableAgreement:
                 "with exclude or inputs"
             )
         before = self._bulletin.of(self._name, _KIND)
-        if before is None or before["sums"] != body["sums"]:
+        if before.get("sums") != body["sums"]:
             self._bulletin.announce(_KIND, body)
 
     def silent(self, present: Sequence[str]) -> list[str]:
@@ -91,8 +91,7 @@ class TableAgreement:
         if made is None:
             return
         write_atomically(self._path, made.to_json().encode())
-        body = self._bulletin.of(self._name, _KIND)
-        self._bulletin.announce(_KIND, (body or {}) | {"fitted_by": sites})
+        self._bulletin.announce(_KIND, self._bulletin.of(self._name, _KIND) | {"fitted_by": sites})
 
     def prepared(self, present: Sequence[str], experiment: Experiment) -> Site:
         """Returns this site with its samples made by the preprocessing of all sites."""

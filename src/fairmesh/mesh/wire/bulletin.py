@@ -54,8 +54,8 @@ class Announcement(NamedTuple):
 
 class _Known(NamedTuple):
     order: int  # of arrival
-    one: Announcement
-    source: object | None  # the stream over which it came
+    entry: Announcement
+    source: object  # the stream over which it came; for what did not come over one, the bulletin itself
     since: float  # when, by time.monotonic()
 
 
@@ -69,7 +69,7 @@ class Bulletin:
     certificate: bytes
     authority: bytes
     sites: tuple[str, ...]
-    refusal: Callable[[str, bytes], str | None] = lambda site, certificate: None  # of a key that is not confirmed
+    refusal: Callable[[str, bytes], str] = lambda site, certificate: ""  # of a key that is not confirmed
     outputs: int = OUTPUTS
 
     def __post_init__(self):
@@ -89,37 +89,40 @@ class Bulletin:
         the same number or a higher one."""
         said = json.loads(json.dumps(body), parse_constant=lambda text: None)  # JSON has no NaN and no infinity
         with self._lock:
-            known = self.entry(self.name, kind)
             if number is None:
                 number = self.next_number(kind)
                 self._by_clock.add(kind)
-            if known is not None and known.number >= number:
+            if self._number(self.name, kind) >= number:
                 return
-            self._put(self._signed_here(Announcement(self.name, kind, number, said, b"")))
+            self._put(self._signed_here(Announcement(self.name, kind, number, said, b"")), self)
         self.changed()
 
-    def _signed_here(self, one: Announcement) -> Announcement:
-        return one._replace(signature=certificates.signature(self.key, one.text()))
+    def _signed_here(self, entry: Announcement) -> Announcement:
+        return entry._replace(signature=certificates.signature(self.key, entry.text()))
 
-    def _put(self, one: Announcement, source: object | None = None) -> None:
+    def _put(self, entry: Announcement, source: object) -> None:
         self._order += 1
-        self._known[one.site, one.kind] = _Known(self._order, one, source, time.monotonic())
+        self._known[entry.site, entry.kind] = _Known(self._order, entry, source, time.monotonic())
 
     def next_number(self, kind: str, after: int = -1) -> int:
         """Returns a number for this site's next announcement of a kind, higher than all before and than `after`."""
-        known = self.entry(self.name, kind)
-        before = max(after, self._said.get(kind, -1), -1 if known is None else known.number)
+        before = max(after, self._said.get(kind, -1), self._number(self.name, kind))
         return max(before + 1, int(1000 * time.time()))
+
+    def _number(self, site: str, kind: str) -> int:
+        """Returns the number of a site's announcement, -1 if none is known."""
+        known = self.entry(site, kind)
+        return known.number if known else -1
 
     def entry(self, site: str, kind: str) -> Announcement | None:
         with self._lock:
-            found = self._known.get((site, kind))
-        return None if found is None else found.one
+            known = self._known.get((site, kind))
+        return known and known.entry
 
     def ages(self, kind: str) -> dict[str, float]:
         """Returns for each site how many seconds ago its announcement arrived here. Its own clock may be wrong."""
         now = time.monotonic()
-        return {known.one.site: now - known.since for known in self._of_kind(kind)}
+        return {known.entry.site: now - known.since for known in self._of_kind(kind)}
 
     def _of_kind(self, *kinds: str) -> list[_Known]:
         with self._lock:
@@ -127,41 +130,44 @@ class Bulletin:
 
     def signed_by(self, site: str, kind: str, number: int, body: Mapping[str, Any], signature: str) -> bool:
         """Returns whether a site has signed an announcement that another site quotes."""
-        certificate = self.of(site, "certificate")
         try:
             quoted = Announcement(site, kind, number, dict(body), bytes.fromhex(signature))
         except ValueError:
             return False
-        return certificate is not None and self._signed(quoted, certificate["pem"].encode())
+        return self._signed(quoted, self._certificate(site))
 
-    def of(self, site: str, kind: str) -> dict[str, Any] | None:
-        found = self.entry(site, kind)
-        return None if found is None else found.body
+    def of(self, site: str, kind: str) -> dict[str, Any]:
+        """Returns what a site announced; nothing if no announcement of this kind is known."""
+        known = self.entry(site, kind)
+        return known.body if known else {}
+
+    def _certificate(self, site: str) -> bytes:
+        """Returns the certificate that a site announced, b"" if none is known."""
+        return self.of(site, "certificate").get("pem", "").encode()
 
     def of_all(self, kind: str) -> dict[str, dict[str, Any]]:
-        return {known.one.site: known.one.body for known in self._of_kind(kind)}
+        return {known.entry.site: known.entry.body for known in self._of_kind(kind)}
 
-    def news(self, since: int, stream: object | None = None) -> tuple[int, bytes | None]:
+    def news(self, since: int, stream: object = None) -> tuple[int, bytes]:
         """Returns the announcements that arrived after point `since`, as many as fit a frame, and the point up to which
-        they go. They keep the order of arrival, so that a certificate precedes what was signed with it. Those that came
-        over `stream` are left out."""
+        they go; b"" if there are none. They keep the order of arrival, so that a certificate precedes what was signed
+        with it. Those that came over `stream` are left out."""
         with self._lock:
-            fresh = sorted((k.order, k.one) for k in self._known.values() if k.order > since)
-            theirs = {k.order for k in self._known.values() if stream is not None and k.source is stream}
+            fresh = sorted((known for known in self._known.values() if known.order > since), key=lambda k: k.order)
         texts: list[str] = []
-        for order, one in fresh:
-            since = order
-            if order not in theirs:
-                texts.append(json.dumps(one.table()))
+        for known in fresh:
+            since = known.order
+            if known.source is not stream:
+                texts.append(json.dumps(known.entry.table()))
             if sum(map(len, texts)) > _A_FRAME:
                 break
-        return since, f"[{','.join(texts)}]".encode() if texts else None
+        return since, f"[{','.join(texts)}]".encode() if texts else b""
 
     def quoted(self, *kinds: str) -> list[bytes]:
         """Returns all announcements of some kinds, one per frame, in the order of the kinds."""
-        return [f"[{json.dumps(known.one.table())}]".encode() for known in self._of_kind(*kinds)]
+        return [f"[{json.dumps(known.entry.table())}]".encode() for known in self._of_kind(*kinds)]
 
-    def heard(self, entries: bytes, neighbour: str = "", stream: object | None = None) -> set[str]:
+    def heard(self, entries: bytes, neighbour: str = "", stream: object = None) -> set[str]:
         """Takes over news from a neighbour that came over a stream.
 
         Returns:
@@ -175,101 +181,101 @@ class Bulletin:
         except (ValueError, TypeError, KeyError) as error:
             raise Refused("news that cannot be read") from error
         fresh, dropped = False, set[str]()
-        for one in found:
-            if not self._is_new(one) and not self._is_older_certificate(one):
+        for entry in found:
+            if not self._is_new(entry) and not self._is_older_certificate(entry):
                 continue
-            allowed = self._allowed.setdefault((neighbour, one.site), TokenBucket(_PER_SECOND, _AT_ONCE))
+            allowed = self._allowed.setdefault((neighbour, entry.site), TokenBucket(_PER_SECOND, _AT_ONCE))
             if not allowed.spend(1):
-                dropped.add(one.site)
+                dropped.add(entry.site)
                 continue
-            if not self._is_new(one):
-                self._note_older(one)
+            if not self._is_new(entry):
+                self._note_older(entry)
                 continue
-            fresh = (self._said_before(one) if one.site == self.name else self._heard(one, stream)) or fresh
+            fresh = (
+                self._said_before(entry) if entry.site == self.name else self._heard(entry, stream or self)
+            ) or fresh
         if fresh:
             self.changed()
         return dropped
 
-    def _is_new(self, one: Announcement) -> bool:
-        if one.site not in self.sites or one.kind not in KINDS:
-            raise Refused(f"news of kind {one.kind!r} from {one.site!r}, which this mesh does not know")
-        known = self.entry(one.site, one.kind)
-        return known is None or known.number < one.number or self._replaces(one, known)
+    def _is_new(self, entry: Announcement) -> bool:
+        if entry.site not in self.sites or entry.kind not in KINDS:
+            raise Refused(f"news of kind {entry.kind!r} from {entry.site!r}, which this mesh does not know")
+        known = self.entry(entry.site, entry.kind)
+        return not known or known.number < entry.number or self._replaces(entry, known)
 
-    def _replaces(self, one: Announcement, known: Announcement) -> bool:
+    def _replaces(self, entry: Announcement, known: Announcement) -> bool:
         """Returns whether a certificate replaces one with a higher number: one of a key that was replaced, or one that
         is not valid yet because the founder's clock was ahead."""
-        if one.kind != "certificate" or one.body == known.body or one.site == self.name:
+        if entry.kind != "certificate" or entry.body == known.body or entry.site == self.name:
             return False
         pem = known.body["pem"].encode()
-        return certificates.valid_from(pem) > datetime.now(UTC) or self.refusal(one.site, pem) is not None
+        return certificates.valid_from(pem) > datetime.now(UTC) or bool(self.refusal(entry.site, pem))
 
-    def _is_older_certificate(self, one: Announcement) -> bool:
-        known = self.of(one.site, "certificate")
-        pem = one.body.get("pem")
-        if one.kind != "certificate" or one.site == self.name or known is None or not isinstance(pem, str):
+    def _is_older_certificate(self, entry: Announcement) -> bool:
+        known, pem = self._certificate(entry.site), _pem(entry)
+        if entry.kind != "certificate" or entry.site == self.name or not known or not pem:
             return False
-        return pem != known["pem"] and self._older.get(one.site) != pem.encode(errors="replace")
+        return pem not in (known, self._older.get(entry.site))
 
-    def _note_older(self, one: Announcement) -> None:
+    def _note_older(self, entry: Announcement) -> None:
         """Remembers the old certificate of a site. A neighbour that has not confirmed the new key yet passes on what
         the old one signed, which is no reason to refuse that neighbour."""
-        pem = one.body["pem"].encode(errors="replace")
-        if self._signed(one, pem):
-            self._older[one.site] = pem
+        if self._signed(entry, _pem(entry)):
+            self._older[entry.site] = _pem(entry)
 
-    def _said_before(self, one: Announcement) -> bool:
+    def _said_before(self, entry: Announcement) -> bool:
         """Takes note of an announcement of this site itself that others have, with a higher number than it knows. It
         was made before a restart, perhaps while this site's clock was ahead. What this site says now must have a higher
         number to count."""
-        if one.kind == "certificate" or not self._signed(one, self.certificate):
+        if entry.kind == "certificate" or not self._signed(entry, self.certificate):
             return False
         with self._lock:
-            self._said[one.kind] = max(one.number, self._said.get(one.kind, -1))
-            known = self.entry(self.name, one.kind)
-            if known is None or one.kind not in self._by_clock:
+            self._said[entry.kind] = max(entry.number, self._said.get(entry.kind, -1))
+            known = self.entry(self.name, entry.kind)
+            if not known or entry.kind not in self._by_clock:
                 return False
-            self._put(self._signed_here(known._replace(number=one.number + 1)))
+            self._put(self._signed_here(known._replace(number=entry.number + 1)), self)
         return True
 
-    def _heard(self, one: Announcement, stream: object | None = None) -> bool:
-        if len(one.text()) > _AT_MOST_OF.get(one.kind, _AT_MOST):
-            raise Refused(f"news of kind {one.kind!r} from {one.site} with too much in it")
-        pem = one.body.get("pem") if one.kind == "certificate" else (self.of(one.site, "certificate") or {}).get("pem")
-        if not isinstance(pem, str) or not self._signed(one, pem.encode(errors="replace")):
-            others = [known[one.site] for known in (self._unconfirmed, self._older) if one.site in known]
-            if any(self._signed(one, other) for other in others):
+    def _heard(self, entry: Announcement, source: object) -> bool:
+        if len(entry.text()) > _AT_MOST_OF.get(entry.kind, _AT_MOST):
+            raise Refused(f"news of kind {entry.kind!r} from {entry.site} with too much in it")
+        pem = _pem(entry) if entry.kind == "certificate" else self._certificate(entry.site)
+        if not self._signed(entry, pem):
+            others = [known[entry.site] for known in (self._unconfirmed, self._older) if entry.site in known]
+            if any(self._signed(entry, other) for other in others):
                 return False  # only one of this site and the neighbour that passes it on has confirmed the new key
-            raise Refused(f"news of kind {one.kind!r} that {one.site} did not sign")
-        if one.kind == "certificate" and one.site != self.name and self.refusal(one.site, pem.encode()):
-            self._unconfirmed[one.site] = pem.encode()
+            raise Refused(f"news of kind {entry.kind!r} that {entry.site} did not sign")
+        if entry.kind == "certificate" and entry.site != self.name and self.refusal(entry.site, pem):
+            self._unconfirmed[entry.site] = pem
             return False
-        found = wrong(one.kind, one.body, self.outputs)
+        found = wrong(entry.kind, entry.body, self.outputs)
         if found:
-            raise Refused(f"news of kind {one.kind!r} from {one.site} with {found} in it")
+            raise Refused(f"news of kind {entry.kind!r} from {entry.site} with {found} in it")
         with self._lock:
-            if one.kind == "certificate":  # what the old key signed can no longer be passed on
-                said = {kind: self.entry(one.site, kind) for kind in KINDS if kind != "certificate"}
-                for kind, before in said.items():
-                    if before is not None and not self._signed(before, pem.encode()):
-                        del self._known[one.site, kind]
-            self._put(one, stream)
+            if entry.kind == "certificate":  # what the old key signed can no longer be passed on
+                for kind in KINDS.keys() - {"certificate"}:
+                    before = self.entry(entry.site, kind)
+                    if before and not self._signed(before, pem):
+                        del self._known[entry.site, kind]
+            self._put(entry, source)
         return True
 
-    def _signed(self, one: Announcement, pem: bytes) -> bool:
+    def _signed(self, entry: Announcement, pem: bytes) -> bool:
         """Returns whether its site signed it. An announcement stays valid after the certificate has expired. The
         expiry ends the site's own streams, but is no reason to refuse neighbours that pass its announcements on."""
         try:
             when = min(datetime.now(UTC), certificates.valid_until(pem))
         except BadInput:
             return False
-        return certificates.verified(pem, self.authority, one.site, one.text(), one.signature, when)
+        return certificates.verified(pem, self.authority, entry.site, entry.text(), entry.signature, when)
 
     def saved(self) -> bytes:
         """Returns everything known, for `restored` to read again."""
         with self._lock:
-            every = sorted((known.order, known.one) for known in self._known.values())
-        return json.dumps([one.table() for _, one in every]).encode()
+            every = sorted(self._known.values(), key=lambda known: known.order)
+        return json.dumps([known.entry.table() for known in every]).encode()
 
     def restored(self, path: Path) -> list[str]:
         """Reads what was known before a restart. Signs this site's own announcements again, since its key may be new.
@@ -286,16 +292,22 @@ class Bulletin:
         passed_over = []
         for table in tables:
             try:
-                one = _read(table)
-                if one.kind == "status":  # of before the restart, and so perhaps of a node that no longer runs
+                entry = _read(table)
+                if entry.kind == "status":  # of before the restart, and so perhaps of a node that no longer runs
                     continue
-                if one.site == self.name and one.kind != "certificate":
-                    one = self._signed_here(one)
-                if self._is_new(one):
-                    self._heard(one)
+                if entry.site == self.name and entry.kind != "certificate":
+                    entry = self._signed_here(entry)
+                if self._is_new(entry):
+                    self._heard(entry, self)
             except (ValueError, TypeError, KeyError, Refused) as error:
                 passed_over.append(str(error) if isinstance(error, Refused) else "an announcement that cannot be read")
         return passed_over
+
+
+def _pem(entry: Announcement) -> bytes:
+    """Returns the certificate in an announcement, b"" if there is none."""
+    pem = entry.body.get("pem")
+    return pem.encode(errors="replace") if isinstance(pem, str) else b""
 
 
 def _read(table: Any) -> Announcement:

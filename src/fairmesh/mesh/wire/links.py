@@ -5,6 +5,7 @@ the name in it, and only neighbours are answered.
 """
 
 import asyncio
+import math
 import ssl
 import threading
 import time
@@ -39,25 +40,20 @@ class Neighbour:
 
     name: str
     position: int
-    address: str | None  # None if the neighbour dials this side
+    address: str  # "" if the neighbour dials this side
 
 
 class _Stream:
     """One connection after its greeting; either side can end it."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop):
-        self.wake, self.room, self.ended, self._loop = asyncio.Event(), asyncio.Event(), asyncio.Event(), loop
-        self.reason: str | None = None
+    def __init__(self):
+        self.wake, self.room, self.ended = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        self.reason = ""  # why it must end
         self.news_sent = 0
         self.finished_sent = False
         self.only_news = False
         self.process: Any = None  # which start of the neighbour's node this is
         self.ack_due = False  # send an acknowledgement of its own, since no message carried one
-
-    def end(self, reason: str | None) -> None:
-        """Ends the stream. Can be called from any thread."""
-        self.reason = self.reason or reason
-        self._loop.call_soon_threadsafe(self.ended.set)
 
 
 @dataclass(eq=False)
@@ -66,7 +62,7 @@ class Links:
 
     neighbours: Sequence[Neighbour]
     credentials: Credentials
-    listen: str | None
+    listen: str  # host:port; "": nobody dials this node
     mailroom: Mailroom
     bulletin: Bulletin
     greeting: Callable[[], dict[str, Any]]  # who this is, and what both sides must agree on
@@ -75,7 +71,7 @@ class Links:
     largest: int  # bytes per message
     observe: Observe
     left: Collection[Neighbour] = ()  # former neighbours that are no longer in the mesh
-    refusal: Callable[[str, bytes], str | None] = lambda name, certificate: None  # of a key that is not confirmed
+    refusal: Callable[[str, bytes], str] = lambda name, certificate: ""  # of a key that is not confirmed
 
     def __post_init__(self):
         self._by_name = {neighbour.name: neighbour for neighbour in self.neighbours}
@@ -85,7 +81,7 @@ class Links:
         )  # all is told when a stream begins
         self._news_allowed = {name: TokenBucket(_NEWS_BYTES_PER_S, at_once) for name in self._by_name}
         self._streams: dict[str, _Stream] = {}
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._loop: Any = None  # of the thread, once it runs
         self._thread = threading.Thread(target=self._run, name="links", daemon=True)
         self._ready, self._stopping = threading.Event(), asyncio.Event()
         self._failed: FairmeshError | None = None
@@ -103,8 +99,8 @@ class Links:
             raise self._failed
 
     def stop(self) -> None:
-        if self._loop is not None and self._thread.is_alive():
-            self._loop.call_soon_threadsafe(self._stopping.set)
+        if self._thread.is_alive():
+            self._call(self._stopping.set)
             self._thread.join(10)
 
     def finish(self, needed_by: Sequence[int] = ()) -> None:
@@ -125,8 +121,17 @@ class Links:
                 stream.wake.set()
                 stream.room.set()
 
-        if self._loop is not None and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(wake)
+        self._call(wake)
+
+    def _call(self, function: Callable[[], None]) -> None:
+        """Calls a function in the thread, if that runs. Can be called from any thread."""
+        if self._loop and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(function)
+
+    def _end(self, stream: _Stream, reason: str) -> None:
+        """Ends a stream. Can be called from any thread."""
+        stream.reason = stream.reason or reason
+        self._call(stream.ended.set)
 
     def _wake_all(self) -> None:
         self._wake([neighbour.position for neighbour in self.neighbours])
@@ -147,11 +152,11 @@ class Links:
     async def _main(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._loop.set_exception_handler(self._unexpected)
-        self.mailroom.serve(self._wake, lambda stream, reason: stream.end(reason))  # type: ignore[attr-defined]
+        self.mailroom.serve(self._wake, self._end)
         self.bulletin.changed = self._wake_all
-        context, listener = self.credentials.for_dialling(), None
-        if self.listen is not None:
-            listener = Listener(self.credentials.for_listening(), self.largest, self._answer, self._turned_away)
+        context = self.credentials.for_dialling()
+        listener = Listener(self.credentials.for_listening(), self.largest, self._answer, self._turned_away)
+        if self.listen:
             await listener.start(self.listen)
         work = [self._dial(neighbour, context) for neighbour in self.neighbours if neighbour.address]
         work += [self._tell(former, context) for former in self.left if former.address]
@@ -164,8 +169,7 @@ class Links:
             stream.ended.set()
         for task in tasks:
             task.cancel()
-        closing = [] if listener is None else [listener.close()]
-        await asyncio.gather(*tasks, *closing, return_exceptions=True)
+        await asyncio.gather(*tasks, listener.close(), return_exceptions=True)
         self._limiter.close()
 
     def _turned_away(self, address: str, reason: str) -> None:
@@ -193,16 +197,16 @@ class Links:
         lost = time.monotonic()
         pause = _FIRST_PAUSE_S
         while True:
-            met = None
+            met = math.inf
             try:
-                async with dialled(neighbour.address or "", neighbour.name, context, self.largest) as connection:
+                async with dialled(neighbour.address, neighbour.name, context, self.largest) as connection:
                     met = time.monotonic()
                     await self._converse(neighbour, connection)
             except CannotConnect as error:
                 self._limiter("warning", "cannot connect", neighbour.name, str(error))
             except Exception as error:
                 self._log_end(neighbour.name, error)
-            if met is not None and time.monotonic() - met > 5:  # the connection had worked
+            if time.monotonic() - met > 5:  # the connection had worked
                 lost, pause = time.monotonic(), _FIRST_PAUSE_S
             # Pauses grow with the length of the absence, so that a short absence costs little time.
             pause = min(max(1.5 * pause, _FIRST_PAUSE_S), 0.2 * (time.monotonic() - lost) + 0.2, _LONGEST_PAUSE_S)
@@ -225,10 +229,8 @@ class Links:
 
     async def _answer(self, connection: Connection) -> None:
         """Serves a connection that a neighbour opened."""
-        names = connection.peer_names
-        who = ", ".join(names) or "a peer without a name"
-        neighbour = self._by_name.get(who)
-        refusal = None
+        who = ", ".join(connection.peer_names) or "a peer without a name"
+        neighbour, refusal = self._by_name.get(who), ""
         if any(former.name == who for former in self.left):
             refusal = "it has left the mesh: the others voted to continue without it"
             if self._open[who] < _STREAMS:
@@ -236,7 +238,7 @@ class Links:
                     await self._tell_why(connection)
         elif neighbour is None:
             refusal = "it is not a neighbour"
-        elif neighbour.address is not None:
+        elif neighbour.address:
             refusal = "this side dials it"
         elif self._open[who] >= _STREAMS:
             refusal = f"it has {_STREAMS} streams open already"
@@ -257,7 +259,7 @@ class Links:
         while True:
             told = False
             with suppress(CannotConnect, ConnectionLost, Refused, OSError):
-                async with dialled(former.address or "", former.name, context, self.largest) as connection:
+                async with dialled(former.address, former.name, context, self.largest) as connection:
                     told = await self._tell_why(connection)
             pause = _TELL_EVERY_S if told else min(2 * pause, _TELL_EVERY_S)
             await asyncio.sleep(pause)
@@ -283,8 +285,7 @@ class Links:
 
     async def _greeted(self, neighbour: Neighbour, connection: Connection, answering: bool) -> _Stream | None:
         """Exchanges greetings. Returns the stream that begins then, or None if none does."""
-        shown = ssl.DER_cert_to_PEM_cert(connection.peer_certificate()).encode()
-        unknown = self.refusal(neighbour.name, shown)
+        unknown = self.refusal(neighbour.name, connection.peer_certificate())
         if unknown:
             await _send_refusal(connection, Refused(unknown))
             raise Refused(unknown)
@@ -301,7 +302,7 @@ class Links:
             raise
         if first is None:
             return None
-        stream, replaced = _Stream(asyncio.get_running_loop()), self._streams.get(neighbour.name)
+        stream, replaced = _Stream(), self._streams.get(neighbour.name)
         if first and first[0] in frames.REFUSALS:
             raise self._refused_there(neighbour, stream, frames.read_frame(first))
         try:
@@ -425,7 +426,7 @@ class Links:
             stream.wake.clear()
             while True:  # news before messages: a node that has just connected needs them first
                 stream.news_sent, entries = self.bulletin.news(stream.news_sent, stream)
-                if entries is None:
+                if not entries:
                     break
                 frame = frames.news(entries)
                 await connection.send(frame)

@@ -70,9 +70,13 @@ class Counters:
 class Refusal:
     """Why what a neighbour sent was refused last, until a message of it is accepted again."""
 
-    reason: str
-    since: float  # seconds since the epoch
-    times: int
+    reason: str = ""
+    since: float = 0.0  # seconds since the epoch
+    times: int = 0  # 0: nothing was refused
+
+    def again(self, reason: str) -> "Refusal":
+        """Returns the refusal after one more, for this reason."""
+        return Refusal(reason, self.since or time.time(), self.times + 1)
 
 
 @dataclass
@@ -84,17 +88,17 @@ class _Edge:
     acknowledged: int = 0  # every earlier step is durable there
     repeated: int = 0  # the journal lost a step before this one, so that earlier ones may come again
     posted: int = 0  # every earlier step was sent to it, before a restart or since
-    had: int | None = None  # it had every earlier step when its first stream since the restart began
+    had: int = -1  # it had every earlier step when its first stream since the restart began; -1: there was none
     next_post: int = 0  # every earlier step was sent to it and is not computed again
     outbox: dict[int, bytes | None] = field(default_factory=dict)  # by step, until acknowledged; None: in the journal
     inbox: dict[int, bytes] = field(default_factory=dict)  # arrived, not yet read
     cursor: int = 0  # the next step to put on the current stream
     ack_sent: int = -1  # the last `durable` sent on the current stream
-    stream: object | None = None
-    last_seen: float | None = None  # seconds since the epoch
+    stream: Any = None
+    last_seen: float = 0.0  # seconds since the epoch; 0: never
     counters: Counters = field(default_factory=Counters)
-    refusal: Refusal | None = None
-    state_lost: Refusal | None = None  # what it says if it says that this side has lost its state
+    refusal: Refusal = Refusal()
+    state_lost: Refusal = Refusal()  # what it says if it says that this side has lost its state
 
     def has_room(self) -> bool:
         return sum(payload is not None for payload in self.outbox.values()) < _WINDOW
@@ -137,7 +141,7 @@ class Mailroom:
         self.waiting_for: dict[int, float] = {}  # position -> since when, by time.monotonic(), while waiting
         self._unsettled, self._settling = threading.Event(), True
         self.alone = False  # nothing can arrive that the journal does not have
-        self.other_machine: str | None = None  # how this machine differs from the one that sent what the journal has
+        self.other_machine = ""  # how this machine differs from the one that sent what the journal has, if it does
         self.syncing_since: float | None = None  # by time.monotonic(), while the journal is synced to disk
         self._spent: deque[float] = deque(maxlen=1000)  # seconds per step
         self._failure: FairmeshError | None = None
@@ -163,27 +167,27 @@ class Mailroom:
         before = self._journal.sent(step)
         known = {payload: before[position] for position, payload in payloads.items() if position in before}
         lost = [p for p, payload in payloads.items() if p not in before and payload not in known]
-        if lost and self.other_machine is not None:  # they may have it, though the journal does not
+        if lost and self.other_machine:  # they may have it, though the journal does not
             refusal = FairmeshError(
                 f"the journal has lost the message of step {step}, which a neighbour has, and this machine may compute "
                 f"another one ({self.other_machine}). Start the node once on a machine and with settings as before, "
                 "until the log says that it trains; then it can move. Or let the other sites vote this site out"
             )
-            self._wait_for(lambda: [p for p in lost if self._edges[p].had is None], time.monotonic(), lambda: refusal)
-            if any(step < (self._edges[position].had or 0) for position in lost):
+            self._wait_for(lambda: [p for p in lost if self._edges[p].had < 0], time.monotonic(), refusal)
+            if any(step < self._edges[position].had for position in lost):
                 raise refusal
         return {position: before.get(position, known.get(text, text)) for position, text in payloads.items()}
 
     def _wait_for(
-        self, awaited: Callable[[], Iterable[int]], since: float, if_alone: Callable[[], FairmeshError] | None = None
+        self, awaited: Callable[[], Iterable[int]], since: float, if_alone: FairmeshError | None = None
     ) -> None:
         """Waits as long as there are neighbours to wait for, from a moment on by time.monotonic(). Raises `if_alone` if
         none can answer."""
         with self._changed:
             while positions := awaited():
                 self._raise_if_stopped()
-                if self.alone and if_alone is not None:
-                    raise if_alone()
+                if self.alone and if_alone:
+                    raise if_alone
                 self.waiting_for = dict.fromkeys(positions, since)
                 self._changed.wait(_LOOK_EVERY_S)
             self.waiting_for = {}
@@ -270,7 +274,7 @@ class Mailroom:
                 with self._changed:
                     edge = self._edges[position]
                     edge.inbox.pop(step, None)
-                    edge.taken, edge.refusal = step + 1, None
+                    edge.taken, edge.refusal = step + 1, Refusal()
                 missing.remove(position)
                 self._unsettled.set()
         self._spent.append(self._posting_s + time.perf_counter() - began)
@@ -279,11 +283,10 @@ class Mailroom:
     def _arrived(self, step: int, missing: Sequence[int], since: float) -> list[tuple[int, bytes]]:
         """Waits for at least one missing message of a step; returns those that are there."""
 
-        def lost() -> FairmeshError:
-            return FairmeshError(
-                f"the journal has lost messages of step {step}, which this node needs to go back; put back its state "
-                "from a backup, or let all sites vote to give it a new one with `fairmesh mesh restore`"
-            )
+        lost = FairmeshError(
+            f"the journal has lost messages of step {step}, which this node needs to go back; put back its state from "
+            "a backup, or let all sites vote to give it a new one with `fairmesh mesh restore`"
+        )
 
         def arrived() -> list[tuple[int, bytes]]:
             inboxes = [(position, self._edges[position].inbox) for position in missing]
@@ -397,7 +400,7 @@ class Mailroom:
             edge = self._edges[position]
             if self.rounds and theirs.due > self.rounds.stop + _AFTER_ROUNDS:
                 raise Refused(f"it claims to have step {theirs.due - 1}, which this run does not have")
-            edge.had = theirs.due if edge.had is None else edge.had
+            edge.had = theirs.due if edge.had < 0 else edge.had
             asked = range(theirs.due, edge.next_post)
             lost = next((s for s in asked if s not in edge.outbox and position not in self._journal.receivers(s)), None)
             if theirs.due == 0 and edge.posted and edge.durable > 1 and 0 not in edge.outbox:
@@ -479,7 +482,7 @@ class Mailroom:
             edge = self._edges[position]
             if edge.stream is not stream:
                 return
-            edge.last_seen, edge.state_lost = time.time(), None
+            edge.last_seen, edge.state_lost = time.time(), Refusal()
             if step > edge.cursor:
                 raise Refused(f"it acknowledges step {step}, but was sent only those before {edge.cursor}")
             self._forget(edge, step)
@@ -505,7 +508,7 @@ class Mailroom:
     def met_all(self) -> bool:
         """Returns whether every neighbour has been connected since this was opened, if only for announcements."""
         with self._changed:
-            return all(edge.last_seen is not None for edge in self._edges.values())
+            return all(edge.last_seen for edge in self._edges.values())
 
     def refuse(self, position: int, reason: str, over: object = None) -> None:
         """Drops what a neighbour sent and nobody took yet, and closes its stream with the reason. Does nothing for a
@@ -525,24 +528,24 @@ class Mailroom:
         with self._changed:
             edge = self._edges[position]
             edge.counters.refused += 1
-            edge.refusal = _again(edge.refusal, reason)
+            edge.refusal = edge.refusal.again(reason)
 
     def note_state_lost(self, position: int, stream: object, reason: str) -> None:
         """Notes that a neighbour says that this side has lost its state, and takes no messages over this stream."""
         self.disconnected(position, stream)
         with self._changed:
             edge = self._edges[position]
-            edge.state_lost = _again(edge.state_lost, reason)
+            edge.state_lost = edge.state_lost.again(reason)
 
     def state_lost(self) -> dict[int, Refusal]:
         """Returns what neighbours say who say that this side has lost its state, and have taken nothing since."""
         with self._changed:
-            return {position: edge.state_lost for position, edge in self._edges.items() if edge.state_lost}
+            return {position: edge.state_lost for position, edge in self._edges.items() if edge.state_lost.times}
 
     def refusals(self) -> dict[int, Refusal]:
         """Returns the refusals of neighbours, none of whose messages were accepted since."""
         with self._changed:
-            return {position: edge.refusal for position, edge in self._edges.items() if edge.refusal}
+            return {position: edge.refusal for position, edge in self._edges.items() if edge.refusal.times}
 
     def view(self) -> dict[int, dict[str, Any]]:
         """Returns the state and the counters of each edge, for status and monitoring."""
@@ -550,13 +553,9 @@ class Mailroom:
             return {
                 position: {
                     "connected": edge.stream is not None,
-                    "last_seen": edge.last_seen,
+                    "last_seen": edge.last_seen or None,
                     "unacknowledged": len(edge.outbox),
                     **vars(edge.counters),
                 }
                 for position, edge in self._edges.items()
             }
-
-
-def _again(before: Refusal | None, reason: str) -> Refusal:
-    return Refusal(reason, before.since if before else time.time(), before.times + 1 if before else 1)

@@ -125,8 +125,8 @@ class TlsStream:
         return [name if kind == "DNS" else f"{kind}:{name}" for kind, name in entries]
 
     def peer_certificate(self) -> bytes:
-        """Returns the peer's certificate, as DER."""
-        return self._tls.getpeercert(binary_form=True) or b""
+        """Returns the peer's certificate, as PEM."""
+        return ssl.DER_cert_to_PEM_cert(self._tls.getpeercert(binary_form=True)).encode()
 
     async def read(self, count: int, silence_s: float) -> bytes:
         """Returns `count` bytes, or fewer if the stream ends first. Raises TimeoutError if the peer sends nothing for
