@@ -114,6 +114,11 @@ def listed(things: Iterable[object], at_most: int = 8) -> str:
     return ", ".join(names[:at_most]) + (f" and {more} more" if more > 0 else "")
 
 
+def counted(count: int, noun: str) -> str:
+    """Returns how many of something there are, in words."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
 def nearest(word: str, known: Iterable[str]) -> str:
     """Returns a suggestion for a mistyped word, or the list of known words."""
     known = sorted(known)

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 import fairmesh as fm
 from fairmesh.cli.main import app
-from fairmesh.data.check import check_sites, check_table, table_of_file
+from fairmesh.data.check import check_sites, check_table
 from tests.data.test_own_data import write_images
 from tests.data.test_preprocessing import write
 from tests.refusals import missing_from
@@ -31,7 +31,7 @@ def rows(count: int = 300) -> dict:
 
 def found(tmp_path, columns, **settings) -> dict[str, str]:
     """What is found, by its kind."""
-    data = table_of_file(write(tmp_path / "t.csv", columns), "ill", **({"site": "site"} | settings))
+    data = fm.data.Table(write(tmp_path / "t.csv", columns), "ill", **({"site": "site"} | settings))
     findings = [*check_table(data)]
     with contextlib.suppress(fm.BadInput):
         findings += check_sites(data.sites())
@@ -95,7 +95,7 @@ def test_check_finds_nothing_wrong_with_a_good_table(tmp_path):
 def test_check_finds_a_number_that_tells_the_number_to_predict(tmp_path):
     mass = rows()["mass"]
     columns = rows() | {"grams": 1000 * mass, "ill": mass}
-    data = table_of_file(write(tmp_path / "t.csv", columns), "ill", "site", "numbers")
+    data = fm.data.Table(write(tmp_path / "t.csv", columns), "ill", "site", predict="numbers")
     assert [one.what for one in check_table(data)] == ["leak", "leak"]
 
 
@@ -143,7 +143,7 @@ def test_two_spellings_of_a_number_are_named_where_they_are_two_categories(tmp_p
     assert missing_from(said["two spellings"], "'ward'", "'4'", "'4.0'") == []
     with pytest.warns(UserWarning, match=r"'ward'.*'4"):
         data.sites()
-    labelled = table_of_file(write(tmp_path / "l.csv", rows() | {"ill": grade}), "ill", "site")
+    labelled = fm.data.Table(write(tmp_path / "l.csv", rows() | {"ill": grade}), "ill", "site")
     assert "two spellings" in {one.what for one in check_table(labelled)}
     with pytest.warns(UserWarning, match="'ill'"):
         labelled.sites()

@@ -73,7 +73,7 @@ def served(files: dict[str, bytes], cut: int | None = None, ranged: bool = True)
         server.server_close()
 
 
-def source(base: str, md5: str | None = MD5, packed: bool = True) -> Source:
+def source(base: str, md5: str = MD5, packed: bool = True) -> Source:
     file = File("numbers", md5, len(CONTENT), f"{base}/numbers{'.gz' * packed}")
     return Source("numbers", "Numbers", (file,), "free", "https://example.org/numbers")
 
@@ -183,7 +183,7 @@ def test_fetch_checks_unpacks_and_removes_an_archive(tmp_path):
             archive.add(tmp_path / name, f"inner/{name}")
     files = tuple(File(name, hashlib.md5(name.encode()).hexdigest(), 7) for name in ("one.bin", "two.bin"))
     with served({"/both.tar.gz": packed.read_bytes()}) as (base, _):
-        whole = File("both.tar.gz", hashlib.md5(packed.read_bytes()).hexdigest(), None, f"{base}/both.tar.gz")
+        whole = File("both.tar.gz", hashlib.md5(packed.read_bytes()).hexdigest(), 0, f"{base}/both.tar.gz")
         both = Source("both", "Both", files, "free", "nowhere", archive=whole)
         folder = fetch(both, tmp_path / "data")
     assert folder == tmp_path / "data" / "both"
@@ -198,7 +198,7 @@ def test_fetch_asks_a_zenodo_record_for_address_and_checksum():
         entry = {"key": "numbers", "checksum": f"md5:{MD5}", "links": {"self": f"{base}/numbers"}}
         answer = {"hits": {"hits": [{"files": [{"key": "other"}]}, {"files": [entry]}]}}
         with served({"/records": json.dumps(answer).encode()}) as (zenodo, asked):
-            plain = Source("z", "Z", (File("numbers", None, None),), "", "", record=f"{zenodo}/records?q=z")
+            plain = Source("z", "Z", (File("numbers"),), "", "", record=f"{zenodo}/records?q=z")
             folder = fetch(plain)
             assert asked[0][0] == "/records?q=z"
     assert (folder / "numbers").read_bytes() == CONTENT
@@ -210,7 +210,7 @@ def test_fetch_refuses_a_record_without_the_file():
         served({"/records": answer}) as (zenodo, _),
         refused("/records", "numbers"),
     ):
-        fetch(Source("z", "Z", (File("numbers", None, None),), "", "", record=f"{zenodo}/records"))
+        fetch(Source("z", "Z", (File("numbers"),), "", "", record=f"{zenodo}/records"))
 
 
 def write_idx(folder, name: str, values: np.ndarray, packed: bool) -> None:

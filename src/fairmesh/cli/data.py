@@ -4,12 +4,12 @@ import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from fairmesh.cli.terminal import Json, Overwrite, draw, print_json, say, show_table
-from fairmesh.errors import BadInput
+from fairmesh.errors import BadInput, counted
 
 if TYPE_CHECKING:
     from fairmesh.data.check import Finding
@@ -22,6 +22,8 @@ data = typer.Typer(help="List, fetch, check and show datasets.")
 Folder = Annotated[
     Path | None, typer.Option("--data", help="The folder of the datasets, instead of $FAIRMESH_DATA and the cache.")
 ]
+Target = Annotated[str, typer.Option(help="Of a table: the column to predict.")]
+Numbers = Annotated[bool, typer.Option("--numbers", help="The target is a number, not a label.")]
 
 
 @data.callback(invoke_without_command=True)
@@ -29,37 +31,21 @@ def listing(context: typer.Context, folder: Folder = None, json_: Json = False) 
     """List, fetch, check and show datasets.
 
     Without a command: list the published datasets, where they were found, their size, licence and source."""
-    if context.invoked_subcommand is not None:
+    if context.invoked_subcommand:
         return
-    from fairmesh.data.datasets.sources import SOURCES, found, paths_of, places
+    from fairmesh.data.datasets.sources import SOURCES, inventory, places
 
-    rows, table, missing = [], [["dataset", "found in", "size", "licence", "source"]], []
-    for source in SOURCES.values():
-        place = found(source, folder)
-        paths = set(paths_of(source, place)) if place else set()
-        size, unpacked = (
-            sum(path.stat().st_size for path in paths if path),
-            sum(file.bytes or 0 for file in source.files),
-        )
-        rows.append(
-            {
-                "name": source.name,
-                "title": source.title,
-                "found": str(place) if place else None,
-                "bytes": size or None,
-                "bytes_unpacked": unpacked or None,
-                "licence": source.licence,
-                "source": source.home,
-                "looked_in": [str(path) for path in places(source, folder)],
-            }
-        )
-        shown = f"{(size or unpacked) / 1e6:.1f} MB" if size or unpacked else ""
-        table.append([source.name, str(place or "missing"), shown, source.licence, source.home])
-        missing += [] if place else [source]
+    rows = {name: inventory(source, folder) for name, source in SOURCES.items()}
     if json_:
-        print_json({"datasets": rows})
+        print_json({"datasets": list(rows.values())})
         return
+    table = [["dataset", "found in", "size", "licence", "source"]]
+    for name, row in rows.items():
+        size = row["bytes"] or row["bytes_unpacked"]
+        shown = f"{size / 1e6:.1f} MB" if size else ""
+        table.append([name, row["found"] or "missing", shown, row["licence"], row["source"]])
     show_table(table)
+    missing = [SOURCES[name] for name, row in rows.items() if not row["found"]]
     if missing:
         say(f"to fetch what is missing: fairmesh data fetch {' '.join(source.name for source in missing)}")
     for source in missing:
@@ -93,12 +79,12 @@ def fetch(
 @data.command()
 def check(
     what: Annotated[
-        str | None,
+        str,
         typer.Argument(help="An experiment file, a table, a folder of images, or a dataset; by default all datasets."),
-    ] = None,
-    target: Annotated[str | None, typer.Option(help="Of a table: the column to predict.")] = None,
-    site: Annotated[str | None, typer.Option(help="Of a table: the column that names the site.")] = None,
-    numbers: Annotated[bool, typer.Option("--numbers", help="The target is a number, not a label.")] = False,
+    ] = "",
+    target: Target = "",
+    site: Annotated[str, typer.Option(help="Of a table: the column that names the site.")] = "",
+    numbers: Numbers = False,
     folder: Folder = None,
     json_: Json = False,
 ) -> None:
@@ -109,25 +95,23 @@ def check(
     classes, rare classes and small test sets. Exits with 1 if results would mislead.
 
     Of a published dataset: checks the files against their checksums. Exits with 1 if one is damaged or missing."""
-    if what is None or (not Path(what).exists() and not Path(what).suffix):
+    path = Path(what)
+    if not what or not (path.exists() or path.suffix):
         _check_files(what, folder, json_)
         return
-    path = Path(what)
     if not path.exists():
         raise BadInput(f"there is no file {path}")
-    findings, sites = _findings(path, target, site, "numbers" if numbers else "labels")
-    wrong = sum(one.severity == "error" for one in findings)
+    findings, sites = _findings(path, target, site, numbers)
+    wrong = sum(finding.severity == "error" for finding in findings)
     if json_:
-        print_json({"checked": what, "sites": sites, "findings": [asdict(one) for one in findings], "errors": wrong})
+        print_json({"checked": what, "sites": sites, "findings": list(map(asdict, findings)), "errors": wrong})
     else:
-        for one, more in _few_of_each(findings):
-            say(f"{one.severity}: {one.sentence}" + (f" (and {more} more like this; --json has all)" if more else ""))
-        counts = {"error": wrong, "warning": len(findings) - wrong}
-        found = " and ".join(f"{count} {kind}{'s' * (count != 1)}" for kind, count in counts.items())
-        say(
-            f"{found if findings else 'nothing'} found in {what}"
-            + (f", {sites} site{'s' * (sites != 1)}" * (sites > 0))
-        )
+        for finding, more in _few_of_each(findings):
+            note = f" (and {more} more like this; --json has all)" if more else ""
+            say(f"{finding.severity}: {finding.sentence}{note}")
+        counts = " and ".join(map(counted, (wrong, len(findings) - wrong), ("error", "warning")))
+        among = f", {counted(sites, 'site')}" if sites else ""
+        say(f"{counts if findings else 'nothing'} found in {what}{among}")
     if wrong:
         raise typer.Exit(1)
 
@@ -135,33 +119,30 @@ def check(
 def _few_of_each(findings: Sequence["Finding"]) -> Iterator[tuple["Finding", int]]:
     """Yields what to print: of each kind the first few, the last of them with how many more there are. Errors first."""
     kinds: dict[tuple[str, str], list[Finding]] = {}
-    for one in sorted(findings, key=lambda one: one.severity != "error"):
-        kinds.setdefault((one.severity, one.what), []).append(one)
-    for found in kinds.values():
-        shown = found if len(found) <= _OF_A_KIND + 1 else found[:_OF_A_KIND]
-        yield from ((one, len(found) - len(shown) if one is shown[-1] else 0) for one in shown)
+    for finding in sorted(findings, key=lambda finding: finding.severity != "error"):
+        kinds.setdefault((finding.severity, finding.what), []).append(finding)
+    for alike in kinds.values():
+        shown = alike if len(alike) <= _OF_A_KIND + 1 else alike[:_OF_A_KIND]
+        yield from ((finding, 0) for finding in shown[:-1])
+        yield shown[-1], len(alike) - len(shown)
 
 
-def _findings(
-    path: Path, target: str | None, site: str | None, predict: Literal["labels", "numbers"]
-) -> tuple[list["Finding"], int]:
+def _findings(path: Path, target: str, site: str, numbers: bool) -> tuple[list["Finding"], int]:
     """Returns what looks wrong with the data of a file or folder, and the number of its sites."""
     from fairmesh.data.check import Finding, check_sites, check_table
-    from fairmesh.data.datasets import Data, ImageFolder, Table
+    from fairmesh.data.datasets import ImageFolder, Table
     from fairmesh.mesh.node.site_statistics import unusual_sites
 
-    experiment, made = (None, ImageFolder(str(path))) if path.is_dir() else _data_of(path, target, site, predict)
-    inner = made
-    while isinstance(inside := getattr(inner, "data", None), Data):
-        inner = inside
+    experiment, made = (None, ImageFolder(str(path))) if path.is_dir() else _data_of(path, target, site, numbers)
+    inner = made.innermost
     findings = list(check_table(inner)) if isinstance(inner, Table) else []
     if isinstance(made, Table) and not made.inputs:  # the rest is looked at without them
-        found = (one.column for one in findings if one.column and (experiment is None or one.severity == "error"))
-        made = replace(made, exclude=(*made.exclude, *found))
+        unfit = (f.column for f in findings if f.column and (not experiment or f.severity == "error"))
+        made = replace(made, exclude=(*made.exclude, *unfit))
     try:
-        sites = made.sites() if experiment is None else experiment.sites(made)
+        sites = experiment.sites(made) if experiment else made.sites()
     except BadInput as error:
-        if not any(one.severity == "error" for one in findings):
+        if not any(finding.severity == "error" for finding in findings):
             findings.append(Finding("error", "unusable", str(error)))
         return findings, 0
     findings += check_sites(sites)
@@ -170,22 +151,22 @@ def _findings(
     return findings, len(sites)
 
 
-def _data_of(
-    path: Path, target: str | None, site: str | None, predict: Literal["labels", "numbers"]
-) -> tuple["Experiment | None", Any]:
-    """Returns an experiment and its data, or None and the data of a table."""
-    from fairmesh.data.check import table_of_file
+def _data_of(path: Path, target: str, site: str, numbers: bool) -> tuple["Experiment | None", Any]:
+    """Returns an experiment and its data, or None and the data of a table: by its site column, or as one site."""
+    from fairmesh.data.datasets import Table
+    from fairmesh.data.partitions import BySite, Even
     from fairmesh.experiment import load_experiment
 
     if path.suffix == ".toml":
         experiment = load_experiment(path)
         return experiment, experiment.known_data()
-    if target is None:
+    if not target:
         raise BadInput(f"{path}: name the column to predict with --target")
-    return None, table_of_file(str(path), target, site, predict)
+    predict, partition = "numbers" if numbers else "labels", BySite() if site else Even(1)
+    return None, Table(str(path), target, site or None, predict=predict, partition=partition)
 
 
-def _check_files(name: str | None, folder: Path | None, json_: bool) -> None:
+def _check_files(name: str, folder: Path | None, json_: bool) -> None:
     """Checks official files against their checksums."""
     from fairmesh.data.datasets.download import check as verdicts
     from fairmesh.data.datasets.sources import SOURCES, found, places
@@ -196,11 +177,11 @@ def _check_files(name: str | None, folder: Path | None, json_: bool) -> None:
         looked = ", ".join(map(str, places(sources[0], folder)))
         raise BadInput(f"{sources[0].title} was not found in {looked}; `fairmesh data fetch {name}` fetches it")
     rows = [[source.name, str(place / file), said] for source, place in here for file, said in verdicts(source, place)]
-    wrong = [row for row in rows if not row[2].startswith("right")]
+    wrong = {i for i, row in enumerate(rows) if not row[2].startswith("right")}
     if json_:
         print_json({"files": [dict(zip(("dataset", "file", "verdict"), row)) for row in rows], "damaged": len(wrong)})
     else:
-        show_table([["dataset", "file", "verdict"], *rows], marked={i for i, row in enumerate(rows) if row in wrong})
+        show_table([["dataset", "file", "verdict"], *rows], marked=wrong)
         say(f"{len(wrong)} of {len(rows)} files are not right" if wrong else f"{len(rows)} files, all correct")
     if wrong:
         raise typer.Exit(1)
@@ -249,8 +230,8 @@ def show(
 @data.command()
 def contract(
     source: Annotated[Path, typer.Argument(help="An experiment file with [data], or a table: .csv or .parquet.")],
-    target: Annotated[str | None, typer.Option(help="Of a table: the column to predict.")] = None,
-    numbers: Annotated[bool, typer.Option("--numbers", help="The target is a number, not a label.")] = False,
+    target: Target = "",
+    numbers: Numbers = False,
     without: Annotated[
         list[str], typer.Option(metavar="COLUMN", help="A column that is no input, such as an identifier; repeatable.")
     ] = [],  # noqa: B006
@@ -261,7 +242,7 @@ def contract(
     it into the experiment file; every site's data is then checked by it."""
     from fairmesh.data.draft import drafted
 
-    _, made = _data_of(source, target, None, "numbers" if numbers else "labels")
+    _, made = _data_of(source, target, "", numbers)
     text, identifiers = drafted(made, without)
     print(text)
     for name in identifiers:

@@ -12,7 +12,6 @@ from scipy.special import pdtrc
 from torch import Tensor
 
 from fairmesh.data.datasets.table import Table
-from fairmesh.data.partitions import Even
 from fairmesh.data.samples import Samples
 from fairmesh.data.site import Site
 from fairmesh.data.tables import (
@@ -21,6 +20,7 @@ from fairmesh.data.tables import (
     encoded,
     is_missing,
     kind_of,
+    missing_in,
     parsed,
     refuse_many_categories,
     two_spellings,
@@ -35,6 +35,8 @@ _MISSING_APART = 0.3  # difference between the shares of missing values at two s
 _FEW_VALUES = 20  # different values of a column that may be compared with the target one by one
 _BY_CHANCE = 0.1  # share of test rows that may be equal to training rows without misleading
 _CHANCE = "that many can be equal by chance where columns have few values, but look for copies"
+_COPIED = "test rows in training"
+_TOO_GOOD = "so that metrics are too good; remove copies before the split, or at one site"
 _UNLIKELY = 0.01  # so seldom, over all that is looked at, are rows that are equal by chance called copies
 _COPIES = 3  # fewer equal rows are not called copies
 _SHOWN = 4  # names in a sentence
@@ -59,15 +61,6 @@ class Finding:
     column: str = ""
 
 
-def table_of_file(
-    file: str, target: str, site: str | None = None, predict: Literal["labels", "numbers"] = "labels"
-) -> Table:
-    """Returns a file as the data of an experiment: by its site column, or as one site."""
-    if site is None:
-        return Table(file, target, predict=predict, partition=Even(1))
-    return Table(file, target, site, predict=predict)
-
-
 def check_table(table: Table) -> Iterator[Finding]:
     """Yields what looks wrong with the columns of a table."""
     try:
@@ -77,7 +70,6 @@ def check_table(table: Table) -> Iterator[Finding]:
         yield Finding("error", "unusable", str(error))
         return
     target = column_of(columns, table.target, table.file)
-    sites = column_of(columns, table.site, table.file) if table.site else np.array([""] * len(target))
     labels = map(whole_number_text, target.tolist()) if table.predict == "labels" else ()
     if said := two_spellings(labels):
         yield Finding("warning", "two spellings", f"the target {table.target!r}: {said}")
@@ -87,14 +79,13 @@ def check_table(table: Table) -> Iterator[Finding]:
         yield from findings
         kinds = {finding.what for finding in findings}
         if not kinds & _UNFIT and _tells_target(values, target, table.predict):
-            yield Finding(
-                "error",
-                "leak",
-                f"column {name!r} tells the target {table.target!r} in every row, so that the model learns to copy it; "
-                f'if it is not known when a prediction is made, leave it out: exclude = ["{name}"]',
+            said = (
+                f"column {name!r} tells the target {table.target!r} in every row, so that the model learns to copy it"
             )
+            advice = f'if it is not known when a prediction is made, leave it out: exclude = ["{name}"]'
+            yield Finding("error", "leak", f"{said}; {advice}")
         if table.site and not kinds & {"identifier", "unusable column"}:
-            yield from _between_sites(table, name, values, sites)
+            yield from _between_sites(table, name, values, column_of(columns, table.site, table.file))
 
 
 def check_column(table: Table, name: str, values: np.ndarray) -> Iterator[Finding]:
@@ -155,49 +146,43 @@ def _tells_target(values: np.ndarray, target: np.ndarray, predict: Literal["labe
 
 def _between_sites(table: Table, name: str, values: np.ndarray, sites: np.ndarray) -> Iterator[Finding]:
     """Yields how a column differs between sites: its kind, its categories, and how much is missing."""
-    gaps, kinds, of_site = {}, {}, dict[str, set[str]]()
-    for site in dict.fromkeys(sites.tolist()):
-        mine = values[sites == site]
-        if len(mine) < _WORTH_COMPARING:
-            continue
-        known = [str(value).strip() for value in mine.tolist() if not is_missing(value)]
-        gaps[str(site)] = 1 - len(known) / len(mine)
-        try:
-            if known:
-                kinds[str(site)] = kind_of(mine, name, table.file)
-        except BadInput:
-            kinds[str(site)] = "mixed"
-        if kinds.get(str(site)) == "category":
-            of_site[str(site)] = set(known)
-    if len(gaps) < 2:
+    rows = {str(site): values[sites == site] for site in dict.fromkeys(sites.tolist())}
+    rows = {site: mine for site, mine in rows.items() if len(mine) >= _WORTH_COMPARING}
+    if len(rows) < 2:
         return
+    known = {site: mine[~missing_in(mine)] for site, mine in rows.items()}
+    gaps = {site: 1 - len(known[site]) / len(mine) for site, mine in rows.items()}
     most, least = max(gaps, key=gaps.__getitem__), min(gaps, key=gaps.__getitem__)
     if gaps[most] - gaps[least] > _MISSING_APART:
-        yield Finding(
-            "warning",
-            "missing values differ",
-            f"column {name!r}: {gaps[most]:.0%} of the values are missing at {most}, {gaps[least]:.0%} at {least}; a "
-            "model may learn the site from it",
-        )
+        said = f"{gaps[most]:.0%} of the values are missing at {most}, {gaps[least]:.0%} at {least}"
+        why = "a model may learn the site from it"
+        yield Finding("warning", "missing values differ", f"column {name!r}: {said}; {why}")
+    kinds = {site: _kind_at(mine, name, table.file) for site, mine in known.items() if len(mine)}
     if len(set(kinds.values())) > 1:
-        said = "; ".join(
-            f"{kind} at {listed([s for s, k in kinds.items() if k == kind], _SHOWN)}"
-            for kind in dict.fromkeys(kinds.values())
-        )
-        yield Finding(
-            "warning", "kinds differ", f"column {name!r} is not the same everywhere: {said}; write it in the same way"
-        )
-    held = Counter(one for some in of_site.values() for one in some)
-    if len(of_site) == len(gaps) > 1:
-        for site, some in of_site.items():
-            alone = sorted(one for one in some if held[one] == 1)
-            if len(alone) > len(some) / 2:
-                yield Finding(
-                    "warning",
-                    "categories differ",
-                    f"column {name!r} at {site}: {listed(alone, _SHOWN)}, which no other site has; perhaps another "
-                    "spelling",
-                )
+        at = {kind: listed([s for s, k in kinds.items() if k == kind], _SHOWN) for kind in kinds.values()}
+        said = "; ".join(f"{kind} at {some}" for kind, some in at.items())
+        sentence = f"column {name!r} is not the same everywhere: {said}; write it in the same way"
+        yield Finding("warning", "kinds differ", sentence)
+    if list(kinds.values()) == ["category"] * len(rows):
+        yield from _categories_apart(name, known)
+
+
+def _categories_apart(name: str, known: Mapping[str, np.ndarray]) -> Iterator[Finding]:
+    """Yields the sites of which most categories are found at no other site."""
+    texts_of = {site: {str(value).strip() for value in values.tolist()} for site, values in known.items()}
+    held = Counter(text for texts in texts_of.values() for text in texts)
+    for site, texts in texts_of.items():
+        alone = sorted(text for text in texts if held[text] == 1)
+        if len(alone) > len(texts) / 2:
+            said = f"{listed(alone, _SHOWN)}, which no other site has; perhaps another spelling"
+            yield Finding("warning", "categories differ", f"column {name!r} at {site}: {said}")
+
+
+def _kind_at(values: np.ndarray, name: str, file: str) -> str:
+    try:
+        return kind_of(values, name, file)
+    except BadInput:
+        return "mixed"
 
 
 def check_sites(sites: Sequence[Site]) -> Iterator[Finding]:
@@ -205,40 +190,45 @@ def check_sites(sites: Sequence[Site]) -> Iterator[Finding]:
     named = {site.name or f"node {i}": site for i, site in enumerate(sites)}
     train = {name: Samples.of(site.train, name) for name, site in named.items()}
     test = {name: Samples.of(site.test, name) for name, site in named.items() if site.test is not None}
-    tables = {name: getattr(site.table, "preprocessing", None) for name, site in named.items()}
     columns = {
-        name: [len(column.inputs) for column in table.columns] if table else [] for name, table in tables.items()
+        name: [len(column.inputs) for column in site.table.preprocessing.columns] if site.table else []
+        for name, site in named.items()
     }
     yield from _duplicates(train, test, columns)
     for name in named:
         if name not in test:
             yield Finding("warning", "no test rows", f"{name} has no test rows, so that it will not be measured")
-        for kind, samples in (("training", train[name]), ("test", test.get(name))):
-            labels = None if samples is None or len(samples) < 2 else samples.labels
-            if labels is not None and len(labels.unique()) == 1:
+        for kind, sets in (("training", train), ("test", test)):
+            labels = sets[name].labels if name in sets else None
+            if labels is not None and len(labels) > 1 and len(labels.unique()) == 1:
                 said = f"the {len(labels):,} {kind} rows of {name} are all of one class; is the label column right?"
                 yield Finding("warning", "single class", f"{said} Some metrics are not defined there")
+    labels_of = [labels for samples in train.values() if (labels := samples.labels) is not None]
+    yield from _few_test_rows(test, classes=len(labels_of) == len(train))
+    if len(labels_of) == len(train):
+        table = sites[0].table
+        yield from _rare_classes(labels_of, table.preprocessing.classes if table else ())
+
+
+def _few_test_rows(test: Mapping[str, Samples], classes: bool) -> Iterator[Finding]:
     few = {name: len(samples) for name, samples in test.items() if len(samples) < FEW_TEST_ROWS}
     if few:
-        said = listed([f"{name} ({count})" for name, count in few.items()], _SHOWN)
-        least, numbers = min(few.values()), any(one.labels is None for one in train.values())
-        sure = f"an accuracy from {least} rows is known to about {100 / math.sqrt(least):.0f} points"
-        yield Finding(
-            "warning",
-            "few test rows",
-            f"few test rows at {said}; {'a metric from so few says little' if numbers else f'{sure} only'}; hold out "
-            "more (test_share in [data]), or repeat the split (splits = 10 at the top of the experiment file)",
-        )
-    labels = [samples.labels for samples in train.values() if samples.labels is not None]
-    if len(labels) == len(train):
-        counts = sum((Counter(one.tolist()) for one in labels), Counter())
-        total = sum(counts.values())
-        names = dict(enumerate(map(repr, getattr(next(iter(tables.values())), "classes", ()))))
-        for label, count in sorted(counts.items()):
-            if count < _RARE * total and len(counts) <= _FEW_VALUES:
-                said = f"class {names.get(label, label)} has {count:,} of {total:,} training rows ({count / total:.1%})"
-                advice = "accuracy hides how it does: look at balanced accuracy, or weigh classes in the loss"
-                yield Finding("warning", "rare class", f"{said}; {advice}")
+        least, said = min(few.values()), listed([f"{name} ({count})" for name, count in few.items()], _SHOWN)
+        known = f"an accuracy from {least} rows is known to about {100 / math.sqrt(least):.0f} points only"
+        why = known if classes else "a metric from so few says little"
+        advice = "hold out more (test_share in [data]), or repeat the split (splits = 10 at the top of the file)"
+        yield Finding("warning", "few test rows", f"few test rows at {said}; {why}; {advice}")
+
+
+def _rare_classes(labels: Sequence[Tensor], names: Sequence[str]) -> Iterator[Finding]:
+    counts = sum((Counter(of_site.tolist()) for of_site in labels), Counter())
+    total = sum(counts.values())
+    for label, count in sorted(counts.items()):
+        if count < _RARE * total and len(counts) <= _FEW_VALUES:
+            name = repr(names[label]) if names else label
+            said = f"class {name} has {count:,} of {total:,} training rows ({count / total:.1%})"
+            advice = "accuracy hides how it does: look at balanced accuracy, or weigh classes in the loss"
+            yield Finding("warning", "rare class", f"{said}; {advice}")
 
 
 def _duplicates(
@@ -270,16 +260,15 @@ def _duplicates(
         holders = Counter(holder for key in test_keys for holder in where.get(key, ()))
         copies = {name: holders.pop(name, 0), **dict(holders.most_common(1))}
         for holder, count in copies.items():
-            looks = len(train) if holder == name else len(train) ** 2
-            few = count <= _BY_CHANCE * len(samples)  # they do not mislead
             if not count:
                 continue
-            severity, why = "warning", _CHANCE
-            if not few and not _is_chance(count, samples, train[holder], columns[name], looks):
-                severity, why = "error", "so that metrics are too good; remove copies before the split, or at one site"
-            whose = "its training rows" if holder == name else f"the training rows of {holder}"
-            said = f"{count:,} of {len(test_keys):,} test rows of {name} are also among {whose}"
-            yield Finding(severity, "test rows in training", f"{said}; {why}")
+            looks, whose = (len(train), "its") if holder == name else (len(train) ** 2, f"{holder}'s")
+            few = count <= _BY_CHANCE * len(samples)  # they do not mislead
+            said = f"{count:,} of {len(test_keys):,} test rows of {name} are also among {whose} training rows"
+            if few or _is_chance(count, samples, train[holder], columns[name], looks):
+                yield Finding("warning", _COPIED, f"{said}; {_CHANCE}")
+            else:
+                yield Finding("error", _COPIED, f"{said}; {_TOO_GOOD}")
 
 
 def _is_chance(count: int, rows: Samples, train: Samples, columns: Sequence[int], looks: int) -> bool:

@@ -106,29 +106,14 @@ class Contract:
         if self.columns and self.inputs:
             raise BadInput("inputs are columns of a table or arrays, not both")
         for column in self.columns:
-            if column.type == "label":
-                raise BadInput(f"column {column.name!r} is an input, so it is a number or a category, not a label")
-            if column.classes and isinstance(column.fill, str) and column.fill not in (MEAN, *column.classes):
-                raise BadInput(f'column {column.name!r}: fill is one of its classes or "{MEAN}", got {column.fill!r}')
-        for column in self._every_column:
-            if column.has_classes and not column.classes:
-                raise BadInput(f"column {column.name!r} of type {column.type} needs classes; list them")
-        target = self.target
-        if target is not None and target.type in ("yes-no", "date", "category"):
-            raise BadInput(f'target {target.name!r} is a "number", "whole" or a "label", not {target.type}')
-        if target is not None and (target.name in names or not target.required or target.indicator):
-            raise BadInput(f"target {target.name!r} is not an input, and no target may be missing")
-        if target is not None and target.standardize:
-            raise BadInput(f"target {target.name!r}: it is scaled like the columns; write standardize in [contract]")
-
-    @property
-    def _every_column(self) -> tuple[Column, ...]:
-        return self.columns if self.target is None else (*self.columns, self.target)
+            _check_input(column)
+        if self.target:
+            _check_target(self.target, names)
 
     @property
     def classes(self) -> tuple[str, ...]:
         """Returns the classes of the target, in the order of their numbers; empty if it is not a label."""
-        return () if self.target is None else self.target.classes
+        return self.target.classes if self.target else ()
 
     def sites(self, data: Data) -> list[Site]:
         """Returns the sites of a source, checked and as the model sees them.
@@ -136,7 +121,7 @@ class Contract:
         Raises:
             BadInput: Some data is not as the contract says; the message names column, rows, value and remedy.
         """
-        if _has_settings(data):
+        if isinstance(data.innermost, Table | ImageFolder):
             data = from_table(Data, self.settled(to_table(data, defaults=False)), "data")
         return self._loaded(data)
 
@@ -161,7 +146,7 @@ class Contract:
             if not self.columns:
                 raise BadInput("data is a table, but the experiment's contract has no columns; add them")
             settings = {"inputs": [column.name for column in self.columns], "standardize": self.standardize}
-            if self.target is not None:
+            if self.target:
                 predict = "labels" if self.target.type == "label" else "numbers"
                 settings |= {"target": self.target.name, "predict": predict, "classes": list(self.classes)}
         if name == "image-folder":
@@ -170,9 +155,8 @@ class Contract:
         return settings
 
     def _loaded(self, data: Data) -> list[Site]:
-        inner = getattr(data, "data", None)
-        if isinstance(inner, Data):
-            return replace(data, data=_Loaded(tuple(self._loaded(inner)))).sites()  # type: ignore[type-var]
+        if data.innermost is not data:
+            return replace(data, data=_Loaded(tuple(self._loaded(data.data)))).sites()  # type: ignore[type-var]
         if isinstance(data, Table):
             columns = data.read()
             self._check(columns, data.file)
@@ -187,13 +171,12 @@ class Contract:
     def _check(self, columns: Mapping[str, np.ndarray], file: str) -> None:
         """Refuses columns of a table that are not as the contract says."""
         wrong = []
-        for column in self._every_column:
-            name = column.name
-            if name in columns:
-                wrong += column.complaints(columns[name], file)
+        for column in filter(None, (*self.columns, self.target)):
+            if column.name in columns:
+                wrong += column.complaints(columns[column.name], file)
             else:
-                hint = nearest(name, columns)
-                wrong.append(f"{file} has no column {name!r}, which the contract lists{hint}; rename or add it")
+                lacking = f"{file} has no column {column.name!r}, which the contract lists"
+                wrong.append(f"{lacking}{nearest(column.name, columns)}; rename or add it")
         refuse(wrong)
 
     def checked(self, sites: Sequence[Site]) -> list[Site]:
@@ -217,26 +200,20 @@ class Contract:
                 f"{where}: samples have several inputs or targets, which a contract cannot describe; remove [contract]"
             )
         looked_at = samples.some()
-        wrong = self.inputs.complaints(looked_at.inputs, where) if self.inputs is not None else []
-        inputs = samples.inputs
-        if self.columns and samples.stream:
-            raise BadInput(f"{where}: a contract with columns needs samples in memory; give arrays, or use inputs")
-        if self.columns:
-            shape = list(inputs.shape[1:])
-            if shape != [len(self.columns)]:
-                names = ", ".join(column.name for column in self.columns)
-                raise BadInput(f"{where}: a sample has the shape {shape}, but the contract has the columns {names}")
-            self._refuse_unlike_arrays(where)
-            given = list(zip(self.columns, inputs.double().T.numpy()))
-            refuse([complaint for column, values in given for complaint in column.complaints(values, where)])
-            scaled = [column.transform(values, where) for column, values in given]
-            dtype = inputs.dtype if inputs.is_floating_point() else torch.get_default_dtype()
-            inputs = torch.from_numpy(np.concatenate(scaled, axis=1)).to(dtype)
-        wrong += self._target_complaints(looked_at.targets, where)
-        refuse(wrong)
+        wrong = self.inputs.complaints(looked_at.inputs, where) if self.inputs else []
+        inputs = self._scaled(samples, where) if self.columns else samples.inputs
+        refuse(wrong + self._target_complaints(looked_at.targets, where))
         return replace(samples, inputs=inputs)
 
-    def _refuse_unlike_arrays(self, where: str) -> None:
+    def _scaled(self, samples: Samples, where: str) -> Tensor:
+        """Returns inputs that are arrays as the model sees them. Refuses those that are not as the columns say."""
+        if samples.stream:
+            raise BadInput(f"{where}: a contract with columns needs samples in memory; give arrays, or use inputs")
+        inputs: Tensor = samples.inputs
+        shape = list(inputs.shape[1:])
+        if shape != [len(self.columns)]:
+            names = ", ".join(column.name for column in self.columns)
+            raise BadInput(f"{where}: a sample has the shape {shape}, but the contract has the columns {names}")
         for column in self.columns:
             if column.type not in ("number", "whole") or column.open or column.indicator:
                 raise BadInput(
@@ -246,10 +223,15 @@ class Contract:
                 )
         if self.standardize:
             raise BadInput(f"{where}: the contract says standardize, which only tables can, but these are arrays")
+        given = list(zip(self.columns, inputs.double().T.numpy()))
+        refuse([complaint for column, values in given for complaint in column.complaints(values, where)])
+        scaled = [column.transform(values, where) for column, values in given]
+        dtype = inputs.dtype if inputs.is_floating_point() else torch.get_default_dtype()
+        return torch.from_numpy(np.concatenate(scaled, axis=1)).to(dtype)
 
     def _target_complaints(self, targets: Tensor, where: str) -> list[str]:
         target = self.target
-        if target is None:
+        if not target:
             return []
         where = f"{where}, target {target.name!r}"
         if target.type != "label":
@@ -273,10 +255,27 @@ class _Loaded(Data):
         return list(self.made)
 
 
-def _has_settings(data: Data) -> bool:
-    """Returns whether the contract says something about the settings of this source or of one inside it."""
-    inside = getattr(data, "data", None)
-    return type(data) in (Table, ImageFolder) or (isinstance(inside, Data) and _has_settings(inside))
+def _check_input(column: Column) -> None:
+    if column.type == "label":
+        raise BadInput(f"column {column.name!r} is an input, so it is a number or a category, not a label")
+    _check_classes(column)
+    if column.has_classes and isinstance(column.fill, str) and column.fill not in (MEAN, *column.classes):
+        raise BadInput(f'column {column.name!r}: fill is one of its classes or "{MEAN}", got {column.fill!r}')
+
+
+def _check_target(target: Column, inputs: Sequence[str]) -> None:
+    if target.type in ("yes-no", "date", "category"):
+        raise BadInput(f'target {target.name!r} is a "number", "whole" or a "label", not {target.type}')
+    _check_classes(target)
+    if target.name in inputs or not target.required or target.indicator:
+        raise BadInput(f"target {target.name!r} is not an input, and no target may be missing")
+    if target.standardize:
+        raise BadInput(f"target {target.name!r}: it is scaled like the columns; write standardize in [contract]")
+
+
+def _check_classes(column: Column) -> None:
+    if column.has_classes and not column.classes:
+        raise BadInput(f"column {column.name!r} of type {column.type} needs classes; list them")
 
 
 def refuse(wrong: Sequence[str]) -> None:

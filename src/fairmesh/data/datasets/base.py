@@ -31,10 +31,15 @@ class Data(ABC):
     def sites(self) -> list[Site]:
         """Returns one site per node, in the order of the nodes."""
 
+    @property
+    def innermost(self) -> "Data":
+        """The source itself, or the one that it changes, such as that of `HeldOut`."""
+        inner = getattr(self, "data", None)
+        return inner.innermost if isinstance(inner, Data) else self
+
     def class_names(self) -> tuple[str, ...]:
         """Returns the names of the classes, in the order of their numbers; nothing if they have none."""
-        inner = getattr(self, "data", None)
-        return inner.class_names() if isinstance(inner, Data) else ()
+        return () if self.innermost is self else self.innermost.class_names()
 
     def resplit(self, k: int) -> "Data":
         """Returns the same data with another split into rows for training and rows for testing.

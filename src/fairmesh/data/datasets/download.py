@@ -27,8 +27,7 @@ _TRIES = 4  # of a connection that breaks
 
 def folder_of(source: Source, folder: str | os.PathLike | None = None) -> Path:
     """Returns the folder that holds the files. If none does and no folder is named, downloads them into the cache."""
-    place = found(source, folder)
-    if place is not None:
+    if place := found(source, folder):
         return place
     if folder:
         raise BadInput(f"{source.title} is not in {folder}: put {_named(source)} there, or leave the folder out")
@@ -48,12 +47,12 @@ def fetch(source: Source, folder: str | os.PathLike | None = None, progress: Pro
             if verdicts.get(source.archive.name) != "right":
                 _download(source.archive, target / source.archive.name, progress)
             _unpack(source, target)
-        elif source.archive is None:
+        elif not source.archive:
             wrong = [
-                f for f in source.files if verdicts[f.name] == "missing" or (f.md5 and verdicts[f.name] != "right")
+                f for f in source.files if verdicts[f.name] != "right" and (f.md5 or verdicts[f.name] == "missing")
             ]
             for file in _addressed(source, wrong):
-                packed = urllib.parse.urlsplit(file.url or "").path.endswith(".gz")
+                packed = urllib.parse.urlsplit(file.url).path.endswith(".gz")
                 _download(file, target / f"{file.name}{'.gz' * packed}", progress)
                 if packed:
                     (target / file.name).unlink(missing_ok=True)  # a damaged one would be read before the .gz
@@ -80,7 +79,7 @@ def _reason(error: Exception) -> str:
 
 def _addressed(source: Source, files: list[File]) -> list[File]:
     """Returns the files with their addresses and checksums, which a Zenodo record is asked for."""
-    if source.record is None or not files:
+    if not source.record or not files:
         return files
     with urllib.request.urlopen(source.record, timeout=_PATIENCE) as answer:
         try:
@@ -91,7 +90,7 @@ def _addressed(source: Source, files: list[File]) -> list[File]:
     record = next((entries for entries in records if all(file.name in entries for file in files)), None)
     if record is None:
         raise OSError(f"no record at {source.record} holds {files[0].name}")
-    sums = {name: str(entry.get("checksum", "")).removeprefix("md5:") or None for name, entry in record.items()}
+    sums = {name: str(entry.get("checksum", "")).removeprefix("md5:") for name, entry in record.items()}
     return [replace(file, md5=sums[file.name], url=record[file.name]["links"]["self"]) for file in files]
 
 
@@ -107,18 +106,17 @@ def _download(file: File, path: Path, progress: Progress) -> None:
                 raise
             time.sleep(0.2 * 2**attempt)
     packed = path.suffix == ".gz" and file.name != path.name
-    got = _md5_inside(part, packed)
-    if got is None or (file.md5 and got != file.md5):
+    verdict = _verdict(part, packed, file.md5)
+    if verdict != "right":
         part.unlink()
-        found_so = f"MD5 {got}, expected {file.md5}" if got else "no gzip content"
-        raise BadInput(f"{file.url} has {found_so}: it is not the official file, so it is not kept")
+        raise BadInput(f"{file.url} is {verdict}: it is not the official file, so it is not kept")
     part.replace(path)
 
 
 def _receive(file: File, part: Path, progress: Callable[[int, int | None], None]) -> None:
     """Appends to `part` the bytes that it still lacks."""
     have = part.stat().st_size if part.exists() else 0
-    request = urllib.request.Request(file.url or "", headers={"Range": f"bytes={have}-"} if have else {})
+    request = urllib.request.Request(file.url, headers={"Range": f"bytes={have}-"} if have else {})
     try:
         answer = urllib.request.urlopen(request, timeout=_PATIENCE)
     except urllib.error.HTTPError as error:
@@ -140,13 +138,14 @@ def _receive(file: File, part: Path, progress: Callable[[int, int | None], None]
         raise ConnectionError(f"{file.url} broke off after {have:,} of {total:,} bytes")
 
 
-def _md5_inside(path: Path, packed: bool) -> str | None:
-    """Returns the MD5 of a file's unpacked content, or None if it is not a valid .gz file."""
+def _verdict(path: Path, packed: bool, expected: str) -> str:
+    """Returns "right", or what is wrong with a file's unpacked content. Without a checksum any content is right."""
     try:
         with gzip.open(path) if packed else path.open("rb") as content:
-            return hashlib.file_digest(content, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
+            got = hashlib.file_digest(content, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
     except (gzip.BadGzipFile, EOFError, zlib.error):
-        return None
+        return "damaged: not a whole .gz file"
+    return "right" if got == (expected or got) else f"damaged: MD5 {got}, expected {expected}"
 
 
 def _unpack(source: Source, target: Path) -> None:
@@ -162,21 +161,15 @@ def check(source: Source, place: Path) -> Iterator[tuple[str, str]]:
     """Yields each official file in a folder with "right", or with what is wrong with it."""
     paths = paths_of(source, place)
     if source.archive and (archive := place / source.archive.name) in paths:
-        yield source.archive.name, _verdict(_md5_inside(archive, packed=False), source.archive.md5)
+        yield source.archive.name, _verdict(archive, packed=False, expected=source.archive.md5)
         return
     for file, path in zip(source.files, paths):
-        if path is None:
+        if not path:
             yield file.name, "missing"
-        elif file.md5 is None:
-            yield file.name, _layout(path)
+        elif file.md5:
+            yield file.name, _verdict(path, path.suffix == ".gz", file.md5)
         else:
-            yield file.name, _verdict(_md5_inside(path, path.suffix == ".gz"), file.md5)
-
-
-def _verdict(got: str | None, expected: str | None) -> str:
-    if got is None:
-        return "damaged: not a whole .gz file"
-    return "right" if got == expected else f"damaged: MD5 {got}, expected {expected}"
+            yield file.name, _layout(path)
 
 
 def _layout(path: Path) -> str:

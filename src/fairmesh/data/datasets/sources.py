@@ -6,6 +6,7 @@ import tarfile
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from fairmesh.errors import BadInput
 
@@ -15,9 +16,9 @@ class File:
     """One official file, under its unpacked name."""
 
     name: str
-    md5: str | None  # of the unpacked bytes, since distributions repack them
-    bytes: int | None  # unpacked
-    url: str | None = None  # of the single file, packed if the address ends in .gz
+    md5: str = ""  # of the unpacked bytes, since distributions repack them; "" if it is not known
+    bytes: int = 0  # unpacked; 0 if it is not known
+    url: str = ""  # of the single file, packed if the address ends in .gz
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,7 @@ class Source:
     folders: tuple[str, ...] = ()  # names its folder also goes by
     system: tuple[str, ...] = ()  # where operating systems put it
     archive: File | None = None  # a .tar.gz that holds all files, with the checksum of the archive itself
-    record: str | None = None  # where Zenodo is asked for the files' addresses and checksums
+    record: str = ""  # where Zenodo is asked for the files' addresses and checksums
 
 
 def _idx(base: str, *sums: str) -> tuple[File, ...]:
@@ -100,7 +101,7 @@ SOURCES = {
             "COOS7",
             # Their checksums are not known here. A download is checked against the one in the Zenodo record; afterwards
             # only the layout is checked.
-            (File("COOS7_v1.1_test4.hdf5", None, None), File("COOS7_v1.1_test3.hdf5", None, None)),
+            (File("COOS7_v1.1_test4.hdf5"), File("COOS7_v1.1_test3.hdf5")),
             licence="stated in its Zenodo record",
             home="https://arxiv.org/abs/1906.07282",
             record="https://zenodo.org/api/records?q=COOS7",
@@ -132,6 +133,22 @@ def found(source: Source, folder: str | os.PathLike | None = None) -> Path | Non
     looked = places(source, folder)
     whole = (place for place in looked if is_whole(source, place))
     return next(whole, next((place for place in looked if any(paths_of(source, place))), None))
+
+
+def inventory(source: Source, folder: str | os.PathLike | None = None) -> dict[str, Any]:
+    """Returns what is here of a dataset, in a folder or where it is looked for; sizes that are not known are None."""
+    place = found(source, folder)
+    paths = set(paths_of(source, place)) if place else set()
+    return {
+        "name": source.name,
+        "title": source.title,
+        "found": str(place) if place else None,
+        "bytes": sum(path.stat().st_size for path in paths if path) or None,
+        "bytes_unpacked": sum(file.bytes for file in source.files) or None,
+        "licence": source.licence,
+        "source": source.home,
+        "looked_in": list(map(str, places(source, folder))),
+    }
 
 
 def is_whole(source: Source, place: Path) -> bool:
