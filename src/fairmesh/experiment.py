@@ -230,8 +230,7 @@ class Experiment(Learning):
             outputs = 1  # one logit for labels 0 and 1
         model = partial(self.model.build, shape, outputs or needed)
         loss = _LOSSES[self.loss] if isinstance(self.loss, str) else self.loss
-        table = next((site.table for site in sites if site.table is not None), None)
-        target = None if table is None or table.preprocessing is None else table.preprocessing.target
+        target = next((site.table.preprocessing.target for site in sites if site.table), None)
         names = names or (() if target is None else target.classes)
         if target is not None and target.kind == "number":
             loss = squared_error if self.loss == "cross-entropy" else loss  # which needs classes
@@ -277,8 +276,7 @@ def shape_of(sites: Sequence[Site]) -> tuple[Any, int]:
     if any(samples.stream and samples.labels is None for samples in every):
         return shape, 0  # known to the model, if it is the user's own
     labels = 1 + max(int(samples.known_targets().max()) for samples in every if samples.here)
-    known = [site.table.preprocessing for site in sites if site.table is not None]
-    return shape, max([labels, *(len(one.classes) for one in known if one is not None)])
+    return shape, max([labels, *(len(site.table.preprocessing.classes) for site in sites if site.table)])
 
 
 def run(

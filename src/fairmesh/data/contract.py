@@ -20,7 +20,7 @@ from fairmesh.data.datasets.own import ImageFolder
 from fairmesh.data.datasets.table import Table
 from fairmesh.data.preprocessing import Preprocessing
 from fairmesh.data.samples import Samples
-from fairmesh.data.site import Site
+from fairmesh.data.site import Site, with_sets
 from fairmesh.data.tables import rows_in_words
 from fairmesh.errors import BadInput, nearest
 
@@ -182,17 +182,7 @@ class Contract:
     def checked(self, sites: Sequence[Site]) -> list[Site]:
         """Returns sites whose samples have no names, checked and as the model sees them. Columns are matched by
         position."""
-        done: dict[int, Any] = {id(None): None}  # sites that share a set share what is made of it
-        made = []
-        for i, site in enumerate(sites):
-            sets = {"training": site.train, "test": site.test, "validation": site.validation, "reserved": site.reserved}
-            for kind, samples in sets.items():
-                if id(samples) not in done:
-                    where = f"{site.name or f'site {i}'}, {kind} samples"
-                    done[id(samples)] = self._taken(Samples.of(samples, where), where).parts()
-            train, test, validation, reserved = (done[id(samples)] for samples in sets.values())
-            made.append(replace(site, train=train, test=test, validation=validation, reserved=reserved))
-        return made
+        return with_sets(sites, lambda samples, where: self._taken(Samples.of(samples, where), where).parts())
 
     def _taken(self, samples: Samples, where: str) -> Samples:
         if not (isinstance(samples.inputs, Tensor) and isinstance(samples.targets, Tensor)):

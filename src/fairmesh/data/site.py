@@ -1,6 +1,7 @@
 """One site: the data that a node holds."""
 
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 
@@ -47,3 +48,27 @@ class Site:
     reserved: Any = None
     table: Any = None
     rows: Any = None
+
+
+def with_sets(
+    sites: Sequence[Site],
+    change: Callable[[Any, str], Any],
+    names: Sequence[str] = ("train", "test", "validation", "reserved"),
+) -> list[Site]:
+    """Returns sites with changed sets of samples. Sites that share a set share what becomes of it.
+
+    Args:
+        sites: The sites.
+        change: A set, and what it is in words -> the set that replaces it.
+        names: Which sets. Default: all of them.
+    """
+    done: dict[int, Any] = {id(None): None}
+    made = []
+    for i, site in enumerate(sites):
+        for name in names:
+            samples = getattr(site, name)
+            if id(samples) not in done:
+                kind = "training" if name == "train" else name
+                done[id(samples)] = change(samples, f"{site.name or f'site {i}'}, {kind} samples")
+        made.append(replace(site, **{name: done[id(getattr(site, name))] for name in names}))
+    return made

@@ -57,7 +57,7 @@ def read_sites(sites: Sequence[Any], shared: Mapping[str, Any], targets: Targets
 def _row_numbers(site: Site, test: Samples | None, name: str) -> Tensor | None:
     """Returns what identifies each test row of a site as numbers (rows,) int64; None if it is not known."""
     given = site.rows
-    if given is None and site.table is not None and site.table.rows is not None:
+    if given is None and site.table:
         given = site.table.rows.get("test")
         given = None if test is None or given is None or len(given) != len(test) else given
     if given is None or test is None:

@@ -351,7 +351,7 @@ class Problem(Learning, metaclass=_ShortHelp):
         for i, site in enumerate(self.sites):
             names = ("train", "test", "validation", "reserved")
             sets: dict[str, Any] = {name: held(getattr(site, name), i in sites) for name in names}
-            table = None if site.table is None else site.table.without_rows()
+            table = site.table and site.table.without_rows()
             made.append(dataclasses.replace(site, table=table, **sets))
         others = [other.keeping(sites) for other in self.splits]
         return dataclasses.replace(self, sites=made, test=None, validation=None, splits=others)

@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field, is_dataclass, replace
+from functools import partial
 from itertools import chain
 from typing import Any, Literal
 
@@ -13,7 +14,7 @@ from torch import Tensor
 from fairmesh.config.imports import called
 from fairmesh.data.partitions import BySite
 from fairmesh.data.samples import Samples
-from fairmesh.data.site import Site
+from fairmesh.data.site import Site, with_sets
 from fairmesh.errors import BadInput
 from fairmesh.numerics import random_streams, trees
 
@@ -154,7 +155,7 @@ class HeldOut(Data):
 
 def _changed(site: Site) -> Any:
     """Returns what is still known of a site's table after its samples have been changed."""
-    return None if site.table is None else site.table.without_rows()
+    return site.table and site.table.without_rows()
 
 
 def _joined(sets: list[Any]) -> Any:
@@ -195,17 +196,13 @@ class Fewer(Data):
             raise BadInput(f"need train >= 2 and test >= 1, got train = {self.train}, test = {self.test}")
 
     def sites(self) -> list[Site]:
-        judges: dict[int, Any] = {id(None): None}  # sites that share a test set still do
-        made = []
-        for i, site in enumerate(self.data.sites()):
-            if id(site.test) not in judges:
-                judges[id(site.test)] = _first(site.test, self.test, f"test set of site {i}")
-            train = _first(site.train, self.train, f"site {i}")
-            made.append(replace(site, train=train, test=judges[id(site.test)], table=_changed(site)))
-        return made
+        made = self.data.sites()
+        for name, count in (("train", self.train), ("test", self.test)):
+            made = with_sets(made, partial(_first, count), (name,))
+        return [replace(site, table=_changed(site)) for site in made]
 
 
-def _first(samples: Any, count: int, what: str) -> Any:
+def _first(count: int, samples: Any, what: str) -> Any:
     read = Samples.of(samples, what)
     return read.take(torch.arange(min(count, len(read)))).parts()
 

@@ -15,7 +15,7 @@ from torch.utils.data import Dataset
 
 from fairmesh.data.datasets.base import Data, check_split
 from fairmesh.data.partitions import BySite, Contrast, Instrument, Pair, Partition, Pool
-from fairmesh.data.site import Site
+from fairmesh.data.site import Site, with_sets
 from fairmesh.data.streams import HELD_UP_TO, Streamed
 from fairmesh.data.tables import numbered_labels
 from fairmesh.errors import BadInput, in_a_line, optional
@@ -88,14 +88,13 @@ def streamed_sites(
             f"partition: {type(data.partition).__name__} changes images, which needs all of them in memory; use "
             "another partition, or smaller images"
         )
-    done: dict[int, Streamed | None] = {id(None): None}  # sites that share a test set still do
+
+    def streamed(pair: Pair, where: str) -> Streamed:
+        labels = None if pair[1].is_floating_point() else pair[1]
+        return Streamed(FileRows(read, *pair), data.workers, data.prefetch, labels=labels)
+
     pool = split_by_site((torch.arange(len(targets)), targets), names, data.test_share, data.seed)
-    sites = data.partition.sites(pool)
-    for pair in (pair for site in sites for pair in (site.train, site.test)):
-        if id(pair) not in done:
-            labels = None if pair[1].is_floating_point() else pair[1]
-            done[id(pair)] = Streamed(FileRows(read, *pair), data.workers, data.prefetch, labels=labels)
-    return [replace(site, train=done[id(site.train)], test=done[id(site.test)]) for site in sites]
+    return with_sets(data.partition.sites(pool), streamed, ("train", "test"))
 
 
 @dataclass(frozen=True)

@@ -198,10 +198,10 @@ class Table(Data):
             target = encoded(target, "number", name, self.file)
             pooled = torch.from_numpy(target.astype(np.float32))
         where = _whole_numbers(_known(columns, self.site, self.file)) if self.site else None
-        subgroups = _texts(_known(columns, self.subgroup, self.file)) if self.subgroup else None
+        subgroups = _texts(_known(columns, self.subgroup, self.file)).tolist() if self.subgroup else ()
         number = torch.arange(len(target)).unsqueeze(1)  # what is dealt to sites are the numbers of rows
         pool = split_by_site((number, pooled), where, self.test_share, self.seed)
-        table = SiteTable(plan, read, target, None, subgroups, self.file)
+        table = SiteTable(plan, read, target, plan, subgroups=subgroups, file=self.file)
         judges: dict[int, np.ndarray] = {}  # sites that share a test set still do
         return fitted_sites([self._site(i, site, table, judges) for i, site in enumerate(self.partition.sites(pool))])
 

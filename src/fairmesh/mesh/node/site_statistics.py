@@ -66,7 +66,7 @@ def statistics_of(site: Site) -> dict[str, list[float]]:
     """Returns what a site announces. Of a table that is scaled by the rows of all sites, it is about the numbers as the
     file has them, since a difference in units is gone after scaling."""
     table = site.table
-    if not is_fitted(site) or table.rows is None:
+    if not is_fitted(site) or not table.rows:
         return statistics(Samples.of(site.train, site.name or "a site"))
     targets = table.samples(table.rows["train"], table.preprocessing)[1]
     return statistics(Samples(torch.from_numpy(table.numbers()), targets))
@@ -74,7 +74,7 @@ def statistics_of(site: Site) -> dict[str, list[float]]:
 
 def columns_of(site: Site, contract: Sequence[Column] = ()) -> Sequence[Column]:
     """Returns the columns that `statistics_of` is about."""
-    fitted = is_fitted(site) and site.table.rows is not None
+    fitted = is_fitted(site) and site.table.rows
     return [Column(name) for name in site.table.number_names] if fitted else contract
 
 

@@ -37,7 +37,7 @@ class TableAgreement:
         self._name, self._own, self._bulletin, self._path = name, own, bulletin, folder / PREPROCESSING
         self._ranges = {} if contract is None else _ranges(contract)
         self.needed = is_fitted(own)
-        if self.needed and own.table.rows is None:
+        if self.needed and not own.table.rows:
             raise BadInput(
                 "the data of this site is a table inside other data, such as held-out, whose columns would have to be "
                 "scaled by the rows of all sites; between organisations name the table itself"
@@ -98,7 +98,7 @@ class TableAgreement:
         made = self.agreed(present)
         if made is None:
             return self._own
-        (site,) = own_problem(refitted(self._own, made), experiment).sites
+        (site,) = own_problem(refitted([self._own], made)[0], experiment).sites
         return site
 
     def _sites(self, present: Sequence[str]) -> Sequence[str]:
