@@ -17,7 +17,7 @@ from benchmarks.rounds import Setting
 from fairmesh.algorithms import DSGD
 from fairmesh.errors import BadInput
 from fairmesh.numerics import malloc
-from fairmesh.problems.problem import Problem
+from fairmesh.problems.prepared import Prepared
 from fairmesh.topology.graphs import Ring
 from fairmesh.training.loop import Training, TrainingState
 from fairmesh.training.options import Options
@@ -101,7 +101,7 @@ def timings(names: list[str], tuned: bool) -> Iterator[LoopTiming]:
 
 
 def _timing(name: str, setting: Setting, tuned: bool) -> LoopTiming:
-    made: list[Problem] = []
+    made: list[Prepared] = []
     making = _seconds(lambda: made.append(setting.problem()))
     (problem,), every = made, replicas_of([DSGD(_STEP)], [0], None, setting.nodes)
     run: list[tuple[Training, TrainingState]] = []
@@ -119,7 +119,7 @@ def _timing(name: str, setting: Setting, tuned: bool) -> LoopTiming:
         done += 1
 
     data = [(site.train.inputs, site.train.targets) for site in problem.sites]
-    loop = PlainLoop(problem.model, data, setting.batch)  # type: ignore[arg-type]
+    loop = PlainLoop(problem.initial.model, data, setting.batch)  # type: ignore[arg-type]
 
     def pair() -> tuple[float, float]:
         return _seconds(step), _seconds(loop.step)

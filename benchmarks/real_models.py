@@ -16,7 +16,7 @@ from fairmesh.algorithms.schedules import Geometric
 from fairmesh.compression.compressors import Quantize
 from fairmesh.numerics import malloc
 from fairmesh.problems.models import Model
-from fairmesh.problems.problem import Problem
+from fairmesh.problems.prepared import Prepared
 from fairmesh.regularizers.builtin import ChiSquare
 from fairmesh.topology.graphs import Ring
 from fairmesh.training.cuda_graph import CapturedRounds
@@ -201,7 +201,7 @@ def timings(
 
 
 def _timing(
-    name: str, problem: Problem, setting: Setting, method: str, precision: Any, device: torch.device, fuse: bool
+    name: str, problem: Prepared, setting: Setting, method: str, precision: Any, device: torch.device, fuse: bool
 ) -> RealTiming:
     on_gpu = device.type == "cuda"
     if on_gpu:

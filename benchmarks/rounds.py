@@ -18,7 +18,9 @@ from fairmesh.data.site import Site
 from fairmesh.errors import BadInput
 from fairmesh.numerics import malloc
 from fairmesh.problems.models import FullyConnected, Logistic, Model, PaperCNN
-from fairmesh.problems.problem import Problem, Sampling
+from fairmesh.problems.prepared import Prepared
+from fairmesh.problems.problem import Problem, prepare
+from fairmesh.problems.sampling import Sampling
 from fairmesh.regularizers.builtin import ChiSquare
 from fairmesh.topology.graphs import Ring
 from fairmesh.training.cuda_graph import CapturedRounds
@@ -43,7 +45,7 @@ class Setting(NamedTuple):
     primal_step: float = 1.0
     dual_step: float = 0.01
 
-    def problem(self) -> Problem:
+    def problem(self) -> Prepared:
         """Returns synthetic images: each class is a pattern in noise. The time does not depend on what is learned."""
         generator = torch.Generator().manual_seed(0)
         labels = torch.randint(0, self.classes, (self.nodes, self.samples), generator=generator)
@@ -54,7 +56,7 @@ class Setting(NamedTuple):
             sites.append(Site((patterns[held] + noise, held)))
         torch.manual_seed(0)
         module = self.model.build(torch.Size(self.shape), self.classes)
-        return Problem(module, sites, sampling=Sampling(batch=self.batch))
+        return prepare(Problem(module, sites, sampling=Sampling(batch=self.batch)))
 
     def algorithm(self) -> ADGDA:
         step = Geometric(self.primal_step, 0.998)
@@ -105,7 +107,7 @@ def timings(device: str, names: list[str] | None = None, replicas: list[int] | N
 
 
 @malloc.reused()
-def timing(name: str, problem: Problem, replicas: int, device: torch.device) -> Timing:
+def timing(name: str, problem: Prepared, replicas: int, device: torch.device) -> Timing:
     """Returns the timing of one case. On a CPU, stack and loop take turns, so that other load slows both alike."""
     setting = _setting(name)
     step = stack(problem, setting, replicas, device)
@@ -127,7 +129,7 @@ def timing(name: str, problem: Problem, replicas: int, device: torch.device) -> 
     )  # fmt: skip
 
 
-def stack(problem: Problem, setting: Setting, replicas: int, device: torch.device) -> Callable[[], None]:
+def stack(problem: Prepared, setting: Setting, replicas: int, device: torch.device) -> Callable[[], None]:
     """Returns a function that runs one more round of all replicas."""
     every = replicas_of([setting.algorithm()], range(replicas), None, problem.n)
     training = Training(problem, Ring(), every, Options(device=str(device)))
@@ -142,12 +144,12 @@ def stack(problem: Problem, setting: Setting, replicas: int, device: torch.devic
     return step
 
 
-def loop_of(problem: Problem, setting: Setting, device: torch.device) -> Callable[[], None]:
+def loop_of(problem: Prepared, setting: Setting, device: torch.device) -> Callable[[], None]:
     """Returns a function that runs one more round as a plain per-node loop."""
     matrix = Ring().build(problem.n)[0].matrix
     around = [{int(j): float(matrix[i, j]) for j in matrix[[i]].indices} for i in range(problem.n)]
     data = [(site.train.inputs.to(device), site.train.targets.to(device)) for site in problem.sites]
-    module: Any = problem.model
+    module: Any = problem.initial.model
     loop = PerNodeLoop(
         module, data, around, batch=setting.batch, bits=_BITS, primal_step=setting.primal_step,
         consensus_step=_CONSENSUS_STEP, dual_step=setting.dual_step,

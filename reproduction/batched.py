@@ -17,7 +17,7 @@ from fairmesh.config.tables import to_table
 from fairmesh.data.datasets import HeldOut
 from fairmesh.errors import BadInput
 from fairmesh.experiment import Experiment
-from fairmesh.problems.problem import Problem
+from fairmesh.problems.prepared import Prepared
 from fairmesh.storage.run_folder import CHECKPOINT, Record
 from fairmesh.training.observers import Watch
 from fairmesh.training.replicas import stacked
@@ -45,7 +45,7 @@ class Runner:
     ):
         self._device, self._work, self._memory, self._say = device, work, memory_gib, say
         self._folders: list[Path] = []  # checkpoints of the group in progress
-        self._known: dict[Any, Problem] = {}  # the last two problems: of a search and of the run that follows it
+        self._known: dict[Any, Prepared] = {}  # the last two problems: of a search and of the run that follows it
 
     def lines(self, group: list[Row], found: dict[str, Any]) -> list[Line]:
         """Tunes and trains rows that run as one batch. `found` holds results of searches that are already known."""
@@ -155,7 +155,7 @@ class Runner:
 
         return [Watch(watch)]
 
-    def _problem(self, experiment: Experiment) -> Problem:
+    def _problem(self, experiment: Experiment) -> Prepared:
         """Returns the experiment's problem, built once for rows that follow each other."""
         key = experiment.data, experiment.model, experiment.sampling
         while key not in self._known and len(self._known) > 1:
@@ -168,7 +168,7 @@ class Runner:
 class _Run(NamedTuple):
     """One row's part of a batched run."""
 
-    problem: Problem
+    problem: Prepared
     records: list[Record]
     diverged: list[int]  # seeds
 

@@ -20,7 +20,7 @@ from fairmesh.compression.codes import Dense
 from fairmesh.networks.base import Delivery, Part
 from fairmesh.networks.memory import MemoryNetwork
 from fairmesh.problems.evaluator import Evaluator
-from fairmesh.problems.problem import Problem
+from fairmesh.problems.prepared import Prepared
 from fairmesh.topology.mixing import Mixing, with_liars
 from fairmesh.training.loop import Training
 from fairmesh.training.options import Options
@@ -83,7 +83,7 @@ class AttackedNetwork(MemoryNetwork):
         return Part(Dense(rows), part.nominal_bits, True, part.kept)
 
 
-def problem_of() -> Problem:
+def problem_of() -> Prepared:
     return fm.Experiment(fm.data.Digits(nodes=SITES, odd=1), fm.Ring(), fm.ADGDA(), rounds=1).problem()
 
 
@@ -98,7 +98,7 @@ def algorithms(rounds: int) -> dict[str, Algorithm]:
     return {name: with_run_length(algorithm, rounds) for name, algorithm in found.items()}
 
 
-def accuracies(problem: Problem, algorithm: Algorithm, attack: str, clip: bool, rounds: int, seeds: int) -> Tensor:
+def accuracies(problem: Prepared, algorithm: Algorithm, attack: str, clip: bool, rounds: int, seeds: int) -> Tensor:
     """Returns every site's test accuracy (seeds, sites): that of the mean of the honest models."""
     topology = fm.topologies.Circulant((1, 2))
     options = Options(count_bytes=False, trace="no", lying_neighbours=int(clip))

@@ -30,7 +30,8 @@ from fairmesh.compression.compressors import (
     TopKQuantize,
 )
 from fairmesh.config.registry import registered_name
-from fairmesh.problems.problem import Problem, Sampling
+from fairmesh.problems.prepared import Prepared
+from fairmesh.problems.sampling import Sampling
 from fairmesh.topology.graphs import (
     Complete,
     Hypercube,
@@ -148,7 +149,7 @@ def _tuned(gammas: Sequence[float], values: Tensor) -> tuple[int, Line]:
 
 
 def _states(
-    problem: Problem, topology: Topology, algorithms: Sequence[ADGDA], rounds: int, seeds: int
+    problem: Prepared, topology: Topology, algorithms: Sequence[ADGDA], rounds: int, seeds: int
 ) -> Iterator[tuple[int, TrainingState]]:
     """Yields the number of rounds done and the state. Replicas are all seeds of the first algorithm, then the next."""
     replicas = replicas_of(algorithms, range(seeds), None, problem.n)

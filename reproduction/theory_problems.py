@@ -10,7 +10,9 @@ from torch import Tensor, nn
 from torch.func import grad, grad_and_value, hessian, vmap
 
 from fairmesh.data.site import Site
-from fairmesh.problems.problem import Problem, Sampling
+from fairmesh.problems.prepared import Prepared
+from fairmesh.problems.problem import Problem, prepare
+from fairmesh.problems.sampling import Sampling
 from fairmesh.regularizers.builtin import ChiSquare, worst_case
 
 NODES = 8  # m
@@ -19,7 +21,7 @@ NODES = 8  # m
 class Sites:
     """The exact loss functions f_i of the sites: over all samples, in float64, for any models."""
 
-    def __init__(self, problem: Problem, regularizer: ChiSquare):
+    def __init__(self, problem: Prepared, regularizer: ChiSquare):
         model = problem.flat_model.to(torch.device("cpu"), torch.float64)
         self.inputs = torch.stack([site.train.inputs for site in problem.sites])
         self.targets = torch.stack([site.train.targets for site in problem.sites])
@@ -78,7 +80,7 @@ class Sites:
 class Saddle:
     """A convex problem, its regularizer, and its saddle point."""
 
-    problem: Problem
+    problem: Prepared
     regularizer: ChiSquare
     model: Tensor  # theta* (dim,)
     weights: Tensor  # lambda* (n,)
@@ -98,11 +100,11 @@ def _half_squares(outputs: Tensor, targets: Tensor) -> Tensor:
     return (outputs - targets).square().mean() / 2
 
 
-def _linear(sites: Sequence[tuple[Tensor, Tensor]], loss: Callable, sampling: Sampling) -> Problem:
+def _linear(sites: Sequence[tuple[Tensor, Tensor]], loss: Callable, sampling: Sampling) -> Prepared:
     """Returns a problem with a linear model that starts from zero, like its public copies."""
     layer = nn.Linear(sites[0][0].shape[-1], 1, bias=False)
     nn.init.zeros_(layer.weight)
-    return Problem(layer, [Site(held) for held in sites], loss=loss, sampling=sampling)
+    return prepare(Problem(layer, [Site(held) for held in sites], loss=loss, sampling=sampling))
 
 
 def known_saddle(sampling: Sampling) -> Saddle:
@@ -143,7 +145,7 @@ def _bounded(outputs: Tensor, targets: Tensor) -> Tensor:
     return (squares / (1 + squares)).mean()
 
 
-def robust_regression(sampling: Sampling) -> tuple[Problem, ChiSquare]:
+def robust_regression(sampling: Sampling) -> tuple[Prepared, ChiSquare]:
     """Returns regression with a bounded loss at eight sites of different noise, started where Phi is not convex.
 
     Theorem 2 makes models 16 (kappa + 1)^2 times slower than weights, and the mean squared gradient begins to fall only

@@ -10,6 +10,8 @@ from fairmesh.config.registry import registered
 from fairmesh.networks.memory import MemoryNetwork
 from fairmesh.numerics.random_streams import DITHER
 from fairmesh.problems.oracle import Oracle
+from fairmesh.problems.prepared import Prepared
+from fairmesh.problems.problem import prepare
 
 FEATURES, CLASSES = 6, 3
 
@@ -219,16 +221,18 @@ def small_model() -> nn.Module:
     return nn.Sequential(nn.Linear(FEATURES, 5), nn.Tanh(), nn.Linear(5, CLASSES))
 
 
-def problem(n: int = 8, **fields) -> fm.Problem:
+def problem(n: int = 8, **fields) -> Prepared:
     fields.setdefault("sampling", fm.Sampling(batch=7))
-    return fm.Problem(model=fields.pop("model", small_model), sites=fields.pop("sites", None) or sites(n), **fields)
+    model, of_sites = fields.pop("model", small_model), fields.pop("sites", None) or sites(n)
+    return prepare(fm.Problem(model, of_sites, **fields))
 
 
 def on_stack(
-    problem: fm.Problem, topology: fm.topologies.Topology, *, seeds=(0,), dtype=torch.float64, calls=1, trace=True,
-    **network,
+    problem: fm.Problem | Prepared, topology: fm.topologies.Topology, *, seeds=(0,), dtype=torch.float64, calls=1,
+    trace=True, **network,
 ):  # fmt: skip
     """A memory network over a topology and the oracle of its nodes."""
+    problem = prepare(problem)
     net = MemoryNetwork(topology.build(problem.n), dtype=dtype, **network)
     oracle = Oracle(problem, net.hosted, net.identities, seeds=seeds, calls_per_round=calls, dtype=dtype, trace=trace)
     return net, oracle

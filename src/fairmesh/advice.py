@@ -14,7 +14,7 @@ from fairmesh.config.tables import to_table
 from fairmesh.errors import BadInput
 from fairmesh.experiment import Experiment
 from fairmesh.networks.memory import MemoryNetwork
-from fairmesh.problems.problem import Problem
+from fairmesh.problems.prepared import Prepared
 from fairmesh.training.defaults import DEFAULT_ALGORITHM, ROUNDS, algorithm_for, only_subgroups
 from fairmesh.training.loop import TrainingState
 from fairmesh.training.memory_estimate import footprint
@@ -171,7 +171,7 @@ def advise(experiment: Experiment, announce: Callable[[str], None] | None = None
     return Advice(chosen, facts, recommended, tuple(_hints(facts, problem)), _predicted(chosen, problem, announce))
 
 
-def _facts(problem: Problem, network: MemoryNetwork) -> dict[str, Any]:
+def _facts(problem: Prepared, network: MemoryNetwork) -> dict[str, Any]:
     """Returns what is known before any training."""
     rows = [len(site.train) for site in problem.sites]
     return {
@@ -234,7 +234,7 @@ def _compressor(algorithm: TrackedADGDA, own_code: bool, facts: dict[str, Any]) 
     return Recommended("compressor", value, f"messages {32 / bits:.0f} times smaller than the model; {reason}")
 
 
-def _hints(facts: dict[str, Any], problem: Problem) -> list[str]:
+def _hints(facts: dict[str, Any], problem: Prepared) -> list[str]:
     found = []
     if facts["spectral_gap"] < _SLOW:
         found.append(
@@ -282,7 +282,7 @@ class _Clock(Observer):
         return (ends[-1] - ends[first]) / (len(ends) - 1 - first)
 
 
-def _predicted(chosen: Experiment, problem: Problem, announce: Callable[[str], None] | None) -> Predicted:
+def _predicted(chosen: Experiment, problem: Prepared, announce: Callable[[str], None] | None) -> Predicted:
     """Returns what a run takes, from some of its rounds."""
     clock, some = _Clock(), min(chosen.rounds, 2 if chosen.trainer is not None else _MEASURED_ROUNDS)
     if announce:

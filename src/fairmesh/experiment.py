@@ -36,8 +36,10 @@ from fairmesh.numerics import trees
 from fairmesh.personalization import Personalization
 from fairmesh.problems.learning import Learning
 from fairmesh.problems.models import FullyConnected, Logistic, Model, PaperCNN, build_in_units
-from fairmesh.problems.problem import Problem, Sampling, with_splits
+from fairmesh.problems.prepared import Prepared, with_splits
+from fairmesh.problems.problem import Problem, prepare
 from fairmesh.problems.row_loss import loss_in_spreads
+from fairmesh.problems.sampling import Sampling
 from fairmesh.storage.files import write_atomically
 from fairmesh.storage.strict_json import as_json, with_nan
 from fairmesh.topology.graphs import Ring, Topology
@@ -83,21 +85,7 @@ class Experiment(Learning):
         sweep: Values of the algorithm's numbers to train together, by dotted name: {"regularizer.strength": (0.01,
             0.1)}. All combinations become replicas. Default: {}.
         prior: p, one number > 0 per site; None for each site's share of all training samples. Default: None.
-        weight_decay: Multiple of the model that is added to each gradient after clipping, >= 0. Optimizers have decay
-            of their own, by parameter. Default: 0.0.
-        clip_norm: Largest Euclidean norm of each node's gradient, > 0, as in `torch.nn.utils.clip_grad_norm_`; None for
-            no clipping. Default: None.
-        augment: A function that changes training batches at random, as in `Problem`. Default: None.
-        metrics: Further metrics, as in `Problem`: a list of built-in ones, `metrics = ["auroc", "brier"]`, or a table
-            with names of your own. There a function is written as "file.py:name", or as a table with `function` and
-            `higher_is_better`. Default: {}.
-        objective: Which losses the robust weights follow. Default: Objective(), the training losses.
-        models_at_once: How many models are evaluated at once, as in `Problem`. Default: "auto".
-        parts: Which parameters stay at their site and which are not trained. Default: Parts(), all are shared.
-        batch_norm: What BatchNorm layers do: "frozen", "local", "shared", "convert" or "refuse", as in `Problem`.
-            Default: "refuse".
-        trainer: Your own training code for the local work, as in `Problem`: a function (module, data, ctx), in a file
-            "file.py:name". Default: None.
+        settings: Those of `Learning`, by name.
         personalization: How sites get models of their own after the last round, such as
             `fm.personalization.Mixture()`; None for only the common model. Default: None.
         contract: What the data of every site must look like, as in `fm.data.Contract`; None for no check. Default:
@@ -191,7 +179,7 @@ class Experiment(Learning):
         """Returns the sites of a source, checked by the contract if there is one."""
         return data.sites() if self.contract is None else self.contract.sites(data)
 
-    def problem(self, sites: Sequence[Site] | None = None, outputs: int | None = None) -> Problem:
+    def problem(self, sites: Sequence[Site] | None = None, outputs: int | None = None) -> Prepared:
         """Returns the learning problem, with data, model and loss checked together. With a personalization, sites that
         are loaded from `data` have reserved their share of rows.
 
@@ -212,8 +200,8 @@ class Experiment(Learning):
         return with_splits([first, *(self._of_sites(sites, outputs, names, like=first) for sites in loaded[1:])])
 
     def _of_sites(
-        self, sites: Sequence[Site], outputs: int | None, names: Sequence[str], like: Problem | None = None
-    ) -> Problem:
+        self, sites: Sequence[Site], outputs: int | None, names: Sequence[str], like: Prepared | None = None
+    ) -> Prepared:
         shape, needed = shape_of(sites)
         needed = needed or len(names)
         if not isinstance(shape, torch.Size) and type(self.model) in (FullyConnected, Logistic, PaperCNN):
@@ -237,10 +225,10 @@ class Experiment(Learning):
             if (target.center, target.scale) != (0.0, 1.0):
                 model = partial(build_in_units, self.model, shape, target.center, target.scale)
                 loss = partial(loss_in_spreads, loss, target.scale)
-        if like is not None and isinstance(like.model, partial) and like.model.args == model.args:
-            return like.with_other(sites=sites)
+        if like is not None and isinstance(like.initial.model, partial) and like.initial.model.args == model.args:
+            return like.changed(sites=sites)
         learning = {setting.name: getattr(self, setting.name) for setting in fields(Learning)}
-        problem = Problem(model, sites, loss, self.sampling, self.prior, class_names=names, **learning)
+        problem = prepare(Problem(model, sites, loss, self.sampling, self.prior, class_names=names, **learning))
         if self.personalization is not None:
             problem.refuse_own_parts("personalization")
         return problem
@@ -288,7 +276,7 @@ def run(
     announce: Callable[[str], None] | None = None,
     handle_signals: bool = False,
     process_group: ProcessGroup | None = None,
-    check: Callable[[Problem], None] | None = None,
+    check: Callable[[Prepared], None] | None = None,
 ) -> Result:
     """Trains an experiment.
 

@@ -122,10 +122,12 @@ def test_average_model_of_a_run_that_was_compared_with_fixed_weights_is_that_one
 
 def test_constant_is_the_most_frequent_class_or_the_mean():
     labels = torch.tensor([2] * 7 + [0] * 5 + [1] * 3)
-    problem = fm.Problem(torch.nn.Linear(2, 3), [fm.Site((torch.randn(15, 2), labels))])
+    problem = fm.Problem(torch.nn.Linear(2, 3), [fm.Site((torch.randn(15, 2), labels))]).prepared
     assert int(best_constant(problem, 0).argmax()) == 2
     numbers = torch.arange(200.0).view(-1, 1) / 10
-    problem = fm.Problem(torch.nn.Linear(2, 1), [(torch.randn(200, 2), numbers)], loss=torch.nn.functional.mse_loss)
+    problem = fm.Problem(
+        torch.nn.Linear(2, 1), [(torch.randn(200, 2), numbers)], loss=torch.nn.functional.mse_loss
+    ).prepared
     assert float(best_constant(problem, 0)) == pytest.approx(float(numbers.mean()), rel=0.01)
 
 
@@ -133,7 +135,7 @@ def test_constant_is_the_most_frequent_class_or_the_mean():
 def test_constant_of_a_few_large_numbers_is_near_their_mean(loss):
     prices = 250_000 + 60_000 * torch.linspace(-1, 1, 20).view(-1, 1)
     named = fm.losses.SquaredError() if loss == "squared-error" else fm.losses.Huber()
-    problem = fm.Problem(torch.nn.Linear(2, 1), [(torch.randn(20, 2), prices)], loss=named)
+    problem = fm.Problem(torch.nn.Linear(2, 1), [(torch.randn(20, 2), prices)], loss=named).prepared
     assert float(best_constant(problem, 0)) == pytest.approx(250_000, rel=0.01)
 
 
@@ -149,7 +151,7 @@ def test_local_model_stops_early_where_held_out_rows_say_so_and_only_there():
         torch.nn.Linear(12, 1),
         [site(1.0), site(0.0)],
         loss=torch.nn.functional.mse_loss,
-    )
+    ).prepared
     fit = CrossFit(problem, [0, 1], 5, 0, torch.device("cpu"), torch.float32)
     start = problem.initial_row(0).float().expand(2, -1)
     stopped = fit.stopped(fit.same(start), 120, 0.7)
@@ -240,7 +242,7 @@ def test_constant_answer_is_the_share_of_the_most_frequent_class_of_a_sites_trai
     train, test = torch.tensor([0] * 6 + [1] * 4), torch.tensor([0] * 3 + [1] * 5)
     rows = [(torch.randn(len(labels), 3), labels) for labels in (train, test)]
     sites = [fm.Site(rows[0], test=rows[1]), fm.Site(rows[0]), fm.Site(rows[1], test=rows[0])]
-    first, unmeasured, last = constant_values(fm.Problem(torch.nn.Linear(3, 2), sites), "test")
+    first, unmeasured, last = constant_values(fm.Problem(torch.nn.Linear(3, 2), sites).prepared, "test")
     assert (first, last) == pytest.approx((3 / 8, 4 / 10))
     assert unmeasured != unmeasured
 

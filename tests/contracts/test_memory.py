@@ -47,7 +47,7 @@ def problem() -> fm.Problem:
         layers = [nn.Linear(10, 130), nn.Tanh(), nn.Linear(130, 140), nn.Tanh(), nn.Linear(140, 3)]
         return nn.Sequential(*layers)
 
-    return fm.Problem(model=model, sites=sites, sampling=fm.Sampling(batch=1))
+    return fm.Problem(model=model, sites=sites, sampling=fm.Sampling(batch=1)).prepared
 
 
 def _training(
@@ -105,7 +105,7 @@ def test_tracked_ad_gda_holds_little_more_than_its_state_before_and_after(proble
 
 def test_ad_gda_with_decay_clipping_and_several_batches_holds_at_most_twelve_copies(problem):
     sampling = fm.Sampling(batch=1, batches_per_step=3)
-    heavier = fm.Problem(problem.model, problem.sites, sampling=sampling, weight_decay=0.01, clip_norm=1.0)
+    heavier = problem.changed(sampling=sampling, weight_decay=0.01, clip_norm=1.0)
     copies = _copies_at_peak(heavier, fm.Ring(), toys.ALGORITHMS["ad-gda"])
     assert copies <= COPIES, f"{copies:.2f} copies"
 

@@ -36,7 +36,7 @@ def test_reserve_takes_the_same_rows_wherever_the_site_is():
 
 
 def test_reserve_knows_how_many_rows_another_process_reserves():
-    here = fm.Problem(torch.nn.Linear(1, 2), [site(50), site(73)])
+    here = fm.Problem(torch.nn.Linear(1, 2), [site(50), site(73)]).prepared
     there = here.keeping([0])
     taken = [fm.data.reserve(problem.sites) for problem in (here, there)]
     assert [len(one.train) for one in taken[0]] == [len(one.train) for one in taken[1]]

@@ -148,7 +148,7 @@ def test_sets_of_dictionaries_are_streamed_by_index(monkeypatch):
     model, found = Model(), []
     for limit in (1 << 30, 10):
         monkeypatch.setattr(streams, "HELD_UP_TO", limit)
-        problem = fm.Problem(model, [HubDataset(), HubDataset()], sampling=fm.Sampling(4))
+        problem = fm.Problem(model, [HubDataset(), HubDataset()], sampling=fm.Sampling(4)).prepared
         assert (problem.sites[0].train.stream is not None) == (limit == 10)
         found.append(fm.train(problem, fm.Ring(), fm.algorithms.DSGD(0.1), 2))
     assert torch.equal(found[0].row(), found[1].row())

@@ -67,7 +67,7 @@ class Noisy(Scans):
 def problem(sets, **settings) -> fm.Problem:
     torch.manual_seed(0)
     sites = [fm.Site(one, test=one, name=f"clinic {k}") for k, one in enumerate(sets)]
-    return fm.Problem(torch.nn.Linear(4, 2), sites, **{"sampling": fm.Sampling(batch=3)} | settings)
+    return fm.Problem(torch.nn.Linear(4, 2), sites, **{"sampling": fm.Sampling(batch=3)} | settings).prepared
 
 
 def trained(problem: fm.Problem, rounds: int = 4, **settings) -> fm.Result:
@@ -121,7 +121,12 @@ def test_streams_read_only_what_batches_need():
         assert len(s.reads) < 100
         s.reads.clear()
     sites = [fm.Site(site.train, test=Scans()) for site in one.sites]
-    fm.train(fm.Problem(torch.nn.Linear(4, 2), sites, sampling=fm.Sampling(3)), fm.Ring(), fm.algorithms.DSGD(0.1), 5)
+    fm.train(
+        fm.Problem(torch.nn.Linear(4, 2), sites, sampling=fm.Sampling(3)).prepared,
+        fm.Ring(),
+        fm.algorithms.DSGD(0.1),
+        5,
+    )
     assert all(len(s.reads) < 5 * 3 + 400 for s in sets)  # batches, and 256 for the best constant answer
 
 
@@ -169,7 +174,7 @@ def test_item_that_cannot_be_read_is_named_and_the_run_resumes_when_it_is_mended
         sets = [Scans(0), Broken(fails, at), Scans(2)]
         sites = [fm.Site(fm.data.Streamed(s, workers), name=f"clinic {k}") for k, s in enumerate(sets)]
         torch.manual_seed(0)
-        return fm.Problem(torch.nn.Linear(4, 2), sites, sampling=fm.Sampling(3, "cyclic"), test=Scans())
+        return fm.Problem(torch.nn.Linear(4, 2), sites, sampling=fm.Sampling(3, "cyclic"), test=Scans()).prepared
 
     whole, bad = trained(one(at=-1), 6), one(at=13)  # item 13 is in round 4
     assert 13 not in bad.sites[1].train.stream.seen_rows

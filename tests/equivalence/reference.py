@@ -240,7 +240,8 @@ class Worker:
         self.inputs, self.targets = problem.sites[i].train.inputs, problem.sites[i].train.targets
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            module = copy.deepcopy(problem.model) if isinstance(problem.model, nn.Module) else problem.model()
+            given = problem.initial.model
+            module = copy.deepcopy(given) if isinstance(given, nn.Module) else given()
         self.module = module.double()
         self.parameters = list(self.module.parameters())
         self.numbers = nn.utils.parameters_to_vector(self.parameters).detach()

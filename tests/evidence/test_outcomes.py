@@ -201,7 +201,7 @@ def test_site_refuses_rows_that_do_not_name_each_test_row():
 
 def test_run_has_the_same_identity_with_and_without_named_rows():
     model = torch.nn.Linear(3, 2)
-    digests = {fm.Problem(model, patients(0, False, named)).digest() for named in (False, True)}
+    digests = {fm.Problem(model, patients(0, False, named)).prepared.digest() for named in (False, True)}
     assert len(digests) == 1
 
 

@@ -110,12 +110,12 @@ def sites_of(labels: list[list[int]], **fields) -> list[fm.Site]:
 
 def test_balanced_weights_come_from_the_labels_of_all_sites():
     given = sites_of([[0, 0, 0, 0], [0, 0, 1, 1]])
-    made = fm.Problem(torch.nn.Linear(2, 2), given, loss=fm.losses.CrossEntropy("balanced"))
+    made = fm.Problem(torch.nn.Linear(2, 2), given, loss=fm.losses.CrossEntropy("balanced")).prepared
     assert made.loss.class_weights == pytest.approx((8 / (2 * 6), 8 / (2 * 2)))
     kept = made.keeping([0])  # a process that holds one site has the same loss
     assert kept.loss == made.loss
     assert kept.digest(made.digests_here()) == made.digest()
-    plain = fm.Problem(torch.nn.Linear(2, 2), given, loss=fm.losses.CrossEntropy((1.0, 2.0)))
+    plain = fm.Problem(torch.nn.Linear(2, 2), given, loss=fm.losses.CrossEntropy((1.0, 2.0))).prepared
     assert plain.digest() != made.digest()
     alone = [given[0], fm.Site(fm.data.Samples.elsewhere(4, made.sites[0].train))]
     with refused("balanced", "list"):
@@ -160,7 +160,7 @@ def test_numbers_without_a_loss_are_fitted_by_squares_and_a_bad_fit_is_told(tmp_
     assert any(
         not missing_from(text, "constant answer", "train longer", result.problem.sites[0].name) for text in result.notes
     )
-    plain = fm.Problem(torch.nn.Linear(2, 1), [(torch.randn(4, 2), torch.randn(4)) for _ in range(2)])
+    plain = fm.Problem(torch.nn.Linear(2, 1), [(torch.randn(4, 2), torch.randn(4)) for _ in range(2)]).prepared
     assert plain.loss is squared_error
     assert result.notes[-1] in said
 

@@ -83,7 +83,7 @@ def _run(algorithm: str, batch: int, rounds: int) -> Run:
     model = fm.models.Logistic()
     problem = fm.Problem(
         lambda: model.build(torch.Size([8, 8]), CLASSES), fm.data.Digits(nodes=3).sites(), sampling=fm.Sampling(batch)
-    )
+    ).prepared
     network = Overheard(fm.Ring().build(3), secrets=[fleet.secret(name) for name in NAMES])
     training = Training(problem, fm.Ring(), replicas_of([settings], [0], None, 3), Options(), network=network)
     oracle, state, rows, weights = training.oracle, training.initial(), [], []

@@ -51,7 +51,7 @@ class Found(NamedTuple):
 
 def _first_message(model: str, algorithm: str, batch: int) -> tuple[fm.Problem, Tensor, Tensor, Tensor]:
     """Returns the problem, what the first message says about the gradient, and the true images and labels."""
-    problem = fm.Problem(MODELS[model], fm.data.Digits(nodes=3).sites(), sampling=fm.Sampling(batch))
+    problem = fm.Problem(MODELS[model], fm.data.Digits(nodes=3).sites(), sampling=fm.Sampling(batch)).prepared
     network = MemoryNetwork(fm.Ring().build(3), secrets=[fleet.secret(name) for name in NAMES])
     replicas = replicas_of([ALGORITHMS[algorithm]], [0], None, 3)
     training = Training(problem, fm.Ring(), replicas, Options(), network=network)

@@ -26,7 +26,7 @@ from tests.refusals import missing_from
 
 NAMES = ("a", "b", "c")
 SAMPLES = torch.randn(6, 2), torch.arange(6) % 2
-PROBLEM = fm.Problem(torch.nn.Linear(2, 2), [fm.Site(SAMPLES, test=SAMPLES, name=name) for name in NAMES])
+PROBLEM = fm.Problem(torch.nn.Linear(2, 2), [fm.Site(SAMPLES, test=SAMPLES, name=name) for name in NAMES]).prepared
 SCHEDULE = Schedule(rounds=50, every=10, best_by="worst", seed=0)
 DUE = (0, 10, 20, 30, 40, 50)
 ACCURACIES = {
@@ -84,7 +84,7 @@ class Site:
     def enter(self, generation=1, start=0, names=NAMES):
         report = lambda level, what, **fields: self.warnings.append(fields)  # noqa: E731
         self.table = Measurements(self.folder, self.name, self.board.of(self.name), Aside(report))
-        problem = fm.Problem(PROBLEM.model, [site for site in PROBLEM.sites if site.name in names])
+        problem = fm.Problem(PROBLEM.initial.model, [site for site in PROBLEM.sites if site.name in names]).prepared
         self.table.enter(generation, start, self.schedule, problem, names, lambda: self.landmarks)
 
     def measure(self, done, accuracy, loss=1.0):
@@ -441,7 +441,7 @@ def test_validation_data_decides_if_there_is_some(tmp_path, board):
     tables = {name: Measurements(tmp_path / name, name, board.of(name), Aside(lambda *a, **k: None)) for name in NAMES}
     for name, table in tables.items():
         (tmp_path / name).mkdir()
-        table.enter(1, 0, SCHEDULE, fm.Problem(PROBLEM.model, held), NAMES)
+        table.enter(1, 0, SCHEDULE, fm.Problem(PROBLEM.initial.model, held).prepared, NAMES)
     for k, done in enumerate(DUE):
         for table in tables.values():
             validation = [0.1, 0.9, 0.5, 0.5, 0.5, 0.5][k]

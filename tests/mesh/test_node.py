@@ -448,7 +448,7 @@ def test_data_of_another_form_is_refused_by_the_sites_name_and_the_field():
         name, names = "a", ["a", "b"]
         mesh = type("M", (), {"present": [type("P", (), {"name": n}) for n in "ab"]})
 
-    sites = fm.Problem(torch.nn.Linear(3, 2), [fm.Site((torch.randn(5, 3), torch.arange(5) % 2))]).sites
+    sites = fm.Problem(torch.nn.Linear(3, 2), [fm.Site((torch.randn(5, 3), torch.arange(5) % 2))]).prepared.sites
     mine = facts(sites[0])
     other = mine | {"inputs": ["torch.float32", [4]]}
     with refused("inputs", '["torch.float32", [4]] at b', '["torch.float32", [3]] at a'):

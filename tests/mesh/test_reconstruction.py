@@ -62,7 +62,7 @@ class Seen(NamedTuple):
 
 
 def _training(setting: Setting, secrets: list[bytes] | None) -> Training:
-    problem = fm.Problem(MODELS[setting.model], _sites(setting), sampling=fm.Sampling(BATCH))
+    problem = fm.Problem(MODELS[setting.model], _sites(setting), sampling=fm.Sampling(BATCH)).prepared
     network = MemoryNetwork(fm.Ring().build(setting.sites), secrets=secrets)
     replicas = replicas_of([setting.algorithm], [0], None, setting.sites)
     return Training(problem, fm.Ring(), replicas, Options(), network=network)

@@ -152,7 +152,7 @@ def test_numbers_are_compared_on_the_sites_own_rows():
     inputs = torch.randn(40, 2, generator=rng)
     targets = inputs @ torch.tensor([[1.0], [2.0]]) + 0.1 * torch.randn(40, 1, generator=rng)
     site = fm.Site((inputs, targets), test=(inputs, targets), name="a")
-    here = fm.Problem(torch.nn.Linear(2, 1), [site], loss=torch.nn.functional.mse_loss)
+    here = fm.Problem(torch.nn.Linear(2, 1), [site], loss=torch.nn.functional.mse_loss).prepared
     right, wrong = torch.zeros(2, 3)
     right[:2] = torch.tensor([1.0, 2.0])
     assert versus_local._of_numbers(here, right, wrong).verdict == "better"

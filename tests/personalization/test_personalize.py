@@ -121,7 +121,9 @@ def memorising(reserved: bool) -> tuple[fm.Problem, torch.Tensor]:
     names[:size] = torch.eye(size)
     inputs = torch.cat([signal, names], dim=-1)
     site = fm.Site((inputs[:size], labels[:size]), test=(inputs[size:], labels[size:]))
-    made = fm.Problem(torch.nn.Linear(size + 1, 2, bias=False), fm.data.reserve([site]) if reserved else [site])
+    made = fm.Problem(
+        torch.nn.Linear(size + 1, 2, bias=False), fm.data.reserve([site]) if reserved else [site]
+    ).prepared
     seen = made.sites[0].train
     row = torch.zeros(2, size + 1)
     for one, label in zip(seen.inputs, seen.targets):
@@ -150,8 +152,10 @@ def test_validation_set_of_a_site_s_own_serves_as_unseen_rows_and_a_shared_one_d
     made = sites()[4]
     inputs, labels = made.train
     rows, validation = (inputs[:100], labels[:100]), (inputs[100:], labels[100:])
-    own = fm.Problem(linear(CLASSES), [fm.Site(rows, made.test, validation)])
-    shared = fm.Problem(linear(CLASSES), [fm.Site(rows, made.test), fm.Site(rows, made.test)], validation=validation)
+    own = fm.Problem(linear(CLASSES), [fm.Site(rows, made.test, validation)]).prepared
+    shared = fm.Problem(
+        linear(CLASSES), [fm.Site(rows, made.test), fm.Site(rows, made.test)], validation=validation
+    ).prepared
     zero = torch.zeros(own.flat_model.dim)
     (alone,) = personalized(own, zero, Mixture(**QUICK), seed=0).sites
     assert (alone.unseen, alone.rows) == (True, 50)
@@ -168,7 +172,7 @@ def test_personalize_gives_the_same_twice_and_another_for_another_seed(result):
 
 
 def test_site_alone_chooses_what_it_chooses_among_others():
-    whole, method = problem(), Mixture(**QUICK)
+    whole, method = prepare(problem()), Mixture(**QUICK)
     row = 0.1 * torch.randn(whole.flat_model.dim, dtype=torch.float64)
     everyone = personalized(whole, row, method, seed=0, dtype=torch.float64).sites
     (alone,) = personalized(whole.keeping([4]), row, method, seed=0, dtype=torch.float64).sites
@@ -190,7 +194,7 @@ def test_fold_of_one_class_and_a_site_of_one_class_are_no_obstacle():
     inputs = torch.randn(20, FEATURES, generator=torch.Generator().manual_seed(0))
     rare, single = torch.zeros(20, dtype=torch.int64), torch.ones(20, dtype=torch.int64)
     rare[7] = 2
-    made = fm.Problem(linear(CLASSES), fm.data.reserve([fm.Site((inputs, rare)), fm.Site((inputs, single))]))
+    made = fm.Problem(linear(CLASSES), fm.data.reserve([fm.Site((inputs, rare)), fm.Site((inputs, single))])).prepared
     found = personalized(made, torch.zeros(made.flat_model.dim), Mixture(**QUICK), seed=0)
     for site in found.sites:
         assert site.test == {}

@@ -227,7 +227,7 @@ def test_augmentation_of_a_dictionary_of_inputs_gets_one_sample_of_each():
             return self.head(torch.cat([image.flatten(1), age], dim=1))
 
     data = {"image": torch.ones(8, 2, 2), "age": torch.ones(8, 1), "label": torch.arange(8) % 2}
-    made = fm.Problem(Both(), [data] * 2, augment=erased, sampling=fm.Sampling(batch=8))
+    made = fm.Problem(Both(), [data] * 2, augment=erased, sampling=fm.Sampling(batch=8)).prepared
     hosted = torch.arange(2)
     inputs, _, _ = Oracle(made, hosted, hosted, seeds=[0])._batch(torch.tensor(0), 0, 1)
     assert set(inputs["image"].mean(dim=(2, 3)).flatten().tolist()) == {0.0, 1.0}

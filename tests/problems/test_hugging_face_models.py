@@ -31,7 +31,7 @@ def test_bert_with_masks_and_default_dropout_trains_and_repeats_bit_for_bit(atte
     ids, mask = torch.randint(0, 30, (8, 6)), (torch.arange(6) < torch.randint(3, 7, (8, 1))).long()
     site = torch.stack([ids, mask], dim=1), torch.arange(8) % 2
     module, said, rows = Bert(attention).train(), [], []
-    problem = fm.Problem(module, [site] * 3, sampling=fm.Sampling(4))
+    problem = fm.Problem(module, [site] * 3, sampling=fm.Sampling(4)).prepared
     for seed in (1, 2):
         torch.manual_seed(seed)
         rows.append(fm.train(problem, fm.Ring(), fm.algorithms.DSGD(0.1), 2, announce=said.append).row())

@@ -116,7 +116,7 @@ def test_base_is_held_once_however_many_nodes_there_are(trainer):
     size = sum(p.nbytes for p in wide.parameters())  # 4.5 MB
     module, few, peaks, estimates = LORA.adapt(wide), [tensor[:4] for tensor in SITES[0].train], [], []
     for n in (2, 10):
-        given = fm.Problem(module, [few] * n, sampling=fm.Sampling(batch=2), trainer=trainer)
+        given = fm.Problem(module, [few] * n, sampling=fm.Sampling(batch=2), trainer=trainer).prepared
         assert given.at_once(torch.device("cpu")) is None  # all at once
         one_round = functools.partial(run, given, fm.algorithms.DSGD(0.1), 1)
         peaks.append(peak_bytes(one_round)[0])
@@ -211,9 +211,11 @@ def own_peft(**settings) -> nn.Module:
 def test_adapters_of_the_users_own_work_with_a_frozen_or_a_local_a_and_are_refused_otherwise():
     with refused("1", "lora_A", "parts.frozen", "train_a"):
         fm.Problem(own_peft(), SITES)
-    frozen = fm.Problem(own_peft(), SITES, parts=fm.Parts(frozen=("*.lora_A.*",)))
+    frozen = fm.Problem(own_peft(), SITES, parts=fm.Parts(frozen=("*.lora_A.*",))).prepared
     assert frozen.flat_model.dim == 2 * 12 * 2
-    local = fm.Problem(own_peft(), SITES, parts=fm.Parts(local=("*.lora_B.*",)))  # a common A, and B of each site
+    local = fm.Problem(
+        own_peft(), SITES, parts=fm.Parts(local=("*.lora_B.*",))
+    ).prepared  # a common A, and B of each site
     assert (local.flat_model.dim, local.flat_model.local_dim) == (2 * (64 + 12), 2 * 12 * 2)
     assert "averaging" not in notes.on_parts(local)
 

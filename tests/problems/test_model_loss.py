@@ -119,7 +119,7 @@ def test_model_loss_takes_models_that_vmap_cannot_evaluate_and_measures_sample_b
     made = problem(mean_of(plain), Recurrent())
     assert made.at_once(torch.device("cpu")) == 1
     result = trained(made, 1)
-    usual = toys.problem(3, model=made.model, sampling=fm.Sampling(batch=5))
+    usual = toys.problem(3, model=made.initial_model(0), sampling=fm.Sampling(batch=5))
     assert result.records[-1]["loss"]["mean"] == pytest.approx(trained(usual, 1).records[-1]["loss"]["mean"])
 
 

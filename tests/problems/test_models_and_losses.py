@@ -58,7 +58,7 @@ def test_instance_norm_with_running_statistics_is_refused():
 
 @pytest.mark.parametrize("layer", [nn.InstanceNorm2d(4, affine=True), nn.GroupNorm(2, 4), nn.LayerNorm((4, 2, 2))])
 def test_norm_layers_of_single_samples_are_allowed_and_train(layer):
-    made = fm.Problem(model=image_model_with(layer), sites=IMAGES)
+    made = fm.Problem(model=image_model_with(layer), sites=IMAGES).prepared
     before = made.initial_row(0)
     after = fm.train(made, fm.Ring(), fm.algorithms.DSGD(primal_step=0.1), 2).row()[0]
     norm = made.flat_model.parameters_of(after - before)["1.weight"]
@@ -216,5 +216,5 @@ def test_digest_tells_modules_apart_that_look_alike_and_compute_other_things():
     digests = []
     for forward in (lambda self, x: F.linear(x, self.weight), lambda self, x: F.linear(x, self.weight, self.bias)):
         torch.manual_seed(0)
-        digests.append(fm.Problem(network(forward), SITES).digest())
+        digests.append(fm.Problem(network(forward), SITES).prepared.digest())
     assert len(set(digests)) == 2

@@ -244,7 +244,7 @@ def test_rule_for_one_by_one_counts_the_products_of_convolutions_on_a_cpu(size, 
     sites = [fm.Site((images, torch.arange(6) % 3)) for _ in range(2)]
     model = fm.models.PaperCNN().build(images.shape[1:], 3)
     model[:frozen].requires_grad_(False)
-    problem = fm.Problem(model, sites, sampling=fm.Sampling(batch))
+    problem = fm.Problem(model, sites, sampling=fm.Sampling(batch)).prepared
     assert (problem.at_once(CPU) == 1) is alone
     assert problem.at_once(torch.device("cuda")) is None
 

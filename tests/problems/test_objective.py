@@ -14,6 +14,7 @@ from fairmesh.data.samples import Samples
 from fairmesh.networks.memory import MemoryNetwork
 from fairmesh.problems.objective import Objective, beyond_chance, counted_losses, held_out_last
 from fairmesh.problems.oracle import Oracle
+from fairmesh.problems.problem import prepare
 from fairmesh.training.options import Options
 from tests import toys
 from tests.refusals import refused
@@ -28,7 +29,7 @@ def oracle_of(problem: fm.Problem) -> Oracle:
 
 def referenced(problem: fm.Problem, rounds: int = 60) -> fm.Problem:
     network = MemoryNetwork(fm.Ring().build(problem.n))
-    return with_references(problem, AloneRun(fm.Ring(), rounds, 0, Options(), network))
+    return with_references(prepare(problem), AloneRun(fm.Ring(), rounds, 0, Options(), network))
 
 
 def mean_loss(problem: fm.Problem, samples: Samples, row: torch.Tensor) -> float:

@@ -44,7 +44,7 @@ def problem(batch: int = 4, order: str = "cyclic", **settings) -> fm.Problem:
     torch.manual_seed(0)
     model = settings.pop("model", None) or Small()
     data = settings.pop("sites", None) or sites()
-    return fm.Problem(model, data, sampling=fm.Sampling(batch=batch, order=order), **settings)
+    return fm.Problem(model, data, sampling=fm.Sampling(batch=batch, order=order), **settings).prepared
 
 
 def test_parts_split_the_parameters_of_a_model():

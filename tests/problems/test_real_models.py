@@ -42,7 +42,7 @@ def row(name: str) -> Callable[[Callable[[], None]], Callable[[], None]]:
 
 def works(model: nn.Module | Callable[[], nn.Module], sites=SITES, **fields) -> tuple[fm.Result, str]:
     """Trains for two rounds, twice, which must give the same bits; returns the result and what was announced."""
-    problem, said, options = fm.Problem(model, sites, **fields), [], {"measure_every": 2, "trace": "no"}
+    problem, said, options = fm.Problem(model, sites, **fields).prepared, [], {"measure_every": 2, "trace": "no"}
     runs = []
     for seed in (1, 2):
         torch.manual_seed(seed)

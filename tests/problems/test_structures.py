@@ -131,7 +131,7 @@ def test_the_target_is_found_by_name_by_place_or_by_a_rule():
     left, right, labels = halves(0)
     named = {"left": left, "right": right, "diagnosis": labels}
     for source, targets in ((named, "diagnosis"), (torch.utils.data.TensorDataset(left, right, labels), 2)):
-        problem = fm.Problem(Both(), [source] * 2, targets=targets)
+        problem = fm.Problem(Both(), [source] * 2, targets=targets).prepared
         assert torch.equal(problem.sites[0].train.targets, labels)
         assert dataclasses.replace(problem, weight_decay=0.1).sites[0].train.targets is not None
     with refused("'diagnosis'", "Problem(targets="):
@@ -144,11 +144,11 @@ def test_the_target_is_found_by_name_by_place_or_by_a_rule():
 
 def test_a_problem_with_several_inputs_has_a_digest_of_names_and_values():
     sites = [of_names(k) for k in range(2)]
-    digest = fm.Problem(Both(), sites).digest()
+    digest = fm.Problem(Both(), sites).prepared.digest()
     model = Both()
     same = [{name: one[name] for name in ("labels", "left", "right")} for one in sites]
     swapped = [one | {"left": one["left"] + 1} for one in sites]
-    first, again, other = (fm.Problem(model, given).digests_here() for given in (sites, same, swapped))
+    first, again, other = (fm.Problem(model, given).prepared.digests_here() for given in (sites, same, swapped))
     assert first == again != other
     assert digest
 
@@ -156,7 +156,9 @@ def test_a_problem_with_several_inputs_has_a_digest_of_names_and_values():
 @pytest.mark.slow
 def test_several_inputs_are_kept_by_a_process_judged_on_held_out_rows_and_reserved():
     sites = [fm.Site(of_names(k), test=of_names(k + 9)) for k in range(3)]
-    problem = fm.Problem(Both(), fm.data.reserve(sites, 0.3), objective=fm.Objective(judged_on="held-out", share=0.4))
+    problem = fm.Problem(
+        Both(), fm.data.reserve(sites, 0.3), objective=fm.Objective(judged_on="held-out", share=0.4)
+    ).prepared
     kept = problem.keeping([1])
     assert kept.here == [1]
     assert kept.digests_here()[1] == problem.digests_here()[1]
@@ -200,7 +202,7 @@ def test_bert_classifies_tokens_and_padding_does_not_count(classes):
 
     module = bert("BertForTokenClassification", num_labels=classes)
     loss = fm.losses.CrossEntropy(ignore_index=-100)
-    problem = fm.Problem(module, [site(0), site(1)], loss, test=site(2), metrics=["accuracy"])
+    problem = fm.Problem(module, [site(0), site(1)], loss, test=site(2), metrics=["accuracy"]).prepared
     assert problem.task == "masks"
     one, row = tokens(2), problem.initial_row(0).float()
     with torch.no_grad():
@@ -285,7 +287,7 @@ def test_two_outputs_and_two_targets_train_by_a_loss_of_the_users_own(at_once):
     problem = fm.Problem(
         TwoOutputs(), sites, both_losses, fm.Sampling(order="full"), models_at_once=at_once,
         read=lambda outputs: outputs[0], metrics={"right": right},
-    )  # fmt: skip
+    ).prepared  # fmt: skip
     assert problem.task == "several"
     row = problem.initial_row(0).float()
     with torch.no_grad():
@@ -428,7 +430,7 @@ def test_the_code_of_the_documentation_runs():
 
 
 def test_what_a_site_announces_of_several_inputs_are_their_forms():
-    site = fm.Problem(Both(), [of_names(0)]).sites[0]
+    site = fm.Problem(Both(), [of_names(0)]).prepared.sites[0]
     said = facts(site)
     assert said["inputs"] == {"left": ["torch.float32", [2]], "right": ["torch.float32", [3]]}
     assert all(KINDS["facts"][what](said[what]) for what in ("inputs", "targets"))

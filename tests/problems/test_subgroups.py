@@ -141,7 +141,9 @@ def test_nodes_agree_on_the_mean_loss_of_subgroups_that_span_sites():
         rows = 12 + 6 * i
         inputs, labels = torch.randn(rows, 5, generator=generator), torch.arange(rows) % 2
         made.append(fm.Site((inputs, labels, ["x"] * (rows - 4 - i) + ["y"] * (4 + i) if i else ["x"] * rows)))
-    given = fm.Problem(model, made, sampling=fm.Sampling(order="full"), objective=Objective(subgroups="across"))
+    given = fm.Problem(
+        model, made, sampling=fm.Sampling(order="full"), objective=Objective(subgroups="across")
+    ).prepared
     still = fm.TrackedADGDA(primal_step=0.0, weighting=fm.weighting.PriorWeights())
     result = fm.train(given, fm.Ring(), still, 400, dtype="float64")
     outputs = given.flat_model.to(torch.device("cpu"), torch.float64)
@@ -211,7 +213,7 @@ def test_table_reads_subgroups_from_a_column(tmp_path):
     file = tmp_path / "patients.csv"
     file.write_text("age,ill,ward,scanner\n" + "".join(rows))
     made = fm.data.Table(str(file), target="ill", site="ward", subgroup="scanner").sites()
-    given = fm.Problem(lambda: nn.Linear(1, 2), made, objective=Objective(subgroups="within"))
+    given = fm.Problem(lambda: nn.Linear(1, 2), made, objective=Objective(subgroups="within")).prepared
     assert [site.train.subgroup_names for site in given.sites] == [("new", "old scanner")] * 2
     assert given.sites[0].train.inputs.shape[1] == 1
     counts = torch.stack([site.train.subgroups.bincount() + site.test.subgroups.bincount() for site in given.sites])
@@ -251,16 +253,18 @@ def test_data_made_from_other_data_keeps_the_subgroups(wrapped, tmp_path):
     rows = [f"{i % 7},{i % 2},{'north' if i < 60 else 'south'},{i % 12}\n" for i in range(120)]
     file.write_text("age,ill,ward,scanner\n" + "".join(rows))
     made = wrapped(fm.data.Table(str(file), target="ill", site="ward", subgroup="scanner")).sites()
-    given = fm.Problem(lambda: nn.Linear(1, 2), made)
+    given = fm.Problem(lambda: nn.Linear(1, 2), made).prepared
     assert all(site.train.subgroups is not None and site.test.subgroups is not None for site in given.sites)
 
 
 def test_digest_of_a_problem_knows_the_names_of_subgroups_and_not_how_often_they_were_read():
     def made(names: list) -> fm.Problem:
-        return fm.Problem(lambda: nn.Linear(2, 2), [fm.Site((torch.zeros(24, 2), torch.arange(24) % 2, names))])
+        return fm.Problem(
+            lambda: nn.Linear(2, 2), [fm.Site((torch.zeros(24, 2), torch.arange(24) % 2, names))]
+        ).prepared
 
     numbers = made(list(range(12)) * 2)
-    again = fm.Problem(lambda: nn.Linear(2, 2), numbers.sites)
+    again = fm.Problem(lambda: nn.Linear(2, 2), numbers.sites).prepared
     assert again.digest() == numbers.digest()
     assert made(["a", "b"] * 12).digest() != made(["a", "c"] * 12).digest()
 

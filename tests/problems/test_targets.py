@@ -91,7 +91,7 @@ def test_several_labels_per_sample_train_by_binary_cross_entropy():
         given.append(fm.Site((inputs, (inputs > 0).long()), test=(inputs, (inputs > 0).long())))
     made = fm.Problem(
         torch.nn.Linear(3, 3), given, loss=fm.losses.BinaryCrossEntropy("balanced"), metrics=["accuracy", "auroc", "f1"]
-    )
+    ).prepared
     assert (made.task, made.classes) == ("multi-label", None)
     result = fm.train(made, fm.Ring(), ALGORITHM, 60, measure_every=60)
     assert result.final[0]["accuracy"]["worst"] > 0.7

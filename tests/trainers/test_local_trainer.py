@@ -40,7 +40,7 @@ def network() -> nn.Module:
 
 def problem_of(trainer=None, model=None, **fields) -> fm.Problem:
     fields = {"sampling": fm.Sampling(batch=6)} | fields
-    return fm.Problem(model or network(), sites(), trainer=trainer, **fields)
+    return fm.Problem(model or network(), sites(), trainer=trainer, **fields).prepared
 
 
 def sgd_step(eta: float):

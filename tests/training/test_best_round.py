@@ -51,7 +51,9 @@ def test_lucky_round_is_not_the_best_and_equal_rounds_go_to_the_last():
 def test_lower_is_better_for_a_loss():
     inputs = torch.linspace(-1, 1, 40).reshape(20, 2)
     targets = inputs.sum(dim=1, keepdim=True)
-    made = fm.Problem(torch.nn.Linear(2, 1), [fm.Site((inputs, targets))] * 2, loss=torch.nn.functional.mse_loss)
+    made = fm.Problem(
+        torch.nn.Linear(2, 1), [fm.Site((inputs, targets))] * 2, loss=torch.nn.functional.mse_loss
+    ).prepared
     assert chosen([[3.0, 2.0], [1.0, 1.5], [2.0, 0.1]], made=made, smoothing=0.0) == 1
 
 

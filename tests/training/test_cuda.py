@@ -203,7 +203,9 @@ def test_rerun_of_a_cnn_on_a_gpu_is_bit_identical_metrics_included():
     generator = torch.Generator().manual_seed(0)
     images, labels = torch.rand(60, 3, 16, 16, generator=generator), torch.randint(0, 4, (60,), generator=generator)
     sites = [fm.Site((images[i::6], labels[i::6]), test=(images, labels)) for i in range(6)]
-    problem = fm.Problem(partial(fm.models.PaperCNN().build, images.shape[1:], 4), sites, sampling=fm.Sampling(batch=8))
+    problem = fm.Problem(
+        partial(fm.models.PaperCNN().build, images.shape[1:], 4), sites, sampling=fm.Sampling(batch=8)
+    ).prepared
     runs = [fm.train(problem, fm.Ring(), fm.ADGDA(0.5, 0.01), 40, device="cuda", seeds=range(3)) for _ in range(2)]
     assert torch.equal(runs[0].row(), runs[1].row())
     assert runs[0].records == runs[1].records
@@ -269,7 +271,7 @@ class Scans(torch.utils.data.Dataset):
 def test_streamed_rounds_are_captured_and_give_the_numbers_of_a_cpu(fuse, batch):
     torch.manual_seed(0)
     sites = [fm.Site(fm.data.Streamed(Scans(k), workers=2)) for k in range(1 if batch == 1 else 3)]
-    problem = fm.Problem(torch.nn.Linear(6, 2), sites, sampling=fm.Sampling(batch), test=sites[0].train)
+    problem = fm.Problem(torch.nn.Linear(6, 2), sites, sampling=fm.Sampling(batch), test=sites[0].train).prepared
     topology = fm.Ring() if len(sites) > 1 else None
     runs = [
         fm.train(problem, topology, fm.algorithms.DSGD(0.1), 6, device=device, fuse=fuse) for device in ("cpu", "cuda")

@@ -82,7 +82,7 @@ def test_regression_learns_and_is_measured_by_loss_where_lower_is_better():
         sites=regression_sites(),
         loss=F.mse_loss,
         sampling=fm.Sampling(batch=10),
-    )
+    ).prepared
     result = fm.train(made, fm.Ring(), fm.algorithms.DSGD(primal_step=0.1), 80, measure_every=80)
     start, end = result.records
     assert made.primary == "loss"

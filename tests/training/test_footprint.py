@@ -36,16 +36,16 @@ def _problems() -> dict[str, fm.Problem]:
     return {
         "wide": fm.Problem(
             fm.models.FullyConnected(1500).build(torch.Size([50]), 3), sites(8, 50), sampling=fm.Sampling(5)
-        ),
+        ).prepared,
         "large batches": fm.Problem(
             fm.models.Logistic().build(torch.Size([300]), 3), sites(8, 300), sampling=fm.Sampling(4000)
-        ),
+        ).prepared,
         "images": fm.Problem(
             fm.models.PaperCNN().build(torch.Size([1, 12, 12]), 3), sites(6, 1, 12, 12), sampling=fm.Sampling(400)
-        ),
+        ).prepared,
         "many nodes": fm.Problem(
             fm.models.Logistic().build(torch.Size([4]), 3), sites(1500, 4), sampling=fm.Sampling(2)
-        ),
+        ).prepared,
     }
 
 

@@ -144,7 +144,7 @@ def test_large_sets_are_measured_in_pieces_that_add_up(monkeypatch):
 def test_own_models_judged_together_have_the_numbers_of_each_on_its_set_alone():
     sizes = (9, 12, 3, 15, 2, 14)  # four and two of them are alike, and are padded
     held = [(torch.randn(size, 4), torch.arange(size) % 3) for size in sizes]
-    made = fm.Problem(torch.nn.Linear(4, 3), [fm.Site(held[0], test=test) for test in held])
+    made = fm.Problem(torch.nn.Linear(4, 3), [fm.Site(held[0], test=test) for test in held]).prepared
     judge = Evaluator(made, "test", "cpu", torch.float64)
     placements = torch.stack([torch.randperm(len(sizes)) for _ in range(2)])
     assert sorted(map(len, judge._judged_together(placements))) == [2, 4]

@@ -136,7 +136,7 @@ def masks(dropout: nn.Module, shape: tuple[int, ...], keys: list[int], uses: int
         Masks(dropout, uses),
         [(torch.ones(2, *shape[1:]), torch.zeros(2))],
         loss=lambda outputs, targets: outputs.mean() + 0 * targets.mean(),
-    )
+    ).prepared
     call = torch.func.vmap(made.flat_model, in_dims=(None, None, 0))
     return call(made.initial_row(0).float(), torch.ones(shape), torch.tensor(keys)).detach()
 
@@ -246,6 +246,6 @@ def test_row_and_its_parameters_are_two_views_of_the_same_numbers():
     row = torch.arange(made.flat_model.dim).double()
     pieces = made.flat_model.parameters_of(row)
     assert torch.equal(torch.cat([piece.flatten() for piece in pieces.values()]), row)
-    module = made.model()
+    module = made.initial.model()
     module.load_state_dict(made.flat_model.state_dict(row))
     assert torch.equal(made.flat_model.row_of(module), row.float())

@@ -258,7 +258,7 @@ def test_one_output_tells_two_classes_apart():
     def loss(outputs, targets):
         return F.binary_cross_entropy_with_logits(outputs.squeeze(-1), targets.float())
 
-    made = fm.Problem(torch.nn.Linear(2, 1), one_class_at(3, -1), loss=loss, metrics=["auroc", "brier"])
+    made = fm.Problem(torch.nn.Linear(2, 1), one_class_at(3, -1), loss=loss, metrics=["auroc", "brier"]).prepared
     assert (made.task, made.classes, made.primary) == ("binary", 2, "accuracy")
     result = train(made, 30)
     record, row = result.final[0], result.row()[0]

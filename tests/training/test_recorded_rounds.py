@@ -89,7 +89,9 @@ def test_recording_with_dropout_and_augmentation_draws_anew_in_every_round():
     generator = torch.Generator().manual_seed(0)
     sites = [fm.Site((torch.randn(9, 6, generator=generator), torch.arange(9) % 3)) for _ in range(4)]
     model = nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.3), nn.ReLU(), nn.Linear(8, 3))
-    problem = fm.Problem(model, sites, augment=lambda batch, draw: batch + draw(*batch.shape), sampling=fm.Sampling(5))
+    problem = fm.Problem(
+        model, sites, augment=lambda batch, draw: batch + draw(*batch.shape), sampling=fm.Sampling(5)
+    ).prepared
     training = _training(
         fm.ADGDA(0.5, 0.05, consensus_step=0.3, compressor=fm.compressors.TopK(0.3)), fm.Ring(), problem
     )

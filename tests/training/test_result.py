@@ -36,10 +36,10 @@ def test_result_prints_a_site_where_the_metric_is_not_defined():
     one_class = problem(3)
     result = fm.train(
         fm.Problem(
-            one_class.model,
+            one_class.initial.model,
             one_class.sites,
             metrics={"nothing": fm.metrics.Metric(lambda outputs, targets: float("nan"))},
-        ),
+        ).prepared,
         fm.Ring(),
         fm.algorithms.DSGD(0.1),
         rounds=1,

@@ -111,7 +111,7 @@ def test_splits_are_judged_in_one_pass_as_they_are_one_by_one(changes):
 def test_splits_say_which_site_cannot_be_measured():
     problem = fm.Experiment(_DATA, algorithm=fm.algorithms.Local(), splits=2).problem()
     problem = problem.each(
-        lambda split: split.with_other(
+        lambda split: split.changed(
             sites=[replace(site, test=None if i == 1 else site.test) for i, site in enumerate(split.sites)]
         )
     )
@@ -127,10 +127,10 @@ def test_splits_share_what_was_checked_of_model_and_loss():
     assert len({id(split.flat_model) for split in problem.every_split}) == 1
     sites = [replace(site, train=(site.train.inputs, site.train.targets + 5)) for site in problem.sites]
     with refused("labels", "10 classes"):
-        problem.with_other(sites=sites)
+        problem.changed(sites=sites)
     wider = [fm.Site((torch.randn(9, 80), torch.arange(9))) for _ in range(4)]
     with refused("inputs of shape"):
-        problem.with_other(sites=wider)
+        problem.changed(sites=wider)
     objective = fm.Objective(judged_on="validation")
-    other = problem.with_other(objective=objective)
+    other = problem.changed(objective=objective)
     assert (other.objective, other.splits, problem.objective == objective) == (objective, (), False)

@@ -22,7 +22,7 @@ def sites(count: int) -> list[fm.Site]:
 
 
 def losses(model: torch.nn.Module, rounds: int = 6, **fields) -> list[float]:
-    problem = fm.Problem(model, sites(2), sampling=fm.Sampling(4, order="cyclic"), **fields)
+    problem = fm.Problem(model, sites(2), sampling=fm.Sampling(4, order="cyclic"), **fields).prepared
     result = fm.train(problem, fm.Ring(), fm.algorithms.DSGD(0.02), rounds, measure_every=rounds, trace="no")
     problem.initial_model(0).load_state_dict(result.state_dict())
     return [record["loss"]["mean"] for record in result.records]

@@ -30,7 +30,7 @@ from fairmesh.experiment import Experiment
 from fairmesh.experiment import run as run_experiment
 from fairmesh.problems.evaluator import Evaluator
 from fairmesh.problems.objective import Objective
-from fairmesh.problems.problem import Sampling
+from fairmesh.problems.sampling import Sampling
 from fairmesh.regularizers.builtin import ChiSquare
 from fairmesh.report.plots import dots, scaled_series
 from fairmesh.report.runs import Run

@@ -24,7 +24,7 @@ from fairmesh.errors import BadInput
 from fairmesh.storage.occupied import refuse_unusable, set_aside
 
 if TYPE_CHECKING:
-    from fairmesh.problems.problem import Problem
+    from fairmesh.problems.prepared import Prepared
 
 
 def demo(
@@ -132,7 +132,7 @@ def run(
     assignments = [*set_, *([f"options.device={device}"] if device else [])]
     assignments += [f"seeds={list(range(seeds))}"] if seeds else []
 
-    def check(problem: "Problem") -> None:
+    def check(problem: "Prepared") -> None:
         """Refuses what would fail after the last round."""
         if with_references:
             problem.refuse_trainer("--with-references")

@@ -27,7 +27,7 @@ from fairmesh.data.site import Site
 from fairmesh.networks.base import Network
 from fairmesh.problems.evaluator import Evaluator
 from fairmesh.problems.objective import Objective, held_out_last
-from fairmesh.problems.problem import Problem
+from fairmesh.problems.prepared import Prepared
 from fairmesh.topology.graphs import Topology
 from fairmesh.training.loop import Training, TrainingState
 from fairmesh.training.options import Options
@@ -56,7 +56,7 @@ class AloneRun:
     network: Network
     phases: Phases = dataclasses.field(default_factory=Phases)
 
-    def identity(self, problem: Problem) -> dict[str, Any]:
+    def identity(self, problem: Prepared) -> dict[str, Any]:
         """Returns all that determines the models of the hosted sites, by name."""
         nodes = self.network.hosted.tolist()
         own = {"rounds": self.rounds, "seed": self.seed, "nodes": nodes, "options": self.options.identity()}
@@ -72,7 +72,7 @@ class EarlyStopped(NamedTuple):
 
 
 def early_stopped_models(
-    problem: Problem, run: AloneRun, looks: Collection[int], what: str, name: str, identity: Mapping[str, Any]
+    problem: Prepared, run: AloneRun, looks: Collection[int], what: str, name: str, identity: Mapping[str, Any]
 ) -> EarlyStopped:
     """Trains every hosted site alone, and looks at its loss on its validation rows after the rounds `looks`.
 
@@ -108,12 +108,12 @@ def early_stopped_models(
     return run.phases.carried_out(what, name, identity, run.rounds, first, onwards)
 
 
-def judged_apart(problem: Problem) -> Problem:
+def judged_apart(problem: Prepared) -> Prepared:
     """Returns the problem with the rows that judge each site as its validation set, and without them in training."""
     if problem.objective.judged_on == "validation":
-        return problem.with_other(objective=Objective())
+        return problem.changed(objective=Objective())
     sites = [_split(site, i, problem.objective) for i, site in enumerate(problem.sites)]
-    return problem.with_other(sites=sites, objective=Objective())
+    return problem.changed(sites=sites, objective=Objective())
 
 
 def _split(site: Site, i: int, objective: Objective) -> Site:

@@ -17,7 +17,7 @@ from fairmesh.losses import ModelLoss
 from fairmesh.networks.process_group import ProcessGroup
 from fairmesh.numerics import trees
 from fairmesh.problems.evaluator import measured
-from fairmesh.problems.problem import Problem
+from fairmesh.problems.prepared import Prepared
 from fairmesh.problems.row_loss import as_floats, per_sample, takes_shares
 
 
@@ -27,7 +27,7 @@ def answered(constant: Tensor, samples: Samples) -> tuple[Tensor, Tensor]:
     return constant.expand(trees.length(targets), *constant.shape[1:]), targets
 
 
-def best_constant(problem: Problem, i: int) -> Tensor:
+def best_constant(problem: Prepared, i: int) -> Tensor:
     """Returns the output (1, ...) that has the least loss if it is given for all training rows of a site. For labels
     and cross-entropy its largest entry is the most frequent class."""
     train = problem.sites[i].train
@@ -42,7 +42,7 @@ def best_constant(problem: Problem, i: int) -> Tensor:
 _constants: WeakKeyDictionary[Samples, tuple[Any, Tensor]] = WeakKeyDictionary()  # with the loss that they are best for
 
 
-def _best_constant(problem: Problem, train: Samples, outputs: Tensor) -> Tensor:
+def _best_constant(problem: Prepared, train: Samples, outputs: Tensor) -> Tensor:
     targets = as_floats(train.known_targets(), torch.float32)
     count = trees.length(targets)
     center, spread = torch.zeros_like(outputs), torch.ones_like(outputs)
@@ -67,7 +67,7 @@ def _best_constant(problem: Problem, train: Samples, outputs: Tensor) -> Tensor:
     return (center + spread * away).detach()
 
 
-def constant_values(problem: Problem, judged_on: str) -> list[float]:
+def constant_values(problem: Prepared, judged_on: str) -> list[float]:
     """Returns the primary metric at every site if the answer is always the one that is best for the site's training
     rows; NaN where it is not defined, or the site's samples are elsewhere or missing."""
     found = []
@@ -84,7 +84,7 @@ def constant_values(problem: Problem, judged_on: str) -> list[float]:
 _SURE = 0.025  # chance of a false warning
 
 
-def worse_than_constant(outcomes: Outcomes, problem: Problem, group: ProcessGroup) -> str | None:
+def worse_than_constant(outcomes: Outcomes, problem: Prepared, group: ProcessGroup) -> str | None:
     """Returns that models of numbers are clearly worse than a constant answer: over all sites than one constant, or at
     some sites than the best one for the site's training rows; None if the test rows do not show that.
 
@@ -143,14 +143,14 @@ def _gathered(group: ProcessGroup, told: dict[int, list]) -> dict[int, list]:
     return {int(i): row for part in group.all_gather_json(told) for i, row in part.items()}
 
 
-def _losses_of(constant: Tensor, problem: Problem, samples: Samples) -> np.ndarray:
+def _losses_of(constant: Tensor, problem: Prepared, samples: Samples) -> np.ndarray:
     """Returns the loss of a constant output at every sample: (1, rows)."""
     with torch.no_grad():
         return per_sample(problem.output_loss, *answered(constant, samples)).double().unsqueeze(0).numpy()
 
 
 @torch.no_grad()
-def initial_outputs(problem: Problem, samples: Samples, seed: int, rows: int | None = None) -> Tensor:
+def initial_outputs(problem: Prepared, samples: Samples, seed: int, rows: int | None = None) -> Tensor:
     model = problem.flat_model.to(torch.device("cpu"), torch.float32)
     return model(
         problem.initial_whole_row(seed).float(), as_floats(trees.at(samples.inputs, slice(rows)), torch.float32)

@@ -1,7 +1,7 @@
 """Leave one site out: how a model does at a site that had no part in its training."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -9,7 +9,8 @@ import torch
 from fairmesh.algorithms.base import Algorithm
 from fairmesh.errors import BadInput
 from fairmesh.problems.evaluator import Evaluator
-from fairmesh.problems.problem import Problem, with_splits
+from fairmesh.problems.prepared import Prepared, with_splits
+from fairmesh.problems.problem import prepare
 from fairmesh.topology.graphs import Topology
 from fairmesh.training.defaults import ROUNDS
 from fairmesh.training.result import Result
@@ -38,7 +39,7 @@ class LeftOut:
         True
     """
 
-    problem: Problem
+    problem: Prepared
     result: Result
     judged_on: str
     values: dict[str, list[list[float]]]
@@ -63,7 +64,7 @@ class LeftOut:
 
 
 def leave_one_site_out(
-    problem: Problem,
+    problem: Problem | Prepared,
     topology: Topology | None = None,
     algorithm: Algorithm | None = None,
     rounds: int = ROUNDS,
@@ -97,6 +98,7 @@ def leave_one_site_out(
         >>> len(left_out.values["accuracy"]), left_out.judged_on
         (2, 'test')
     """
+    problem = prepare(problem)
     check_enough_sites(problem)
     if topology is not None:
         try:
@@ -121,13 +123,13 @@ def leave_one_site_out(
     return LeftOut(problem, result, judged_on, values)
 
 
-def check_enough_sites(problem: Problem) -> None:
+def check_enough_sites(problem: Prepared) -> None:
     """Raises BadInput if no site can be left out."""
     if problem.n < 3:
         raise BadInput(f"to leave one site out, at least 3 sites are needed, but there are {problem.n}")
 
 
-def _without(problem: Problem, k: int) -> Problem:
+def _without(problem: Prepared, k: int) -> Prepared:
     """Returns the problem without site k."""
     prior = None if problem.prior is None else [p for i, p in enumerate(problem.prior) if i != k]
-    return replace(problem, sites=[site for i, site in enumerate(problem.sites) if i != k], prior=prior)
+    return problem.changed(sites=[site for i, site in enumerate(problem.sites) if i != k], prior=prior)

@@ -12,7 +12,7 @@ from fairmesh.comparisons.alone import LOOKS, AloneRun, early_stopped_models, ju
 from fairmesh.comparisons.constants import answered, best_constant, initial_outputs
 from fairmesh.errors import BadInput
 from fairmesh.problems.objective import Objective
-from fairmesh.problems.problem import Problem, with_splits
+from fairmesh.problems.prepared import Prepared, with_splits
 from fairmesh.problems.row_loss import BoundModelLoss, as_floats
 
 FINDING = "finding reference losses"
@@ -20,8 +20,8 @@ FIELDS = ("local_losses", "untrained_losses", "constant_losses")  # of an object
 
 
 def with_references(
-    problem: Problem, run: AloneRun, *, identity: Mapping[str, Any] | None = None, told: bool = True
-) -> Problem:
+    problem: Prepared, run: AloneRun, *, identity: Mapping[str, Any] | None = None, told: bool = True
+) -> Prepared:
     """Returns the problem with its objective fitted to a run: its length, and the losses that sites are compared with.
     These are found once, by each process for the sites that it hosts.
 
@@ -35,7 +35,7 @@ def with_references(
     if not (objective.needs_local_models or objective.needs_constants):
         if objective is problem.objective:
             return problem
-        return problem.each(lambda split: split.with_other(objective=objective))
+        return problem.each(lambda split: split.changed(objective=objective))
     group, sites = run.network.process_group, run.network.hosted.tolist()
     name = f"reference-losses-{group.rank}" if group.rank else "reference-losses"
     with group.fail_together():
@@ -54,12 +54,12 @@ def with_references(
             for field in here
             if getattr(objective, field) is None
         }
-        fitted.append(split.with_other(objective=dataclasses.replace(objective, **tables)))
+        fitted.append(split.changed(objective=dataclasses.replace(objective, **tables)))
     return with_splits(fitted, same_sites=False)
 
 
 def _found(
-    problem: Problem, objective: Objective, run: AloneRun, name: str, identity: Mapping[str, Any]
+    problem: Prepared, objective: Objective, run: AloneRun, name: str, identity: Mapping[str, Any]
 ) -> dict[str, Tensor]:
     """Returns the losses of the hosted sites (splits, nodes), by the field of the objective."""
     judged, sites = problem.each(judged_apart), run.network.hosted.tolist()
@@ -80,7 +80,7 @@ def _found(
     return losses
 
 
-def _fixed_losses(problem: Problem, objective: Objective, sites: list[int], seed: int) -> dict[str, list[float]]:
+def _fixed_losses(problem: Prepared, objective: Objective, sites: list[int], seed: int) -> dict[str, list[float]]:
     """Returns the fields of the objective that need no training: a loss of each site."""
     if not objective.needs_constants:
         return {}
@@ -94,7 +94,7 @@ def _fixed_losses(problem: Problem, objective: Objective, sites: list[int], seed
     return {"constant_losses": constants, "untrained_losses": list(map(max, constants, untrained))}
 
 
-def _untrained_loss(problem: Problem, i: int, seed: int) -> float:
+def _untrained_loss(problem: Prepared, i: int, seed: int) -> float:
     """Returns the loss of the initial model on the rows that judge a site."""
     samples = problem.sites[i].validation.some()
     targets = as_floats(samples.targets, torch.float32)

@@ -37,7 +37,8 @@ from fairmesh.personalization.outcome import PersonalSite
 from fairmesh.problems.evaluator import Evaluator
 from fairmesh.problems.objective import Objective
 from fairmesh.problems.parts import Parts
-from fairmesh.problems.problem import Problem
+from fairmesh.problems.prepared import Prepared
+from fairmesh.problems.problem import Problem, prepare
 from fairmesh.storage.occupied import ALONE
 from fairmesh.storage.run_folder import RunFolder, extend_summary, read_model, read_summary
 from fairmesh.topology.graphs import Ring, Topology
@@ -240,7 +241,7 @@ def constant_sentence(result: Result, constants: Sequence[float] | None = None) 
 
 
 def compare_with_references(
-    problem: Problem | Sequence[Problem],
+    problem: Problem | Prepared | Sequence[Problem | Prepared],
     topology: Topology | None = None,
     algorithm: Algorithm | None = None,
     rounds: int = ROUNDS,
@@ -298,8 +299,8 @@ def compare_with_references(
     for name in references:
         if name not in TITLES:
             raise BadInput(f"there is no reference {name!r}{nearest(name, TITLES)}")
-    for one in [problem] if isinstance(problem, Problem) else problem:
-        one.refuse_trainer("a comparison with reference models")
+    problem = prepare(problem)
+    problem.refuse_trainer("a comparison with reference models")
     result = train(
         problem, topology, algorithm, rounds, seeds=seeds, placements=placements, out=out, resume=resume,
         announce=announce, **options,
@@ -392,9 +393,9 @@ class _Work:
         n = result.problem.n
         self._replicas = [Replica(seed, tuple(range(n)), Local(), split) for split, seed in first]
         self._sites = [(replica, i) for replica in self._replicas for i in range(n)]
-        self._problem = result.problem.each(lambda split: split.with_other(objective=Objective()))
+        self._problem = result.problem.each(lambda split: split.changed(objective=Objective()))
         # A site alone has no parts that are shared, so all that is trained is one row.
-        self._alone = self._problem.each(lambda split: replace(split, parts=replace(split.parts, local=())))
+        self._alone = self._problem.each(lambda split: split.changed(parts=replace(split.parts, local=())))
 
     def reference(self, name: str) -> Result:
         """Returns a reference, from its folder if it is finished there."""
@@ -423,7 +424,7 @@ class _Work:
             problem = self._problem if fixed is None else result.problem
         return self._train(problem, algorithm, None if self._folder is None else self._folder / name)
 
-    def _train(self, problem: Problem, algorithm: Algorithm, out: Path | None = None) -> Result:
+    def _train(self, problem: Prepared, algorithm: Algorithm, out: Path | None = None) -> Result:
         return train(
             problem, self._topology, algorithm, self._result.rounds,
             seeds=sorted({replica.seed for replica in self._replicas}),
@@ -483,7 +484,7 @@ class _Work:
     def _of_fits(self, name: str, fitted: Callable[[CrossFit, Tensor], Fitted], starts: Tensor) -> Tensor:
         """Returns each site's model (replicas, sites, dim), trained from its start, as many sites at once as fit."""
         sites = [_enough(self._alone.of_split(replica.split), i) for replica, i in self._sites]
-        together = replace(self._alone, sites=sites, prior=None, test=None, validation=None, splits=())
+        together = self._alone.changed(sites=sites, prior=None)
         folds, seed, trace = FineTuned().folds, self._replicas[0].seed, self._options.trace == "auto"
         rows = torch.empty(len(starts), starts.shape[-1], dtype=self._dtype)
         for part in sites_at_once(together, range(len(sites)), folds, self._dtype):
@@ -495,17 +496,17 @@ class _Work:
             rows[part] = fitted(fit, starts[part].to(self._device, self._dtype)).models[:, -1].cpu()
         return rows.view(len(self._replicas), self._problem.n, -1)
 
-    def _constant_problem(self) -> Problem:
+    def _constant_problem(self) -> Prepared:
         output = torch.zeros_like(best_constant(self._problem.of_split(0), self._problem.here[0]))
         return self._problem.each(
-            lambda split: replace(split, model=_Constant(output), augment=None, parts=Parts(), batch_norm="refuse")
+            lambda split: split.changed(model=_Constant(output), augment=None, parts=Parts(), batch_norm="refuse")
         )
 
     def _constants(self) -> Tensor:
         rows = [best_constant(self._problem.of_split(replica.split), i).flatten() for replica, i in self._sites]
         return torch.stack(rows).view(len(self._replicas), self._problem.n, -1)
 
-    def _result_of(self, problem: Problem, models: Tensor, seconds: float) -> Result:
+    def _result_of(self, problem: Prepared, models: Tensor, seconds: float) -> Result:
         """Returns the result of models (replicas, sites, dim), each judged at its own site."""
         replicas, on = self._replicas, self._result.judged_on
         splits = [replica.split for replica in replicas]
@@ -570,7 +571,7 @@ class _Work:
         folder.write_summary(summary)  # last: with it the reference is finished
         folder.close()
 
-    def _read(self, name: str, problem: Problem) -> Tensor | None:
+    def _read(self, name: str, problem: Prepared) -> Tensor | None:
         """Returns the models that a folder has of a reference of this run, if it is finished there."""
         path = None if self._folder is None else self._folder / name
         if path is None or not self._resume or not (path / "summary.json").exists():
@@ -596,7 +597,7 @@ def _emptied(path: Path) -> Path:
     return path
 
 
-def _enough(problem: Problem, i: int) -> Site:
+def _enough(problem: Prepared, i: int) -> Site:
     """Returns a site, with its rows repeated if they are too few to hold any out. Held-out rows are then known to the
     models, so none is stopped early."""
     site, rows = problem.sites[i], rows_to_learn_from(problem, i)

@@ -31,7 +31,7 @@ from fairmesh.metrics.over_sites import WORST_NEEDS_ROWS
 from fairmesh.numerics import trees
 from fairmesh.numerics.trees import Tree
 from fairmesh.problems.identity import fingerprint
-from fairmesh.problems.problem import Problem
+from fairmesh.problems.prepared import Prepared
 from fairmesh.problems.row_loss import answering, as_floats, lowest_loss
 
 _FORMAT = 1
@@ -433,7 +433,7 @@ def resamples_of(
 
 
 def judged(
-    problem: Problem,
+    problem: Prepared,
     rows: Mapping[int, Tensor],
     *,
     on: str = "test",
@@ -473,14 +473,14 @@ def judged(
         tuple(answers),
         tuple(of_sites),
         on,
-        dict(problem.metrics_by_name),
+        dict(problem.metrics),
         _trained_in_common(problem, list(rows)) if trained_alone else None,
         lowest_loss(problem.loss),
         _guessed_overlaps(problem, list(rows)) if on == "test" else None,
     )
 
 
-def _guessed_overlaps(problem: Problem, splits: Sequence[int]) -> tuple[float | None, ...] | None:
+def _guessed_overlaps(problem: Prepared, splits: Sequence[int]) -> tuple[float | None, ...] | None:
     """Returns, for each site whose splits have the same number of rows and the same targets but not one row, the share
     of test rows that random splits have in common; None if there is no such site. Such inputs were changed in each
     split, as by scaling with its training rows."""
@@ -500,7 +500,7 @@ def _guessed_overlaps(problem: Problem, splits: Sequence[int]) -> tuple[float | 
     return tuple(found) if any(one is not None for one in found) else None
 
 
-def _trained_in_common(problem: Problem, splits: Sequence[int]) -> tuple[float, ...] | None:
+def _trained_in_common(problem: Prepared, splits: Sequence[int]) -> tuple[float, ...] | None:
     """Returns, for each site, the share of its training rows that a split has in common with another; None if there is
     one split, or rows are elsewhere."""
     of_splits = [[site.train for site in problem.of_split(split).sites] for split in splits]
@@ -519,7 +519,7 @@ def _in_common(sets: Sequence[Tensor]) -> float:
 
 
 @torch.no_grad()
-def _answers(problem: Problem, samples: Samples, models: Tensor, known: dict[int, Any], room: int) -> Answers:
+def _answers(problem: Prepared, samples: Samples, models: Tensor, known: dict[int, Any], room: int) -> Answers:
     """Returns what models (seeds, dim) answer on a set, with the outputs if they are no more than `room` floats."""
     model = problem.flat_model.to(models.device, models.dtype)
     answers = answering(model, problem.loss, problem.at_once(models.device))

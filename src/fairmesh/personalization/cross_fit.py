@@ -1,7 +1,6 @@
 """Trains many models at once: for every site one on all of its rows, and one without each fold of them."""
 
 import collections
-import dataclasses
 import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol, TypeVar
@@ -17,7 +16,7 @@ from fairmesh.numerics import trees
 from fairmesh.personalization.evidence import log_evidence
 from fairmesh.problems.objective import Objective
 from fairmesh.problems.oracle import Oracle
-from fairmesh.problems.problem import Problem
+from fairmesh.problems.prepared import Prepared
 from fairmesh.problems.row_loss import as_floats, per_sample
 from fairmesh.problems.stacking import over_models
 
@@ -123,7 +122,7 @@ class CrossFit:
 
     def __init__(
         self,
-        problem: Problem,
+        problem: Prepared,
         sites: Sequence[int],
         folds: int,
         seed: int,
@@ -150,9 +149,7 @@ class CrossFit:
         for s, (pool, _) in enumerate(pools):
             fold = self.fold_of_row[self.site_of_row == s]
             trained += [Site(pool.take(rows)) for rows in (*(fold != k for k in range(folds)), fold >= 0)]
-        self._trained = dataclasses.replace(
-            problem, sites=trained, prior=None, test=None, validation=None, objective=Objective()
-        )
+        self._trained = problem.changed(sites=trained, prior=None, objective=Objective())
         self._identities = torch.tensor([i * (folds + 1) + k for i in sites for k in range(folds + 1)])
 
     def _table_of_held_rows(self, sites: int) -> Tensor:
@@ -316,7 +313,7 @@ def refuse_streams(sets: Sequence[Samples], what: str) -> None:
         )
 
 
-def _pool(problem: Problem, i: int) -> tuple[Samples, Tensor]:
+def _pool(problem: Prepared, i: int) -> tuple[Samples, Tensor]:
     """Returns all rows that a site may train its own model on, and which of them the common model has not seen."""
     site = problem.sites[i]
     shared = sum(other.validation is site.validation for other in problem.sites) > 1
@@ -336,12 +333,12 @@ def _folds_of(pool: Samples, unseen: Tensor, folds: int) -> Tensor:
     return fold
 
 
-def rows_to_learn_from(problem: Problem, i: int) -> int:
+def rows_to_learn_from(problem: Prepared, i: int) -> int:
     """Returns how many rows a site may train its own model on."""
     return len(_pool(problem, i)[0])
 
 
-def sites_at_once(problem: Problem, sites: Sequence[int], folds: int, dtype: torch.dtype) -> list[list[int]]:
+def sites_at_once(problem: Prepared, sites: Sequence[int], folds: int, dtype: torch.dtype) -> list[list[int]]:
     """Returns the sites in portions whose rows and models take about a gibibyte."""
     portions: list[list[int]] = []
     used = 0.0

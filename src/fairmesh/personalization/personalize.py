@@ -26,7 +26,7 @@ from fairmesh.personalization.cross_fit import (
 from fairmesh.personalization.evidence import Predictions, mixed
 from fairmesh.personalization.outcome import Personalized, PersonalSite
 from fairmesh.problems.evaluator import measured, measured_names
-from fairmesh.problems.problem import Problem
+from fairmesh.problems.prepared import Prepared
 from fairmesh.problems.row_loss import as_floats
 
 PERSONAL = "personal"
@@ -37,7 +37,7 @@ class Trained(Protocol):
     """What is needed of a run's result."""
 
     @property
-    def problem(self) -> Problem: ...
+    def problem(self) -> Prepared: ...
     @property
     def replicas(self) -> list: ...
     def row(self) -> Tensor: ...
@@ -111,7 +111,7 @@ def personalize(
     )
 
 
-def refuse_structure(problem: Problem) -> None:
+def refuse_structure(problem: Prepared) -> None:
     """Raises BadInput if the outputs of a site's models cannot be mixed, their mixture has no loss, or samples are not
     in memory."""
     problem.output_loss  # noqa: B018 - which refuses a loss that calls the model
@@ -124,7 +124,7 @@ def refuse_structure(problem: Problem) -> None:
 
 
 def personalized(
-    problem: Problem,
+    problem: Prepared,
     row: Tensor,
     method: Personalization,
     *,
@@ -236,7 +236,7 @@ _FLOATS_AT_ONCE = 1 << 23
 
 
 @torch.no_grad()
-def outputs_on(problem: Problem, row: Tensor, samples: Samples) -> Tensor:
+def outputs_on(problem: Prepared, row: Tensor, samples: Samples) -> Tensor:
     """Returns a model's outputs for a set of samples, on the CPU."""
     model = problem.flat_model.to(row.device, row.dtype)
     chunk = max(1, _FLOATS_AT_ONCE // trees.numbers_per_sample(samples.inputs))
@@ -247,7 +247,7 @@ def outputs_on(problem: Problem, row: Tensor, samples: Samples) -> Tensor:
     return torch.cat(made)
 
 
-def _kept(problem: Problem, i: int, row: Tensor) -> PersonalSite:
+def _kept(problem: Prepared, i: int, row: Tensor) -> PersonalSite:
     """Returns the outcome of a site that is too small to judge models by its rows: it keeps the common model."""
     site, rows = problem.sites[i], rows_to_learn_from(problem, i)
     test = {}

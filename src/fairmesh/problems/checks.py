@@ -4,24 +4,31 @@ import inspect
 import warnings
 from collections.abc import Iterator
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import vmap
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
+from fairmesh.config.registry import registered_name
 from fairmesh.errors import BadInput, in_a_line
+from fairmesh.losses import NamedLoss
 from fairmesh.losses.builtin import squared_error
+from fairmesh.metrics.base import TASKS, NamedMetric
 from fairmesh.numerics import trees
 from fairmesh.numerics.generators import GeneratorStates
 from fairmesh.numerics.gradients import grad_and_value
 from fairmesh.numerics.trees import Tree
 from fairmesh.problems.augmentation import Augmenter
+from fairmesh.problems.data_checks import refuse_one_hot
 from fairmesh.problems.flat_model import FlatModel
 from fairmesh.problems.outputs import PackedLoss
-from fairmesh.problems.row_loss import Loss, batch_loss, losses_of_samples, takes_shares
+from fairmesh.problems.row_loss import BoundModelLoss, Loss, batch_loss, losses_of_samples, takes_shares
 from fairmesh.problems.stacking import refuse_moved
+
+if TYPE_CHECKING:
+    from fairmesh.problems.prepared import Prepared
 
 _NUMBERS = 1 << 20  # of drawn outputs at most
 _SPREAD = 3.0  # standard deviation of drawn outputs around those of the model
@@ -35,6 +42,27 @@ def refuse_autocast() -> None:
                 f"fairmesh was called within torch.autocast({kind!r}); call it outside, and set precision = 'bf16' "
                 "(fm.train(..., precision='bf16')) to compute gradients in bfloat16"
             )
+
+
+def check_with_model(problem: "Prepared") -> None:
+    """Runs model and loss once as training will, so that an unsuitable problem is refused now."""
+    probe, loss, task = problem.probe, problem.loss, problem.task
+    if isinstance(loss, NamedLoss) and loss.of_numbers and task in ("classes", "masks"):
+        raise BadInput(
+            f"the loss {registered_name(loss)!r} needs numbers to predict, but the problem predicts "
+            f'{TASKS[task]}; write loss = "cross-entropy", or, in the [data] of a table, predict = "numbers"'
+        )
+    if isinstance(loss, NamedLoss) and loss.of_labels and task == "multi-label":
+        refuse_one_hot(problem)
+    check_gradient(probe.model, probe.row, loss, probe.augmenter, probe.augmented)
+    if not isinstance(loss, BoundModelLoss):
+        with torch.no_grad():
+            outputs = probe.model(probe.row, probe.inputs)
+            check_mean(loss, outputs, trees.joined([probe.targets, probe.more_targets]))
+    problem.at_once(torch.device("cpu"))  # refuses a model that cannot be evaluated in the way that is asked for
+    for name, metric in problem.metrics.items():
+        if isinstance(metric, NamedMetric):
+            metric.check(name, task, problem.classes)
 
 
 def check_gradient(

@@ -17,7 +17,8 @@ from fairmesh.numerics.trees import Tree
 from fairmesh.problems.row_loss import as_floats
 
 if TYPE_CHECKING:
-    from fairmesh.problems.problem import Problem
+    from fairmesh.problems.prepared import Prepared
+    from fairmesh.problems.site_samples import SiteSamples
 
 _TARGETS_CHECKED = 32  # of each site, by which the loss is checked
 
@@ -111,7 +112,36 @@ def scaled_prior(prior: Sequence[float] | None, sizes: Sequence[int]) -> Tensor:
     return given / given.sum()
 
 
-def check_samples(problem: "Problem", samples: Samples, what: str, judges: bool) -> None:
+def check_forms(samples: "SiteSamples") -> None:
+    """Raises BadInput if the training samples of sites have different forms, or if none are here."""
+    if not samples.here:
+        raise BadInput("none of the sites' data is here; a host needs that of one site at least")
+    for i, site in enumerate(samples.sites):
+        check_form(site.train, samples.sites[0].train, f"site {i} ({site.name})")
+
+
+def check_subgroups(problem: "Prepared") -> None:
+    """Raises BadInput if the objective needs subgroups that the samples here do not have."""
+    if problem.objective.subgroups:
+        for i in problem.here:
+            problem.subgroup_numbers(i)
+
+
+def check_data(problem: "Prepared") -> None:
+    """Raises BadInput if samples do not fit each other, the model's classes or the way that they are drawn."""
+    problem.prior_of_sites.sum()  # refuses an invalid prior
+    for split, words in (("train", ""), ("reserved", "reserved rows of "), ("test", None), ("validation", None)):
+        checked: set[Samples | None] = {None}
+        for i, site in enumerate(problem.sites):
+            samples = getattr(site, split)
+            if samples not in checked:
+                what = f"{split} set of " if words is None else words
+                check_samples(problem, samples, f"{what}site {i} ({site.name})", judges=words is None)
+                checked.add(samples)
+    check_batches(problem)
+
+
+def check_samples(problem: "Prepared", samples: Samples, what: str, judges: bool) -> None:
     """Raises BadInput if a set does not fit the training samples, if labels are none of the model's classes, or if they
     are missing where they are needed. A mask may have entries without a label, and a held-out one may have no others.
 
@@ -165,10 +195,10 @@ def _range_of(labels: Tensor, ignored: int | None) -> tuple[int, int, int]:
     return min(lowest, default=0), max(highest, default=0), known
 
 
-def check_splits(problem: "Problem") -> None:
-    """Raises BadInput if another split of a problem differs in more than its rows."""
-    first = _same_in_splits(problem)
-    for k, other in enumerate(problem.splits, start=1):
+def check_splits(splits: Sequence["Prepared"]) -> None:
+    """Raises BadInput if splits of a problem differ in more than their rows."""
+    first = _same_in_splits(splits[0])
+    for k, other in enumerate(splits[1:], start=1):
         for what, theirs in _same_in_splits(other).items():
             if theirs != first[what]:
                 raise BadInput(
@@ -176,21 +206,21 @@ def check_splits(problem: "Problem") -> None:
                 )
         if other.splits:
             raise BadInput(f"split {k} has splits of its own; give all of them in one list")
-        if problem.objective.subgroups:
+        if other.objective.subgroups:
             raise BadInput("objective.subgroups: subgroups of several splits differ; train one split at a time")
 
 
-def _same_in_splits(problem: "Problem") -> dict[str, Any]:
+def _same_in_splits(problem: "Prepared") -> dict[str, Any]:
     """Returns what all splits of a problem have in common."""
     return {
         "number of sites": problem.n,
         "form of inputs": trees.form(problem.sites[0].train.inputs),
         "number of parameters": problem.flat_model.dim,
-        "metrics": list(problem.metrics_by_name),
+        "metrics": list(problem.metrics),
     } | {name: getattr(problem, name) for name in ("sampling", "models_at_once", "parts", "batch_norm")}
 
 
-def check_batches(problem: "Problem") -> None:
+def check_batches(problem: "Prepared") -> None:
     """Raises BadInput if BatchNorm layers cannot compute the statistics of a batch."""
     if not len(problem.flat_model.momenta):
         return
@@ -210,7 +240,7 @@ def check_batches(problem: "Problem") -> None:
         )
 
 
-def refuse_one_hot(problem: "Problem") -> None:
+def refuse_one_hot(problem: "Prepared") -> None:
     """Raises BadInput if of several labels per sample exactly one is always 1, which a loss of labels would read as so
     many yes-or-no questions."""
     for i in problem.here:
@@ -224,7 +254,7 @@ def refuse_one_hot(problem: "Problem") -> None:
     )
 
 
-def few_samples(problem: "Problem") -> tuple[Tree, Tree, Tree]:
+def few_samples(problem: "SiteSamples") -> tuple[Tree, Tree, Tree]:
     """Returns inputs and targets of two samples of each of several sites, since one site may hold a single class;
     and targets of more samples, spread over these sites."""
     some = [problem.sites[i].train.seen for i in problem.here[:8]]

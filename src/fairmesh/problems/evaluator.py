@@ -13,7 +13,7 @@ from fairmesh.data.rows import SampleRows
 from fairmesh.errors import BadInput, in_a_line
 from fairmesh.numerics import trees
 from fairmesh.numerics.trees import Tree
-from fairmesh.problems.problem import Problem
+from fairmesh.problems.prepared import Prepared
 from fairmesh.problems.row_loss import answering, as_floats, losses_of_samples
 
 _FLOATS_AT_ONCE = 1 << 23  # of inputs times rows, so that a chunk of outputs and activations stays small
@@ -52,7 +52,7 @@ class Evaluator:
 
     def __init__(
         self,
-        problem: Problem,
+        problem: Prepared,
         split: Literal["test", "validation", "train"],
         device: torch.device | str,
         dtype: torch.dtype,
@@ -83,7 +83,7 @@ class Evaluator:
         stream = any(samples.stream for samples in self._sets)
         # Whether rows can be judged by several sets in one pass, and whether by sets of several splits.
         self._stacks = not stream and all(
-            one.at_once(self._device) is None and not one.metrics_by_name for one in self._problems
+            one.at_once(self._device) is None and not one.metrics for one in self._problems
         )
         alike = {(id(one.flat_model), id(one.loss), count) for one, count in zip(self._problems, counts)}
         self._joins = self._stacks and len(alike) == 1 and len(used) > 1 and counts[0] > 0
@@ -192,7 +192,7 @@ class Evaluator:
         chunk = evaluated_at_once(len(rows), self._rows.numbers_per_sample)
         losses = torch.zeros(len(rows), len(sizes), dtype=torch.float64)
         hits, unpredicted = torch.zeros_like(losses), torch.zeros_like(losses, dtype=torch.bool)
-        own = problem.metrics_by_name
+        own = problem.metrics
         kept: list[Tensor] = []
         truths: list[Tree] = []
         with_label = torch.zeros(len(sizes), dtype=torch.int64)
@@ -275,13 +275,13 @@ class Evaluator:
             self._failed(metric, BadInput(text))
 
 
-def measured_names(problem: Problem) -> list[str]:
+def measured_names(problem: Prepared) -> list[str]:
     """Returns the metrics in the order they are shown."""
     built_in = ["accuracy", "loss"] if problem.classes else ["loss"]
-    return list(dict.fromkeys([*problem.metrics_by_name, *built_in]))
+    return list(dict.fromkeys([*problem.metrics, *built_in]))
 
 
-def measured(problem: Problem, outputs: Tensor, targets: Tree, losses: Tensor | None = None) -> dict[str, float]:
+def measured(problem: Prepared, outputs: Tensor, targets: Tree, losses: Tensor | None = None) -> dict[str, float]:
     """Returns each metric of a model, given its outputs for a whole set of samples. It is NaN where it fails.
 
     Args:
@@ -296,7 +296,7 @@ def measured(problem: Problem, outputs: Tensor, targets: Tree, losses: Tensor | 
         return dict.fromkeys(measured_names(problem), torch.nan)
     if problem.classes:
         found["accuracy"] = float(problem.right(outputs, targets).double().mean())
-    for name, metric in problem.metrics_by_name.items():
+    for name, metric in problem.metrics.items():
         found[name], _ = _score(name, metric, problem.predictions(outputs), targets)
     return {name: found[name] for name in measured_names(problem)}
 
@@ -316,7 +316,7 @@ def _score(name: str, metric: Callable[[Tensor, Any], Any], outputs: Tensor, tar
         )
 
 
-def support(problem: Problem, split: Literal["test", "validation", "train"]) -> dict[int, dict[str, Any]]:
+def support(problem: Prepared, split: Literal["test", "validation", "train"]) -> dict[int, dict[str, Any]]:
     """Returns how many samples judge each site whose data is here, and of which classes: {"n": 40, "classes": [30, 10]}
     by the number of the site. Of several labels per sample it counts those that are 1."""
     sets, of_site = problem.held_out(split)

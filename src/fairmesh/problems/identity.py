@@ -20,7 +20,7 @@ from fairmesh.data.samples import Samples
 from fairmesh.metrics.base import NamedMetric
 
 if TYPE_CHECKING:
-    from fairmesh.problems.problem import Problem
+    from fairmesh.problems.prepared import Prepared
 
 # By class, the fields that are no part of a run's identity. Every other field of a problem and of what it contains is,
 # also one that a class of the user's own adds: a run is not continued if one has another value. An object that is no
@@ -39,16 +39,17 @@ NOT_PART: dict[str, tuple[str, ...]] = {
 _DEPTH = 3  # functions and objects that hold others, at most
 
 
-def identity_of(problem: "Problem", of_sites: Mapping[int, str]) -> dict[str, Any]:
+def identity_of(problem: "Prepared", of_sites: Mapping[int, str]) -> dict[str, Any]:
     """Returns all that makes two problems the same, by name: digests of the model and of data with these fingerprints,
     and the settings that differ from their defaults."""
     module = problem.initial_model(0)
     model = [problem.initial_whole_row(0), *problem.flat_model.fixed()]
-    own = {name: m for name, m in problem.metrics_by_name.items() if not isinstance(m, NamedMetric)}
+    own = {name: m for name, m in problem.metrics.items() if not isinstance(m, NamedMetric)}
     return {
         "data": hashed(sorted(of_sites.items()), problem.prior_of_sites),
         "model": hashed(_module_in_words(module), *model),
-        **described(problem),
+        "class": described(problem.kind),
+        **_settings(problem.kind, problem.settings(), 0, ""),
         **({"own metrics": described(own)} if own else {}),
     }
 
@@ -113,7 +114,7 @@ def described(value: Any, depth: int = 0, folder: str = "") -> Any:
     if isinstance(value, functools.partial):
         return described({"function": value.func, "args": value.args, "keywords": value.keywords}, depth, folder)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {"class": described(type(value), depth)} | _settings(value, depth, folder)
+        return {"class": described(type(value), depth)} | _settings(type(value), _values(value), depth, folder)
     name = getattr(value, "__qualname__", None)
     if name is not None and not _is_own(value):
         return f"{value.__module__}.{name}"
@@ -124,18 +125,22 @@ def described(value: Any, depth: int = 0, folder: str = "") -> Any:
     return f"{type(value).__qualname__} {_anywhere(repr(value), folder)}"
 
 
-def _settings(thing: Any, depth: int, folder: str) -> dict[str, Any]:
+def _values(thing: Any) -> dict[str, Any]:
+    return {field.name: getattr(thing, field.name) for field in dataclasses.fields(thing)}
+
+
+def _settings(kind: Any, values: Mapping[str, Any], depth: int, folder: str) -> dict[str, Any]:
     """Returns the fields of a dataclass that differ from their defaults."""
-    not_part = {name for kind in type(thing).__mro__ for name in NOT_PART.get(kind.__name__, ())}
+    not_part = {name for base in kind.__mro__ for name in NOT_PART.get(base.__name__, ())}
     table = {}
-    for field in dataclasses.fields(thing):
-        value = getattr(thing, field.name)
+    for field in dataclasses.fields(kind):
         factory = field.default_factory
         default = field.default if factory is dataclasses.MISSING else factory()
         if field.name in not_part:
             continue
+        value = values[field.name]
         if dataclasses.is_dataclass(value) and type(value) is type(default):
-            table[field.name] = _settings(value, depth, folder)
+            table[field.name] = _settings(type(value), _values(value), depth, folder)
         elif default is dataclasses.MISSING or described(value, depth, folder) != described(default, depth, folder):
             table[field.name] = described(value, depth, folder)
     return {name: value for name, value in table.items() if value != {}}

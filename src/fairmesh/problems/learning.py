@@ -18,8 +18,41 @@ from fairmesh.trainers.local_trainer import LocalTrainer, TrainingFunction
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Learning:
-    """The settings that `Problem` and `Experiment` share, which explain them. A new setting of a problem is a field
-    here: experiment files know it, an experiment hands it to its problem, and it is part of a run's identity."""
+    """The settings that `Problem` and `Experiment` share.
+
+    A new setting of a problem is a field here, with its check and its explanation: experiment files know it, an
+    experiment hands it to its problem, it is part of a run's identity, and the help of both classes shows it, in the
+    place of the line that names this class.
+
+    Args:
+        weight_decay: Multiple of the model that is added to each gradient after clipping, >= 0. Optimizers have decay
+            of their own, by parameter. Default: 0.0.
+        clip_norm: Largest Euclidean norm of each node's gradient, > 0, as in `torch.nn.utils.clip_grad_norm_`; None for
+            no clipping. Default: None.
+        augment: How training batches are changed at random, told by its parameters. (inputs, draw) -> inputs, of a
+            batch, where `draw(*shape)` returns uniforms in [0, 1); (inputs, targets, draw) -> (inputs, targets), such
+            as mixup; both run with the model, for many nodes at once. (sample) -> sample, of the inputs of one sample,
+            such as a torchvision v2 transform; or (inputs, targets) -> (inputs, targets), of a batch: these may draw
+            from torch's, Python's and numpy's generators, which are seeded for every sample (or batch) from seed,
+            round, node and place in the batch, and run on the CPU (docs/howto/own-models.md). Default: None.
+        metrics: Further metrics: a list of built-in ones, such as ["auroc", fm.metrics.Sensitivity(threshold=0.3)]; or
+            a table of names, to built-in ones, `fm.metrics.Metric` (in a file a table with `function` and
+            `higher_is_better`), or functions (outputs, targets) of a whole test set -> number, higher is better (in a
+            file "file.py:name"). Accuracy, if targets are labels, and loss are always measured. Default: {}.
+        objective: Which losses the robust weights follow. Default: Objective(), the training losses.
+        models_at_once: How many models (nodes times replicas) are evaluated at once: "all" by vmap, a number k >= 1 to
+            bound the memory, 1 for one after another, which takes any module. "auto" is "all" or 1, by the kind of
+            model: 1 if vmap cannot evaluate it (LSTMs, checkpointing, branches on data) or if its layers are slower
+            stacked (docs/results/performance.md). Results agree to rounding. Default: "auto".
+        parts: Which parameters stay at their site and which are not trained. Default: Parts(), all are shared.
+        batch_norm: What BatchNorm layers do: "frozen" (statistics as given, for pretrained networks), "local"
+            (statistics and affine parameters stay at the site: FedBN), "shared" (affine parameters are shared,
+            statistics are averaged for the common model), "convert" (nn.GroupNorm instead), or "refuse", which accepts
+            layers in evaluation mode only, as "frozen" does (docs/howto/models-and-parts.md). Default: "refuse".
+        trainer: Your own training code for the local work of every round: `fm.trainers.LocalTrainer(function)`, or the
+            function (module, data, ctx) itself. Algorithms then work with its updates instead of gradients
+            (docs/howto/own-training-code.md). None for fairmesh's own gradients. Default: None.
+    """
 
     weight_decay: float = 0.0
     clip_norm: float | None = None
@@ -33,6 +66,9 @@ class Learning:
     batch_norm: BatchNormPolicy = "refuse"
     trainer: LocalTrainer | TrainingFunction | None = None
 
+    def __init_subclass__(cls):
+        cls.__doc__ = (cls.__doc__ or "").replace(_HERE, _ARGUMENTS)
+
     def __post_init__(self):
         if not math.isfinite(self.weight_decay) or self.weight_decay < 0:
             raise BadInput(f"weight_decay must be a finite number >= 0, got {self.weight_decay}")
@@ -43,3 +79,7 @@ class Learning:
         number = type(self.models_at_once) is int and self.models_at_once >= 1
         if not number and self.models_at_once not in ("auto", "all"):
             raise BadInput(f"models_at_once must be 'auto', 'all' or a whole number >= 1, got {self.models_at_once!r}")
+
+
+_HERE = "        settings: Those of `Learning`, by name.\n"  # in the Args of a class that has these settings
+_ARGUMENTS = (Learning.__doc__ or "").partition("    Args:\n")[2].rstrip(" ")

@@ -11,10 +11,10 @@ from fairmesh.problems.batch_norm import layers_of
 from fairmesh.problems.lora import said_of_adapters
 
 if TYPE_CHECKING:
-    from fairmesh.problems.problem import Problem
+    from fairmesh.problems.prepared import Prepared
 
 
-def on_stacking(problem: "Problem", device: torch.device) -> str | None:
+def on_stacking(problem: "Prepared", device: torch.device) -> str | None:
     """Returns why models are evaluated one after another on a device, unless that was asked for or they are not."""
     if problem.models_at_once != "auto" or problem.at_once(device) is None:
         return None
@@ -23,7 +23,7 @@ def on_stacking(problem: "Problem", device: torch.device) -> str | None:
     return f"models are evaluated one after another: {cause}"
 
 
-def on_data(problem: "Problem", home: torch.device, device: torch.device) -> str:
+def on_data(problem: "Prepared", home: torch.device, device: torch.device) -> str:
     """Returns where training data is, and why: on the device, in memory, or in a Dataset that is read.
 
     Args:
@@ -51,7 +51,7 @@ def on_data(problem: "Problem", home: torch.device, device: torch.device) -> str
     return f"{data} is all in memory{there}"
 
 
-def on_augmentation(problem: "Problem") -> str | None:
+def on_augmentation(problem: "Prepared") -> str | None:
     """Returns that an augmentation runs on the CPU, and how often, or None."""
     if problem.augmenter is None or problem.augmenter.with_model:
         return None
@@ -59,7 +59,7 @@ def on_augmentation(problem: "Problem") -> str | None:
     return f"augment runs on the CPU, once for every {once}, with torch, random and np.random seeded for each call"
 
 
-def on_evaluation_mode(problem: "Problem") -> str | None:
+def on_evaluation_mode(problem: "Prepared") -> str | None:
     """Returns which layers a module in evaluation mode trains without, or None."""
     layers = problem.flat_model.switched_off()
     return layers and (
@@ -68,7 +68,7 @@ def on_evaluation_mode(problem: "Problem") -> str | None:
     )
 
 
-def on_short_floats(problem: "Problem") -> str | None:
+def on_short_floats(problem: "Prepared") -> str | None:
     """Returns that a model in half precision is trained in float32, or None."""
     kinds = {tensor.dtype for tensor in problem.initial_model(0).parameters() if tensor.is_floating_point()}
     short = sorted(str(kind).removeprefix("torch.") for kind in kinds - {torch.float32, torch.float64})
@@ -80,7 +80,7 @@ def on_short_floats(problem: "Problem") -> str | None:
     )
 
 
-def on_binary_numbers(problem: "Problem") -> str | None:
+def on_binary_numbers(problem: "Prepared") -> str | None:
     """Returns that targets 0 and 1 are predicted as numbers, by squared error, or None."""
     targets = [problem.sites[i].train.seen.targets for i in problem.here]
     if problem.loss is not squared_error or not all(bool(((t == 0) | (t == 1)).all()) for t in targets):
@@ -92,7 +92,7 @@ def on_binary_numbers(problem: "Problem") -> str | None:
     )
 
 
-def on_parts(problem: "Problem") -> str | None:
+def on_parts(problem: "Prepared") -> str | None:
     """Returns which parts of the model stay at their site or are not trained, and what BatchNorm layers do, or None
     if there is nothing to say."""
     flat, module, said = problem.flat_model, problem.initial_model(0), []

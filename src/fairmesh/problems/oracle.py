@@ -19,7 +19,7 @@ from fairmesh.numerics.trees import Tree
 from fairmesh.problems import convolutions
 from fairmesh.problems.local_work import LocalWorker, Node, Work, no_memory
 from fairmesh.problems.objective import LEARNABLE, held_out_last
-from fairmesh.problems.problem import Problem
+from fairmesh.problems.prepared import Prepared
 from fairmesh.problems.row_loss import (
     as_floats,
     batch_error,
@@ -46,7 +46,7 @@ class Oracle:
 
     def __init__(
         self,
-        problem: Problem,
+        problem: Prepared,
         hosted: Tensor,
         identities: Tensor | SecretIdentities,
         *,

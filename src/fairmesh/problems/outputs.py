@@ -7,7 +7,7 @@ through evaluation as any other, and unpacked for the loss."""
 import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -156,11 +156,25 @@ def read_packed(read: Read, packing: Packing, outputs: Tensor) -> Tensor:
     return read(packing.unpack(outputs))
 
 
-def readings(
-    whole: Any, targets: Tree, loss: Any, given: Read | None
-) -> tuple[Read | None, Read | None, Packing | None]:
-    """Returns how outputs of a module become the tensor that losses get; how that becomes the one that predicts; and
-    how a structure is packed for a loss of the user's own.
+class Readings(NamedTuple):
+    """How the outputs of a module are read."""
+
+    for_loss: Read | None = None  # into the tensor that losses get; None for as they are
+    predicting: Read | None = None  # from that into the one that predicts; None for as it is
+    packing: Packing | None = None  # how a structure is packed for a loss of the user's own
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether losses and metrics get the outputs as they are."""
+        return self == Readings()
+
+    def predictions(self, outputs: Tensor) -> Tensor:
+        """Returns the tensor that predicts, which metrics read, of what losses get."""
+        return outputs if self.predicting is None else self.predicting(outputs)
+
+
+def readings(whole: Any, targets: Tree, loss: Any, given: Read | None) -> Readings:
+    """Returns how the outputs of a module are read.
 
     Args:
         whole: What the module returns for some samples.
@@ -183,13 +197,12 @@ def readings(
             f"the model gives {tuple(predicting.shape)} for {count} samples; it must give one row per sample"
         )
     plain = isinstance(whole, Tensor)
-    loss = loss.function if isinstance(loss, PackedLoss) else loss
     if given is None and classes_last(predicting, targets, not plain, is_built_in(loss)):
         read = functools.partial(classes_second, logits_of)
     unchanged = given is None and plain and read is logits_of
     if is_built_in(loss) or isinstance(loss, ModelLoss) or unchanged:  # none gets all outputs
-        return None if unchanged else read, None, None
+        return Readings() if unchanged else Readings(read)
     if plain:
-        return None, read, None
+        return Readings(None, read)
     packing = Packing(whole, count)
-    return packing.pack, functools.partial(read_packed, read, packing), packing
+    return Readings(packing.pack, functools.partial(read_packed, read, packing), packing)

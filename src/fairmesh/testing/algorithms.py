@@ -19,7 +19,8 @@ from fairmesh.compression.compressors import Compressor
 from fairmesh.networks.memory import MemoryNetwork
 from fairmesh.networks.roles import Role, StateView, roles_of
 from fairmesh.problems.oracle import Oracle
-from fairmesh.problems.problem import Problem
+from fairmesh.problems.prepared import Prepared
+from fairmesh.problems.problem import prepare
 from fairmesh.storage.state_tree import flatten_state, unflatten_state
 from fairmesh.testing.hosts import on_hosts
 from fairmesh.testing.messages import NoGradients, check_message
@@ -44,7 +45,7 @@ _SLOWLY = 1e-3  # the least share of a fading memory that is gone after half of 
 def check_algorithm(
     algorithm: Algorithm,
     *,
-    problem: Problem | None = None,
+    problem: Problem | Prepared | None = None,
     topologies: Sequence[Topology] | None = None,
     rounds: int = 6,
     keeps_average: bool = True,
@@ -93,7 +94,7 @@ def check_algorithm(
         >>> fm.testing.check_algorithm(fm.algorithms.DSGD(0.1), topologies=[fm.Ring()], rounds=2)
     """
     algorithm = with_run_length(checked_settings(algorithm, Algorithm), 2 * rounds)
-    problem = small_problem() if problem is None else problem
+    problem = prepare(problem or small_problem())
     topologies = (Ring(), Changing((Ring(), Star()))) if topologies is None else topologies
     algorithm.check(problem.prior_of_sites, problem.flat_model.dim)
     with running("a run in float32"):
@@ -121,11 +122,11 @@ def check_algorithm(
         check_message(algorithm)
     with running("a run with parts that stay at their site" + (" and AdamW" if _takes_optimizer(algorithm) else "")):
         with_memory = _with_optimizer(algorithm, AdamW(decay=0.01, no_decay=("*.bias",)))
-        _check_rounds(with_memory, small_problem(local=("2.*",)), topology, 3, tolerance)
+        _check_rounds(with_memory, prepare(small_problem(local=("2.*",))), topology, 3, tolerance)
 
 
 def _check_rounds(
-    algorithm: Algorithm, problem: Problem, topology: Topology, rounds: int, tolerance: float
+    algorithm: Algorithm, problem: Prepared, topology: Topology, rounds: int, tolerance: float
 ) -> MemoryNetwork:
     """Checks some rounds in memory, with other names for the nodes, and on several hosts. Returns the network."""
     cycle, order = topology.build(problem.n), mixed_up(problem.n)
@@ -133,7 +134,7 @@ def _check_rounds(
     _check_state(algorithm, problem, network, oracle)
     _check_purity(algorithm, network, oracle)
     ended = after(algorithm, network, oracle, rounds)
-    moved = dataclasses.replace(problem, sites=[problem.sites[i] for i in order])
+    moved = problem.changed(sites=[problem.sites[i] for i in order])
     moved_stack = stack(moved, relabelled(cycle, order), algorithm, seeds=_SEEDS, identities=order)
     _check_naming(ended, after(algorithm, *moved_stack, rounds), order, _roles(algorithm, ended), tolerance)
     with running(f"a run on several hosts over {topology}"):
@@ -144,7 +145,7 @@ def _check_rounds(
 # The state ------------------------------------------------------------------------------------------------------------
 
 
-def _check_state(algorithm: Algorithm, problem: Problem, network: MemoryNetwork, oracle: Oracle) -> None:
+def _check_state(algorithm: Algorithm, problem: Prepared, network: MemoryNetwork, oracle: Oracle) -> None:
     start = algorithm.init(oracle, network)
     _check_form(start, "the state")
     fresh = bits_of(start)
@@ -286,7 +287,7 @@ def _check_average(algorithm: Algorithm, network: MemoryNetwork, rounds: int) ->
 
 
 def _check_hosts(
-    ended: End, algorithm: Algorithm, problem: Problem, topology: Topology, rounds: int, tolerance: float
+    ended: End, algorithm: Algorithm, problem: Prepared, topology: Topology, rounds: int, tolerance: float
 ) -> None:
     alone, counted, carried = ended
     order = mixed_up(problem.n)
@@ -391,7 +392,7 @@ def _steps(changes: Sequence[Tensor]) -> list[float]:
 # Runs -----------------------------------------------------------------------------------------------------------------
 
 
-def _check_resuming(algorithm: Algorithm, problem: Problem, topology: Topology, rounds: int) -> None:
+def _check_resuming(algorithm: Algorithm, problem: Prepared, topology: Topology, rounds: int) -> None:
     options: dict[str, Any] = {"seeds": (0, 1), "measure_every": rounds, "checkpoint_every": rounds, "trace": "no"}
     with tempfile.TemporaryDirectory() as folder:
         whole = train(problem, topology, algorithm, 2 * rounds, out=Path(folder) / "whole", **options)
@@ -420,7 +421,9 @@ def varied(thing: Any) -> Any:
     return thing
 
 
-def check_replicas(algorithm: Algorithm, problem: Problem, topology: Topology, rounds: int, tolerance: float) -> None:
+def check_replicas(
+    algorithm: Algorithm, problem: Problem | Prepared, topology: Topology, rounds: int, tolerance: float
+) -> None:
     """Checks that replicas that differ in seed, placement and numbers give together what each gives alone."""
     other = varied(algorithm)
     algorithms = [algorithm, other] if other != algorithm else [algorithm]
@@ -437,12 +440,12 @@ def check_replicas(algorithm: Algorithm, problem: Problem, topology: Topology, r
             require_close(together[name][r], tensor[0], tolerance, what)
 
 
-def _training(problem: Problem, topology: Topology, algorithm: Algorithm, **options: Any) -> Training:
+def _training(problem: Prepared, topology: Topology, algorithm: Algorithm, **options: Any) -> Training:
     replicas = replicas_of([algorithm], range(_REPLICAS), None, problem.n)
     return Training(problem, topology, replicas, Options(trace="no", **options))
 
 
-def _check_replay(algorithm: Algorithm, problem: Problem, topology: Topology, tolerance: float) -> None:
+def _check_replay(algorithm: Algorithm, problem: Prepared, topology: Topology, tolerance: float) -> None:
     training = _training(problem, topology, algorithm, dtype="float64", count_bytes=False)
     state = training.advance(training.initial(), 0)
     apart = unflatten_state(state, bits_of(state))  # a replay changes its tensors, which the other run may hold on to
@@ -456,7 +459,7 @@ def _check_replay(algorithm: Algorithm, problem: Problem, topology: Topology, to
 
 
 def _check_memory(algorithm: Algorithm) -> None:
-    problem = wide_problem()
+    problem = prepare(wide_problem())
     training = _training(problem, Ring(), algorithm)
     state = training.advance(training.initial(), 0)
     held = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in flatten_state(state).values()}

@@ -15,7 +15,8 @@ from fairmesh.networks.bounds import Bounds
 from fairmesh.networks.process_group import ProcessGroup
 from fairmesh.networks.remote import RemoteNetwork
 from fairmesh.networks.transport import Arrivals, Edge, Read, Transport
-from fairmesh.problems.problem import Problem
+from fairmesh.problems.prepared import Prepared
+from fairmesh.problems.problem import prepare
 from fairmesh.testing.stacks import End, after, oracle_of
 from fairmesh.testing.violations import ContractViolation
 from fairmesh.topology.graphs import Topology
@@ -94,7 +95,7 @@ class HostsRun(NamedTuple):
 
 
 def on_hosts(
-    problem: Problem,
+    problem: Problem | Prepared,
     topology: Topology,
     algorithm: Algorithm,
     rounds: int,
@@ -128,7 +129,7 @@ def on_hosts(
         >>> run.states[1].models.shape, run.post.bytes_carried > 0
         (torch.Size([1, 2, 53]), True)
     """
-    post = Post(len(blocks))
+    ready, post = prepare(problem), Post(len(blocks))
 
     def one(host: int) -> End:
         with post.arrived:  # one computes at a time, and lets others while it waits: tracing is not for threads
@@ -141,11 +142,11 @@ def on_hosts(
 
     def trained(host: int) -> End:
         transport = InProcess(post, host)
-        cycle = topology.build(problem.n)
-        prior = problem.prior_of_sites
+        cycle = topology.build(ready.n)
+        prior = ready.prior_of_sites
         bounds = Bounds(float((prior.max() / prior[list(blocks[host])]).max())) if each_copy else None
         network = RemoteNetwork(cycle, blocks[host], transport, dtype=torch.float64, each_copy=each_copy, bounds=bounds)
-        return after(algorithm, network, oracle_of(problem, network, algorithm, seeds, torch.float64), rounds)
+        return after(algorithm, network, oracle_of(ready, network, algorithm, seeds, torch.float64), rounds)
 
     ends = _results(one, len(blocks))
     order = torch.tensor([node for block in blocks for node in block]).argsort()

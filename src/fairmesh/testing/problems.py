@@ -5,7 +5,8 @@ from torch import Tensor, nn
 
 from fairmesh.data.site import Site
 from fairmesh.problems.parts import Parts
-from fairmesh.problems.problem import Problem, Sampling
+from fairmesh.problems.problem import Problem
+from fairmesh.problems.sampling import Sampling
 
 FEATURES, CLASSES = 6, 3
 

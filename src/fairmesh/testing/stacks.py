@@ -13,12 +13,12 @@ from fairmesh.algorithms.base import Algorithm, Carried, Round, carried_at_start
 from fairmesh.networks.base import Network, Traffic
 from fairmesh.networks.memory import MemoryNetwork
 from fairmesh.problems.oracle import Oracle
-from fairmesh.problems.problem import Problem
+from fairmesh.problems.prepared import Prepared
 from fairmesh.topology.mixing import Mixing
 
 
 def stack(
-    problem: Problem,
+    problem: Prepared,
     cycle: Sequence[Mixing],
     algorithm: Algorithm,
     *,
@@ -32,7 +32,7 @@ def stack(
 
 
 def oracle_of(
-    problem: Problem, network: Network, algorithm: Algorithm, seeds: Sequence[int], dtype: torch.dtype
+    problem: Prepared, network: Network, algorithm: Algorithm, seeds: Sequence[int], dtype: torch.dtype
 ) -> Oracle:
     """Returns the oracle of the nodes that a network hosts."""
     calls = algorithm.oracle_calls()

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fairmesh.metrics.over_sites import LEVEL, over_sites
-from fairmesh.problems.problem import Problem
+from fairmesh.problems.prepared import Prepared
 from fairmesh.storage.run_folder import Record
 
 _SAME = 1e-12  # scores that differ by less are equal: their sums were only rounded differently
@@ -32,7 +32,7 @@ class RoundScores:
 
     smoothing = 0.5
 
-    def __init__(self, problem: Problem, best_by: str, level: float = LEVEL):
+    def __init__(self, problem: Prepared, best_by: str, level: float = LEVEL):
         self.metric, self._best_by = problem.primary, best_by
         self._level, self._higher = level, problem.higher_is_better(self.metric)
         self._sums = self._counts = torch.zeros((), dtype=torch.float64)

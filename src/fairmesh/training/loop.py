@@ -21,7 +21,7 @@ from fairmesh.networks.roles import HELD_BY_ALL, PerProcess, Role, StateView, ro
 from fairmesh.numerics.round_cache import RoundCache
 from fairmesh.problems.objective import Objective
 from fairmesh.problems.oracle import Oracle
-from fairmesh.problems.problem import Problem
+from fairmesh.problems.prepared import Prepared
 from fairmesh.topology.graphs import Topology
 from fairmesh.topology.mixing import with_liars
 from fairmesh.training.cuda_graph import CapturedRounds, captured_rounds
@@ -32,7 +32,7 @@ _EXPLODED = 1e6  # a model whose norm is this many times its initial norm (or 1)
 _FUSED_FROM = 3000  # rounds; compiling takes 8 to 35 s, which fewer rounds do not save
 
 
-def check_fits(algorithm: Algorithm, problem: Problem) -> None:
+def check_fits(algorithm: Algorithm, problem: Prepared) -> None:
     """Raises BadInput if the algorithm cannot train on the problem."""
     algorithm.check(problem.prior_of_sites, problem.flat_model.dim)
     optimizer = algorithm.local_optimizer()
@@ -73,7 +73,7 @@ def check_updates(algorithm: Algorithm, objective: Objective) -> None:
         )
 
 
-def on_updates(algorithm: Algorithm, problem: Problem, rounds: int) -> str | None:
+def on_updates(algorithm: Algorithm, problem: Prepared, rounds: int) -> str | None:
     """Returns that an algorithm has its default step, which is for gradients, if a training function gives updates."""
     if problem.trainer is None or not dataclasses.is_dataclass(algorithm):
         return None
@@ -135,7 +135,7 @@ class Training:
 
     def __init__(
         self,
-        problem: Problem,
+        problem: Prepared,
         topology: Topology,
         replicas: Sequence[Replica],
         options: Options,

@@ -19,8 +19,10 @@ from fairmesh.networks.base import Network
 from fairmesh.numerics import malloc, trees
 from fairmesh.problems.evaluator import evaluated_at_once
 from fairmesh.problems.oracle import AS_FLOATS_UP_TO
-from fairmesh.problems.problem import Problem, Sampling
+from fairmesh.problems.prepared import Prepared
+from fairmesh.problems.problem import Problem, prepare
 from fairmesh.problems.row_loss import BoundModelLoss, as_floats, augmented
+from fairmesh.problems.sampling import Sampling
 from fairmesh.topology.graphs import Ring
 from fairmesh.training.loop import Training
 from fairmesh.training.options import DTYPES, Options, device_of, home_of_data
@@ -61,7 +63,7 @@ class Footprint(NamedTuple):
 
 
 def footprint(
-    problem: Problem, algorithm: Algorithm, options: Options = _USUAL, hosted: int | None = None
+    problem: Prepared, algorithm: Algorithm, options: Options = _USUAL, hosted: int | None = None
 ) -> Footprint:
     """Returns the memory that a run needs in one process.
 
@@ -131,7 +133,7 @@ class _Batch(NamedTuple):
     evaluation: int  # of a pass over test samples, of all models together
 
 
-def _batch_bytes(problem: Problem, size: int) -> _Batch:
+def _batch_bytes(problem: Prepared, size: int) -> _Batch:
     """Runs one pass in training mode, with dropout and augmentation, to find out what it keeps, for numbers of a size
     in bytes."""
     train = max((problem.sites[i].train for i in problem.here), key=len)
@@ -180,9 +182,8 @@ def measured_copies(algorithm: Algorithm, nodes: int, stacked: bool = False) -> 
 def _measured_copies(algorithm: Algorithm, nodes: int, stacked: bool) -> float:
     sites = [Site((torch.zeros(2, 100), torch.arange(2))) for _ in range(nodes)]
     outputs = max(200, _TOY_NUMBERS // (101 * nodes))
-    problem = Problem(
-        nn.Linear(100, outputs), sites, sampling=Sampling(batch=1), models_at_once="all" if stacked else 1
-    )
+    at_once = "all" if stacked else 1
+    problem = prepare(Problem(nn.Linear(100, outputs), sites, sampling=Sampling(batch=1), models_at_once=at_once))
     replicas = replicas_of([algorithm], [0], None, nodes)
 
     def two_rounds() -> Any:
@@ -232,7 +233,7 @@ def free_bytes(device: torch.device) -> int | None:
         return free
 
 
-def memory_of_run(problem: Problem, algorithm: Algorithm, replicas: int, options: Options, network: Network) -> str:
+def memory_of_run(problem: Prepared, algorithm: Algorithm, replicas: int, options: Options, network: Network) -> str:
     """Returns a sentence about the memory that replicas need at once. Refuses more than fit. Where they fit only if
     freed memory is returned to the system, the process keeps none of it from now on."""
     device, sharing = network.device, network.process_group.local_world_size

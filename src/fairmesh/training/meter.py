@@ -12,7 +12,7 @@ from fairmesh.errors import BadInput
 from fairmesh.metrics.over_sites import group_means, spread
 from fairmesh.networks.base import Traffic
 from fairmesh.problems.evaluator import Evaluator, Trouble, support
-from fairmesh.problems.problem import Problem
+from fairmesh.problems.prepared import Prepared
 from fairmesh.regularizers.simplex import normalized
 from fairmesh.storage.run_folder import Record
 from fairmesh.training.loop import Training, trains_alone
@@ -172,7 +172,7 @@ def traffic(bits: Tensor, size: Tensor, server_bits: float = 0.0, server_bytes: 
     }
 
 
-def with_own_parts(problem: Problem, rows: Tensor, own: Tensor, splits: Sequence[int]) -> Tensor:
+def with_own_parts(problem: Prepared, rows: Tensor, own: Tensor, splits: Sequence[int]) -> Tensor:
     """Returns the models that sites are judged by: the common rows (replicas, dim) with each site's own part.
 
     Args:
@@ -186,7 +186,7 @@ def with_own_parts(problem: Problem, rows: Tensor, own: Tensor, splits: Sequence
     return torch.cat([rows.unsqueeze(1).expand(-1, problem.n, -1), own.to(rows)], dim=-1)
 
 
-def with_spread(columns: list[Record], values: dict[str, Tensor], problem: Problem, under: str | None) -> None:
+def with_spread(columns: list[Record], values: dict[str, Tensor], problem: Prepared, under: str | None) -> None:
     """Adds each metric's values by site and by group, and their worst, mean, best and gap, to each replica's record."""
     names = [str(site.group) for site in problem.sites]
     for metric, by_site in values.items():

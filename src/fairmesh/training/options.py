@@ -10,7 +10,7 @@ import torch
 from fairmesh.config.tables import Instead, checked, to_table
 from fairmesh.errors import BadInput
 from fairmesh.metrics.over_sites import LEVEL, WORST_NEEDS_ROWS
-from fairmesh.problems.problem import Problem
+from fairmesh.problems.prepared import Prepared
 from fairmesh.problems.stacking import Precision
 
 _SHORT = 'For gradients in half precision: precision = "bf16"; the models themselves stay in float32.'
@@ -141,7 +141,7 @@ def device_of(name: str) -> torch.device:
     return device
 
 
-def home_of_data(problem: Problem, device: torch.device) -> torch.device:
+def home_of_data(problem: Prepared, device: torch.device) -> torch.device:
     """Returns the device of the training data: the device itself if the data takes less than half of its free memory,
     else the CPU."""
     if device.type == "cpu":

@@ -8,12 +8,12 @@ import torch
 import fairmesh
 from fairmesh.networks.process_group import ProcessGroup
 from fairmesh.numerics import trees
-from fairmesh.problems.problem import Problem
+from fairmesh.problems.prepared import Prepared
 
 _SETS = ("train", "validation", "test")
 
 
-def provenance_of(problem: Problem, process_group: ProcessGroup) -> dict[str, Any]:
+def provenance_of(problem: Prepared, process_group: ProcessGroup) -> dict[str, Any]:
     """Returns the versions and a description of the data without any row of it, of all processes' sites.
 
     The digest of a site covers the inputs and targets of its training samples, and numbers are those of the first
@@ -39,7 +39,7 @@ def provenance_of(problem: Problem, process_group: ProcessGroup) -> dict[str, An
     }
 
 
-def _classes(problem: Problem, i: int) -> dict[str, dict[str, list[int]]]:
+def _classes(problem: Prepared, i: int) -> dict[str, dict[str, list[int]]]:
     """Returns how many samples of each class the sets of site i have."""
     sets = {name: getattr(problem.sites[i], name) for name in _SETS}
     counts = {name: samples.class_counts(problem.classes or 0) for name, samples in sets.items() if samples}

@@ -24,7 +24,7 @@ from fairmesh.numerics import trees
 from fairmesh.personalization.outcome import Personalized
 from fairmesh.problems import notes
 from fairmesh.problems.evaluator import measured_names
-from fairmesh.problems.problem import Problem, with_splits
+from fairmesh.problems.prepared import Prepared, with_splits
 from fairmesh.regularizers.simplex import normalized
 from fairmesh.storage.run_folder import Record
 from fairmesh.training.best_round import RoundScores, by_round
@@ -93,7 +93,7 @@ class Result:
         ['1.weight', '1.bias']
     """
 
-    problem: Problem
+    problem: Prepared
     replicas: list[Replica]
     rounds: int
     records: list[Record]
@@ -217,14 +217,14 @@ class Result:
         found = judged(self.problem, by_split, on=self.judged_on, own_models=rows.ndim == 3, trained_alone=alone)
         return replace(found, worst_needs_rows=self.worst_needs_rows)
 
-    def with_data_of(self, problem: Problem) -> "Result":
+    def with_data_of(self, problem: Prepared) -> "Result":
         """Returns the same result with the data of all sites, of which a process of several has some.
 
         Args:
             problem: The problem before processes divided it among them.
         """
         splits = zip(self.problem.every_split, problem.every_split)
-        whole = with_splits([here.with_other(sites=every.sites) for here, every in splits])
+        whole = with_splits([here.changed(sites=every.sites) for here, every in splits])
         fixed = None if self.fixed is None else self.fixed.with_data_of(problem)
         return replace(self, problem=whole, fixed=fixed)
 
@@ -532,13 +532,13 @@ def about_model(result: Result, replica: int, which: str) -> dict[str, Any]:
     return about | ({"round": rounds[which]} if which in rounds else {})
 
 
-def parts_of(problem: Problem) -> dict[str, Any]:
+def parts_of(problem: Prepared) -> dict[str, Any]:
     """Returns how many parameters stay at their site, and what BatchNorm layers do, for summaries."""
     local, note = problem.flat_model.local_dim, notes.on_parts(problem)
     return {} if note is None else {"local_parameters": local, "parts": note}
 
 
-def model_facts(problem: Problem) -> dict[str, Any]:
+def model_facts(problem: Prepared) -> dict[str, Any]:
     """Returns what is needed to build the model again and to use it: its inputs, and what its outputs mean."""
     inputs, targets = problem.sites[0].train.inputs, problem.sites[0].train.targets
     return {
@@ -551,7 +551,7 @@ def model_facts(problem: Problem) -> dict[str, Any]:
     }
 
 
-def _output(problem: Problem) -> str:
+def _output(problem: Prepared) -> str:
     """Returns what the model's outputs are, by its task and the loss that it is trained with."""
     if problem.structured is not None:
         return "structure"

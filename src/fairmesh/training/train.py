@@ -31,7 +31,8 @@ from fairmesh.personalization.outcome import Personalized, PersonalSite
 from fairmesh.personalization.personalize import personalized, refuse_structure
 from fairmesh.problems import notes
 from fairmesh.problems.checks import refuse_autocast
-from fairmesh.problems.problem import Problem, with_splits
+from fairmesh.problems.prepared import Prepared
+from fairmesh.problems.problem import Problem, prepare
 from fairmesh.storage.finished_work import FinishedWork
 from fairmesh.storage.occupied import ALONE
 from fairmesh.storage.run_folder import RunFolder
@@ -73,7 +74,7 @@ from fairmesh.training.result import (
 
 
 def train(
-    problem: Problem | Sequence[Problem],
+    problem: Problem | Prepared | Sequence[Problem | Prepared],
     topology: Topology | None = None,
     algorithm: Algorithm | Sequence[Algorithm] | None = None,
     rounds: int = ROUNDS,
@@ -182,7 +183,7 @@ def train(
 class Plan:
     """A run that was not refused: all defaults are decided, and nothing is allocated yet."""
 
-    problem: Problem
+    problem: Prepared
     topology: Topology
     replicas: list[Replica]
     rounds: int
@@ -203,7 +204,7 @@ class Plan:
 
 
 def _planned(
-    problem: Problem | Sequence[Problem],
+    problem: Problem | Prepared | Sequence[Problem | Prepared],
     topology: Topology,
     algorithm: Algorithm | Sequence[Algorithm] | None,
     rounds: int,
@@ -214,14 +215,14 @@ def _planned(
     options: dict[str, Any],
 ) -> Plan:
     """Returns the plan of a run, with the data of the nodes hosted here, or raises BadInput if it cannot be run."""
-    problem = problem if isinstance(problem, Problem) else with_splits(problem)
+    problem = prepare(problem)
     if algorithm is None:
         own_code = problem.trainer is not None
         algorithm = algorithm_for(problem.objective, own_code)
         options = {"compare_weights": algorithm.with_fixed_weights() is not None and not own_code} | options
         objective = problem.objective if own_code else completed(problem.objective)
         if objective is not problem.objective:
-            problem = problem.each(lambda split: split.with_other(objective=objective))
+            problem = problem.each(lambda split: split.changed(objective=objective))
     if not isinstance(rounds, int) or rounds < 1:
         raise BadInput(f"rounds must be a whole number >= 1, got {rounds!r}")
     chosen: Options = from_table(Options, options, "options")
@@ -247,7 +248,7 @@ def _planned(
         problem.refuse_own_parts("personalization")
         method: Personalization = from_table(Personalization, personalization, "personalization")
         personalization = method
-        problem = problem.each(lambda split: split.with_other(sites=reserve(split.sites, method.share)))
+        problem = problem.each(lambda split: split.changed(sites=reserve(split.sites, method.share)))
     if process_group.world_size > 1:
         problem = problem.keeping(sites_at(process_group.nodes(problem.n), replicas))
     cycle = with_liars(topology.build(problem.n), chosen.lying_neighbours)

@@ -13,7 +13,7 @@ from fairmesh.data.site import Site
 from fairmesh.errors import BadInput
 from fairmesh.experiment import Experiment
 from fairmesh.mesh.enrol.roster import OF_ONE_SITE, OF_THE_EXPERIMENT, Mesh, SiteFile
-from fairmesh.problems.problem import Problem
+from fairmesh.problems.prepared import Prepared
 from fairmesh.trackers import Tracker
 from fairmesh.training.loop import check_objective
 from fairmesh.training.observers import CsvWriter
@@ -142,6 +142,6 @@ class _Given(Data):
         return [self.only]
 
 
-def own_problem(site: Site, experiment: Experiment) -> Problem:
+def own_problem(site: Site, experiment: Experiment) -> Prepared:
     """Returns the problem of one site alone. Refuses data that does not fit the model, the loss or the settings."""
     return replace(experiment, data=_Given(site), prior=None, contract=None).problem()

@@ -14,7 +14,7 @@ from fairmesh.mesh.enrol.manifest import EXPERIMENT, Handout, collected, loaded,
 from fairmesh.mesh.enrol.roster import MESH, Member, Mesh
 from fairmesh.numerics import trees
 from fairmesh.problems.objective import Objective
-from fairmesh.problems.problem import Sampling
+from fairmesh.problems.sampling import Sampling
 from fairmesh.topology.mixing import union_of
 
 

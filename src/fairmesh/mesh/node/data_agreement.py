@@ -23,7 +23,7 @@ from fairmesh.mesh.node.site_statistics import WITHHELD, columns_of, statistics_
 from fairmesh.mesh.node.start import Start
 from fairmesh.mesh.wire.mailroom import Mailroom
 from fairmesh.mesh.wire.transport import FIRST_ROUND
-from fairmesh.problems.problem import Problem
+from fairmesh.problems.prepared import Prepared
 
 _NOTICED_S = 2.0  # so that the others have heard what this site announced, before it stops because of it
 
@@ -43,7 +43,7 @@ def announce(node: Node) -> None:
     node.say("facts", said)
 
 
-def settle(node: Node, mailroom: Mailroom) -> tuple[Problem, Start]:
+def settle(node: Node, mailroom: Mailroom) -> tuple[Prepared, Start]:
     """Waits until all sites have agreed on their data, unless they have done so before a restart. Bounds the
     messages by the size of the model. Returns the problem of all sites and the start of the run."""
     if node.facts is None:
@@ -59,7 +59,7 @@ def settle(node: Node, mailroom: Mailroom) -> tuple[Problem, Start]:
     return problem, start
 
 
-def show(node: Node, problem: Problem) -> None:
+def show(node: Node, problem: Prepared) -> None:
     """Logs and shows the weight of every site before training and what it declared about its data: sites that declare
     many samples have much weight, so people should look at this. Names the sites whose data looks different."""
     said, oversight = node.facts or {}, node.oversight

@@ -34,7 +34,7 @@ from fairmesh.networks.base import Traffic
 from fairmesh.networks.bounds import FACTOR
 from fairmesh.networks.roles import Duals, Models, StateView
 from fairmesh.personalization.personalize import personalized
-from fairmesh.problems.problem import Problem
+from fairmesh.problems.prepared import Prepared
 from fairmesh.storage.files import read_bytes, write_atomically
 from fairmesh.storage.run_folder import EXPERIMENT, METRICS, SUMMARY, Record, toml_of
 from fairmesh.storage.strict_json import as_json
@@ -321,7 +321,7 @@ def _whole(
     )
 
 
-def write_progress(membership: Membership, problem: Problem, records: Sequence[Record], folder: Path) -> None:
+def write_progress(membership: Membership, problem: Prepared, records: Sequence[Record], folder: Path) -> None:
     """Writes the summary and the settings of a run in progress next to its metrics, as a finished run's folder has
     them. The node itself never reads them."""
     experiment, nobody = membership.experiment, torch.zeros(1)

@@ -36,7 +36,7 @@ from fairmesh.mesh.wire.journal import storing
 from fairmesh.mesh.wire.kinds import FURTHER, wrong_row
 from fairmesh.metrics.over_sites import LEVEL
 from fairmesh.problems.evaluator import measured_names
-from fairmesh.problems.problem import Problem
+from fairmesh.problems.prepared import Prepared
 from fairmesh.regularizers.simplex import normalized
 from fairmesh.storage.checkpoint import read_stored, write_stored
 from fairmesh.storage.files import write_atomically
@@ -94,7 +94,7 @@ class Measurements:
         generation: int,
         start: int,
         schedule: Schedule,
-        problem: Problem,
+        problem: Prepared,
         names: Sequence[str],
         landmarks: Callable[[], Sequence[int]] = tuple,
     ) -> None:
@@ -392,19 +392,19 @@ class Measurements:
             return read_stored(self._model_path(done), {}).tensors["model"]
 
 
-def columns_of(problem: Problem) -> list[str]:
+def columns_of(problem: Prepared) -> list[str]:
     """Returns the names of what a row has after its round."""
     names = measured_names(problem)
     validated = [_VALIDATION + name for name in names] if problem.held_out("validation")[1] else []
     return [*names, *validated, *FURTHER]
 
 
-def judged_on(problem: Problem) -> Literal["test", "train"]:
+def judged_on(problem: Prepared) -> Literal["test", "train"]:
     """Returns the split on which sites measure: test data, or training data if there is none."""
     return "test" if problem.held_out("test")[1] else "train"
 
 
-def add_metrics(made: list[Record], by_name: Mapping[str, Tensor], problem: Problem, prefix: str, under: str) -> None:
+def add_metrics(made: list[Record], by_name: Mapping[str, Tensor], problem: Prepared, prefix: str, under: str) -> None:
     """Adds the metrics of all sites to records. Those whose names begin with `prefix` are in a table of their own,
     `under` the names without it."""
     for place in (None, under):

@@ -26,7 +26,7 @@ from fairmesh.mesh.wire.bulletin import OUTPUTS
 from fairmesh.mesh.wire.greeting import greeting
 from fairmesh.mesh.wire.links import Credentials, Neighbour
 from fairmesh.numerics import trees
-from fairmesh.problems.problem import Problem
+from fairmesh.problems.prepared import Prepared
 from fairmesh.storage.files import read_bytes, write_atomically
 from fairmesh.training.options import Options
 
@@ -137,7 +137,7 @@ def refuse_lost_secret(site: SiteFile) -> None:
         )
 
 
-def own_data(membership: Membership) -> Problem:
+def own_data(membership: Membership) -> Prepared:
     """Reads this site's data, and returns the problem of this site alone."""
     return own_problem(own_site(membership.site, membership.experiment, membership.mesh), membership.experiment)
 
@@ -263,7 +263,7 @@ def outputs_of_run(
 
 def common_problem(
     membership: Membership, mine: Site, known: Mapping[str, Mapping[str, Any]], outputs: int = 0
-) -> Problem:
+) -> Prepared:
     """Returns the problem of all present sites, from this site's data and what the others announced about theirs. The
     model has as many outputs as any site's labels need, and at least `outputs`."""
     names = membership.names

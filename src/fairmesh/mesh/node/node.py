@@ -33,7 +33,7 @@ from fairmesh.mesh.wire.limits import LogLimiter
 from fairmesh.mesh.wire.links import Links
 from fairmesh.mesh.wire.mailroom import Mailroom, Observe
 from fairmesh.mesh.wire.transport import FIRST_ROUND
-from fairmesh.problems.problem import Problem
+from fairmesh.problems.prepared import Prepared
 from fairmesh.storage.files import write_atomically
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class Node:
     def __init__(
         self,
         membership: Membership,
-        alone: Problem,  # of this site
+        alone: Prepared,  # of this site
         log: Log,
         patience_s: float | None,
         monitor: Monitor | None,
@@ -136,12 +136,12 @@ class Node:
         same = theirs.get("generation") == self.membership.mesh.generation
         return same and theirs.get("only_news") is not True  # it decides, or does not know the data of all sites yet
 
-    def problem(self, membership: Membership) -> Problem:
+    def problem(self, membership: Membership) -> Prepared:
         """Returns the problem of all sites. Its model is the one that all start from, once that is known."""
         made = common_problem(membership, self.own, self.facts or {}, self.outputs())
         if not Start.known(self.folder):
             return made
-        return replace(made, model=self.start_of(made, membership).model())
+        return made.changed(model=self.start_of(made, membership).model())
 
     def outputs(self) -> int:
         """Returns how many outputs the model has that this node may have kept, whether it has trained it or not. Once
@@ -153,7 +153,7 @@ class Node:
         announced, names = self.bulletin.of_all("facts"), self.membership.mesh.names
         return outputs_of_run(self.ledger.outputs(), self.own, known, announced, names)
 
-    def start_of(self, made: Problem, membership: Membership) -> Start:
+    def start_of(self, made: Prepared, membership: Membership) -> Start:
         """Returns the start of the run, given the problem with the model as this site makes it."""
         own = made.initial_model(membership.experiment.seeds[0])
 

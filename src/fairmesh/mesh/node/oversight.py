@@ -19,7 +19,7 @@ from fairmesh.mesh.node.watching import Monitor, Pace, waiting_chain, write_stat
 from fairmesh.mesh.wire.kinds import shortened
 from fairmesh.mesh.wire.mailroom import Mailroom
 from fairmesh.problems.local_work import LOCAL_TRAINING, Activity
-from fairmesh.problems.problem import Problem
+from fairmesh.problems.prepared import Prepared
 from fairmesh.training.loop import TrainingState
 from fairmesh.training.observers import Observer
 
@@ -100,7 +100,7 @@ class WeightWatch:
 class Oversight(Observer):
     """Collects the status of this node while it trains, and stops it on request, after a timeout, or after a vote."""
 
-    def __init__(self, node: "Node", alone: Problem, patience_s: float | None, monitor: Monitor | None):
+    def __init__(self, node: "Node", alone: Prepared, patience_s: float | None, monitor: Monitor | None):
         self._node, self._patience_s, self._monitor = node, patience_s, monitor
         self._bulletin, self._ledger, self._log, self._folder = node.bulletin, node.ledger, node.log, node.folder
         self._ends = valid_until(node.membership.credentials.certificate)

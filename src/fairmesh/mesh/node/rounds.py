@@ -30,7 +30,7 @@ from fairmesh.networks.remote import RemoteNetwork
 from fairmesh.numerics.random_streams import SecretIdentities
 from fairmesh.problems.evaluator import Evaluator
 from fairmesh.problems.identity import fingerprint
-from fairmesh.problems.problem import Problem
+from fairmesh.problems.prepared import Prepared
 from fairmesh.storage.occupied import ALONE
 from fairmesh.storage.run_folder import Record
 from fairmesh.topology.mixing import union_of
@@ -53,11 +53,11 @@ def journal_allowed(model: int) -> int:
     return max(_SMALL_JOURNAL, _JOURNAL_OVER_STATE * model)
 
 
-def identity_of(membership: Membership, problem: Problem) -> dict[str, Any]:
+def identity_of(membership: Membership, problem: Prepared) -> dict[str, Any]:
     """Returns the settings that determine this node's trajectory, by name: the same before and after the objective is
     fitted to the run."""
     objective = problem.objective.with_run_length(membership.experiment.rounds)
-    problem = problem if objective is problem.objective else problem.with_other(objective=objective)
+    problem = problem if objective is problem.objective else problem.changed(objective=objective)
     return {
         "site": membership.name,
         "removed": list(membership.mesh.removed),
@@ -74,7 +74,7 @@ def branch_of(membership: Membership) -> Branch:
     return spanning_tree(union_of(cycle))[membership.number]
 
 
-def network_of(membership: Membership, problem: Problem, mailroom: Mailroom) -> RemoteNetwork:
+def network_of(membership: Membership, problem: Prepared, mailroom: Mailroom) -> RemoteNetwork:
     """Returns the present sites as this node reaches them."""
     experiment, present, number = membership.experiment, membership.present, membership.number
     around, prior = membership.around, problem.prior_of_sites
@@ -91,7 +91,7 @@ def network_of(membership: Membership, problem: Problem, mailroom: Mailroom) -> 
     )
 
 
-def training_of(membership: Membership, problem: Problem, network: RemoteNetwork) -> Training:
+def training_of(membership: Membership, problem: Prepared, network: RemoteNetwork) -> Training:
     """Returns the training of this node, by the run's only seed."""
     experiment = membership.experiment
     algorithm = with_run_length(experiment.algorithm, experiment.rounds)
@@ -99,7 +99,7 @@ def training_of(membership: Membership, problem: Problem, network: RemoteNetwork
     return Training(problem, experiment.topology, [replica], membership.options, network=network)
 
 
-def untrained(membership: Membership, problem: Problem) -> TrainingState:
+def untrained(membership: Membership, problem: Prepared) -> TrainingState:
     """Returns the state before the first round. Nothing is trained or sent for it, so it needs no mailroom."""
     problem = _with_any_references(problem, membership)
     nothing: Any = None
@@ -125,7 +125,7 @@ def alone_run(node: "Node", network: Network) -> AloneRun:
     return AloneRun(experiment.topology, experiment.rounds, experiment.seeds[0], options, network, phases_of(node))
 
 
-def _with_references(problem: Problem, node: "Node", network: Network) -> Problem:
+def _with_references(problem: Prepared, node: "Node", network: Network) -> Prepared:
     """Returns the problem with the losses that its objective compares this site's with, such as that of a model that it
     trains alone. They are found once in a run, from this site's data only. Those on disk are used if they are of this
     run and of this site's data and start; sites that leave or come back do not change them."""
@@ -133,15 +133,15 @@ def _with_references(problem: Problem, node: "Node", network: Network) -> Proble
     return with_references(problem, alone_run(node, network), identity=identity, told=False)
 
 
-def _with_any_references(problem: Problem, membership: Membership) -> Problem:
+def _with_any_references(problem: Prepared, membership: Membership) -> Prepared:
     """Returns the problem with losses that mean nothing, for rounds that are never trained."""
     objective = problem.objective.with_run_length(membership.experiment.rounds)
     if objective.needs_local_models or objective.needs_constants:
         objective = replace(objective, **{name: {membership.name: 1.0} for name in FIELDS})
-    return problem.with_other(objective=objective)
+    return problem.changed(objective=objective)
 
 
-def alone_identity(problem: Problem, membership: Membership) -> dict[str, Any]:
+def alone_identity(problem: Prepared, membership: Membership) -> dict[str, Any]:
     """Returns all that determines what this site trains alone. It has the start of the run, which all sites agree on,
     and not this site's number among those that are still in the mesh."""
     (mine,) = [site for site in problem.sites if site.train.here]
@@ -161,7 +161,9 @@ def secret_of(membership: Membership) -> str:
     return "none" if membership.secret is None else SecretIdentities([membership.secret]).digest()
 
 
-def restore(membership: Membership, problem: Problem, mailroom: Mailroom, done: int, into: Store, start: Start) -> None:
+def restore(
+    membership: Membership, problem: Prepared, mailroom: Mailroom, done: int, into: Store, start: Start
+) -> None:
     """Waits for what the neighbours know of this site after round `done`, and writes it as a checkpoint."""
     like, names = untrained(membership, problem), membership.mesh.names
     starts: dict[str, bytes] = {}
@@ -181,14 +183,14 @@ def restore(membership: Membership, problem: Problem, mailroom: Mailroom, done: 
         )
     state = restored(like, {names[position]: parts[position] for position in membership.around})
     start.keep(next(iter(starts.values())))
-    identity = identity_of(membership, replace(problem, model=start.model()))
+    identity = identity_of(membership, problem.changed(model=start.model()))
     into.save(state, done, identity, len(membership.present))
 
 
 class Rounds:
     """This node's part of the training in the generation of its membership."""
 
-    def __init__(self, node: "Node", problem: Problem, mailroom: Mailroom, store: Store):
+    def __init__(self, node: "Node", problem: Prepared, mailroom: Mailroom, store: Store):
         self.node, self.mailroom, self.store, self.membership = node, mailroom, store, node.membership
         membership, oversight = node.membership, node.oversight
         network = network_of(membership, problem, mailroom)

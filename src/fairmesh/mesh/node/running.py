@@ -38,7 +38,7 @@ from fairmesh.mesh.wire.greeting import COMPATIBILITY
 from fairmesh.mesh.wire.links import Links
 from fairmesh.mesh.wire.mailroom import Mailroom, Observe
 from fairmesh.mesh.wire.transport import FIRST_ROUND
-from fairmesh.problems.problem import Problem
+from fairmesh.problems.prepared import Prepared
 from fairmesh.storage.files import private_files
 from fairmesh.storage.run_folder import Record, read_summary
 from fairmesh.trackers import TrackedReplica, Tracker
@@ -203,7 +203,7 @@ def _generation(node: Node, trackers: Sequence[Tracker]) -> None:
             _end(node, node.rounds, links)
 
 
-def _enter(node: Node, problem: Problem, store: Store, trackers: Sequence[Tracker]) -> None:
+def _enter(node: Node, problem: Prepared, store: Store, trackers: Sequence[Tracker]) -> None:
     """Begins or continues what all sites measure in this generation."""
     membership, experiment = node.membership, node.membership.experiment
     options = experiment.options

@@ -6,7 +6,6 @@ that predict numbers it announces the verdict only; the difference and its inter
 site can show the verdicts of all sites.
 """
 
-import dataclasses
 import itertools
 import json
 import math
@@ -34,7 +33,7 @@ from fairmesh.mesh.node.watching import Aside
 from fairmesh.mesh.wire.journal import storing
 from fairmesh.mesh.wire.kinds import CELLS, FEW, FEWEST, KINDS, ROWS_AT_LEAST, most_rows
 from fairmesh.problems.objective import Objective
-from fairmesh.problems.problem import Problem
+from fairmesh.problems.prepared import Prepared
 from fairmesh.storage.files import read_bytes, write_atomically
 from fairmesh.storage.run_folder import SUMMARY
 from fairmesh.storage.strict_json import as_json
@@ -73,7 +72,7 @@ def compared(rounds: Rounds, common: Path, folder: Path) -> dict[str, Any]:
             flat, part = rounds.problem.flat_model, rounds.state.own
             theirs = flat.row_of_state_dict(load_file(common)).to(own)
             theirs = theirs if part is None else flat.at_site(theirs, part.rows[0, 0])
-            here = dataclasses.replace(rounds.problem, sites=[mine], prior=None, objective=Objective())
+            here = rounds.problem.changed(sites=[mine], prior=None, objective=Objective())
             if here.classes:
                 cells = _counted(here, theirs, own)
             else:
@@ -89,7 +88,7 @@ def compared(rounds: Rounds, common: Path, folder: Path) -> dict[str, Any]:
     return body
 
 
-def _not_compared(membership: Membership, problem: Problem, mine: Site) -> str:
+def _not_compared(membership: Membership, problem: Prepared, mine: Site) -> str:
     if not membership.site.compare_with_local:
         return "withheld by the site"
     if problem.trainer is not None:
@@ -105,7 +104,7 @@ def _own_model(rounds: Rounds, mine: Site, folder: Path) -> Tensor:
     file = folder / "model.safetensors"
     if not file.exists():
         objective = Objective(judged_on="held-out" if mine.validation is None else "validation")
-        apart, run = problem.with_other(objective=objective), alone_run(rounds.node, training.network)
+        apart, run = problem.changed(objective=objective), alone_run(rounds.node, training.network)
         looks, identity = _looks(run.rounds), alone_identity(apart, membership)
         models = early_stopped_models(judged_apart(apart), run, looks, COMPARING, "compared", identity).models
         about = {"architecture": problem.flat_model.architecture, "which": "local", "site": membership.name}
@@ -121,7 +120,7 @@ def _looks(rounds: int) -> set[int]:
     return {max(1, round(rounds * (k / LOOKS) ** 2)) for k in range(1, LOOKS + 1)}
 
 
-def _of_numbers(here: Problem, common: Tensor, own: Tensor) -> Difference:
+def _of_numbers(here: Prepared, common: Tensor, own: Tensor) -> Difference:
     """Returns how two models that predict numbers differ on this site's test rows."""
     ours, alone = (judged(here, {0: row[None]}) for row in (common, own))
     (found,) = versus(ours, alone).at_sites
@@ -130,7 +129,7 @@ def _of_numbers(here: Problem, common: Tensor, own: Tensor) -> Difference:
     return found
 
 
-def _counted(here: Problem, common: Tensor, own: Tensor) -> dict[str, int | str]:
+def _counted(here: Prepared, common: Tensor, own: Tensor) -> dict[str, int | str]:
     """Returns how many test rows of this site each model answers right, by `CELLS`."""
     (answers,) = judged(here, {0: torch.stack([common, own])}).answers
     if answers.right is None:
@@ -242,7 +241,7 @@ def evidence(
 def add_evidence(rounds: Rounds, folder: Path) -> None:
     """Adds the evidence to the summary of a result, if there is any."""
     node, names = rounds.node, rounds.membership.names
-    same = rounds.state.own is None and "accuracy" not in rounds.problem.metrics_by_name  # which may be another one
+    same = rounds.state.own is None and "accuracy" not in rounds.problem.metrics  # which may be another one
 
     def of_all() -> dict[str, Any] | None:
         return evidence(folder, node.bulletin.of_all(KIND), names, same, node.aside)
