@@ -172,7 +172,7 @@ def test_personalize_gives_the_same_twice_and_another_for_another_seed(result):
 
 
 def test_site_alone_chooses_what_it_chooses_among_others():
-    whole, method = prepare(problem()), Mixture(**QUICK)
+    whole, method = problem().prepared, Mixture(**QUICK)
     row = 0.1 * torch.randn(whole.flat_model.dim, dtype=torch.float64)
     everyone = personalized(whole, row, method, seed=0, dtype=torch.float64).sites
     (alone,) = personalized(whole.keeping([4]), row, method, seed=0, dtype=torch.float64).sites
