@@ -10,7 +10,7 @@ from fairmesh.algorithms.base import Algorithm
 from fairmesh.errors import BadInput
 from fairmesh.problems.evaluator import Evaluator
 from fairmesh.problems.prepared import Prepared, with_splits
-from fairmesh.problems.problem import prepare
+from fairmesh.problems.problem import Problem, prepare
 from fairmesh.topology.graphs import Topology
 from fairmesh.training.defaults import ROUNDS
 from fairmesh.training.result import Result

@@ -20,7 +20,7 @@ from fairmesh.networks.memory import MemoryNetwork
 from fairmesh.networks.roles import Role, StateView, roles_of
 from fairmesh.problems.oracle import Oracle
 from fairmesh.problems.prepared import Prepared
-from fairmesh.problems.problem import prepare
+from fairmesh.problems.problem import Problem, prepare
 from fairmesh.storage.state_tree import flatten_state, unflatten_state
 from fairmesh.testing.hosts import on_hosts
 from fairmesh.testing.messages import NoGradients, check_message

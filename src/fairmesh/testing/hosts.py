@@ -16,7 +16,7 @@ from fairmesh.networks.process_group import ProcessGroup
 from fairmesh.networks.remote import RemoteNetwork
 from fairmesh.networks.transport import Arrivals, Edge, Read, Transport
 from fairmesh.problems.prepared import Prepared
-from fairmesh.problems.problem import prepare
+from fairmesh.problems.problem import Problem, prepare
 from fairmesh.testing.stacks import End, after, oracle_of
 from fairmesh.testing.violations import ContractViolation
 from fairmesh.topology.graphs import Topology
