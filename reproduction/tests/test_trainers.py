@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import fairmesh as fm
-from fairmesh.training.defaults import FOR_UPDATES, algorithm_for
+from fairmesh.training.defaults import FOR_UPDATES, default_for
 from reproduction import trainers
 from reproduction.trainers import EPOCH, HELD_OUT, RESULTS, SELECTION, WORKS, LocalWork, Problem, Together
 
@@ -32,7 +32,7 @@ def test_steps_at_once_are_those_of_the_training_function(optimizer):
 
 
 def test_default_is_the_one_that_was_measured():
-    assert trainers.tracked(*trainers.DEFAULT) == algorithm_for(fm.Objective(), updates=True)
+    assert trainers.tracked(*trainers.DEFAULT) == default_for(fm.Objective(), updates=True).algorithm
 
 
 def test_recorded_runs_are_complete_and_the_default_falls_apart_on_one_problem_only():

@@ -15,7 +15,7 @@ from fairmesh.errors import BadInput
 from fairmesh.experiment import Experiment
 from fairmesh.networks.memory import MemoryNetwork
 from fairmesh.problems.prepared import Prepared
-from fairmesh.training.defaults import DEFAULT_ALGORITHM, ROUNDS, algorithm_for, only_subgroups
+from fairmesh.training.defaults import DEFAULT_ALGORITHM, ROUNDS, default_for, only_subgroups
 from fairmesh.training.loop import TrainingState
 from fairmesh.training.memory_estimate import footprint
 from fairmesh.training.observers import Observer
@@ -76,7 +76,7 @@ class Advice:
         """Returns what the experiment file should say. A file without `[algorithm]` uses Tracked AD-GDA with its
         defaults and an objective to match."""
         chosen = self.experiment
-        if chosen.algorithm == algorithm_for(chosen.objective, chosen.trainer is not None):
+        if chosen.algorithm == default_for(chosen.objective, chosen.trainer is not None).algorithm:
             return {"rounds": chosen.rounds}
         names = ("algorithm", "objective")
         return {"rounds": chosen.rounds} | {name: to_table(getattr(chosen, name)) for name in names}
@@ -152,7 +152,7 @@ def advise(experiment: Experiment, announce: Callable[[str], None] | None = None
     problem = plain.problem()
     if problem.n < 2:
         raise BadInput("the data has one site, so there is nobody to train with; fm.algorithms.Local() trains it")
-    algorithm = algorithm_for(plain.objective, plain.trainer is not None)
+    algorithm: Any = plain.algorithm  # the default one
     network = MemoryNetwork(plain.topology.build(problem.n))
     facts = _facts(problem, network)
     step = steady_consensus_step(algorithm.compressor, facts["parameters"], network)
@@ -215,7 +215,7 @@ def _algorithm(given: Experiment, chosen: Experiment) -> Recommended:
         'the best worst site without tuning on the problems that fairmesh was tried on (in the documentation: "How to '
         'choose")'
     )
-    left_out = algorithm_for(given.objective, given.trainer is not None)  # what a file without [algorithm] has
+    left_out = default_for(given.objective, given.trainer is not None).algorithm  # what a file without [algorithm] has
     if given.algorithm not in (chosen.algorithm, left_out):
         named = to_table(given.algorithm).get("name", type(given.algorithm).__name__)
         reason += f"; the experiment names {named}" + (" with other settings" if named == "tracked-ad-gda" else "")

@@ -1,59 +1,43 @@
 """An experiment as one object or one TOML file: data, model, topology, algorithm and number of rounds."""
 
-import itertools
-import json
 import os
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import KW_ONLY, dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
 from torch import Tensor, nn
 
 import fairmesh.trackers  # noqa: F401  registers them, so that files can name them
 from fairmesh.algorithms import Algorithm
-from fairmesh.comparisons import reference_models
-from fairmesh.comparisons.leave_one_out import LEFT_OUT, leave_one_site_out
-from fairmesh.comparisons.reference_models import ReferenceComparison
-from fairmesh.config.overrides import assignment, flat_table, put, read_toml, resolved_files
-from fairmesh.config.registry import registered_name
+from fairmesh.config.overrides import flat_table, overridden, read_toml, resolved_files
 from fairmesh.config.tables import checked, from_table, to_table
 from fairmesh.data.contract import Contract
 from fairmesh.data.datasets import Data
 from fairmesh.data.reserve import reserve
-from fairmesh.data.samples import Samples
 from fairmesh.data.site import Site
 from fairmesh.data.site_tables import aligned
 from fairmesh.errors import BadInput
-from fairmesh.losses import BinaryCrossEntropy, ModelLoss, NamedLoss
-from fairmesh.losses.builtin import squared_error
+from fairmesh.losses import ModelLoss, NamedLoss
 from fairmesh.metrics import Metric, NamedMetric, chosen_metrics
+from fairmesh.networks.memory import SingleProcess
 from fairmesh.networks.process_group import ProcessGroup
-from fairmesh.numerics import trees
 from fairmesh.personalization import Personalization
 from fairmesh.problems.learning import Learning
-from fairmesh.problems.models import FullyConnected, Logistic, Model, PaperCNN, build_in_units
+from fairmesh.problems.model_for_sites import fitted
+from fairmesh.problems.models import Logistic, Model
 from fairmesh.problems.prepared import Prepared, with_splits
 from fairmesh.problems.problem import Problem, prepare
-from fairmesh.problems.row_loss import loss_in_spreads
 from fairmesh.problems.sampling import Sampling
-from fairmesh.storage.files import write_atomically
-from fairmesh.storage.strict_json import as_json, with_nan
 from fairmesh.topology.graphs import Ring, Topology
-from fairmesh.training.defaults import DEFAULT_ALGORITHM, ROUNDS, algorithm_for, completed
+from fairmesh.training.defaults import DEFAULT_ALGORITHM, ROUNDS, default_for
 from fairmesh.training.observers import Observer, as_observers
 from fairmesh.training.options import Options
-from fairmesh.training.replicas import replicas_of, sites_at
+from fairmesh.training.plan import Plan
 from fairmesh.training.result import Result
-from fairmesh.training.train import train
-
-_LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "cross-entropy": nn.functional.cross_entropy,
-    "squared-error": squared_error,
-}
+from fairmesh.training.sweep import swept
+from fairmesh.training.train import train_plan
 
 
 @checked
@@ -75,8 +59,7 @@ class Experiment(Learning):
             "file.py:name" }. If targets are numbers, cross-entropy stands for the squared error. Default:
             "cross-entropy".
         sampling: Which samples a node uses for a gradient. Default: Sampling().
-        seeds: Seeds of the replicas, which train as one batch. Each gives the result that it gives alone. Default:
-            (0,).
+        seeds: Seeds of the replicas, which train as one batch; each gives its result alone. Default: (0,).
         splits: How many times the rows of each site are split into those for training and those for testing, >= 1.
             Every split is a replica, all train as one batch, and intervals include what depends on the split. The data
             must draw its split by a `seed`; split k has `seed + k`. Default: 1.
@@ -88,8 +71,7 @@ class Experiment(Learning):
         settings: Those of `Learning`, by name.
         personalization: How sites get models of their own after the last round, such as
             `fm.personalization.Mixture()`; None for only the common model. Default: None.
-        contract: What the data of every site must look like, as in `fm.data.Contract`; None for no check. Default:
-            None.
+        contract: What every site's data must look like, as in `fm.data.Contract`; None for no check. Default: None.
         observers: What else happens around the rounds, such as `fm.observers.EarlyStopping()`. Default: ().
         options: How the run is measured and carried out. Default: Options().
 
@@ -131,6 +113,13 @@ class Experiment(Learning):
     observers: tuple[Observer, ...] = ()
     options: Options = field(default_factory=Options)
 
+    def completed(self) -> dict[str, Any]:
+        """Returns the fields that follow from others: what a run uses that names no algorithm."""
+        if self.algorithm is not DEFAULT_ALGORITHM:  # this object: it was left out
+            return {}
+        algorithm, objective, _ = default = default_for(self.objective, self.trainer is not None)
+        return {"algorithm": algorithm, "objective": objective, "options": default.completed(self.options)}
+
     def __post_init__(self):
         super().__post_init__()
         if self.data is None and self.contract is None:
@@ -141,13 +130,6 @@ class Experiment(Learning):
         for name in ("rounds", "splits"):
             if getattr(self, name) < 1:
                 raise BadInput(f"{name} must be >= 1, got {getattr(self, name)}")
-        if self.algorithm is DEFAULT_ALGORITHM:  # this object: it was left out
-            object.__setattr__(self, "algorithm", algorithm_for(self.objective, self.trainer is not None))
-            if self.options.compare_weights is None:
-                compared = self.algorithm.with_fixed_weights() is not None and self.trainer is None
-                object.__setattr__(self, "options", replace(self.options, compare_weights=compared))
-            if self.trainer is None:
-                object.__setattr__(self, "objective", completed(self.objective))
         chosen_metrics(self.metrics)  # refuses a name that is listed twice
         if not self.seeds:
             raise BadInput("seeds must name at least one seed")
@@ -157,14 +139,7 @@ class Experiment(Learning):
 
     def algorithms(self) -> list[Algorithm]:
         """Returns the algorithm with every combination of the sweep's values."""
-        tables = []
-        for values in itertools.product(*self.sweep.values()):
-            table = to_table(self.algorithm)
-            for path, value in zip(self.sweep, values):
-                _check_swept(path)
-                put(table, path.removeprefix("algorithm."), value, "sweep")
-            tables.append(table)
-        return [from_table(Algorithm, table, "algorithm") for table in tables]
+        return swept(self.algorithm, self.sweep, [setting.name for setting in fields(self)])
 
     def known_data(self) -> Data:
         """Returns the data of all sites. Refuses an experiment whose sites have data of their own."""
@@ -189,82 +164,28 @@ class Experiment(Learning):
         """
         names = () if self.contract is None else self.contract.classes
         if sites is not None:
-            return self._of_sites(sites, outputs, names)
+            return self._of_sites(sites, names, outputs)
         data = self.known_data()
         splits = [data] if self.splits == 1 else [data.resplit(k) for k in range(self.splits)]
         loaded = aligned([self.sites(split) for split in splits])
         if self.personalization is not None:
             loaded = [reserve(sites, self.personalization.share) for sites in loaded]
         names = names or data.class_names()
-        first = self._of_sites(loaded[0], outputs, names)
-        return with_splits([first, *(self._of_sites(sites, outputs, names, like=first) for sites in loaded[1:])])
+        first = self._of_sites(loaded[0], names, outputs)
+        return with_splits([first, *(self._of_sites(sites, names, outputs, like=first) for sites in loaded[1:])])
 
     def _of_sites(
-        self, sites: Sequence[Site], outputs: int | None, names: Sequence[str], like: Prepared | None = None
+        self, sites: Sequence[Site], names: Sequence[str], outputs: int | None, like: Prepared | None = None
     ) -> Prepared:
-        shape, needed = shape_of(sites)
-        needed = needed or len(names)
-        if not isinstance(shape, torch.Size) and type(self.model) in (FullyConnected, Logistic, PaperCNN):
-            raise BadInput(
-                f"model: {registered_name(self.model)!r} takes one tensor, but samples have several inputs; name a "
-                'module of your own: model = { name = "import", path = "mine.py:Module" }'
-            )
-        if not (outputs or needed) and type(self.model) in (FullyConnected, Logistic, PaperCNN):
-            raise BadInput(
-                f"model: {registered_name(self.model)!r} needs the number of classes, but labels are read with the "
-                "items of a Dataset that is not in memory; give them as fm.data.Streamed(dataset, labels=...)"
-            )
-        if isinstance(self.loss, BinaryCrossEntropy) and _is_vector(Samples.of(sites[0].train, "site 0").targets):
-            outputs = 1  # one logit for labels 0 and 1
-        model = partial(self.model.build, shape, outputs or needed)
-        loss = _LOSSES[self.loss] if isinstance(self.loss, str) else self.loss
-        target = next((site.table.preprocessing.target for site in sites if site.table), None)
-        names = names or (() if target is None else target.classes)
-        if target is not None and target.kind == "number":
-            loss = squared_error if self.loss == "cross-entropy" else loss  # which needs classes
-            if (target.center, target.scale) != (0.0, 1.0):
-                model = partial(build_in_units, self.model, shape, target.center, target.scale)
-                loss = partial(loss_in_spreads, loss, target.scale)
-        if like is not None and isinstance(like.initial.model, partial) and like.initial.model.args == model.args:
+        """Returns the problem of a split, with the model of another (`like`) unless its samples need another one."""
+        model, loss, names = fitted(sites, self.model, self.loss, names, outputs)
+        if like and isinstance(like.initial.model, partial) and like.initial.model.args == model.args:
             return like.changed(sites=sites)
         learning = {setting.name: getattr(self, setting.name) for setting in fields(Learning)}
         problem = prepare(Problem(model, sites, loss, self.sampling, self.prior, class_names=names, **learning))
         if self.personalization is not None:
             problem.refuse_own_parts("personalization")
         return problem
-
-
-def _check_swept(path: str) -> None:
-    """Raises BadInput for a value of the sweep that belongs to another section than [algorithm]."""
-    section = path.split(".")[0]
-    if section != "algorithm" and section in {setting.name for setting in fields(Experiment)}:
-        raise BadInput(
-            f"sweep: {path} is no number of the algorithm, and only these can be swept; for other settings, run the "
-            f"experiment once for each value, with --set {path}=VALUE; for several splits of the data, write "
-            "`splits = 10` at the top of the file"
-        )
-
-
-def _is_vector(targets: Any) -> bool:
-    return isinstance(targets, Tensor) and targets.ndim == 1
-
-
-def shape_of(sites: Sequence[Site]) -> tuple[Any, int]:
-    """Returns the shape of one input, or of each of several, and the number of outputs that a model needs: classes, or
-    numbers to predict."""
-    if not sites:
-        raise BadInput("data: no site")
-    every = [Samples.of(site.train, f"site {i} ({site.name or 'unnamed'})") for i, site in enumerate(sites)]
-    inputs, targets = every[0].inputs, every[0].targets
-    shape = trees.mapped(lambda part: part.shape[1:], inputs)
-    if not isinstance(targets, Tensor):
-        return shape, 1  # a model of several targets knows what it predicts
-    if targets.is_floating_point():
-        return shape, max(1, targets.shape[1:].numel())
-    if any(samples.stream and samples.labels is None for samples in every):
-        return shape, 0  # known to the model, if it is the user's own
-    labels = 1 + max(int(samples.known_targets().max()) for samples in every if samples.here)
-    return shape, max([labels, *(len(site.table.preprocessing.classes) for site in sites if site.table)])
 
 
 def run(
@@ -285,11 +206,9 @@ def run(
         out: The folder to write: metrics, summary, models and checkpoint. None to write nothing. Default: None.
         resume: Whether to continue from the checkpoint in `out`. Default: False.
         observers: What else happens around the rounds, after the experiment's own observers. Default: ().
-        announce: Called with a sentence about the memory that the run takes, before the first round, and with one
-            about the personalization, after the last. Default: None.
+        announce: Called with sentences about the run, as in `fm.train`. Default: None.
         handle_signals: Whether Ctrl-C and SIGTERM stop the run after a whole round, with a checkpoint. Default: False.
-        process_group: The processes that train together, if this is one of several; all call `run` and all get the
-            result. Default: None.
+        process_group: The processes that train together, if this is one of several, as in `fm.train`. Default: None.
         check: Called with the problem before anything is trained; it may raise BadInput. Default: None.
 
     Returns:
@@ -307,84 +226,25 @@ def run(
         >>> result.rounds, 0.0 <= result.worst <= 1.0
         (20, True)
     """
-    with process_group.fail_together() if process_group else nullcontext():
+    process_group = process_group or SingleProcess()
+    with process_group.fail_together():
         watching = as_observers([*experiment.observers, *observers])  # which refuse at once what cannot work
         problem = experiment.problem()
-        if process_group:  # the data of nodes that others host is released
-            replicas = replicas_of(
-                experiment.algorithms(), experiment.seeds, experiment.placements, problem.n, experiment.splits
-            )
-            problem = problem.keeping(sites_at(process_group.nodes(problem.n), replicas))
-        if check is not None:
+        if check:
             check(problem)
+        plan = Plan.of(
+            problem, experiment.topology, experiment.algorithms(), experiment.rounds, seeds=experiment.seeds,
+            placements=experiment.placements, personalization=experiment.personalization, process_group=process_group,
+            options=experiment.options,
+        )  # fmt: skip
     if experiment.loss == "cross-entropy" and problem.loss is not nn.functional.cross_entropy:  # targets are numbers
         experiment = replace(experiment, loss="squared-error")
         if announce:
             announce('the targets are numbers, so the loss is the squared error; write loss = "..." to choose another')
-    return train(
-        problem,
-        experiment.topology,
-        experiment.algorithms(),
-        experiment.rounds,
-        seeds=experiment.seeds,
-        placements=experiment.placements,
-        personalization=experiment.personalization,
-        out=out,
-        resume=resume,
-        settings=to_table(experiment),
-        observers=watching,
-        announce=announce,
+    return train_plan(
+        plan, out=out, resume=resume, settings=to_table(experiment), observers=watching, announce=announce,
         handle_signals=handle_signals,
-        process_group=process_group,
-        **to_table(experiment.options),
-    )
-
-
-def add_references(
-    experiment: Experiment,
-    result: Result,
-    out: str | os.PathLike,
-    resume: bool = False,
-    announce: Callable[[str], None] | None = None,
-    handle_signals: bool = False,
-) -> ReferenceComparison:
-    """Returns the run of an experiment next to its reference models, and writes these into its folder. After a run of
-    several processes one of them calls this. It reads the data of all sites."""
-    if not all(site.train.here for site in result.problem.sites):
-        result = result.with_data_of(experiment.problem())
-    options = experiment.options
-    return reference_models.add_references(
-        result, experiment.topology, options, out=out, resume=resume, announce=announce, handle_signals=handle_signals
-    )
-
-
-def leave_one_out_of(
-    experiment: Experiment,
-    result: Result,
-    out: str | os.PathLike,
-    resume: bool = False,
-    announce: Callable[[str], None] | None = None,
-) -> dict[str, Any]:
-    """Returns how a model does at each site that was trained without it, and writes it into the run's folder. With
-    `resume`, what is finished there is not repeated."""
-    path = Path(out) / LEFT_OUT
-    if resume and path.exists():
-        return with_nan(json.loads(path.read_text(encoding="utf-8")))
-    problem, topology = experiment.problem(), experiment.topology
-    try:
-        topology.build(problem.n - 1)
-    except BadInput:
-        topology = Ring()
-        if announce:
-            announce("without one site the topology does not exist, so sites that are left out leave a ring")
-    if announce:
-        announce(f"training once more without each of {problem.n} sites")
-    table = leave_one_site_out(
-        problem, topology, result.replicas[0].algorithm, result.rounds, seeds=experiment.seeds,
-        **to_table(replace(experiment.options, compare_weights=False, measure_every=result.rounds)),
-    ).as_json()  # fmt: skip
-    write_atomically(path, (as_json(table, indent=2) + "\n").encode())
-    return table
+    )  # fmt: skip
 
 
 def load_experiment(path: str | os.PathLike, assignments: Sequence[str] = (), **fields: Any) -> Experiment:
@@ -407,8 +267,6 @@ def load_experiment(path: str | os.PathLike, assignments: Sequence[str] = (), **
         >>> text = '''
         ... rounds = 100
         ... data = { name = "digits", nodes = 4 }
-        ... topology = "ring"
-        ... algorithm = { name = "tracked-ad-gda" }
         ... '''
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     path = pathlib.Path(folder, "experiment.toml")
@@ -417,11 +275,8 @@ def load_experiment(path: str | os.PathLike, assignments: Sequence[str] = (), **
         >>> experiment.data.odd, experiment.rounds
         (1, 10)
     """
-    path = Path(path)
-    table = read_toml(path)
-    for key, value in map(assignment, assignments):
-        put(table, key, value, f"--set {key}")
-    return replace(experiment_from(table, path.parent.resolve()), **fields)
+    table = overridden(read_toml(Path(path)), assignments)
+    return replace(experiment_from(table, Path(path).parent.resolve()), **fields)
 
 
 def experiment_from(table: dict[str, Any], folder: Path) -> Experiment:
@@ -432,11 +287,3 @@ def experiment_from(table: dict[str, Any], folder: Path) -> Experiment:
     if isinstance(table.get("data"), Mapping) and "contract" in table:
         table["data"] = from_table(Contract, table["contract"], "contract").settled(table["data"])
     return from_table(Experiment, table)
-
-
-def topology_from(name: str, assignments: Sequence[str]) -> Topology:
-    """Returns the topology of this name with 'key=value' settings."""
-    table: dict[str, Any] = {"name": name}
-    for key, value in map(assignment, assignments):
-        put(table, key, value, f"--set {key}")
-    return from_table(Topology, table, "topology")

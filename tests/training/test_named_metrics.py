@@ -14,7 +14,7 @@ from fairmesh.networks.remote import RemoteNetwork
 from fairmesh.storage.strict_json import as_json
 from fairmesh.testing.hosts import InProcess, Post, Threads
 from fairmesh.testing.hosts import _results as results_of
-from fairmesh.training.result import summary_of
+from fairmesh.training.summary import summary_of
 from tests.refusals import missing_from, refused
 from tests.toys import problem, sites
 

@@ -63,12 +63,10 @@ def _write(path: Path, source: Path, assignments: list[str], settings: dict) -> 
     """Writes the experiment file with the recommended settings."""
     import tomli_w
 
-    from fairmesh.config.overrides import assignment, put, read_toml
+    from fairmesh.config.overrides import overridden, read_toml
     from fairmesh.storage.files import write_atomically
 
-    table = read_toml(source)
-    for key, value in map(assignment, assignments):
-        put(table, key, value, f"--set {key}")
+    table = overridden(read_toml(source), assignments)
     for name in ("algorithm", "sweep", "objective"):
         table.pop(name, None)
     content = tomli_w.dumps(table | settings)

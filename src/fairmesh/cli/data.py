@@ -274,7 +274,7 @@ def _chosen(
     name: str, partition: str | None, nodes: int | None, assignments: Sequence[str], folder: Path | None
 ) -> Any:
     """Returns the data that the options describe."""
-    from fairmesh.config.overrides import assignment, put
+    from fairmesh.config.overrides import overridden, put
     from fairmesh.config.registry import registered, registered_name
     from fairmesh.config.tables import from_table
     from fairmesh.data.datasets import Data
@@ -283,8 +283,7 @@ def _chosen(
     table: dict[str, Any] = {"name": name}
     if partition:
         table["partition"] = {"name": partition}
-    for text in assignments:
-        put(table, *assignment(text), "--set")
+    table = overridden(table, assignments)
     if folder and "folder" in fields:
         table["folder"] = str(folder)
     if nodes is not None:

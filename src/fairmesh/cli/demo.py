@@ -39,7 +39,8 @@ from fairmesh.report.writing import write_report
 from fairmesh.training.defaults import DEFAULT_ALGORITHM, default_objective
 from fairmesh.training.observers import Watching
 from fairmesh.training.options import Options
-from fairmesh.training.result import Result, metric_tables
+from fairmesh.training.result import Result
+from fairmesh.training.summary import metric_tables
 
 ROUNDS = 400
 SPLITS = 6
@@ -177,7 +178,7 @@ def _table(run: Run) -> dict[str, Any]:
     }
 
 
-def demo(seed: int, out: Path | None, watch: Callable[[str, int], Watching | None] | None = None) -> Outcome:
+def demo(seed: int, out: Path | None, watch: Callable[[str, int], Watching] | None = None) -> Outcome:
     """Trains all contenders on all splits. Writes their folders and, if matplotlib is installed, plots and report.html
     to `out`.
 
@@ -189,8 +190,8 @@ def demo(seed: int, out: Path | None, watch: Callable[[str, int], Watching | Non
     trained = {}
     for name, run, answers in _carried_out([(name, seed, ROUNDS, SPLITS, out) for name in _ORDER]):
         trained[name] = run, answers
-        if watched := watch and watch(run.label, ROUNDS):
-            watched(ROUNDS, run.summary["final"])
+        if watch:
+            watch(run.label, ROUNDS)(ROUNDS, run.summary["final"])
     of_alone, alone = trained["alone"]
     references = {"local": {"diverged": False, "sites": of_alone.by_site()}}
     runs = {}

@@ -20,7 +20,7 @@ def progress(quiet: bool):
     """Yields a function that makes a watcher for a run: live bars on a terminal, a line at each tenth elsewhere, and
     nothing if quiet."""
     if quiet:
-        yield lambda name, rounds: None
+        yield lambda name, rounds: lambda done, records: None
         return
     if not sys.stderr.isatty():
         yield _plain_progress

@@ -108,12 +108,13 @@ def topology(
     """Draw a graph and show its spectral gap.
 
     Also prints beta, and the consensus step size gamma of the theorems."""
-    from fairmesh.experiment import topology_from
+    from fairmesh.config.overrides import overridden
+    from fairmesh.config.tables import from_table
     from fairmesh.report.plots import draw_graph
+    from fairmesh.topology.graphs import Topology
     from fairmesh.topology.mixing import union_of
 
-    chosen = topology_from(name, set_)
-    cycle = chosen.build(nodes)
+    cycle = from_table(Topology, overridden({"name": name}, set_), "topology").build(nodes)
     mixing = union_of(cycle)
     facts = {
         "topology": name,

@@ -1,7 +1,8 @@
 """`fairmesh demo` and `fairmesh run`: train, and show the result."""
 
 import os
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -24,7 +25,7 @@ from fairmesh.errors import BadInput
 from fairmesh.storage.occupied import refuse_unusable, set_aside
 
 if TYPE_CHECKING:
-    from fairmesh.problems.prepared import Prepared
+    from fairmesh.experiment import Experiment
 
 
 def demo(
@@ -108,73 +109,73 @@ def run(
     """Train the experiment in a TOML file.
 
     Writes metrics, summary, model and checkpoint to the run's folder."""
-    if seeds is not None and seeds < 1:
-        raise BadInput(f"--seeds must be >= 1, got {seeds}")
-    if resume and overwrite:
-        raise BadInput("--resume continues the run in the folder, and --overwrite starts another; give one of them")
+    _refuse_flags(seeds, resume, overwrite)
     folder = folder_of(experiment, out)
     if network == "memory":  # a rank may have been started again, in the folder of its run
         refuse_unusable(folder, resume=resume, overwrite=overwrite)
     use_data(data)
 
-    from fairmesh.comparisons.leave_one_out import LEFT_OUT, check_enough_sites
-    from fairmesh.comparisons.reference_models import FOLDER as REFERENCES_FOLDER
-    from fairmesh.comparisons.reference_models import check_one_algorithm
-    from fairmesh.experiment import add_references, leave_one_out_of, load_experiment
+    from fairmesh.cli.comparing import Comparing
+    from fairmesh.experiment import load_experiment
     from fairmesh.experiment import run as run_experiment
-    from fairmesh.numerics import malloc
     from fairmesh.report.runs import Run
     from fairmesh.report.text import run_in_words
     from fairmesh.trackers import trackers_of
     from fairmesh.training.observers import Watch
 
     trackers = trackers_of(track)
-    assignments = [*set_, *([f"options.device={device}"] if device else [])]
-    assignments += [f"seeds={list(range(seeds))}"] if seeds else []
-
-    def check(problem: "Prepared") -> None:
-        """Refuses what would fail after the last round."""
-        if with_references:
-            problem.refuse_trainer("--with-references")
-        if leave_one_out:
-            check_enough_sites(problem)
-
-    if resume:  # what belonged to the run still does
-        with_references = with_references or (folder / REFERENCES_FOLDER).is_dir()
-        leave_one_out = leave_one_out or (folder / LEFT_OUT).exists()
+    comparing = Comparing.of(with_references, leave_one_out, folder, resume)
+    assignments = _assignments(set_, device, seeds)
     with loaded_on(network, timeout, lambda: load_experiment(experiment, assignments)) as (loaded, process_group):
+        comparing.check_experiment(loaded)
         silent = process_group is not None and not process_group.is_leader
-        if with_references or leave_one_out:
-            check_one_algorithm(loaded.algorithms())
+        tell = None if json_ or silent else say
         if overwrite and not silent and (aside := set_aside(folder)):
             say(f"the run that was in {folder} is now in {aside}")
-        with progress(json_ or silent) as watcher:
-            watch = watcher(experiment.stem, loaded.rounds)
-            with malloc.reused() if loaded.options.device == "cpu" else nullcontext():  # no other code runs here
-                result = run_experiment(
-                    loaded,
-                    out=folder,
-                    resume=resume,
-                    observers=[*([Watch(watch)] if watch else []), *trackers],
-                    announce=None if json_ or silent else say,
-                    handle_signals=True,
-                    process_group=process_group,
-                    check=check,
-                )
+        with progress(json_ or silent) as watcher, _memory_reused(loaded):
+            result = run_experiment(
+                loaded,
+                out=folder,
+                resume=resume,
+                observers=[Watch(watcher(experiment.stem, loaded.rounds)), *trackers],
+                announce=tell,
+                handle_signals=True,
+                process_group=process_group,
+                check=comparing.check_problem,
+            )
     if silent:  # of a cluster, the first rank alone trains what follows
         return
-    tell = None if json_ else say
-    with malloc.reused() if loaded.options.device == "cpu" else nullcontext():
-        references = add_references(loaded, result, folder, resume, tell, True) if with_references else None
-        left_out = leave_one_out_of(loaded, result, folder, resume, tell) if leave_one_out else None
+    with _memory_reused(loaded):
+        compared = comparing.add_to(result, loaded, folder, resume, tell)
     summary = Run.from_result(result, folder.resolve().name)
     if json_:
-        more = {"references": references.as_json()} if references else {}
-        more |= {"leave_one_out": left_out} if left_out else {}
-        print_json(summary.summary | more | {"folder": str(folder)})
+        print_json(summary.summary | compared.as_json() | {"folder": str(folder)})
         return
-    for part in run_in_words(summary, result, folder, references, left_out, data_is_here=process_group is None):
+    for part in run_in_words(summary, result, folder, *compared, data_is_here=process_group is None):
         show(part)
+
+
+def _refuse_flags(seeds: int | None, resume: bool, overwrite: bool) -> None:
+    """Refuses flags that do not go together, before anything is imported."""
+    if seeds is not None and seeds < 1:
+        raise BadInput(f"--seeds must be >= 1, got {seeds}")
+    if resume and overwrite:
+        raise BadInput("--resume continues the run in the folder, and --overwrite starts another; give one of them")
+
+
+def _assignments(set_: list[str], device: str | None, seeds: int | None) -> list[str]:
+    """Returns the settings of the command line, as --set has them."""
+    more = {"options.device": device, "seeds": list(range(seeds or 0))}
+    return [*set_, *(f"{key}={value}" for key, value in more.items() if value)]
+
+
+@contextmanager
+def _memory_reused(experiment: "Experiment") -> Iterator[None]:
+    """Lets the process keep the memory that it frees on a CPU meanwhile; no other code runs here."""
+    from fairmesh.numerics import malloc
+
+    with malloc.reused() if experiment.options.device == "cpu" else nullcontext():
+        yield
 
 
 def use_data(folder: Path | None) -> None:

@@ -1,18 +1,25 @@
 """Leave one site out: how a model does at a site that had no part in its training."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import json
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from fairmesh.algorithms.base import Algorithm
+from fairmesh.config.tables import to_table
 from fairmesh.errors import BadInput
 from fairmesh.problems.evaluator import Evaluator
 from fairmesh.problems.prepared import Prepared, with_splits
 from fairmesh.problems.problem import Problem, prepare
-from fairmesh.topology.graphs import Topology
+from fairmesh.storage.files import write_atomically
+from fairmesh.storage.strict_json import as_json, with_nan
+from fairmesh.topology.graphs import Ring, Topology
 from fairmesh.training.defaults import ROUNDS
+from fairmesh.training.options import Options
 from fairmesh.training.result import Result
 from fairmesh.training.train import train
 
@@ -121,6 +128,35 @@ def leave_one_site_out(
             of_seeds = [[float(found[at[k * problem.n + i, seed], i]) for i in range(problem.n)] for seed in seeds]
             values.setdefault(name, []).extend(of_seeds)
     return LeftOut(problem, result, judged_on, values)
+
+
+def add_left_out(
+    result: Result,
+    problem: Prepared,
+    topology: Topology,
+    options: Options,
+    out: str | os.PathLike,
+    resume: bool = False,
+    announce: Callable[[str], None] | None = None,
+) -> dict[str, Any]:
+    """Returns how a model does at each site that was trained without it, and writes it into the folder of a finished
+    run, of which `problem` has the data of all sites. With `resume`, what is finished there is not repeated."""
+    path = Path(out) / LEFT_OUT
+    if resume and path.exists():
+        return with_nan(json.loads(path.read_text(encoding="utf-8")))
+    announce = announce or (lambda text: None)
+    try:
+        topology.build(problem.n - 1)
+    except BadInput:
+        topology = Ring()
+        announce("without one site the topology does not exist, so sites that are left out leave a ring")
+    announce(f"training once more without each of {problem.n} sites")
+    options = replace(options, compare_weights=False, measure_every=result.rounds)
+    seeds = list(dict.fromkeys(replica.seed for replica in result.replicas))
+    algorithm = result.replicas[0].algorithm
+    left_out = leave_one_site_out(problem, topology, algorithm, result.rounds, seeds=seeds, **to_table(options))
+    write_atomically(path, (as_json(left_out.as_json(), indent=2) + "\n").encode())
+    return left_out.as_json()
 
 
 def check_enough_sites(problem: Prepared) -> None:

@@ -43,14 +43,16 @@ from fairmesh.storage.occupied import ALONE
 from fairmesh.storage.run_folder import RunFolder, extend_summary, read_model, read_summary
 from fairmesh.topology.graphs import Ring, Topology
 from fairmesh.training.defaults import ROUNDS
+from fairmesh.training.finish import write_outcome
 from fairmesh.training.loop import TrainingState
 from fairmesh.training.meter import with_spread
 from fairmesh.training.observers import stop_signals
 from fairmesh.training.options import DTYPES, Options, device_of
 from fairmesh.training.provenance import provenance_of
 from fairmesh.training.replicas import Placements, Replica
-from fairmesh.training.result import Result, aligned, summary_of
-from fairmesh.training.train import train, write_outcome
+from fairmesh.training.result import Result, aligned
+from fairmesh.training.summary import summary_of
+from fairmesh.training.train import train
 
 TITLES = {
     "local": "each site alone",

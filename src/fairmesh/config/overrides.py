@@ -2,7 +2,7 @@
 
 import re
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,14 @@ def read_toml(source: Path | str, where: str = "") -> dict[str, Any]:
         raise BadInput(f"{where or source} is not valid TOML: {error}") from error
 
 
-def assignment(text: str) -> tuple[str, Any]:
+def overridden(table: dict[str, Any], assignments: Iterable[str]) -> dict[str, Any]:
+    """Returns the table with the settings of "dotted.key=value" in place of its own."""
+    for key, value in map(_assignment, assignments):
+        put(table, key, value, f"--set {key}")
+    return table
+
+
+def _assignment(text: str) -> tuple[str, Any]:
     """Returns the key and the value of 'dotted.key=value'. A value that is not TOML is a string."""
     key, separator, value = (part.strip() for part in text.partition("="))
     if not separator or not key:

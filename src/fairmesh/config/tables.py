@@ -40,7 +40,8 @@ def checked(kind: type[T]) -> type[T]:
 
     Registered classes have this. The fields of any other class of a role are checked when an object of it becomes part
     of an Experiment or of a registered class, or is read from a file. To have them checked as soon as the object is
-    made, put `@checked` above `@dataclass(frozen=True)`."""
+    made, put `@checked` above `@dataclass(frozen=True)`. A class in which the default of a field follows from
+    other fields has a method `completed`, which returns such fields."""
     hook = "__post_init__" if hasattr(kind, "__post_init__") else "__init__"
     original = getattr(kind, hook)
 
@@ -48,8 +49,9 @@ def checked(kind: type[T]) -> type[T]:
     def hooked(self: Any, *arguments: Any, **fields: Any) -> None:
         if hook == "__init__":
             original(self, *arguments, **fields)
-        for name, value in _converted(self, kind).items():
-            object.__setattr__(self, name, value)
+        for fields_to_set in (functools.partial(_converted, self, kind), getattr(self, "completed", dict)):
+            for name, value in fields_to_set().items():
+                object.__setattr__(self, name, value)
         if hook == "__post_init__":
             original(self, *arguments, **fields)
 

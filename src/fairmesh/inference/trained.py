@@ -33,7 +33,8 @@ from fairmesh.storage.run_folder import (
     read_records,
     read_summary,
 )
-from fairmesh.training.result import Result, about_model, model_facts
+from fairmesh.training.model_files import about_model, model_facts
+from fairmesh.training.result import Result
 
 Which = Literal["final", "best", "time-average"]
 

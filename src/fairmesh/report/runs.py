@@ -12,7 +12,8 @@ from fairmesh.errors import BadInput, listed
 from fairmesh.metrics.units import Unit, defined
 from fairmesh.storage.run_folder import EXPERIMENT, read_records, read_summary
 from fairmesh.topology.mixing import Mixing
-from fairmesh.training.result import Result, by_own_models, summary_of
+from fairmesh.training.result import Result
+from fairmesh.training.summary import by_own_models, summary_of
 
 SITES_SHOWN = 10  # on a terminal, if there are more than twelve
 SHOWN = 5  # runs or variants in one picture; more cannot be told apart

@@ -26,7 +26,8 @@ from fairmesh.storage.run_folder import TRACKERS, Record
 from fairmesh.training.loop import TrainingState
 from fairmesh.training.observers import ObservedRun, Observer
 from fairmesh.training.replicas import Replica
-from fairmesh.training.result import Result, summary_of, variants_of
+from fairmesh.training.result import Result, variants_of
+from fairmesh.training.summary import summary_of
 
 Status = Literal["finished", "failed", "interrupted"]
 

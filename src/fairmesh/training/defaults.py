@@ -1,12 +1,14 @@
 """What `fm.train(problem)` and an experiment without `[algorithm]` use. `python -m reproduction sites` shows why."""
 
 from dataclasses import replace
+from typing import NamedTuple
 
 from fairmesh.algorithms.tracked_ad_gda import TrackedADGDA
 from fairmesh.algorithms.weighting import PriorWeights
 from fairmesh.compression.compressors import Quantize
 from fairmesh.problems.objective import Objective
 from fairmesh.regularizers.builtin import ChiSquare
+from fairmesh.training.options import Options
 
 ROUNDS = 600
 DEFAULT_ALGORITHM = TrackedADGDA()
@@ -30,15 +32,30 @@ def only_subgroups(objective: Objective, like: Objective | None = None) -> Objec
     return replace(like or Objective(), **subgroups)
 
 
-def completed(objective: Objective) -> Objective:
-    """Returns the default objective with the subgroups of the given one, if it says nothing else."""
-    return only_subgroups(objective, default_objective()) if objective == only_subgroups(objective) else objective
+class Default(NamedTuple):
+    """What a run uses that names no algorithm."""
+
+    algorithm: TrackedADGDA
+    objective: Objective
+    compare_weights: bool
+
+    def completed(self, options: Options) -> Options:
+        """Returns the options, in which `compare_weights` is decided."""
+        given = options.compare_weights
+        return replace(options, compare_weights=self.compare_weights if given is None else given)
 
 
-def algorithm_for(objective: Objective, updates: bool = False) -> TrackedADGDA:
-    """Returns the default algorithm. Where subgroups that span sites have weights, the sites have fixed ones.
-    Updates of training functions (`updates`) are applied whole, and damped: the weights multiply whole epochs, and then
-    follow the losses in few rounds. `python -m reproduction.trainers --show` compares this with others."""
+def default_for(objective: Objective, updates: bool = False) -> Default:
+    """Returns what a run uses whose problem has this objective, if it names no algorithm.
+
+    An objective that says nothing but subgroups becomes the default one. Where subgroups that span sites have weights,
+    the sites have fixed ones. Updates of training functions (`updates`) are applied whole, and damped: the weights
+    multiply whole epochs, and then follow the losses in few rounds. `python -m reproduction.trainers --show` compares
+    this with others."""
     if updates:
-        return FOR_UPDATES
-    return DEFAULT_ALGORITHM if objective.subgroups != "across" else TrackedADGDA(weighting=PriorWeights())
+        return Default(FOR_UPDATES, objective, compare_weights=False)
+    if objective == only_subgroups(objective):
+        objective = only_subgroups(objective, default_objective())
+    if objective.subgroups == "across":
+        return Default(TrackedADGDA(weighting=PriorWeights()), objective, compare_weights=False)
+    return Default(DEFAULT_ALGORITHM, objective, compare_weights=True)

@@ -1,6 +1,5 @@
 """The result of a run: its records, its models, and a summary."""
 
-import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -12,18 +11,14 @@ from torch import Tensor
 
 from fairmesh.comparisons.weights import WeightsVerdict, verdict_of
 from fairmesh.config.overrides import flat_table
-from fairmesh.config.registry import registered_name
 from fairmesh.config.tables import to_table
 from fairmesh.errors import BadInput, nearest
 from fairmesh.evidence.outcomes import Outcomes, judged
 from fairmesh.evidence.verdicts import evidence_table
 from fairmesh.metrics.over_sites import LEVEL as SITES_IN_TAIL
-from fairmesh.metrics.over_sites import WORST_NEEDS_ROWS, over_sites
+from fairmesh.metrics.over_sites import WORST_NEEDS_ROWS
 from fairmesh.networks.roles import StateView
-from fairmesh.numerics import trees
 from fairmesh.personalization.outcome import Personalized
-from fairmesh.problems import notes
-from fairmesh.problems.evaluator import measured_names
 from fairmesh.problems.prepared import Prepared, with_splits
 from fairmesh.regularizers.simplex import normalized
 from fairmesh.storage.run_folder import Record
@@ -31,7 +26,7 @@ from fairmesh.training.best_round import RoundScores, by_round
 from fairmesh.training.loop import TrainingState, trains_alone
 from fairmesh.training.meter import with_own_parts
 from fairmesh.training.replicas import Replica
-from fairmesh.training.subgroups import SubgroupOutcome, has_subgroups, outcomes
+from fairmesh.training.subgroups import SubgroupOutcome, outcomes
 
 _SITES_SHOWN = 20
 
@@ -150,10 +145,6 @@ class Result:
     @cached_property
     def _outcomes(self) -> dict[str, Outcomes]:
         return dict(self.answered)
-
-    @cached_property
-    def _summary(self) -> dict[str, Any]:
-        return _summary_of(self)
 
     def outcomes(
         self, variant: int | None = None, which: Literal["last", "best"] = "last", own_models: bool | None = None
@@ -405,47 +396,9 @@ class Result:
         return self.problem.flat_model.state_dict(self.whole_row(replica, which, site))
 
 
-def by_own_models(record: Record) -> Record:
-    """Returns a record with the metrics of each node's own model, if it has them, in place of the average's."""
-    return record | record.get("own_models", {})
-
-
-def metric_tables(result: Result, records: Sequence[Record]) -> dict[str, dict[str, Any]]:
-    """Returns, for each metric, its direction, whether it is a share, and what its values say about all sites, as the
-    mean over some records. Of sites without a value it is the largest number."""
-    found, problem = {}, result.problem
-    for name in measured_names(problem):
-        higher = problem.higher_is_better(name)
-        tables = [over_sites(record[name]["sites"], higher, result.cvar_level) for record in records]
-        numbers = {key: sum(table[key] for table in tables) / len(tables) for key in tables[0]}
-        counts = {"defined": min(t["defined"] for t in tables), "undefined": max(t["undefined"] for t in tables)}
-        found[name] = {"higher_is_better": higher, "share": problem.is_share(name)} | numbers | counts
-    return found
-
-
 def outcomes_name(variant: int, which: str, own_models: bool) -> str:
     """Returns the name of outcomes in their file: that of the algorithm of a sweep, and of the model."""
     return f"{variant} {'own' if own_models else which}"
-
-
-def _evidence_of(result: Result, variant: int, replicas: Sequence[int]) -> dict[str, Any]:
-    """Returns the evidence of one algorithm of a sweep, for its table. There is none if all its replicas diverged, or
-    if rows of some sites are elsewhere and what was answered there is not known here, as between organisations."""
-    elsewhere = any(not site.train.here for split in result.problem.every_split for site in split.sites)
-    if set(replicas) <= set(result.diverged) or (elsewhere and not result.answered):
-        return {}
-    fixed = {} if result.fixed is None else {"fixed weights": result.fixed}
-    return {"evidence": result.evidence(against=fixed, variant=variant)}
-
-
-def _numbers(records: Sequence[Record], metric: str) -> dict[str, float]:
-    """Returns the mean over replicas of each number, and its standard deviation."""
-    numbers = {}
-    for name in ("worst", "mean", "best", "gap", "worst_group"):
-        values = torch.tensor([record[metric][name] for record in records], dtype=torch.float64)
-        numbers[name] = float(values.mean())
-        numbers[f"{name}_std"] = float(values.std(correction=1)) if len(values) > 1 else 0.0
-    return numbers
 
 
 def variants_of(replicas: Sequence[Replica]) -> list[dict[str, Any]]:
@@ -481,160 +434,3 @@ def chosen_replica(result: Result, best_by: str) -> int | None:
     means = [float(scores[variant["replicas"]].mean()) for variant in variants]
     best = max(range(len(means)), key=means.__getitem__)
     return variants[best]["replicas"][0] if means[best] > -math.inf else None
-
-
-class ModelFile(NamedTuple):
-    """A model that a run writes."""
-
-    name: str  # of the file, without its ending
-    replica: int
-    which: str  # "final", "best" or "time-average"
-    site: str | None = None  # whose own part it has
-
-
-_FILES = {"final": "model", "best": "model-best", "time-average": "model-time-average"}
-
-
-def model_files(result: Result) -> list[ModelFile]:
-    """Returns the models that a run writes. Files of the chosen replica have plain names, those of others end with the
-    number of the replica. In a sweep every replica has its number, also the chosen one."""
-    several = len(variants_of(result.replicas)) > 1
-    files = []
-    for which, stem in _FILES.items():
-        if which == "best" and result.state.best is None:
-            continue
-        if result.chosen is not None:
-            files.append(ModelFile(stem, result.chosen, which))
-        numbered = [r for r in range(len(result.replicas)) if several or r != result.chosen]
-        files += [ModelFile(f"{stem}-{r}", r, which) for r in numbered]
-    return files
-
-
-def site_files(result: Result) -> list[ModelFile]:
-    """Returns the sites' models that a run writes next to the common ones, if parts of the model are local. Sites are
-    numbered, since their names need not be names of files."""
-    if not result.problem.flat_model.differs_by_site:
-        return []
-    kinds = {"final": "site", "best": "site-best"}
-    return [
-        ModelFile(file.name.replace(_FILES[file.which], f"{kinds[file.which]}-{i}", 1), file.replica, file.which, name)
-        for file in model_files(result)
-        if file.which in kinds
-        for i, name in enumerate(str(one.name) for one in result.problem.sites)
-    ]
-
-
-def about_model(result: Result, replica: int, which: str) -> dict[str, Any]:
-    """Returns what a model's file says about itself. It is the same wherever the same model was trained."""
-    best = result.state.best
-    rounds = {"final": result.rounds} | ({} if best is None else {"best": int(best.round[replica])})
-    about = {"architecture": result.problem.flat_model.architecture, "which": which, "replica": replica}
-    return about | ({"round": rounds[which]} if which in rounds else {})
-
-
-def parts_of(problem: Prepared) -> dict[str, Any]:
-    """Returns how many parameters stay at their site, and what BatchNorm layers do, for summaries."""
-    local, note = problem.flat_model.local_dim, notes.on_parts(problem)
-    return {} if note is None else {"local_parameters": local, "parts": note}
-
-
-def model_facts(problem: Prepared) -> dict[str, Any]:
-    """Returns what is needed to build the model again and to use it: its inputs, and what its outputs mean."""
-    inputs, targets = problem.sites[0].train.inputs, problem.sites[0].train.targets
-    return {
-        "architecture": problem.flat_model.architecture,
-        "input_shape": trees.shapes(inputs),
-        "input_dtype": str(inputs.dtype).removeprefix("torch.") if isinstance(inputs, Tensor) else trees.form(inputs),
-        "outputs": problem.classes or max(1, trees.leaves(targets)[0].shape[1:].numel()),
-        "output": _output(problem),
-        "classes": list(problem.class_names),
-    }
-
-
-def _output(problem: Prepared) -> str:
-    """Returns what the model's outputs are, by its task and the loss that it is trained with."""
-    if problem.structured is not None:
-        return "structure"
-    if problem.task in ("binary", "multi-label"):
-        return "logit"
-    if problem.task != "classes":
-        return "numbers" if problem.task == "numbers" else "scores"
-    loss: Any = problem.loss
-    while isinstance(loss, functools.partial):
-        loss = loss.func
-    name = getattr(loss, "__name__", type(loss).__name__)
-    if name in ("nll_loss", "NLLLoss"):
-        return "log-probabilities"
-    own = getattr(loss, "__module__", "").startswith("fairmesh.")  # all of these take logits
-    return "logits" if own or name in ("cross_entropy", "CrossEntropyLoss") else "scores"
-
-
-def _listed_models(result: Result, variants: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Returns one entry per model file: what it is, and of which replica, seed and algorithm."""
-    of_replica = {r: variant["changes"] for variant in variants for r in variant["replicas"]}
-    entries = []
-    for file in model_files(result):
-        replica = result.replicas[file.replica]
-        entry = {"file": f"{file.name}.safetensors", **about_model(result, file.replica, file.which)}
-        del entry["architecture"]
-        entry |= {"seed": replica.seed} | ({"split": replica.split} if result.problem.splits else {})
-        entries.append(entry | ({"variant": of_replica[file.replica]} if len(variants) > 1 else {}))
-    return entries
-
-
-def summary_of(result: Result) -> dict[str, Any]:
-    """Returns the outcome of a run as one table.
-
-    Its numbers are means over all replicas; `variants` has those of each algorithm of a sweep."""
-    return dict(result._summary)
-
-
-def _summary_of(result: Result) -> dict[str, Any]:
-    alone = result.judged_alone and "own_models" in result.final[0]
-    primary, final = result.problem.primary, [by_own_models(one) if alone else one for one in result.final]
-    best = result.state.best
-    variants = variants_of(result.replicas)
-    evidence = [_evidence_of(result, k, v["replicas"]) for k, v in enumerate(variants)]
-    return {
-        "algorithm": registered_name(result.replicas[0].algorithm),
-        "metric": primary,
-        "higher_is_better": result.problem.higher_is_better(primary),
-        "judged_on": result.judged_on,
-        **({"judged_by": "own models"} if alone else {}),
-        **_numbers(final, primary),
-        "rounds": result.rounds,
-        "replicas": len(result.replicas),
-        "variants": [
-            v
-            | _numbers([final[r] for r in v["replicas"]], primary)
-            | {"metrics": metric_tables(result, [final[r] for r in v["replicas"]])}
-            | evidence[k]
-            for k, v in enumerate(variants)
-        ],
-        **evidence[result.chosen_variant],
-        "diverged": result.diverged,
-        **({} if result.fixed is None else {"weights": result.weights_verdict().as_json()}),
-        **({"subgroups": [vars(one) for one in result.subgroups()]} if has_subgroups(result) else {}),
-        **({} if result.stop_reason is None else {"stopped_early": result.stop_reason}),
-        "nodes": result.problem.n,
-        "parameters": result.problem.flat_model.dim,
-        **parts_of(result.problem),
-        "nominal_bits_busiest": max(record["nominal_bits_busiest"] for record in final),
-        "bytes_busiest_node": max(record["bytes_busiest_node"] for record in final),
-        "bytes_total": max(record["bytes_total"] for record in final),
-        "seconds": round(result.seconds, 3),
-        **({} if best is None else {"best_round": best.round.tolist()}),
-        "chosen": result.chosen,
-        "model": model_facts(result.problem),
-        "models": _listed_models(result, variants),
-        **({"site_models": [one._asdict() for one in of_sites]} if (of_sites := site_files(result)) else {}),
-        "sites": [site.name for site in result.problem.sites],
-        "groups": [site.group for site in result.problem.sites],
-        "prior": result.problem.prior_of_sites.tolist(),
-        **({"support": result.support} if result.support else {}),
-        "metrics": metric_tables(result, final),
-        "cvar_level": result.cvar_level,
-        "notes": result.notes,
-        "final": final,
-        **({"personal": [one.table() for one in result.personal]} if result.personal else {}),
-    }

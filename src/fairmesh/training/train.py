@@ -1,76 +1,31 @@
 """Runs training from start to end: measured, checkpointed, and stopped on request or on divergence."""
 
 import functools
-import hashlib
 import logging
-import threading
-import time
+import os
 import warnings
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import torch
-
 from fairmesh.algorithms.base import Algorithm
-from fairmesh.algorithms.schedules import with_run_length
-from fairmesh.comparisons.alone import AloneRun
-from fairmesh.comparisons.constants import worse_than_constant
-from fairmesh.comparisons.phases import Notices, Phases
-from fairmesh.comparisons.reference_losses import with_references
-from fairmesh.config.tables import from_table, to_table
-from fairmesh.data.reserve import reserve
-from fairmesh.errors import BadInput, Diverged, FairmeshError, LostProcess
-from fairmesh.evidence.outcomes import Outcomes, joined, packed, unpacked
-from fairmesh.networks.base import Network
+from fairmesh.config.tables import to_table
 from fairmesh.networks.memory import SingleProcess
 from fairmesh.networks.process_group import ProcessGroup
-from fairmesh.networks.roles import StateView
 from fairmesh.personalization.base import Personalization
-from fairmesh.personalization.outcome import Personalized, PersonalSite
-from fairmesh.personalization.personalize import personalized, refuse_structure
 from fairmesh.problems import notes
-from fairmesh.problems.checks import refuse_autocast
 from fairmesh.problems.prepared import Prepared
-from fairmesh.problems.problem import Problem, prepare
-from fairmesh.storage.finished_work import FinishedWork
-from fairmesh.storage.occupied import ALONE
+from fairmesh.problems.problem import Problem
 from fairmesh.storage.run_folder import RunFolder
-from fairmesh.storage.sharded_checkpoint import Checkpoints
-from fairmesh.storage.state_tree import flatten_state, unflatten_state
-from fairmesh.topology.graphs import Ring, Topology
-from fairmesh.topology.mixing import with_liars
-from fairmesh.training.defaults import ROUNDS, algorithm_for, completed
-from fairmesh.training.long_work import LongWorkNotices
-from fairmesh.training.loop import Training, TrainingState, check_fits, on_updates, trains_alone
-from fairmesh.training.memory_estimate import memory_of_run
-from fairmesh.training.meter import Meter
-from fairmesh.training.observers import (
-    Checkpointing,
-    Divergence,
-    Ending,
-    KeepBest,
-    Measuring,
-    ObservedRun,
-    Observer,
-    StopRequests,
-    as_observers,
-    observe,
-    stop_signals,
-)
-from fairmesh.training.options import DTYPES, Options, device_of, home_of_data, with_threads
-from fairmesh.training.provenance import provenance_of
-from fairmesh.training.replicas import Placements, Replica, replicas_of, sites_at, stacked
-from fairmesh.training.result import (
-    Averages,
-    Result,
-    about_model,
-    chosen_replica,
-    model_files,
-    site_files,
-    summary_of,
-    variants_of,
-)
+from fairmesh.topology.graphs import Topology
+from fairmesh.training.defaults import ROUNDS
+from fairmesh.training.execution import Announce, Ready, Surroundings, execution, prepare, with_reference_losses
+from fairmesh.training.finish import finish, put_aside
+from fairmesh.training.loop import TrainingState, on_updates
+from fairmesh.training.observers import Observer, as_observers, stop_signals
+from fairmesh.training.options import home_of_data, with_threads
+from fairmesh.training.plan import Plan, with_fixed_weights
+from fairmesh.training.replicas import Placements
+from fairmesh.training.result import Result
 
 
 def train(
@@ -145,127 +100,70 @@ def train(
         >>> len(result.values("worst"))
         3
     """
-    refuse_autocast()
     process_group = process_group or SingleProcess()
     with process_group.fail_together():
         watching = as_observers(observers)
-        plan = _planned(
-            problem, topology or Ring(), algorithm, rounds, seeds, placements, personalization, process_group, options
-        )
-    folder = None if out is None else RunFolder(out, resume=resume, process_group=process_group)
-    if folder and folder.set_aside and announce:
-        announce(f"the run that was in {folder.path} had diverged; it is now in {folder.set_aside}")
-    if settings is None:  # data and model were given in Python
-        tables = {"topology": to_table(plan.topology), "algorithm": to_table(plan.replicas[0].algorithm)}
-        settings = {"rounds": rounds} | tables
+        plan = Plan.of(
+            problem, topology, algorithm, rounds, seeds=seeds, placements=placements, personalization=personalization,
+            process_group=process_group, options=options,
+        )  # fmt: skip
+    return train_plan(
+        plan, out=out, resume=resume, settings=settings or {}, observers=watching, announce=announce,
+        handle_signals=handle_signals,
+    )  # fmt: skip
+
+
+def train_plan(
+    plan: Plan,
+    *,
+    out: str | os.PathLike | None,
+    resume: bool,
+    settings: Mapping[str, Any],
+    observers: Sequence[Observer],
+    announce: Announce,
+    handle_signals: bool,
+) -> Result:
+    """Carries out a plan, as `train` says, and returns its result. Without settings, those of the topology and the
+    algorithm are written."""
+    ready = prepare(plan)
+    folder = None if out is None else _opened(out, resume, plan.process_group, announce)
     with stop_signals(handle_signals) as stop:
-        plan = plan.with_references(Phases(folder.path / ALONE if folder else None, Notices(stop, announce)))
-        with process_group.fail_together():
-            first, count = plan.replicas[0].algorithm, len(plan.replicas)
-            memory = memory_of_run(plan.problem, first, count, plan.options, plan.network)
+        around = Surroundings(stop, announce, folder)
+        ready = with_reference_losses(ready, around.phases())
         with with_threads(plan.options):
-            fixed = None
-            if plan.options.compare_weights:
-                if announce:
-                    announce("the run is trained once more with fixed weights, first, to see whether the weights help")
-                fixed = put_aside(_executed(plan.with_fixed_weights(), lambda text: None, stop=stop))
-            _announce_choices(plan, memory, announce)
-            result = _executed(plan, announce, folder, settings, watching, stop, fixed)
-    for observer in watching:
+            fixed = _trained_with_fixed_weights(ready, around) if plan.options.compare_weights else None
+            _say_choices(ready, announce)
+            with execution(ready, around, settings or _settings_of(plan), observers) as run:
+                run.to_the_end()
+                result = finish(run, fixed)
+    for observer in observers:
         observer.after_run(result)
-    # Who announces shows the verdict too.
-    if announce is None and fixed is not None and (text := result.weights_verdict().warning):
-        warnings.warn(text, UserWarning, stacklevel=2)
+    if fixed and announce is None and (text := result.weights_verdict().warning):  # who announces shows the verdict too
+        warnings.warn(text, UserWarning, stacklevel=3)
     return result
 
 
-@dataclass(frozen=True, eq=False)
-class Plan:
-    """A run that was not refused: all defaults are decided, and nothing is allocated yet."""
-
-    problem: Prepared
-    topology: Topology
-    replicas: list[Replica]
-    rounds: int
-    options: Options
-    network: Network
-    personalization: Personalization | None
-
-    def with_references(self, phases: Phases) -> "Plan":
-        """Returns the plan with the losses that sites are compared with, for which they may train alone."""
-        run = AloneRun(self.topology, self.rounds, self.replicas[0].seed, self.options, self.network, phases)
-        return replace(self, problem=with_references(self.problem, run))
-
-    def with_fixed_weights(self) -> "Plan":
-        """Returns the plan of the same run with the weights of the prior."""
-        fixed = {id(one): one.with_fixed_weights() for one in (replica.algorithm for replica in self.replicas)}
-        replicas: Any = [replace(replica, algorithm=fixed[id(replica.algorithm)]) for replica in self.replicas]
-        return replace(self, replicas=replicas, personalization=None)
+def _opened(out: str | os.PathLike, resume: bool, process_group: ProcessGroup, announce: Announce) -> RunFolder:
+    folder = RunFolder(out, resume=resume, process_group=process_group)
+    if folder.set_aside and announce:
+        announce(f"the run that was in {folder.path} had diverged; it is now in {folder.set_aside}")
+    return folder
 
 
-def _planned(
-    problem: Problem | Prepared | Sequence[Problem | Prepared],
-    topology: Topology,
-    algorithm: Algorithm | Sequence[Algorithm] | None,
-    rounds: int,
-    seeds: Sequence[int],
-    placements: Placements,
-    personalization: Personalization | None,
-    process_group: ProcessGroup,
-    options: dict[str, Any],
-) -> Plan:
-    """Returns the plan of a run, with the data of the nodes hosted here, or raises BadInput if it cannot be run."""
-    problem = prepare(problem)
-    if algorithm is None:
-        own_code = problem.trainer is not None
-        algorithm = algorithm_for(problem.objective, own_code)
-        options = {"compare_weights": algorithm.with_fixed_weights() is not None and not own_code} | options
-        objective = problem.objective if own_code else completed(problem.objective)
-        if objective is not problem.objective:
-            problem = problem.each(lambda split: split.changed(objective=objective))
-    if not isinstance(rounds, int) or rounds < 1:
-        raise BadInput(f"rounds must be a whole number >= 1, got {rounds!r}")
-    chosen: Options = from_table(Options, options, "options")
-    if not isinstance(topology, Topology):
-        raise BadInput(f"topology must be a Topology such as fm.Ring(), got {topology!r}")
-    algorithms = list(algorithm) if isinstance(algorithm, Sequence) else [algorithm]
-    for one in algorithms:
-        if not isinstance(one, Algorithm):
-            raise BadInput(f"algorithm must be an Algorithm such as fm.ADGDA(), or a list of them, got {one!r}")
-    algorithms = [with_run_length(from_table(Algorithm, one, "algorithm"), rounds) for one in algorithms]
-    replicas = replicas_of(algorithms, seeds, placements, problem.n, len(problem.every_split))
-    if chosen.keep_best and not problem.held_out("validation")[1]:
-        raise BadInput("keep_best needs validation sets; give each Site, or the Problem, one")
-    if chosen.compare_weights and any(a.with_fixed_weights() is None for a in algorithms):
-        raise BadInput("compare_weights needs an algorithm with weights of its own, such as tracked-ad-gda")
-    if chosen.own_models and any(a.needs_server for a in algorithms):
-        raise BadInput("own_models: nodes of an algorithm with a server have no models of their own")
-    for one in algorithms:
-        check_fits(one, problem)
-    stacked(algorithms, torch.float64, torch.device("cpu"))  # refuses what cannot run in one batch
-    if personalization is not None:
-        refuse_structure(problem)
-        problem.refuse_own_parts("personalization")
-        method: Personalization = from_table(Personalization, personalization, "personalization")
-        personalization = method
-        problem = problem.each(lambda split: split.changed(sites=reserve(split.sites, method.share)))
-    if process_group.world_size > 1:
-        problem = problem.keeping(sites_at(process_group.nodes(problem.n), replicas))
-    cycle = with_liars(topology.build(problem.n), chosen.lying_neighbours)
-    kind = {"device": device_of(chosen.device), "dtype": DTYPES[chosen.dtype]}
-    network = process_group.network(cycle, **kind, count_bytes=chosen.count_bytes)
-    return Plan(problem, topology, replicas, rounds, chosen, network, personalization)
+def _settings_of(plan: Plan) -> dict[str, Any]:
+    """Returns the settings of a run whose data and model were given in Python."""
+    algorithm = plan.replicas[0].algorithm
+    return {"rounds": plan.rounds, "topology": to_table(plan.topology), "algorithm": to_table(algorithm)}
 
 
-def put_aside(result: Result) -> Result:
-    """Returns a result that waits in main memory while another run trains: with its models and weights, without what
-    only further rounds would need."""
-    state = result.state
-    slim = state._replace(
-        algorithm=StateView(state.algorithm).only_shown(state.algorithm), optimizer=None, trainer=None
-    )
-    on_host = unflatten_state(slim, {name: tensor.cpu() for name, tensor in flatten_state(slim).items()})
-    return replace(result, state=on_host)
+def _trained_with_fixed_weights(ready: Ready, around: Surroundings) -> Result:
+    """Returns the result of the same run with fixed weights."""
+    if around.announce:
+        around.announce("the run is trained once more with fixed weights, first, to see whether the weights help")
+    twin = ready._replace(plan=with_fixed_weights(ready.plan))
+    with execution(twin, Surroundings(around.stop, announce=lambda text: None)) as run:
+        run.to_the_end()
+        return put_aside(finish(run))
 
 
 @functools.cache
@@ -274,9 +172,9 @@ def _log_once(line: str) -> None:
     logging.getLogger("fairmesh").warning(line)
 
 
-def _announce_choices(plan: Plan, memory: str, announce: Callable[[str], None] | None) -> None:
+def _say_choices(ready: Ready, announce: Announce) -> None:
     """Announces what was chosen for a run, or else logs what is special about it."""
-    problem, device = plan.problem, plan.network.device
+    plan, problem, device = ready.plan, ready.plan.problem, ready.network.device
     special = (
         notes.on_binary_numbers(problem),
         notes.on_parts(problem),
@@ -288,176 +186,13 @@ def _announce_choices(plan: Plan, memory: str, announce: Callable[[str], None] |
     switched_off = notes.on_evaluation_mode(problem)
     data = notes.on_data(problem, home_of_data(problem, device), device)
     if announce:
-        for line in filter(None, (*special, switched_off, data, memory)):
+        for line in filter(None, (*special, switched_off, data, ready.memory)):
             announce(line)
         if problem.preprocessing is not None:
             announce(f"table: {'; '.join(problem.preprocessing.in_words())}")
-    elif plan.network.process_group.is_leader:
+    elif plan.process_group.is_leader:
         if switched_off:
-            warnings.warn(switched_off, UserWarning, stacklevel=3)
+            warnings.warn(switched_off, UserWarning, stacklevel=4)
         streamed = any(problem.sites[i].train.stream for i in problem.here)
         for line in filter(None, (*special, data if streamed else None)):
             _log_once(line)
-
-
-def _executed(
-    plan: Plan,
-    announce: Callable[[str], None] | None,
-    folder: RunFolder | None = None,
-    settings: dict[str, Any] | None = None,
-    observers: Sequence[Observer] = (),
-    stop: threading.Event | None = None,
-    fixed: Result | None = None,
-) -> Result:
-    """Trains the replicas to the end, from the start or from their checkpoint, and writes the outcome."""
-    options, rounds, process_group = plan.options, plan.rounds, plan.network.process_group
-    stop = stop or threading.Event()
-    with process_group.fail_together():
-        training = Training(plan.problem, plan.topology, plan.replicas, options, network=plan.network)
-    started, initial = time.perf_counter(), training.initial()
-    meter = Meter(training, announce)
-    run = ObservedRun(training, rounds, initial, 0, settings, folder.path if folder else None)
-    worker, finished, checkpointing = training.oracle.worker, None, None
-    if worker is not None:
-        if process_group.is_leader:
-            worker.together = functools.partial(process_group.long_work, seen=LongWorkNotices(announce))
-        if folder:
-            finished = worker.done = FinishedWork(folder.work)
-    if folder:
-        checkpoints = Checkpoints(folder.checkpoint, training.network, training.roles(initial), training.identity())
-        saved = None
-        if folder.resuming:
-            with process_group.fail_together():
-                state, saved = checkpoints.load(initial)
-                if saved > rounds:
-                    raise BadInput(f"the checkpoint is already at round {saved}, beyond the {rounds} rounds asked for")
-            run.state, run.best, run.round = state, state.best, saved
-            kept = (record for record in folder.records() if record["round"] <= saved)
-            # If the run is now longer, its former last round was measured off schedule.
-            run.records = [r for r in kept if r["round"] % options.measure_every == 0 or r["round"] == rounds]
-            folder.replace_records(run.records)
-        folder.write_settings(run.settings)
-        checkpointing = Checkpointing(checkpoints, options.checkpoint_every or max(1, rounds // 10), saved, finished)
-    del initial  # which would take the memory of a state until the end
-    recorders = [Measuring(meter, folder), KeepBest(meter), *([checkpointing] if checkpointing else [])]
-    divergence = Divergence(checkpointing, mark=options.on_divergence == "mark")
-    every = [StopRequests(process_group, stop), divergence, *recorders, *observers, Ending(recorders)]
-    try:
-        observe(run, training.states(run.state, run.round, rounds), every)
-    except FairmeshError as error:
-        if folder and isinstance(error, Diverged):
-            folder.mark_diverged(str(error))
-        if folder and not isinstance(error, LostProcess):  # its launcher restarts the run, which must find its mark
-            folder.close()
-        raise
-    result = replace(_result(run, meter), fixed=fixed)
-    if plan.personalization is not None:
-        if announce:
-            announce(f"choosing a model of its own for each of {plan.problem.n} sites")
-        phases = Phases(folder.path / ALONE if folder else None, Notices(stop, announce))
-        result = replace(result, personal=_personal(training, result, plan.personalization, phases))
-    result = replace(result, seconds=time.perf_counter() - started)
-    if process_group.world_size > 1:
-        result = replace(result, answered=_answered(process_group, result))
-    sound = not set(variants_of(result.replicas)[result.chosen_variant]["replicas"]) <= set(run.diverged)
-    if sound and plan.problem.task == "numbers":
-        worse = worse_than_constant(result.outcomes(), plan.problem, process_group)
-        if worse is not None:
-            meter.note(worse)
-            result = replace(result, notes=list(meter.notes))
-    if folder:
-        provenance = provenance_of(plan.problem, process_group)
-        with process_group.fail_together():
-            write_outcome(folder, result, provenance)
-        folder.close()
-    return result
-
-
-def _answered(process_group: ProcessGroup, result: Result) -> dict[str, Outcomes]:
-    """Returns what the models answered on the test rows of all sites, from the processes that have them."""
-    with process_group.fail_together():
-        here = result.every_outcome()
-    every = [unpacked(content) for content in process_group.all_gather(packed(here))]
-    return {
-        name: replace(joined([outcomes[name] for outcomes in every]), functions=here[name].functions) for name in here
-    }
-
-
-def _result(run: ObservedRun, meter: Meter) -> Result:
-    """Returns the result, with the averages over the nodes of all processes."""
-    training, state, averages = run.training, run.state, None
-    models, network = training.view.models(state.algorithm), training.network
-    if network.process_group.world_size > 1:
-        of_nodes = network.gather(models) if trains_alone(training.algorithm) else None
-        averages = Averages(meter.mean(models), meter.weights(state.algorithm), meter.own_of_sites(state.own), of_nodes)
-        if not training.algorithm.needs_server:
-            dual = state.average_dual
-            state = state._replace(
-                average_model=network.mean_of_processes(state.average_model),
-                average_dual=None if dual is None else network.mean_of_processes(dual),
-            )
-    result = Result(
-        training.problem,
-        training.replicas,
-        run.round,
-        run.records,
-        state,
-        run.diverged,
-        meter.judged_on,
-        averages,
-        run.stop_reason,
-        support=meter.support(),
-        notes=list(meter.notes),
-        cvar_level=training.options.cvar_level,
-        worst_needs_rows=training.options.worst_needs_rows,
-    )
-    return replace(result, chosen=chosen_replica(result, training.options.best_by))
-
-
-def _personal(
-    training: Training, result: Result, personalization: Personalization, phases: Phases
-) -> list[Personalized]:
-    """Returns the sites' own models. Each process finds those of its own sites; all processes know all numbers."""
-    process_group, rows, found = training.network.process_group, result.row(), []
-    models = hashlib.sha256(rows.cpu().contiguous().numpy().tobytes()).hexdigest()
-    identity = {"method": to_table(personalization), "models": models, "problem": training.problem.digest()}
-
-    def carried_out(name: str, *work: Any) -> Any:
-        what = "choosing a model of its own for each site"
-        return phases.carried_out(what, f"personal-{process_group.rank}-{name}", identity, *work)
-
-    with process_group.fail_together():
-        for r, replica in enumerate(training.replicas):
-            if r not in result.diverged:
-                problem, trace = training.problem.of_split(replica.split), training.options.trace == "auto"
-                placed = {"device": training.device, "dtype": training.dtype, "trace": trace}
-                settings = {"seed": replica.seed, "replica": r, "carrier": carried_out, **placed}
-                found.append(personalized(problem, rows[r], personalization, **settings))
-    phases.forget(f"personal-{process_group.rank}-*")
-    if process_group.world_size == 1:
-        return found
-    every = process_group.all_gather_json([one.table() for one in found])
-    for k, one in enumerate(found):
-        sites = {site.number: site for site in one.sites}
-        for tables in every:
-            for table in tables[k]["sites"]:
-                sites.setdefault(table["number"], PersonalSite(state_dicts={}, **table))
-        found[k] = replace(one, sites=[sites[i] for i in sorted(sites)])
-    return found
-
-
-def write_outcome(folder: RunFolder, result: Result, provenance: dict[str, Any]) -> None:
-    """Writes the models and the summary of a finished run."""
-    folder.write_preprocessing([split.preprocessing for split in result.problem.every_split])
-    for file in [*model_files(result), *site_files(result)]:
-        about = about_model(result, file.replica, file.which) | ({} if file.site is None else {"site": file.site})
-        state_dict = result.state_dict(file.replica, file.which, file.site)  # type: ignore[arg-type]
-        folder.write_model(file.name, state_dict, about)
-    for personal in result.personal:
-        suffix = f"-{personal.replica}" if personal.replica else ""
-        for site in personal.sites:
-            if site.state_dicts:  # else another process has the site's data
-                about = about_model(result, personal.replica, "personal") | {"site": site.name}
-                folder.write_model(f"personal-{site.number}{suffix}", site.tensors(), about, from_all=True)
-    folder.write_outcomes(packed(result.every_outcome()))
-    folder.write_summary(summary_of(result) | {"provenance": provenance})

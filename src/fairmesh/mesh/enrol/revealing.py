@@ -16,7 +16,7 @@ from fairmesh.mesh.enrol.manifest import Handout
 from fairmesh.mesh.enrol.roster import SiteFile
 from fairmesh.problems.objective import Objective
 from fairmesh.problems.sampling import Sampling
-from fairmesh.training.defaults import algorithm_for
+from fairmesh.training.defaults import default_for
 
 ALLOW = "allow_revealing = true"
 LEAST_ROWS = 32  # of a batch
@@ -117,6 +117,7 @@ def algorithm_of(table: Mapping[str, Any]) -> Algorithm | None:
     try:
         if section is not None:
             return from_table(Algorithm, section, "algorithm")
-        return algorithm_for(from_table(Objective, table.get("objective", {}), "objective"), "trainer" in table)
+        objective = from_table(Objective, table.get("objective", {}), "objective")
+        return default_for(objective, "trainer" in table).algorithm
     except BadInput:
         return None

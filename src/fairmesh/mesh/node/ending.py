@@ -40,8 +40,10 @@ from fairmesh.storage.run_folder import EXPERIMENT, METRICS, SUMMARY, Record, to
 from fairmesh.storage.strict_json import as_json
 from fairmesh.training.loop import Best, TrainingState
 from fairmesh.training.meter import traffic
+from fairmesh.training.model_files import about_model, model_files
 from fairmesh.training.replicas import Replica
-from fairmesh.training.result import Result, about_model, model_files, summary_of
+from fairmesh.training.result import Result
+from fairmesh.training.summary import summary_of
 
 _BEST, _OF_BEST = "best_model", "best "  # where a record has the best round's model's metrics; how they are summed
 _MOMENTS = "moments of "  # how BatchNorm statistics are summed

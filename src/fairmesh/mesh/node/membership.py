@@ -13,7 +13,7 @@ from fairmesh.data.samples import Samples
 from fairmesh.data.site import Site
 from fairmesh.data.site_tables import is_fitted
 from fairmesh.errors import BadInput
-from fairmesh.experiment import Experiment, shape_of
+from fairmesh.experiment import Experiment
 from fairmesh.mesh.enrol.agreement import agreed, own_problem, own_site, refuse_undeployable
 from fairmesh.mesh.enrol.approval import approved_experiment
 from fairmesh.mesh.enrol.certificates import check_certificate, make_secret, secret_of
@@ -26,6 +26,7 @@ from fairmesh.mesh.wire.bulletin import OUTPUTS
 from fairmesh.mesh.wire.greeting import greeting
 from fairmesh.mesh.wire.links import Credentials, Neighbour
 from fairmesh.numerics import trees
+from fairmesh.problems.model_for_sites import shape_of
 from fairmesh.problems.prepared import Prepared
 from fairmesh.storage.files import read_bytes, write_atomically
 from fairmesh.training.options import Options

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from torch import Tensor
 
-from fairmesh.algorithms.schedules import with_run_length
 from fairmesh.comparisons.alone import AloneRun
 from fairmesh.comparisons.phases import Phases
 from fairmesh.comparisons.reference_losses import FIELDS, with_references
@@ -34,10 +33,10 @@ from fairmesh.problems.prepared import Prepared
 from fairmesh.storage.occupied import ALONE
 from fairmesh.storage.run_folder import Record
 from fairmesh.topology.mixing import union_of
-from fairmesh.training.loop import Training, TrainingState
+from fairmesh.training.loop import TrainingState
 from fairmesh.training.observers import ObservedRun, Observer, observe
 from fairmesh.training.options import DTYPES, device_of
-from fairmesh.training.replicas import Replica
+from fairmesh.training.plan import Plan
 
 if TYPE_CHECKING:
     from fairmesh.mesh.node.node import Node
@@ -91,19 +90,25 @@ def network_of(membership: Membership, problem: Prepared, mailroom: Mailroom) ->
     )
 
 
-def training_of(membership: Membership, problem: Prepared, network: RemoteNetwork) -> Training:
-    """Returns the training of this node, by the run's only seed."""
+def plan_of(membership: Membership, problem: Prepared) -> Plan:
+    """Returns the plan of the run, by its only seed."""
     experiment = membership.experiment
-    algorithm = with_run_length(experiment.algorithm, experiment.rounds)
-    replica = Replica(experiment.seeds[0], tuple(range(problem.n)), algorithm)
-    return Training(problem, experiment.topology, [replica], membership.options, network=network)
+    return Plan.of(
+        problem,
+        experiment.topology,
+        experiment.algorithm,
+        experiment.rounds,
+        seeds=experiment.seeds[:1],
+        options=membership.options,
+        cycle=cycle_of(experiment.topology, membership.mesh, experiment.options.lying_neighbours),
+    )
 
 
 def untrained(membership: Membership, problem: Prepared) -> TrainingState:
     """Returns the state before the first round. Nothing is trained or sent for it, so it needs no mailroom."""
     problem = _with_any_references(problem, membership)
     nothing: Any = None
-    return training_of(membership, problem, network_of(membership, problem, nothing)).initial()
+    return plan_of(membership, problem).training(network_of(membership, problem, nothing)).initial()
 
 
 def phases_of(node: "Node") -> Phases:
@@ -195,7 +200,7 @@ class Rounds:
         membership, oversight = node.membership, node.oversight
         network = network_of(membership, problem, mailroom)
         problem = _with_references(problem, node, network)
-        self.problem, self.training = problem, training_of(membership, problem, network)
+        self.problem, self.training = problem, plan_of(membership, problem).training(network)
         worker = self.training.oracle.worker
         if worker is not None:
             worker.done, worker.watch = store.work, oversight.works_locally

@@ -1,0 +1,98 @@
+"""The model and the loss of an experiment, fitted to the samples of its sites."""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from fairmesh.config.registry import registered_name
+from fairmesh.data.preprocessing import Column
+from fairmesh.data.samples import Samples
+from fairmesh.data.site import Site
+from fairmesh.errors import BadInput
+from fairmesh.losses import BinaryCrossEntropy
+from fairmesh.losses.builtin import squared_error
+from fairmesh.numerics import trees
+from fairmesh.problems.models import FullyConnected, Logistic, Model, PaperCNN, build_in_units
+from fairmesh.problems.row_loss import loss_in_spreads
+
+_LOSSES = {"cross-entropy": nn.functional.cross_entropy, "squared-error": squared_error}
+
+
+class Fitted(NamedTuple):
+    """What a problem needs besides the sites."""
+
+    model: partial  # makes the module
+    loss: Any
+    class_names: Sequence[str]
+
+
+def fitted(sites: Sequence[Site], model: Model, loss: Any, names: Sequence[str], outputs: int | None = None) -> Fitted:
+    """Returns the model and the loss for the samples of the sites.
+
+    Args:
+        sites: The sites.
+        model: The model.
+        loss: The name of a loss, or a loss. If targets are numbers, cross-entropy stands for the squared error.
+        names: The names of the classes, if they are known.
+        outputs: The number of outputs of the model; None for as many as the labels need. Default: None.
+    """
+    shape, needed = shape_of(sites)
+    outputs = outputs or needed or len(names)
+    _refuse_unfit(model, shape, outputs)
+    if isinstance(loss, BinaryCrossEntropy) and _is_vector(Samples.of(sites[0].train, "site 0").targets):
+        outputs = 1  # one logit for labels 0 and 1
+    target = _target_of(sites)
+    function = _LOSSES[loss] if isinstance(loss, str) else loss
+    if target is None or target.kind != "number":
+        return Fitted(partial(model.build, shape, outputs), function, names or (target.classes if target else ()))
+    function = squared_error if loss == "cross-entropy" else function  # which needs classes
+    if (target.center, target.scale) == (0.0, 1.0):
+        return Fitted(partial(model.build, shape, outputs), function, names)
+    in_units = partial(build_in_units, model, shape, target.center, target.scale)
+    return Fitted(in_units, partial(loss_in_spreads, function, target.scale), names)
+
+
+def _target_of(sites: Sequence[Site]) -> Column | None:
+    """Returns what was done to the target column of the sites' tables, if they have tables."""
+    return next((site.table.preprocessing.target for site in sites if site.table), None)
+
+
+def _refuse_unfit(model: Model, shape: Any, outputs: int) -> None:
+    """Refuses a model of fairmesh that cannot be made for such samples."""
+    if type(model) not in (FullyConnected, Logistic, PaperCNN):
+        return
+    if not isinstance(shape, torch.Size):
+        raise BadInput(
+            f"model: {registered_name(model)!r} takes one tensor, but samples have several inputs; name a "
+            'module of your own: model = { name = "import", path = "mine.py:Module" }'
+        )
+    if not outputs:
+        raise BadInput(
+            f"model: {registered_name(model)!r} needs the number of classes, but labels are read with the "
+            "items of a Dataset that is not in memory; give them as fm.data.Streamed(dataset, labels=...)"
+        )
+
+
+def _is_vector(targets: Any) -> bool:
+    return isinstance(targets, Tensor) and targets.ndim == 1
+
+
+def shape_of(sites: Sequence[Site]) -> tuple[Any, int]:
+    """Returns the shape of one input, or of each of several, and the number of outputs that a model needs: classes, or
+    numbers to predict."""
+    if not sites:
+        raise BadInput("data: no site")
+    every = [Samples.of(site.train, f"site {i} ({site.name or 'unnamed'})") for i, site in enumerate(sites)]
+    inputs, targets = every[0].inputs, every[0].targets
+    shape = trees.mapped(lambda part: part.shape[1:], inputs)
+    if not isinstance(targets, Tensor):
+        return shape, 1  # a model of several targets knows what it predicts
+    if targets.is_floating_point():
+        return shape, max(1, targets.shape[1:].numel())
+    if any(samples.stream and samples.labels is None for samples in every):
+        return shape, 0  # known to the model, if it is the user's own
+    labels = 1 + max(int(samples.known_targets().max()) for samples in every if samples.here)
+    return shape, max([labels, *(len(site.table.preprocessing.classes) for site in sites if site.table)])

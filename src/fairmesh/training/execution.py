@@ -1,0 +1,164 @@
+"""A plan while it is carried out: what it reads and allocates, its rounds, and what is around them."""
+
+import functools
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from fairmesh.comparisons.alone import AloneRun
+from fairmesh.comparisons.phases import Notices, Phases
+from fairmesh.comparisons.reference_losses import with_references
+from fairmesh.errors import BadInput, Diverged, FairmeshError, LostProcess
+from fairmesh.networks.base import Network
+from fairmesh.storage.finished_work import FinishedWork
+from fairmesh.storage.occupied import ALONE
+from fairmesh.storage.run_folder import RunFolder
+from fairmesh.storage.sharded_checkpoint import Checkpoints
+from fairmesh.training.long_work import LongWorkNotices
+from fairmesh.training.loop import Training, TrainingState
+from fairmesh.training.memory_estimate import memory_of_run
+from fairmesh.training.meter import Meter
+from fairmesh.training.observers import (
+    Checkpointing,
+    Divergence,
+    Ending,
+    KeepBest,
+    Measuring,
+    ObservedRun,
+    Observer,
+    StopRequests,
+    observe,
+)
+from fairmesh.training.options import DTYPES, device_of
+from fairmesh.training.plan import Plan
+
+Announce = Callable[[str], None] | None
+
+
+class Ready(NamedTuple):
+    """A plan with what was read and computed for it before the first round."""
+
+    plan: Plan
+    network: Network
+    memory: str  # a sentence about what the run takes
+
+
+def prepare(plan: Plan) -> Ready:
+    """Returns a plan with its network. Refuses more than memory has."""
+    options, process_group = plan.options, plan.process_group
+    kind = {"device": device_of(options.device), "dtype": DTYPES[options.dtype], "count_bytes": options.count_bytes}
+    with process_group.fail_together():
+        network = process_group.network(plan.cycle, **kind)
+        first = plan.replicas[0].algorithm
+        memory = memory_of_run(plan.problem, first, len(plan.replicas), options, network)
+    return Ready(plan, network, memory)
+
+
+def with_reference_losses(ready: Ready, phases: Phases) -> Ready:
+    """Returns the plan with the losses that sites are compared with, for which they may train alone.
+
+    Args:
+        ready: The plan and its network.
+        phases: Watch and keep what sites train alone.
+    """
+    plan = ready.plan
+    alone = AloneRun(plan.topology, plan.rounds, plan.replicas[0].seed, plan.options, ready.network, phases)
+    return ready._replace(plan=replace(plan, problem=with_references(plan.problem, alone)))
+
+
+class Surroundings(NamedTuple):
+    """What is around a run: whom it tells, who stops it, and where it is written."""
+
+    stop: threading.Event
+    announce: Announce = None
+    folder: RunFolder | None = None
+
+    def phases(self) -> Phases:
+        """Returns who watches what sites train alone, and where it is kept."""
+        return Phases(self.folder.path / ALONE if self.folder else None, Notices(self.stop, self.announce))
+
+
+@contextmanager
+def execution(
+    ready: Ready, around: Surroundings, settings: Mapping[str, Any] | None = None, observers: Sequence[Observer] = ()
+) -> Iterator["Execution"]:
+    """Yields a run that is ready for its rounds, from the start or from its checkpoint, and marks in its folder how it
+    ended."""
+    run, folder = Execution(ready, around, settings or {}, observers), around.folder
+    try:
+        yield run
+    except FairmeshError as error:
+        if folder and isinstance(error, Diverged):
+            folder.mark_diverged(str(error))
+        if folder and not isinstance(error, LostProcess):  # its launcher restarts the run, which must find its mark
+            folder.close()
+        raise
+    if folder:
+        folder.close()
+
+
+class Execution:
+    """A run that is carried out."""
+
+    def __init__(self, ready: Ready, around: Surroundings, settings: Mapping[str, Any], observers: Sequence[Observer]):
+        self.plan, self.around, self.process_group = ready.plan, around, ready.plan.process_group
+        folder, options = around.folder, ready.plan.options
+        with self.process_group.fail_together():
+            training = self.training = self.plan.training(ready.network)
+        self._started, initial = time.perf_counter(), training.initial()
+        self.meter = Meter(training, around.announce)
+        self.observed = ObservedRun(training, self.plan.rounds, initial, 0, settings, folder.path if folder else None)
+        recorders: list[Observer] = [Measuring(self.meter, folder), KeepBest(self.meter)]
+        finished, checkpointing = _finished_work(training, around), None
+        if folder:
+            checkpointing = self._checkpointing(folder, initial, finished)
+            recorders.append(checkpointing)
+        divergence = Divergence(checkpointing, mark=options.on_divergence == "mark")
+        before = [StopRequests(self.process_group, around.stop), divergence]
+        self._observers = [*before, *recorders, *observers, Ending(recorders)]
+
+    def _checkpointing(self, folder: RunFolder, initial: TrainingState, finished: FinishedWork | None) -> Checkpointing:
+        """Continues from the folder's checkpoint, if the run is resumed. Returns what writes the next ones."""
+        training, run, rounds = self.training, self.observed, self.plan.rounds
+        checkpoints = Checkpoints(folder.checkpoint, training.network, training.roles(initial), training.identity())
+        if folder.resuming:
+            with self.process_group.fail_together():
+                state, done = checkpoints.load(initial)
+                if done > rounds:
+                    raise BadInput(f"the checkpoint is already at round {done}, beyond the {rounds} rounds asked for")
+            run.state, run.best, run.round = state, state.best, done
+            before = (record for record in folder.records() if record["round"] <= done)
+            # If the run is now longer, its former last round was measured off schedule.
+            every = self.plan.options.measure_every
+            run.records = [r for r in before if r["round"] % every == 0 or r["round"] == rounds]
+            folder.replace_records(run.records)
+        folder.write_settings(run.settings)
+        saved = run.round if folder.resuming else None
+        return Checkpointing(checkpoints, self.plan.options.checkpoint_every or max(1, rounds // 10), saved, finished)
+
+    def to_the_end(self) -> None:
+        """Does the rounds that are left."""
+        run = self.observed
+        observe(run, self.training.states(run.state, run.round, self.plan.rounds), self._observers)
+
+    @property
+    def seconds(self) -> float:
+        """Returns how long the run has taken."""
+        return time.perf_counter() - self._started
+
+
+def _finished_work(training: Training, around: Surroundings) -> FinishedWork | None:
+    """Says for which site's training function the run waits, and returns where its finished work is kept, if sites have
+    training functions and the run has a folder."""
+    worker, process_group = training.oracle.worker, training.network.process_group
+    if worker is None:
+        return None
+    if process_group.is_leader:
+        worker.together = functools.partial(process_group.long_work, seen=LongWorkNotices(around.announce))
+    if around.folder is None:
+        return None
+    finished = worker.done = FinishedWork(around.folder.work)
+    return finished

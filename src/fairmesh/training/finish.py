@@ -1,0 +1,151 @@
+"""The end of a run: its result, what its models answered, the sites' own models, and the files in its folder."""
+
+import hashlib
+from dataclasses import replace
+from typing import Any
+
+from fairmesh.comparisons.constants import worse_than_constant
+from fairmesh.config.tables import to_table
+from fairmesh.evidence.outcomes import Outcomes, joined, packed, unpacked
+from fairmesh.networks.process_group import ProcessGroup
+from fairmesh.networks.roles import StateView
+from fairmesh.personalization.outcome import Personalized, PersonalSite
+from fairmesh.personalization.personalize import personalized
+from fairmesh.storage.run_folder import RunFolder
+from fairmesh.storage.state_tree import flatten_state, unflatten_state
+from fairmesh.training.execution import Execution
+from fairmesh.training.loop import trains_alone
+from fairmesh.training.model_files import about_model, model_files, site_files
+from fairmesh.training.provenance import provenance_of
+from fairmesh.training.result import Averages, Result, chosen_replica, variants_of
+from fairmesh.training.summary import summary_of
+
+
+def finish(run: Execution, fixed: Result | None = None) -> Result:
+    """Returns the result of a run that has done its rounds, next to the same run with fixed weights if there is one,
+    and writes it into its folder."""
+    result = replace(_result(run), fixed=fixed)
+    result = replace(result, personal=_chosen_by_sites(run, result))
+    result = replace(result, seconds=run.seconds, answered=_answered(run.process_group, result))
+    result = replace(result, notes=_notes(run, result))
+    if run.around.folder:
+        provenance = provenance_of(run.plan.problem, run.process_group)
+        with run.process_group.fail_together():
+            write_outcome(run.around.folder, result, provenance)
+    return result
+
+
+def _result(run: Execution) -> Result:
+    """Returns the result, with the averages over the nodes of all processes."""
+    training, state, meter, averages = run.training, run.observed.state, run.meter, None
+    models, network = training.view.models(state.algorithm), training.network
+    if run.process_group.world_size > 1:
+        of_nodes = network.gather(models) if trains_alone(training.algorithm) else None
+        averages = Averages(meter.mean(models), meter.weights(state.algorithm), meter.own_of_sites(state.own), of_nodes)
+        if not training.algorithm.needs_server:
+            dual = state.average_dual
+            state = state._replace(
+                average_model=network.mean_of_processes(state.average_model),
+                average_dual=None if dual is None else network.mean_of_processes(dual),
+            )
+    result = Result(
+        training.problem,
+        training.replicas,
+        run.observed.round,
+        run.observed.records,
+        state,
+        run.observed.diverged,
+        meter.judged_on,
+        averages,
+        run.observed.stop_reason,
+        support=meter.support(),
+        cvar_level=training.options.cvar_level,
+        worst_needs_rows=training.options.worst_needs_rows,
+    )
+    return replace(result, chosen=chosen_replica(result, training.options.best_by))
+
+
+def _chosen_by_sites(run: Execution, result: Result) -> list[Personalized]:
+    """Returns the sites' own models, if the run has a personalization. Each process finds those of its own sites; all
+    processes know all numbers."""
+    training, method, process_group = run.training, run.plan.personalization, run.process_group
+    if method is None:
+        return []
+    if run.around.announce:
+        run.around.announce(f"choosing a model of its own for each of {run.plan.problem.n} sites")
+    rows, phases, of_replicas = result.row(), run.around.phases(), []
+    models = hashlib.sha256(rows.cpu().contiguous().numpy().tobytes()).hexdigest()
+    identity = {"method": to_table(method), "models": models, "problem": training.problem.digest()}
+
+    def carried_out(name: str, *work: Any) -> Any:
+        what = "choosing a model of its own for each site"
+        return phases.carried_out(what, f"personal-{process_group.rank}-{name}", identity, *work)
+
+    placed = {"device": training.device, "dtype": training.dtype, "trace": training.options.trace == "auto"}
+    with process_group.fail_together():
+        for r, replica in enumerate(training.replicas):
+            if r not in result.diverged:
+                settings = {"seed": replica.seed, "replica": r, "carrier": carried_out, **placed}
+                problem = training.problem.of_split(replica.split)
+                of_replicas.append(personalized(problem, rows[r], method, **settings))
+    phases.forget(f"personal-{process_group.rank}-*")
+    if process_group.world_size == 1:
+        return of_replicas
+    every = process_group.all_gather_json([models.table() for models in of_replicas])
+    for k, models in enumerate(of_replicas):
+        sites = {site.number: site for site in models.sites}
+        for tables in every:
+            for table in tables[k]["sites"]:
+                sites.setdefault(table["number"], PersonalSite(state_dicts={}, **table))
+        of_replicas[k] = replace(models, sites=[sites[i] for i in sorted(sites)])
+    return of_replicas
+
+
+def _answered(process_group: ProcessGroup, result: Result) -> dict[str, Outcomes]:
+    """Returns what the models answered on the test rows of all sites, if several processes have them."""
+    if process_group.world_size == 1:
+        return {}
+    with process_group.fail_together():
+        here = result.every_outcome()
+    every = [unpacked(content) for content in process_group.all_gather(packed(here))]
+    return {
+        name: replace(joined([outcomes[name] for outcomes in every]), functions=here[name].functions) for name in here
+    }
+
+
+def _notes(run: Execution, result: Result) -> list[str]:
+    """Returns what a reader of the numbers must know: also whether the models do worse than a constant answer."""
+    diverged = set(variants_of(result.replicas)[result.chosen_variant]["replicas"]) <= set(result.diverged)
+    if run.plan.problem.task == "numbers" and not diverged:
+        worse = worse_than_constant(result.outcomes(), run.plan.problem, run.process_group)
+        if worse is not None:
+            run.meter.note(worse)
+    return list(run.meter.notes)
+
+
+def put_aside(result: Result) -> Result:
+    """Returns a result that waits in main memory while another run trains: with its models and weights, without what
+    only further rounds would need."""
+    state = result.state
+    slim = state._replace(
+        algorithm=StateView(state.algorithm).only_shown(state.algorithm), optimizer=None, trainer=None
+    )
+    on_host = unflatten_state(slim, {name: tensor.cpu() for name, tensor in flatten_state(slim).items()})
+    return replace(result, state=on_host)
+
+
+def write_outcome(folder: RunFolder, result: Result, provenance: dict[str, Any]) -> None:
+    """Writes the models and the summary of a finished run."""
+    folder.write_preprocessing([split.preprocessing for split in result.problem.every_split])
+    for file in [*model_files(result), *site_files(result)]:
+        about = about_model(result, file.replica, file.which) | ({} if file.site is None else {"site": file.site})
+        state_dict = result.state_dict(file.replica, file.which, file.site)  # type: ignore[arg-type]
+        folder.write_model(file.name, state_dict, about)
+    for personal in result.personal:
+        suffix = f"-{personal.replica}" if personal.replica else ""
+        for site in personal.sites:
+            if site.state_dicts:  # else another process has the site's data
+                about = about_model(result, personal.replica, "personal") | {"site": site.name}
+                folder.write_model(f"personal-{site.number}{suffix}", site.tensors(), about, from_all=True)
+    folder.write_outcomes(packed(result.every_outcome()))
+    folder.write_summary(summary_of(result) | {"provenance": provenance})

@@ -1,0 +1,143 @@
+"""The plan of a run: every default is decided and every refusal raised here, before a tensor of the run exists."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from fairmesh.algorithms.base import Algorithm
+from fairmesh.algorithms.schedules import with_run_length
+from fairmesh.config.tables import from_table
+from fairmesh.data.reserve import reserve
+from fairmesh.errors import BadInput
+from fairmesh.networks.base import Network
+from fairmesh.networks.memory import SingleProcess
+from fairmesh.networks.process_group import ProcessGroup
+from fairmesh.personalization.base import Personalization
+from fairmesh.personalization.personalize import refuse_structure
+from fairmesh.problems.checks import refuse_autocast
+from fairmesh.problems.prepared import Prepared
+from fairmesh.problems.problem import Problem, prepare
+from fairmesh.topology.graphs import Ring, Topology
+from fairmesh.topology.mixing import Mixing, with_liars
+from fairmesh.training.defaults import ROUNDS, default_for
+from fairmesh.training.loop import Training, check_fits
+from fairmesh.training.options import Options, device_of
+from fairmesh.training.replicas import Placements, Replica, replicas_of, sites_at, stacked
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """A run that was not refused. `Plan.of` makes it."""
+
+    problem: Prepared  # with the data of the nodes hosted here
+    topology: Topology
+    cycle: Sequence[Mixing]  # the graphs of the rounds
+    replicas: list[Replica]
+    rounds: int
+    options: Options
+    process_group: ProcessGroup
+    personalization: Personalization | None
+
+    @staticmethod
+    def of(
+        problem: Problem | Prepared | Sequence[Problem | Prepared],
+        topology: Topology | None = None,
+        algorithm: Algorithm | Sequence[Algorithm] | None = None,
+        rounds: int = ROUNDS,
+        *,
+        seeds: Sequence[int] = (0,),
+        placements: Placements = None,
+        personalization: Personalization | None = None,
+        process_group: ProcessGroup | None = None,
+        cycle: Sequence[Mixing] = (),
+        options: Options | Mapping[str, Any] = Options(),  # noqa: B008
+    ) -> "Plan":
+        """Returns the plan of a run, with the data of the nodes hosted here.
+
+        Args:
+            problem: As in `fm.train`, like all others but the last three.
+            topology: Who talks to whom.
+            algorithm: The algorithm, several, or None for the default one.
+            rounds: Rounds to train.
+            seeds: Seeds of the replicas.
+            placements: Which site each node holds.
+            personalization: How sites get models of their own.
+            process_group: The processes that train together. Default: only this one.
+            cycle: The graphs of the rounds, where sites may have left; those of the topology by default.
+            options: How the run is measured and carried out. Default: Options().
+
+        Raises:
+            BadInput: The run cannot be carried out.
+        """
+        refuse_autocast()
+        problem = prepare(problem)
+        process_group = process_group or SingleProcess()
+        chosen: Options = from_table(Options, options, "options")
+        if algorithm is None:
+            problem, algorithm, chosen = _with_defaults(problem, chosen)
+        if not isinstance(rounds, int) or rounds < 1:
+            raise BadInput(f"rounds must be a whole number >= 1, got {rounds!r}")
+        topology = Ring() if topology is None else topology
+        if not isinstance(topology, Topology):
+            raise BadInput(f"topology must be a Topology such as fm.Ring(), got {topology!r}")
+        algorithms = _fitted(algorithm, rounds)
+        replicas = replicas_of(algorithms, seeds, placements, problem.n, len(problem.every_split))
+        _refuse(problem, algorithms, chosen)
+        if personalization is not None:
+            method: Personalization = from_table(Personalization, personalization, "personalization")
+            problem, personalization = _with_reserve(problem, method.share), method
+        if process_group.world_size > 1:
+            problem = problem.keeping(sites_at(process_group.nodes(problem.n), replicas))
+        cycle = cycle or with_liars(topology.build(problem.n), chosen.lying_neighbours)
+        device_of(chosen.device)
+        return Plan(problem, topology, cycle, replicas, rounds, chosen, process_group, personalization)
+
+    def training(self, network: Network) -> Training:
+        """Returns the rounds of the plan over a network, with all that they need allocated."""
+        return Training(self.problem, self.topology, self.replicas, self.options, network=network)
+
+
+def with_fixed_weights(plan: Plan) -> Plan:
+    """Returns the plan of the same run with the weights of the prior."""
+    fixed = {id(replica.algorithm): replica.algorithm.with_fixed_weights() for replica in plan.replicas}
+    replicas: Any = [replace(replica, algorithm=fixed[id(replica.algorithm)]) for replica in plan.replicas]
+    return replace(plan, replicas=replicas, personalization=None)
+
+
+def _with_defaults(problem: Prepared, options: Options) -> tuple[Prepared, Algorithm, Options]:
+    """Returns what a run has that names no algorithm: its objective, its algorithm, and and `compare_weights`."""
+    default = default_for(problem.objective, updates=problem.trainer is not None)
+    if default.objective is not problem.objective:
+        problem = problem.each(lambda split: split.changed(objective=default.objective))
+    return problem, default.algorithm, default.completed(options)
+
+
+def _fitted(algorithm: Algorithm | Sequence[Algorithm], rounds: int) -> list[Algorithm]:
+    """Returns the algorithms with their settings checked, and their schedules fitted to the run's length."""
+    algorithms = list(algorithm) if isinstance(algorithm, Sequence) else [algorithm]
+    for given in algorithms:
+        if not isinstance(given, Algorithm):
+            raise BadInput(f"algorithm must be an Algorithm such as fm.ADGDA(), or a list of them, got {given!r}")
+    return [with_run_length(from_table(Algorithm, given, "algorithm"), rounds) for given in algorithms]
+
+
+def _refuse(problem: Prepared, algorithms: Sequence[Algorithm], options: Options) -> None:
+    """Refuses what does not go together."""
+    if options.keep_best and not problem.held_out("validation")[1]:
+        raise BadInput("keep_best needs validation sets; give each Site, or the Problem, one")
+    if options.compare_weights and any(a.with_fixed_weights() is None for a in algorithms):
+        raise BadInput("compare_weights needs an algorithm with weights of its own, such as tracked-ad-gda")
+    if options.own_models and any(a.needs_server for a in algorithms):
+        raise BadInput("own_models: nodes of an algorithm with a server have no models of their own")
+    for algorithm in algorithms:
+        check_fits(algorithm, problem)
+    stacked(algorithms, torch.float64, torch.device("cpu"))  # refuses what cannot run in one batch
+
+
+def _with_reserve(problem: Prepared, share: float) -> Prepared:
+    """Returns the problem in which every site has reserved rows for the choice of its own model."""
+    refuse_structure(problem)
+    problem.refuse_own_parts("personalization")
+    return problem.each(lambda split: split.changed(sites=reserve(split.sites, share)))
