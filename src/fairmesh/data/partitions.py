@@ -1,10 +1,10 @@
 """Partitions: how a pool of samples is dealt to sites."""
 
+import functools
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Literal
 
 import numpy as np
@@ -13,10 +13,11 @@ from torch import Tensor
 
 from fairmesh.config.tables import register
 from fairmesh.data import shifts
-from fairmesh.data.site import Site
+from fairmesh.data.site import Site, with_sets
 from fairmesh.errors import BadInput
 
 Pair = tuple[Tensor, Tensor]  # inputs (samples, ...), targets (samples, ...)
+View = Callable[[Tensor], Tensor]  # images -> images, as an instrument sees them
 
 
 @dataclass(frozen=True, eq=False)
@@ -147,20 +148,30 @@ class OneClass(_BuiltIn):
 Tests = Literal["kind", "share"]
 
 
-def _altered(pool: Pool, kinds: Sequence[str], views: Sequence, tests: Tests) -> list[Site]:
-    """Returns sites with equal shares of the samples, in order, each seen through its node's view.
+def unchanged(images: Tensor) -> Tensor:
+    """Returns images as they are."""
+    return images
 
-    A view is a function of images, or None to leave them unchanged. A site is judged by the whole test set seen through
-    its view, one object per view, or by an equal share of it."""
-    nodes, judges = len(kinds), {}
-    shares = dealt(pool.test, nodes, least=1) if tests == "share" else None
-    made = []
-    for i, ((inputs, targets), kind, view) in enumerate(zip(dealt(pool.train, nodes), kinds, views)):
-        if shares is None and view not in judges:
-            judges[view] = (view(pool.test[0]), pool.test[1]) if view else pool.test
-        judge = judges[view] if shares is None else (view(shares[i][0]) if view else shares[i][0], shares[i][1])
-        made.append(Site((view(inputs) if view else inputs, targets), judge, group=kind, name=f"site {i} ({kind})"))
-    return made
+
+def seen_through(views: Sequence[View], sites: Sequence[Site]) -> list[Site]:
+    """Returns sites whose images are seen through a view each. Sites that share a set and a view share the result."""
+    by_view: dict[View, Iterator[Site]] = {}
+    for view in dict.fromkeys(views):
+        alike = [site for site, other in zip(sites, views) if other is view]
+        by_view[view] = iter(with_sets(alike, functools.partial(_seen, view)) if view is not unchanged else alike)
+    return [next(by_view[view]) for view in views]
+
+
+def _seen(view: View, pair: Pair, where: str) -> Pair:
+    return view(pair[0]), pair[1]
+
+
+def _altered(pool: Pool, kinds: Sequence[str], views: Sequence[View], tests: Tests) -> list[Site]:
+    """Returns sites with equal shares of the samples, in order, each seen through its node's view. A site is judged by
+    the whole test set seen through its view, or by an equal share of it."""
+    judges = dealt(pool.test, len(kinds), least=1) if tests == "share" else [pool.test] * len(kinds)
+    shares = zip(dealt(pool.train, len(kinds)), judges, kinds)
+    return seen_through(views, [Site(*pairs, group=k, name=f"site {i} ({k})") for i, (*pairs, k) in enumerate(shares)])
 
 
 @dataclass(frozen=True)
@@ -202,10 +213,10 @@ class Contrast(_BuiltIn):
     def sites(self, pool: Pool) -> list[Site]:
         factors = (*self.factors, *(1.0,) * (self.nodes - len(self.factors)))
         kinds = [f"{'low' if c < 1 else 'high' if c > 1 else 'original'} contrast" for c in factors]
-        views = {c: partial(shifts.with_contrast, c=c, transform=self.transform) for c in factors}
+        views = {c: functools.partial(shifts.with_contrast, c=c, transform=self.transform) for c in factors}
         if self.transform == "published":
             views.pop(1.0, None)  # which leaves images unchanged
-        return _altered(pool, kinds, [views.get(c) for c in factors], self.tests)
+        return _altered(pool, kinds, [views.get(c, unchanged) for c in factors], self.tests)
 
 
 @dataclass(frozen=True)
@@ -243,7 +254,7 @@ class Instrument(_BuiltIn):
         view = shifts.mirrored if self.transform == "mirror" else shifts.through_second_camera
         second = [i >= self.nodes - self.odd for i in range(self.nodes)]
         kinds = [f"{'second' if odd else 'first'} instrument" for odd in second]
-        return _altered(pool, kinds, [view if odd else None for odd in second], self.tests)
+        return _altered(pool, kinds, [view if odd else unchanged for odd in second], self.tests)
 
 
 @dataclass(frozen=True)

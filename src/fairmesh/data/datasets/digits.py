@@ -1,6 +1,6 @@
 """The handwritten digits that come with fairmesh: results within seconds, with nothing to download."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from fairmesh.data.datasets.base import Data, check_split
-from fairmesh.data.partitions import Pair, Pool, by_class, dealt
+from fairmesh.data.partitions import Pool, View, by_class, seen_through, unchanged
 from fairmesh.data.site import Site
 from fairmesh.errors import BadInput
 
@@ -21,6 +21,13 @@ def load_digits() -> tuple[np.ndarray, np.ndarray]:
     order as `sklearn.datasets.load_digits`."""
     with np.load(_FILE, allow_pickle=False) as arrays:
         return arrays["images"].astype(np.float64), arrays["labels"].astype(np.int64)
+
+
+_SCANNERS: dict[str, View] = {
+    "upright": unchanged,
+    "mirrored": lambda images: images.flip(-1),
+    "shifted": lambda images: nn.functional.pad(images, (1, -1, 1, -1)),
+}
 
 
 @dataclass(frozen=True)
@@ -81,32 +88,16 @@ class Digits(Data):
         )
         if self.split == "class":
             return by_class(Pool(test=test, train=train), self.nodes, "digit")
-        return self._by_instrument(train, test, validation if chosen else None)
-
-    def _by_instrument(self, train: Pair, test: Pair, validation: Pair | None) -> list[Site]:
-        other_test, other_validation = self._scanned(test), validation and self._scanned(validation)
-        sites = []
-        for i, rows in enumerate(dealt(train, self.nodes) if self.sizes is None else self._of_sizes(train)):
-            if i < self.nodes - self.odd:
-                site = Site(rows, test=test, validation=validation, group="upright")
-            else:
-                site = Site(self._scanned(rows), other_test, other_validation, group=self.instrument)
-            sites.append(replace(site, name=f"site {i} ({site.group})"))
-        return sites
-
-    def _scanned(self, samples: Pair) -> Pair:
-        """Returns samples as the other scanner sees them."""
-        images, labels = samples
-        if self.instrument == "mirrored":
-            return images.flip(-1), labels
-        return nn.functional.pad(images, (1, -1, 1, -1)), labels
-
-    def _of_sizes(self, train: Pair) -> list[Pair]:
-        sizes = list(self.sizes or ())
-        if sum(sizes) > len(train[1]):
+        sizes = list(self.sizes or [len(train[1]) // self.nodes] * self.nodes)
+        if sum(sizes) > len(train[1]) or min(sizes) < 2:
             raise BadInput(
-                f"sizes ask for {sum(sizes)} training rows, but {len(train[1])} are left; use smaller sizes or "
-                "hold out less (test_share, validation_share)"
+                f"the sites ask for {sum(sizes)} training rows, at least 2 each, but {len(train[1])} are left; use "
+                "fewer nodes or smaller sizes, or hold out less (test_share, validation_share)"
             )
-        images, labels = (part[: sum(sizes)].split(sizes) for part in train)
-        return list(zip(images, labels))
+        shares = [(share[0], share[1]) for share in zip(*(part[: sum(sizes)].split(sizes) for part in train))]
+        kinds = ["upright"] * (self.nodes - self.odd) + [self.instrument] * self.odd
+        sites = [
+            Site(share, test, validation if chosen else None, group=kind, name=f"site {i} ({kind})")
+            for i, (share, kind) in enumerate(zip(shares, kinds))
+        ]
+        return seen_through([_SCANNERS[kind] for kind in kinds], sites)

@@ -8,14 +8,13 @@ from typing import Literal
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from fairmesh.data.columns import MEAN, Column
 from fairmesh.data.datasets.base import Data, check_split
 from fairmesh.data.datasets.own import split_by_site
 from fairmesh.data.partitions import BySite, Contrast, Instrument, Partition
 from fairmesh.data.preprocessing import Preprocessing
-from fairmesh.data.site import Site
+from fairmesh.data.site import Site, with_sets
 from fairmesh.data.site_tables import SiteTable, fitted_sites
 from fairmesh.data.tables import (
     Kind,
@@ -199,11 +198,11 @@ class Table(Data):
             pooled = torch.from_numpy(target.astype(np.float32))
         where = _whole_numbers(_known(columns, self.site, self.file)) if self.site else None
         subgroups = _texts(_known(columns, self.subgroup, self.file)).tolist() if self.subgroup else ()
-        number = torch.arange(len(target)).unsqueeze(1)  # what is dealt to sites are the numbers of rows
-        pool = split_by_site((number, pooled), where, self.test_share, self.seed)
+        pool = split_by_site((torch.arange(len(target)), pooled), where, self.test_share, self.seed)
         table = SiteTable(plan, read, target, plan, subgroups=subgroups, file=self.file)
-        judges: dict[int, np.ndarray] = {}  # sites that share a test set still do
-        return fitted_sites([self._site(i, site, table, judges) for i, site in enumerate(self.partition.sites(pool))])
+        # What is dealt to sites are the numbers of rows.
+        sites = with_sets(self.partition.sites(pool), lambda pair, _: pair[0].numpy(), ("train", "test"))
+        return fitted_sites([self._with_rows(i, site, table) for i, site in enumerate(sites)])
 
     def _read(self, columns: Mapping[str, np.ndarray], column: Column) -> np.ndarray:
         values = column_of(columns, column.name, self.file)
@@ -211,18 +210,16 @@ class Table(Data):
             raise BadInput(f'{no_value(self.file, column.name, missing)}; or write missing = "impute"')
         return encoded(values, column.kind, column.name, self.file)
 
-    def _site(self, i: int, site: Site, table: SiteTable, judges: dict[int, np.ndarray]) -> Site:
-        """Returns a site whose samples are known by the numbers of their rows."""
-        train = _rows(site.train)
-        rows = {"train": train}
-        if site.test is not None:
-            rows["test"] = judges.setdefault(id(site.test), _rows(site.test))
+    def _with_rows(self, i: int, site: Site, table: SiteTable) -> Site:
+        """Returns a site with its table, whose rows are divided for training, testing and validation."""
+        train, validation = site.train, None
         if self.validation_share and len(train) > 1:
             count = max(1, round(self.validation_share / (1 - self.test_share) * len(train)))
             order = np.random.default_rng((self.seed, i)).permutation(len(train))
             chosen = np.isin(np.arange(len(train)), order[: min(count, len(train) - 1)])
-            rows |= {"train": train[~chosen], "validation": train[chosen]}
-        return replace(site, table=replace(table, rows=rows))
+            train, validation = train[~chosen], train[chosen]
+        rows = {"train": train, "test": site.test, "validation": validation}
+        return replace(site, table=replace(table, rows={name: some for name, some in rows.items() if some is not None}))
 
 
 def _refuse_numbers(labels: np.ndarray, name: str, file: str) -> None:
@@ -233,10 +230,6 @@ def _refuse_numbers(labels: np.ndarray, name: str, file: str) -> None:
             f"{file}: the target {name!r} has {distinct:,} different numbers in {len(labels):,} rows, too many for "
             'labels; to predict a number, write predict = "numbers"; if they are labels, list them as classes'
         )
-
-
-def _rows(samples: tuple[Tensor, Tensor]) -> np.ndarray:
-    return samples[0].squeeze(1).numpy()
 
 
 def _known(columns: Mapping[str, np.ndarray], name: str, file: str) -> np.ndarray:
