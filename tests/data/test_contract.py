@@ -9,6 +9,7 @@ import torch
 
 import fairmesh as fm
 from fairmesh.config.tables import from_table, to_table
+from tests.data.test_own_data import write_images
 from tests.refusals import missing_from, refused
 
 ROWS = 60
@@ -44,30 +45,25 @@ def changed(column: str, change) -> dict[str, list[str]]:
     return found
 
 
+def with_value(column: str, row: int, value: str) -> dict[str, list[str]]:
+    return changed(column, lambda i, given: value if i == row else given)
+
+
 WRONG = {
     "another unit": (
         changed("creatinine", lambda i, value: str(float(value) * 88.4)),
         ["'creatinine'", "rows 1, 2, 3 and 57 more", "0.2 to 15 mg/dl", "another unit", "convert"],
     ),
-    "one wrong value": (
-        changed("age", lambda i, value: "680" if i == 6 else value),
-        ["'age'", "row 7", "680", "18 to 110 years", "correct"],
-    ),
-    "another type": (
-        changed("age", lambda i, value: f"{value} y" if i == 3 else value),
-        ["'age'", "row 4", "y'", "number"],
-    ),
-    "no whole number": (
-        changed("age", lambda i, value: "35.5" if i == 0 else value),
-        ["'age'", "row 1", "35.5", "whole"],
-    ),
+    "one wrong value": (with_value("age", 6, "680"), ["'age'", "row 7", "680", "18 to 110 years", "correct"]),
+    "another type": (with_value("age", 3, "50 y"), ["'age'", "row 4", "y'", "number"]),
+    "no whole number": (with_value("age", 0, "35.5"), ["'age'", "row 1", "35.5", "whole"]),
     "a missing number": (
         changed("creatinine", lambda i, value: ["", "NA", "nan"][i] if i < 3 else value),
         ["'creatinine'", "rows 1, 2, 3", "missing", "fill"],
     ),
-    "a missing label": (changed("ill", lambda i, value: "" if i == 1 else value), ["'ill'", "row 2", "missing"]),
+    "a missing label": (with_value("ill", 1, ""), ["'ill'", "row 2", "missing"]),
     "an unknown class": (
-        changed("ill", lambda i, value: "Yes" if value == "yes" else value),
+        changed("ill", lambda i, value: value.replace("yes", "Yes")),
         ["'ill'", "'Yes'", "['no', 'yes']"],
     ),
     "exchanged columns": (
@@ -75,7 +71,7 @@ WRONG = {
         ["'age'", "whole numbers", "another column", "'creatinine'", "0.2 to 15 mg/dl"],
     ),
     "a renamed column": (
-        {("kreatinin" if name == "creatinine" else name): values for name, values in rows().items()},
+        {name.replace("creatinine", "kreatinin"): values for name, values in rows().items()},
         ["no column 'creatinine'", "did you mean 'kreatinin'", "rename"],
     ),
 }
@@ -98,6 +94,7 @@ def test_columns_are_matched_by_name_and_others_are_not_used(tmp_path):
 
 
 def test_model_sees_values_scaled_as_the_contract_says(tmp_path):
+    assert from_table(fm.data.Contract, to_table(CONTRACT, defaults=False)) == CONTRACT
     data = table(tmp_path / "rows.csv", rows())
     (site,) = CONTRACT.sites(data)
     (raw,) = fm.data.Table(data.file, "ill", standardize=False, classes=("no", "yes"), partition=data.partition).sites()
@@ -108,10 +105,7 @@ def test_model_sees_values_scaled_as_the_contract_says(tmp_path):
 
 def test_missing_value_is_filled_if_the_contract_says_with_what(tmp_path):
     columns = changed("creatinine", lambda i, value: "NA" if i % 2 else "1.50")
-    filled = fm.data.Contract(
-        (fm.data.Column("creatinine", min=0.2, max=15, fill=3.0),),
-        fm.data.Column("ill", "label", classes=("no", "yes")),
-    )
+    filled = fm.data.Contract((fm.data.Column("creatinine", min=0.2, max=15, fill=3.0),), CONTRACT.target)
     (site,) = filled.sites(table(tmp_path / "rows.csv", columns))
     assert set(site.train[0].flatten().tolist()) == {1.5, 3.0}
 
@@ -149,10 +143,7 @@ def site(inputs, labels=(0, 1, 1), **parts) -> fm.Site:
 ARRAYS = {
     "another shape": (site(np.zeros((3, 4))), ["Lyon, training samples", "[4]", "[2, 2]", "resize"]),
     "another type": (fm.Site((np.zeros((3, 2, 2), np.uint8), np.arange(3) % 2)), ["uint8", "float32", "convert"]),
-    "another range": (
-        site(np.full((3, 2, 2), 200.0)),
-        ["rows 1, 2, 3", "200", "0 to 1 grey", "unit"],
-    ),
+    "another range": (site(np.full((3, 2, 2), 200.0)), ["rows 1, 2, 3", "200", "0 to 1 grey", "unit"]),
     "a test sample": (
         site(np.zeros((3, 2, 2)), test=(np.full((1, 2, 2), -7.0, np.float32), np.array([0]))),
         ["test samples", "row 1", "-7"],
@@ -168,10 +159,8 @@ ARRAYS = {
 @pytest.mark.parametrize("mistake", ARRAYS)
 def test_mistake_in_arrays_is_refused(mistake):
     given, names = ARRAYS[mistake]
-    contract = fm.data.Contract(
-        target=fm.data.Column("ill", "label", classes=("no", "yes")),
-        inputs=fm.data.Arrays((2, 2), "float32", min=0, max=1, unit="grey"),
-    )
+    grey = fm.data.Arrays((2, 2), "float32", min=0, max=1, unit="grey")
+    contract = fm.data.Contract(target=CONTRACT.target, inputs=grey)
     with refused(*names):
         contract.checked([given])
     contract.checked([site(np.full((3, 2, 2), 0.5))])
@@ -209,40 +198,48 @@ def test_contract_that_contradicts_itself_is_refused(fields, names):
         from_table(fm.data.Contract, fields, "contract")
 
 
-def test_contract_written_to_a_table_and_read_is_the_same():
-    assert from_table(fm.data.Contract, to_table(CONTRACT, defaults=False)) == CONTRACT
+@pytest.fixture
+def drafted(called, tmp_path):
+    """Drafts a contract from a table, and returns what is printed and the experiment that has it."""
+
+    def draft(columns):
+        file = table(tmp_path / "rows.csv", columns).file
+        code, out, err = called("data", "contract", file, "--target", "ill")
+        assert (code, missing_from(err, "all sites will see")) == (0, [])
+        (tmp_path / "trial.toml").write_text(
+            f'[data]\nname = "table"\nfile = "{file}"\npartition = {{ name = "even", nodes = 1 }}\n{out}'
+        )
+        return out, fm.load_experiment(tmp_path / "trial.toml")
+
+    return draft
 
 
-def test_drafted_contract_fits_its_table_and_refuses_another_unit(called, tmp_path):
-    data = table(tmp_path / "rows.csv", changed("age", lambda i, value: "" if i == 5 else value))
-    code, out, err = called("data", "contract", data.file, "--target", "ill")
-    assert code == 0
-    assert missing_from(err, "all sites will see") == []
-    experiment = tmp_path / "trial.toml"
-    partition = 'partition = { name = "even", nodes = 1 }'
-    experiment.write_text(f'[data]\nname = "table"\nfile = "{data.file}"\ntarget = "ill"\n{partition}\n{out}')
-    read = fm.load_experiment(experiment)
-    assert read.contract is not None
+def test_drafted_contract_fits_its_table_and_refuses_another_unit(drafted, called, tmp_path):
+    out, read = drafted(with_value("age", 5, ""))
     assert [column.name for column in read.contract.columns] == ["age", "creatinine"]
     assert (read.contract.columns[0].type, read.contract.classes) == ("whole", ("no", "yes"))
     assert abs(float(read.problem().sites[0].train.inputs.mean())) < 0.3  # centred and scaled
-    again = called("data", "contract", experiment)[1]
+    again = called("data", "contract", tmp_path / "trial.toml")[1]
     assert re.sub(r"(?m)^#.*\n", "", again) == re.sub(r"(?m)^#.*\n", "", out)
     for other in ("another unit", "exchanged columns"):
         table(tmp_path / "rows.csv", WRONG[other][0])
         with refused("'creatinine'"):
             read.problem()
-    assert called("data", "contract", data.file)[0] == 2
+    assert called("data", "contract", tmp_path / "rows.csv")[0] == 2
 
 
-def test_drafted_contract_of_arrays_fits_them(called, tmp_path):
-    path = tmp_path / "trial.toml"
-    path.write_text('data = { name = "digits", nodes = 3 }\n')
+@pytest.mark.parametrize("images", [False, True])
+def test_drafted_contract_of_arrays_fits_them(images, called, tmp_path):
+    path, data = tmp_path / "trial.toml", '{ name = "digits", nodes = 3 }'
+    if images:
+        write_images(tmp_path / "scans")
+        data = f'{{ name = "image-folder", folder = "{tmp_path / "scans"}" }}'
+    path.write_text(f"data = {data}\n")
     path.write_text(path.read_text() + called("data", "contract", path)[1])
     contract = fm.load_experiment(path).contract
-    assert contract is not None
-    assert (contract.inputs.shape, len(contract.classes)) == ((8, 8), 10)
-    assert fm.load_experiment(path).problem().n == 3
+    classes = ("benign", "tumour") if images else tuple("0123456789")
+    assert (contract.inputs.shape, contract.classes) == ((8, 6) if images else (8, 8), classes)
+    assert fm.load_experiment(path).problem().n == (2 if images else 3)
 
 
 def test_draft_names_columns_that_cannot_be_inputs_and_leaves_them_out_if_asked(called, tmp_path):
@@ -252,14 +249,15 @@ def test_draft_names_columns_that_cannot_be_inputs_and_leaves_them_out_if_asked(
     extra["remark"] = [f'"{text}"' for text in remarks]
     file = table(tmp_path / "rows.csv", rows() | extra).file
     code, _, err = called("data", "contract", file, "--target", "ill")
-    named = [
-        "'patient id' has a different value in every row",
-        "--without 'patient id'",
-        "'mixed'",
-        "'about 12'",
+    named = ["'patient id' has a different value in every row", "--without 'patient id'", "'mixed'", "'about 12'"]
+    named += [
         "--without mixed",
+        "'remark'",
+        "characters",
+        "--without remark",
+        "'empty' has no values",
+        "--without empty",
     ]
-    named += ["'remark'", "characters", "--without remark", "'empty' has no values", "--without empty"]
     assert (code, missing_from(err, *named)) == (2, [])
     assert "exclude" not in err  # which is a setting of an experiment file
     experiment = tmp_path / "trial.toml"
@@ -279,19 +277,14 @@ def test_draft_names_columns_that_cannot_be_inputs_and_leaves_them_out_if_asked(
         assert (code, missing_from(err, f"--without {name}", reason)) == (2, [])
 
 
-def test_draft_has_categories_yes_and_no_and_dates_which_the_model_sees_as_numbers(called, tmp_path):
+def test_draft_has_categories_yes_and_no_and_dates_which_the_model_sees_as_numbers(drafted):
     extra = {
         "ward": ["west" if k == 7 else "" if k == 9 else ["north", "south"][k % 2] for k in range(ROWS)],
         "smokes": ["yes" if k % 3 else "no" for k in range(ROWS)],
         "since": [f"2026-{1 + k % 12:02}-11" for k in range(ROWS)],
     }
-    file = table(tmp_path / "rows.csv", rows() | extra).file
-    code, out, _ = called("data", "contract", file, "--target", "ill")
-    assert code == 0
+    out, read = drafted(rows() | extra)
     assert missing_from(out, 'fewer than 5 rows of this table, and all sites will see them: ["west"]') == []
-    experiment = tmp_path / "trial.toml"
-    experiment.write_text(f'[data]\nname = "table"\nfile = "{file}"\npartition = {{ name = "even", nodes = 1 }}\n{out}')
-    read = fm.load_experiment(experiment)
     kinds = {column.name: (column.type, column.classes, column.fill) for column in read.contract.columns}
     assert kinds["ward"] == ("category", ("north", "south", "west"), "mean")
     assert (kinds["smokes"], kinds["since"]) == (("yes-no", (), None), ("date", (), None))

@@ -74,20 +74,19 @@ def test_corrupted_leaves_samples_held_out_before_as_they_are():
     assert not torch.equal(made[0].train[1], kept[0].train[1])
 
 
-@pytest.mark.parametrize("corrupted", [(), (1, 1), (-1,)])
-def test_corrupted_refuses_sites_that_name_none_or_one_twice(corrupted):
-    with refused("corrupted", list(corrupted)):
-        fm.data.Corrupted(PLAIN, corrupted)
-
-
-def test_corrupted_refuses_a_negative_seed():
-    with refused("seed", ">= 0", -1):
-        fm.data.Corrupted(PLAIN, seed=-1)
-
-
-def test_corrupted_refuses_a_site_that_is_not_there():
-    with refused("corrupted", "site 5"):
-        fm.data.Corrupted(PLAIN, (0, 5)).sites()
+@pytest.mark.parametrize(
+    ("settings", "names"),
+    [
+        ({"corrupted": ()}, ["corrupted", "[]"]),
+        ({"corrupted": (1, 1)}, ["corrupted", "[1, 1]"]),
+        ({"corrupted": (-1,)}, ["corrupted", "[-1]"]),
+        ({"corrupted": (0, 5)}, ["corrupted", "site 5"]),
+        ({"seed": -1}, ["seed", ">= 0", -1]),
+    ],
+)
+def test_corrupted_refuses_sites_that_are_not_there_or_named_twice(settings, names):
+    with refused(*names):
+        fm.data.Corrupted(PLAIN, **settings).sites()
 
 
 @pytest.mark.parametrize("name", ["vectors", "several_labels"])

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 import fairmesh as fm
 from fairmesh.cli.main import app
+from fairmesh.data.datasets.sources import SOURCES
 from fairmesh.errors import MissingPackage, optional
 from fairmesh.report.runs import Run
 from tests.refusals import refused
@@ -43,9 +44,16 @@ def image_folder(folder: Path) -> fm.data.ImageFolder:
     return fm.data.ImageFolder(str(folder))
 
 
+def coos7(folder: Path) -> fm.data.COOS7:
+    for file in SOURCES["coos7"].files:
+        (folder / file.name).touch()
+    return fm.data.COOS7(folder=str(folder))
+
+
 NEEDS = {  # extra -> package, and something that cannot be done without it
     "plot": ("matplotlib", lambda folder: fm.report.picture(sites(), folder / "sites.png")),
     "images": ("PIL", lambda folder: image_folder(folder).sites()),
+    "coos7": ("h5py", lambda folder: coos7(folder).sites()),
     "parquet": ("pyarrow", lambda folder: fm.data.Table(str(folder / "rows.parquet"), target="y", site="s").sites()),
 }
 

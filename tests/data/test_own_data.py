@@ -41,11 +41,10 @@ def test_image_folder_gives_one_node_per_site(tmp_path):
 def test_image_folder_gives_colour_images_three_planes(tmp_path):
     write_images(tmp_path, "RGB")
     Image.new("L", (6, 8), 7).save(tmp_path / "oslo" / "tumour" / "grey.png")
-    made = fm.data.ImageFolder(str(tmp_path)).sites()
-    assert made[0].train[0].shape[1:] == (3, 8, 6)
-    image, label = made[0].train[0][0], int(made[0].train[1][0])
-    assert label == int(image[0, 0, 0]) // 50
-    assert int(image[0, 0, 0]) + int(image[2, 0, 0]) == 255
+    images, labels = fm.data.ImageFolder(str(tmp_path)).sites()[0].train
+    assert images.shape[1:] == (3, 8, 6)
+    assert int(labels[0]) == int(images[0, 0, 0, 0]) // 50
+    assert int(images[0, 0, 0, 0]) + int(images[0, 2, 0, 0]) == 255
 
 
 def test_image_folder_brings_images_to_one_size(tmp_path):
@@ -55,14 +54,10 @@ def test_image_folder_brings_images_to_one_size(tmp_path):
     assert fm.data.ImageFolder(str(tmp_path), size=(4, 5)).sites()[0].train[0].shape[1:] == (4, 5)
 
 
-def test_image_folder_can_be_dealt_otherwise_than_by_site(tmp_path):
-    write_images(tmp_path)
-    made = fm.data.ImageFolder(str(tmp_path), fm.data.OneClass(4)).sites()
-    assert [site.train[1].unique().tolist() for site in made] == [[0], [1], [0], [1]]
-
-
-def test_image_folder_trains_from_an_experiment_file(tmp_path):
+def test_image_folder_trains_from_an_experiment_file_dealt_otherwise_than_by_site(tmp_path):
     write_images(tmp_path / "scans")
+    made = fm.data.ImageFolder(str(tmp_path / "scans"), fm.data.OneClass(4)).sites()
+    assert [site.train[1].unique().tolist() for site in made] == [[0], [1], [0], [1]]
     (tmp_path / "e.toml").write_text(
         f'rounds = 2\ntopology = "ring"\nalgorithm = "dsgd"\n[data]\nname = "image-folder"\n'
         f'folder = "{tmp_path / "scans"}"\npartition = {{name = "even", nodes = 3}}\n'
@@ -117,13 +112,12 @@ def test_table_orders_sites_and_labels_that_are_whole_numbers(tmp_path):
 def test_classes_are_numbered_by_their_list(tmp_path):
     rows = [{"x": i, "kind": ("mild", "severe")[i % 2]} for i in range(12)]
     file = write_csv(tmp_path / "t.csv", rows)
-    listed = fm.data.Table(
-        file, "kind", partition=fm.data.Even(1), standardize=False, classes=("none", "mild", "severe")
-    )
+    classes, alone = ("none", "mild", "severe"), fm.data.Even(1)
+    listed = fm.data.Table(file, "kind", partition=alone, standardize=False, classes=classes)
     inputs, labels = listed.sites()[0].train
     assert torch.equal(labels, 1 + inputs[:, 0].long() % 2)
     with refused("kind", "'severe'", "classes"):
-        fm.data.Table(file, "kind", partition=fm.data.Even(1), classes=("none", "mild")).sites()
+        fm.data.Table(file, "kind", partition=alone, classes=classes[:2]).sites()
     write_images(tmp_path / "images")
     folder = fm.data.ImageFolder(str(tmp_path / "images"), classes=("tumour", "benign"))
     images, labels = folder.sites()[0].train
@@ -139,10 +133,8 @@ def test_table_standardizes_columns_over_the_training_rows(tmp_path):
 
 @pytest.mark.filterwarnings("ignore:clearly worse than a constant")  # targets are noise
 def test_table_of_numbers_to_predict_with_chosen_columns_and_no_site_column(tmp_path):
-    file = write_csv(tmp_path / "t.csv")
-    data = fm.data.Table(
-        file, "weight", inputs=("age",), predict="numbers", partition=fm.data.Even(4), standardize=False
-    )
+    settings = {"inputs": ("age",), "predict": "numbers", "partition": fm.data.Even(4), "standardize": False}
+    data = fm.data.Table(write_csv(tmp_path / "t.csv"), "weight", **settings)
     made = data.sites()
     assert len(made) == 4
     assert torch.equal(made[0].train[1], made[0].train[0][:, 0] + 30.5)
@@ -170,20 +162,16 @@ def test_npz_arrays_may_bring_their_own_test_samples(tmp_path):
     assert len(fm.data.Npz(str(tmp_path / "b.npz"), fm.data.Even(2)).sites()) == 2
 
 
-def image_of_16_bits(folder) -> None:
-    write_images(folder)
-    Image.fromarray(np.zeros((8, 6), np.uint16)).save(folder / "lyon" / "benign" / "deep.png")
+def images(name: str, save):
+    """An image folder in which one more image is saved under a name."""
 
+    def call(folder):
+        write_images(folder)
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        save(folder / name)
+        return fm.data.ImageFolder(str(folder)).sites()
 
-def broken_image(folder) -> None:
-    write_images(folder)
-    (folder / "lyon" / "benign" / "broken.png").write_bytes(b"no image")
-
-
-def lonely_site(folder) -> None:
-    write_images(folder)
-    (folder / "rome" / "benign").mkdir(parents=True)
-    Image.new("L", (6, 8)).save(folder / "rome" / "benign" / "one.png")
+    return call
 
 
 def table(rows, **fields):
@@ -198,20 +186,7 @@ def npz(**arrays):
     return call
 
 
-def images(prepare):
-    def call(folder):
-        prepare(folder)
-        fm.data.ImageFolder(str(folder)).sites()
-
-    return call
-
-
-def ragged(folder):
-    (folder / "t.csv").write_text("y,s,x\n1,2,3\n1,2\n")
-    fm.data.Table(str(folder / "t.csv"), "y", site="s").sites()
-
-
-def file_of(name: str, content: bytes, data):
+def file_of(name: str, content: bytes, data=lambda file: fm.data.Table(file, "y", site="x")):
     def call(folder):
         (folder / name).write_bytes(content)
         data(str(folder / name)).sites()
@@ -223,25 +198,21 @@ GOOD = [{"x": i, "s": i % 2, "y": i % 2} for i in range(8)]
 SPOILT = {
     "no folder": (lambda folder: fm.data.ImageFolder(str(folder / "no")).sites(), ["no"]),
     "no image": (lambda folder: fm.data.ImageFolder(str(folder)).sites(), ["site/class/file"]),
-    "16 bits": (images(image_of_16_bits), ["deep.png", "8 bits"]),
-    "broken image": (images(broken_image), ["broken.png"]),
+    "16 bits": (images("lyon/benign/deep.png", Image.fromarray(np.zeros((8, 6), np.uint16)).save), ["deep", "8 bits"]),
+    "broken image": (images("lyon/benign/broken.png", lambda path: path.write_bytes(b"no image")), ["broken.png"]),
     "size": (lambda folder: fm.data.ImageFolder("x", size=(3,)), ["size"]),
     "share": (lambda folder: fm.data.ImageFolder("x", test_share=1.0), ["test_share", "(0, 1)", "1.0"]),
     "no site column": (lambda folder: fm.data.Table("t.csv", "y"), ["site"]),
     "no such column": (table(GOOD, site="where"), ["'where'", "x, s, y"]),
-    "text column": (
-        table([*GOOD, {"x": "tall", "s": 0, "y": 1}]),
-        ["row 9", "'x'", "'tall'"],
-    ),
+    "text column": (table([*GOOD, {"x": "tall", "s": 0, "y": 1}]), ["row 9", "'x'", "'tall'"]),
     "missing number": (table([*GOOD, {"x": "", "s": 0, "y": 1}], missing="refuse"), ["row 9", "'x'", "''", "impute"]),
     "nan": (table([*GOOD, {"x": "nan", "s": 0, "y": 1}], missing="refuse"), ["row 9", "'x'", "'nan'"]),
     "missing site": (table([*GOOD, {"x": 1, "s": "", "y": 1}]), ["row 9", "'s'"]),
-    "ragged": (ragged, ["row 2", "2 values", "3 columns"]),
-    "no rows": (file_of("t.csv", b"x,y\n", lambda f: fm.data.Table(f, "y", site="x")), ["t.csv"]),
-    "empty": (file_of("t.csv", b"", lambda f: fm.data.Table(f, "y", site="x")), ["t.csv"]),
-    "other table": (file_of("t.xls", b"", lambda f: fm.data.Table(f, "y", site="x")), [".csv", ".parquet"]),
-    "no table": (lambda folder: fm.data.Table(str(folder / "t.csv"), "y", site="s").sites(), ["t.csv"]),
-    "bad parquet": (file_of("t.parquet", b"no", lambda f: fm.data.Table(f, "y", site="x")), ["t.parquet"]),
+    "ragged": (file_of("t.csv", b"y,x,z\n1,2,3\n1,2\n"), ["row 2", "2 values", "3 columns"]),
+    "no rows": (file_of("t.csv", b"x,y\n"), ["t.csv"]),
+    "empty": (file_of("t.csv", b""), ["t.csv"]),
+    "other table": (file_of("t.xls", b""), [".csv", ".parquet"]),
+    "bad parquet": (file_of("t.parquet", b"no"), ["t.parquet"]),
     "only target": (table([{"s": i % 2, "y": i} for i in range(8)]), ["column"]),
     "no y": (npz(x=np.zeros((4, 2))), ["'y'", "x"]),
     "lengths": (npz(x=np.zeros((4, 2)), y=np.zeros(3)), ["4, 3"]),
@@ -276,19 +247,14 @@ class RandomlyFlipped(torch.utils.data.Dataset):
         return (row.flip(0) if self.draw() < 0.5 else row), i % 2
 
 
-@pytest.mark.parametrize(
-    ("draw", "whose"),
-    [
-        (lambda: float(torch.rand(())), "torch"),
-        (random.random, "Python"),
-        (np.random.rand, "numpy"),
-    ],
-    ids=["torch", "random", "numpy"],
-)
-def test_dataset_with_a_random_flip_is_refused_every_time(draw, whose):
+DRAWS = {"torch": lambda: float(torch.rand(())), "Python": random.random, "numpy": np.random.rand}
+
+
+@pytest.mark.parametrize("whose", DRAWS)
+def test_dataset_with_a_random_flip_is_refused_every_time(whose):
     for _ in range(60):
         with refused("site 0", "random transforms", whose, "augment"):
-            fm.data.Samples.of(RandomlyFlipped(draw), "site 0")
+            fm.data.Samples.of(RandomlyFlipped(DRAWS[whose]), "site 0")
 
 
 def table_with(tmp_path, rows: str, **settings) -> fm.data.Table:
@@ -298,8 +264,7 @@ def table_with(tmp_path, rows: str, **settings) -> fm.data.Table:
 
 
 def test_site_with_one_image_trains_on_it_and_is_not_measured(tmp_path):
-    lonely_site(tmp_path)
-    rome = next(site for site in fm.data.ImageFolder(str(tmp_path)).sites() if site.name == "rome")
+    *_, rome = images("rome/benign/one.png", Image.new("L", (6, 8)).save)(tmp_path)
     assert (len(rome.train[0]), rome.test) == (1, None)
 
 

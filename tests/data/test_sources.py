@@ -17,13 +17,7 @@ import torch
 import fairmesh as fm
 from fairmesh.data.datasets import download
 from fairmesh.data.datasets.download import check, fetch, folder_of
-from fairmesh.data.datasets.sources import (
-    SOURCES,
-    File,
-    Source,
-    cache_of,
-    found,
-)
+from fairmesh.data.datasets.sources import SOURCES, File, Source, cache_of, found
 from tests.refusals import refused
 
 CONTENT = bytes(range(256)) * 2000
@@ -97,81 +91,54 @@ def test_fetch_brings_a_file_into_the_cache_and_checks_it():
     assert (name, done) == ("numbers.gz", total)
 
 
-def test_fetch_leaves_a_file_that_is_there():
+def left_in_the_cache(base: str, name: str, content: bytes):
+    folder = cache_of(source(base))
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / name).write_bytes(content)
+    return folder
+
+
+def test_fetch_replaces_a_damaged_file_and_leaves_one_that_is_right():
     with served({"/numbers.gz": gzip.compress(CONTENT)}) as (base, asked):
-        fetch(source(base))
-        fetch(source(base))
+        folder = left_in_the_cache(base, "numbers", b"damaged")
+        for _ in range(2):
+            fetch(source(base))
+            assert dict(check(source(base), folder)) == {"numbers": "right"}
         assert len(asked) == 1
 
 
-def test_fetch_replaces_a_damaged_file():
-    with served({"/numbers.gz": gzip.compress(CONTENT)}) as (base, asked):
-        folder = cache_of(source(base))
-        folder.mkdir(parents=True)
-        (folder / "numbers").write_bytes(b"damaged")
-        fetch(source(base))
-        assert dict(check(source(base), folder)) == {"numbers": "right"}
-        fetch(source(base))
-        assert len(asked) == 1
-
-
-def test_fetch_asks_only_for_the_rest_after_a_cut():
-    with served({"/numbers": CONTENT}, cut=100_000) as (base, asked):
+@pytest.mark.parametrize(
+    ("server", "left", "asked_for"),
+    [
+        ({"cut": 100_000}, 0, [None, "bytes=100000-"]),
+        ({"cut": 100_000, "ranged": False}, 0, [None, "bytes=100000-"]),
+        ({}, 300_000, ["bytes=300000-"]),  # by an earlier process
+        ({}, len(CONTENT), [f"bytes={len(CONTENT)}-"]),
+    ],
+    ids=["cut", "a server that cannot go on", "begun", "whole"],
+)
+def test_fetch_asks_only_for_the_rest(server, left, asked_for):
+    with served({"/numbers": CONTENT}, **server) as (base, asked):
+        if left:
+            left_in_the_cache(base, "numbers.part", CONTENT[:left])
         folder = fetch(source(base, packed=False))
     assert (folder / "numbers").read_bytes() == CONTENT
-    assert asked == [("/numbers", None), ("/numbers", "bytes=100000-")]
-
-
-def test_fetch_goes_on_with_what_an_earlier_process_left():
-    with served({"/numbers": CONTENT}) as (base, asked):
-        folder = cache_of(source(base))
-        folder.mkdir(parents=True)
-        (folder / "numbers.part").write_bytes(CONTENT[:300_000])
-        fetch(source(base, packed=False))
-        assert asked == [("/numbers", "bytes=300000-")]
-    assert (folder / "numbers").read_bytes() == CONTENT
-
-
-def test_fetch_needs_no_more_bytes_for_a_part_that_is_whole():
-    with served({"/numbers": CONTENT}) as (base, _):
-        folder = cache_of(source(base))
-        folder.mkdir(parents=True)
-        (folder / "numbers.part").write_bytes(CONTENT)
-        fetch(source(base, packed=False))
-    assert (folder / "numbers").read_bytes() == CONTENT
-
-
-def test_fetch_starts_again_where_a_server_cannot_go_on():
-    with served({"/numbers": CONTENT}, cut=100_000, ranged=False) as (base, _):
-        folder = fetch(source(base, packed=False))
-    assert (folder / "numbers").read_bytes() == CONTENT
+    assert asked == [("/numbers", rest) for rest in asked_for]
 
 
 @pytest.mark.parametrize(
     "content", [gzip.compress(b"something else"), b"not packed at all"], ids=["other", "not packed"]
 )
 def test_fetch_refuses_a_wrong_checksum_and_keeps_nothing(content):
-    with (
-        served({"/numbers.gz": content}) as (base, _),
-        refused("numbers.gz"),
-    ):
+    with served({"/numbers.gz": content}) as (base, _), refused("numbers.gz"):
         fetch(source(base))
     assert list(cache_of(source(base)).iterdir()) == []
 
 
-def test_fetch_without_a_network_names_files_and_folder():
-    with served({}) as (base, _):
-        pass  # nobody listens there any more
-    with refused() as caught:
-        fetch(source(base))
-    said = str(caught.value)
-    assert "Numbers" in said
-    assert str(cache_of(source(base))) in said
-    assert "https://example.org/numbers" in said
-
-
-def test_fetch_names_an_address_that_is_gone():
+def test_fetch_without_a_network_or_file_names_files_and_folder():
     with served({}) as (base, _), refused("numbers.gz", 404):
+        fetch(source(base))
+    with refused("Numbers", cache_of(source(base)), "https://example.org/numbers"):  # nobody listens there any more
         fetch(source(base))
 
 
@@ -206,10 +173,7 @@ def test_fetch_asks_a_zenodo_record_for_address_and_checksum():
 
 def test_fetch_refuses_a_record_without_the_file():
     answer = json.dumps({"hits": {"hits": []}}).encode()
-    with (
-        served({"/records": answer}) as (zenodo, _),
-        refused("/records", "numbers"),
-    ):
+    with served({"/records": answer}) as (zenodo, _), refused("/records", "numbers"):
         fetch(Source("z", "Z", (File("numbers"),), "", "", record=f"{zenodo}/records"))
 
 
@@ -255,16 +219,11 @@ def test_found_looks_in_the_folder_given_then_in_fairmesh_data_then_in_the_cache
     assert found(mnist, tmp_path / "nowhere") is None
 
 
-def test_fairmesh_data_may_itself_be_the_folder_of_the_files(tmp_path, monkeypatch):
-    monkeypatch.setenv("FAIRMESH_DATA", str(tmp_path))
-    write_mnist(tmp_path)
-    assert len(fm.data.MNIST().sites()) == 10
-
-
-def test_mnist_is_the_same_from_packed_and_unpacked_files(tmp_path):
+def test_mnist_is_the_same_from_packed_and_unpacked_files(tmp_path, monkeypatch):
+    monkeypatch.setenv("FAIRMESH_DATA", str(tmp_path / "a"))  # which may itself be the folder of the files
     write_mnist(tmp_path / "a", packed=True)
     write_mnist(tmp_path / "b", packed=False)
-    a, b = (fm.data.MNIST(fm.data.OneClass(20), folder=str(tmp_path / name)).sites() for name in "ab")
+    a, b = (fm.data.MNIST(fm.data.OneClass(20), folder=folder).sites() for folder in (None, str(tmp_path / "b")))
     assert all(torch.equal(x.train[0], y.train[0]) and torch.equal(x.test[1], y.test[1]) for x, y in zip(a, b))
 
 
@@ -279,16 +238,8 @@ def test_cifar_is_read_from_its_batches_or_from_the_official_archive(tmp_path):
     assert labels[:8].tolist() == list(range(8))
     assert images[9, :, 0, 0].tolist() == [11, 12, 13]  # planes of red, green and blue
     assert a[0].test[1].tolist() == [5, 6, 7, 8, 9, 0, 1, 2]
+    assert fm.data.CIFAR10().partition == fm.data.Contrast(20, (0.5, 0.5, 1.5, 1.5), "kind", "published")  # the paper's
     assert all(torch.equal(x.train[0], y.train[0]) for x, y in zip(a, b))
-
-
-def test_cifar_is_dealt_as_in_the_paper_by_default():
-    data = fm.data.CIFAR10()
-    assert data.partition == fm.data.Contrast(20, (0.5, 0.5, 1.5, 1.5), "kind", "published")
-
-
-def damage(folder, name: str, content: bytes) -> None:
-    (folder / name).write_bytes(content)
 
 
 @pytest.mark.parametrize(
@@ -302,18 +253,18 @@ def damage(folder, name: str, content: bytes) -> None:
 def test_mnist_names_a_damaged_file(tmp_path, name, content, names):
     write_mnist(tmp_path)
     fm.data.MNIST(folder=str(tmp_path)).sites()
-    damage(tmp_path, name, content)
+    (tmp_path / name).write_bytes(content)
     with refused(*names):
         fm.data.MNIST(folder=str(tmp_path)).sites()
 
 
 def test_cifar_names_a_cut_batch_and_a_cut_archive(tmp_path):
     write_cifar(tmp_path)
-    damage(tmp_path, "data_batch_3.bin", b"x" * 5000)
+    (tmp_path / "data_batch_3.bin").write_bytes(b"x" * 5000)
     with refused("data_batch_3.bin", "5000 bytes"):
         fm.data.CIFAR10(folder=str(tmp_path)).sites()
     (tmp_path / "a").mkdir()
-    damage(tmp_path / "a", "cifar-10-binary.tar.gz", gzip.compress(b"x")[:10])
+    (tmp_path / "a" / "cifar-10-binary.tar.gz").write_bytes(gzip.compress(b"x")[:10])
     with refused("cifar-10-binary.tar.gz"):
         fm.data.CIFAR10(folder=str(tmp_path / "a")).sites()
 
@@ -321,7 +272,7 @@ def test_cifar_names_a_cut_batch_and_a_cut_archive(tmp_path):
 def test_check_names_what_is_missing_and_what_is_damaged(tmp_path):
     write_mnist(tmp_path)
     (tmp_path / "t10k-labels-idx1-ubyte").unlink()
-    damage(tmp_path, "train-labels-idx1-ubyte.gz", b"no gzip")
+    (tmp_path / "train-labels-idx1-ubyte.gz").write_bytes(b"no gzip")
     (tmp_path / "train-labels-idx1-ubyte").unlink()
     verdicts = dict(check(SOURCES["mnist"], tmp_path))
     assert verdicts["t10k-labels-idx1-ubyte"] == "missing"

@@ -18,15 +18,8 @@ from tests.refusals import refused
 
 
 def trained(data: fm.data.Data) -> fm.Result:
-    experiment = fm.Experiment(
-        data,
-        fm.Ring(),
-        fm.algorithms.DSGD(0.1),
-        rounds=3,
-        sampling=fm.Sampling(4),
-        model=fm.models.FullyConnected(hidden=4),
-    )
-    return fm.run(experiment)
+    settings = {"rounds": 3, "sampling": fm.Sampling(4), "model": fm.models.FullyConnected(hidden=4)}
+    return fm.run(fm.Experiment(data, fm.Ring(), fm.algorithms.DSGD(0.1), **settings))
 
 
 @pytest.mark.parametrize("mode", ["L", "RGB"])
@@ -57,10 +50,6 @@ def test_streamed_image_folder_names_the_image_that_is_unlike_the_first(tmp_path
     with refused("z.png", "channels = 3"):
         list(map(Samples.some, (Samples.of(one, "a set") for site in every for one in (site.train, site.test))))
     assert fm.data.ImageFolder(str(tmp_path), stream=True, channels=3).sites()[0].train.dataset[0][0].shape == (3, 8, 6)
-
-
-def test_partitions_that_change_images_need_them_in_memory(tmp_path):
-    write_images(tmp_path)
     with refused("Contrast", "memory"):
         fm.data.ImageFolder(str(tmp_path), fm.data.Contrast(nodes=4), stream=True).sites()
 
@@ -111,16 +100,17 @@ def test_parquet_rows_may_be_lists_or_images_in_several_files_and_read_by_worker
 
 
 def test_parquet_rows_name_what_they_cannot_use(tmp_path):
-    path = str(tmp_path / "visits.parquet")
+    path, alone = str(tmp_path / "visits.parquet"), fm.data.Even(1)
     with refused("visits.parquet", "folder"):
         fm.data.ParquetRows(path, "outcome", "clinic").sites()
     write_parquet(path, age=[None] * 60)
-    with refused("weight", "age", "dose"):
-        fm.data.ParquetRows(path, "outcome", "clinic", ("weight",)).sites()
-    with refused("row", "age"):
-        fm.data.ParquetRows(path, "outcome", partition=fm.data.Even(1)).sites()[0].train.dataset[0]
-    with refused("no numbers", "clinic", "table"):
-        fm.data.ParquetRows(path, "outcome", partition=fm.data.Even(1), inputs=("clinic",)).sites()[0].train.dataset[1]
+    for inputs, names in {
+        ("weight",): ["weight", "age", "dose"],
+        (): ["row", "age"],
+        ("clinic",): ["no numbers", "clinic", "table"],
+    }.items():
+        with refused(*names):
+            fm.data.ParquetRows(path, "outcome", partition=alone, inputs=inputs).sites()[0].train.dataset[0]
     with refused("site column"):
         fm.data.ParquetRows(path, "outcome")
 

@@ -88,20 +88,18 @@ def same(a: fm.Result, b: fm.Result) -> bool:
     ],
 )
 def test_streamed_run_is_bit_for_bit_the_one_in_memory(workers, sampling, objective):
-    found = []
-    for streamed in (False, True):
-        sets = [Scans(k, 20 + k) for k in range(3)]
-        labels = [[one[i][1] for i in range(len(one))] for one in sets]
-        given = [fm.data.Streamed(a, workers, labels=b) for a, b in zip(sets, labels)] if streamed else sets
-        one = problem(given, sampling=sampling, objective=objective, validation=Scans(7, 9))
-        found.append(trained(one, seeds=[0, 1], measure_every=2))
-    assert same(*found)
-
-
-def test_streamed_and_held_sites_train_together():
-    sets = [Scans(k) for k in range(3)]
-    mixed = [sets[0], fm.data.Streamed(sets[1]), sets[2]]
-    assert same(trained(problem(sets)), trained(problem(mixed)))
+    sets = [Scans(k, 20 + k) for k in range(3)]
+    streamed = [fm.data.Streamed(s, workers, labels=[s[i][1] for i in range(len(s))]) for s in sets]
+    held, read, mixed = (
+        trained(
+            problem(given, sampling=sampling, objective=objective, validation=Scans(7, 9)),
+            seeds=[0, 1],
+            measure_every=2,
+        )
+        for given in (sets, streamed, [sets[0], streamed[1], sets[2]])
+    )
+    assert same(held, read)
+    assert same(held, mixed)
 
 
 def test_splits_and_kept_sites_of_streams_are_read_by_their_rows():
@@ -131,30 +129,20 @@ def test_streams_read_only_what_batches_need():
 
 
 def test_random_transforms_repeat_and_do_not_depend_on_the_workers():
-    before = torch.get_rng_state()
-    torch.manual_seed(5)
-    state = torch.get_rng_state()
     first, again, by_workers = (
         trained(problem([fm.data.Streamed(Noisy(k), workers) for k in range(3)]), 3) for workers in (0, 0, 2)
     )
     assert same(first, again)
     assert same(first, by_workers)
-    torch.manual_seed(5)
-    assert torch.equal(torch.get_rng_state(), state)
-    torch.set_rng_state(before)
 
 
-def test_random_items_differ_from_round_to_round_and_not_between_evaluations():
-    stream = Samples.of(fm.data.Streamed(Noisy()), "a set")
-    rows = torch.tensor([4])
-    assert torch.equal(stream.read(rows).inputs, stream.read(rows).inputs)
-    assert not torch.equal(stream.stream.read_here([4], [1])[0], stream.stream.read_here([4], [2])[0])
-
-
-def test_reading_leaves_the_generators_of_the_process_alone():
+def test_random_items_differ_by_round_and_not_between_evaluations_and_leave_the_process_s_generators_alone():
     torch.manual_seed(3), random.seed(3), np.random.seed(3)  # noqa: NPY002
     state = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].copy()  # noqa: NPY002
-    Samples.of(fm.data.Streamed(Noisy()), "a set").some()
+    samples, rows = Samples.of(fm.data.Streamed(Noisy()), "a set"), torch.tensor([4])
+    samples.some()
+    assert torch.equal(samples.read(rows).inputs, samples.read(rows).inputs)
+    assert not torch.equal(samples.stream.read_here([4], [1])[0], samples.stream.read_here([4], [2])[0])
     assert torch.equal(torch.get_rng_state(), state[0])
     assert random.getstate() == state[1]
     assert np.array_equal(np.random.get_state()[1], state[2])  # noqa: NPY002
@@ -289,20 +277,19 @@ def test_images_of_varying_size_train_by_a_collate_function():
     assert result.rounds == 2
 
 
-def test_large_datasets_are_streamed_and_the_run_says_why(monkeypatch):
-    monkeypatch.setattr(streams, "HELD_UP_TO", 100)
+@pytest.mark.parametrize(
+    ("given", "limit", "words"),
+    [
+        (Scans, 1 << 30, ("all in memory",)),
+        (Scans, 100, ("streamed", "Dataset of more than", "workers")),
+        (lambda k: fm.data.Streamed(Scans(k), 1, prefetch=3), 100, ("as asked for", "workers = 1", "3 rounds")),
+    ],
+)
+def test_large_datasets_are_streamed_and_the_run_says_why(given, limit, words, monkeypatch):
+    monkeypatch.setattr(streams, "HELD_UP_TO", limit)
     said = []
-    trained(problem([Scans(k) for k in range(2)]), 1, announce=said.append)
-    assert any(not missing_from(text, "streamed", "Dataset of more than", "workers") for text in said)
-    said.clear()
-    trained(problem([fm.data.Streamed(Scans(k), workers=1, prefetch=3) for k in range(2)]), 1, announce=said.append)
-    assert any(not missing_from(text, "as asked for", "workers = 1", "3 rounds") for text in said)
-
-
-def test_data_in_memory_is_said_to_be_there():
-    said = []
-    trained(problem([Scans(k) for k in range(2)]), 1, announce=said.append)
-    assert any(not missing_from(text, "all in memory") for text in said)
+    trained(problem([given(k) for k in range(2)]), 1, announce=said.append)
+    assert any(not missing_from(text, *words) for text in said)
 
 
 def test_labels_are_those_of_the_dataset_if_it_keeps_them_apart():
@@ -318,19 +305,18 @@ def test_labels_are_those_of_the_dataset_if_it_keeps_them_apart():
 
 
 @pytest.mark.parametrize(
-    ("settings", "named"),
-    [({"workers": -1}, ("workers", -1)), ({"prefetch": 0}, ("prefetch", 0)), ({"labels": [1]}, ("labels", 1, 20))],
+    ("dataset", "settings", "named"),
+    [
+        (Scans(), {"workers": -1}, ("workers", -1)),
+        (Scans(), {"prefetch": 0}, ("prefetch", 0)),
+        (Scans(), {"labels": [1]}, ("labels", 1, 20)),
+        (torch.utils.data.DataLoader(Scans()), {}, ("DataLoader", "dataset")),
+        ((torch.zeros(3), torch.zeros(3)), {}, ("tuple", "memmap")),
+    ],
 )
-def test_streamed_refuses_settings_out_of_range(settings, named):
+def test_streamed_refuses_what_has_no_items_by_index_and_settings_out_of_range(dataset, settings, named):
     with refused(*named):
-        fm.data.Streamed(Scans(), **settings)
-
-
-def test_streamed_refuses_what_has_no_items_by_index():
-    with refused("DataLoader", "dataset"):
-        fm.data.Streamed(torch.utils.data.DataLoader(Scans()))
-    with refused("tuple", "memmap"):
-        fm.data.Streamed((torch.zeros(3), torch.zeros(3)))
+        fm.data.Streamed(dataset, **settings)
 
 
 def test_references_of_streamed_sites_are_trained_but_for_models_of_their_own():
