@@ -19,8 +19,8 @@ from tests.refusals import missing_from, refused
 class Room(Mailroom):
     """A mailroom that opens and closes its own journal."""
 
-    def __init__(self, folder, neighbours):
-        self.journal = Journal(folder)
+    def __init__(self, folder, neighbours=(1,)):
+        self.journal, self.folder, self.neighbours = Journal(folder), folder, neighbours
         super().__init__(list(neighbours), self.journal, 0, lambda point, step: None)
         self.largest = 1000
 
@@ -28,9 +28,18 @@ class Room(Mailroom):
         super().close()
         self.journal.close()
 
+    def joined(self, durable=0, due=None, position=1):
+        """Begins a stream to a neighbour that has so many messages; returns it."""
+        stream = object()
+        self.connected(position, stream, Progress(durable, durable if due is None else due))
+        return stream
 
-def room(folder, neighbours=(1,)):
-    return Room(folder, neighbours)
+    def exchange(self, steps, stream, send=True):
+        for step in steps:
+            if send:
+                self.post(step, {1: text("me", step)})
+            self.arrived(1, stream, step, text("it", step))
+            taken(self, step)
 
 
 def text(who, step):
@@ -54,21 +63,38 @@ def frames_of(mailroom, stream, with_ack=False):
 
 
 @pytest.fixture
-def mailroom(tmp_path):
-    made = room(tmp_path)
-    yield made
-    made.close()
+def opened(tmp_path):
+    """Opens the mailroom of a node, or opens it again after a restart."""
+    rooms = []
+
+    def open_(neighbours=(1,), flip=None):
+        if rooms:
+            rooms.pop().close()
+        if flip is not None:  # a bit of the journal, at this share of its length
+            (path,) = tmp_path.glob("journal-*.log")
+            content = bytearray(path.read_bytes())
+            content[int(flip * len(content)) + 25] ^= 4
+            path.write_bytes(content)
+        rooms.append(Room(tmp_path, neighbours))
+        return rooms[-1]
+
+    yield open_
+    rooms.pop().close()
+
+
+@pytest.fixture
+def mailroom(opened):
+    return opened()
 
 
 def test_posted_messages_go_out_once_per_stream_until_they_are_durable_there(mailroom):
-    first, second = object(), object()
     mailroom.post(0, {1: b"zero"})
-    mailroom.connected(1, first, Progress(0, 0))
+    first = mailroom.joined()
     mailroom.post(1, {1: b"one"})
     assert [(frame.step, frame.body) for frame in frames_of(mailroom, first)] == [(0, b"zero"), (1, b"one")]
     assert frames_of(mailroom, first) == []
     mailroom.acknowledged(1, first, 1)
-    mailroom.connected(1, second, Progress(1, 1))
+    second = mailroom.joined(1)
     assert frames_of(mailroom, first) == []  # the stream it replaced says nothing any more
     assert [frame.step for frame in frames_of(mailroom, second)] == [1]
     mailroom.acknowledged(1, second, 2)
@@ -76,18 +102,15 @@ def test_posted_messages_go_out_once_per_stream_until_they_are_durable_there(mai
 
 
 def test_neighbour_that_has_a_message_is_not_sent_it_again_though_it_is_not_durable_there(mailroom):
-    stream = object()
     mailroom.post(0, {1: b"zero"})
     mailroom.post(1, {1: b"one"})
-    mailroom.connected(1, stream, Progress(0, 1))
-    assert [frame.step for frame in frames_of(mailroom, stream)] == [1]
+    assert [frame.step for frame in frames_of(mailroom, mailroom.joined(0, 1))] == [1]
     assert sorted(mailroom.unsettled()) == [0, 1]
 
 
 @pytest.mark.parametrize(("step", "reason"), [(0, "replayed"), (3, "future"), (2**40, "future")])
 def test_replayed_or_future_step_is_refused(mailroom, step, reason):
-    stream = object()
-    mailroom.connected(1, stream, Progress(0, 0))
+    stream = mailroom.joined()
     mailroom.arrived(1, stream, 0, b"zero")
     assert taken(mailroom, 0) == {1: b"zero"}
     with refused(reason, f"step {step}", "step 1 ", error=Refused):
@@ -95,8 +118,7 @@ def test_replayed_or_future_step_is_refused(mailroom, step, reason):
 
 
 def test_neighbour_cannot_fill_the_memory(mailroom):
-    stream = object()
-    mailroom.connected(1, stream, Progress(0, 0))
+    stream = mailroom.joined()
     with refused(1001, 1000, error=Refused):
         mailroom.arrived(1, stream, 0, b"x" * 1001)
     assert [mailroom.arrived(1, stream, step, b"x") for step in range(3)] == [True, True, False]  # the third must wait
@@ -107,9 +129,7 @@ def test_neighbour_cannot_fill_the_memory(mailroom):
 def test_stream_that_was_replaced_is_refused_without_harm_to_the_one_there_is(mailroom):
     closed = []
     mailroom.serve(lambda positions: None, lambda stream, reason: closed.append(stream))
-    before, now = object(), object()
-    mailroom.connected(1, before, Progress(0, 0))
-    mailroom.connected(1, now, Progress(0, 0))
+    before, now = mailroom.joined(), mailroom.joined()
     mailroom.arrived(1, now, 0, b"zero")
     mailroom.refuse(1, "nonsense over the old stream", before)
     assert closed == []
@@ -119,7 +139,7 @@ def test_stream_that_was_replaced_is_refused_without_harm_to_the_one_there_is(ma
 
 
 def test_message_lost_here_by_a_power_cut_and_durable_there_is_not_kept_when_it_is_made_again(mailroom):
-    mailroom.connected(1, object(), Progress(5, 5))
+    mailroom.joined(5)
     for step in range(5):
         mailroom.post(step, {1: text(0, step)})
     assert mailroom.unacknowledged_by() == []
@@ -127,26 +147,21 @@ def test_message_lost_here_by_a_power_cut_and_durable_there_is_not_kept_when_it_
     assert mailroom.unacknowledged_by() == [1]
 
 
-def test_restart_knows_that_a_neighbour_holds_everything(tmp_path):
-    first = room(tmp_path)
+def test_restart_knows_that_a_neighbour_holds_everything(opened):
+    first = opened()
     first.post(0, {1: b"zero"})
-    stream = object()
-    first.connected(1, stream, Progress(0, 0))
+    stream = first.joined()
     frames_of(first, stream)
     first.acknowledged(1, stream, 1)
     first.disconnected(1, stream)
     assert first.unacknowledged_by() == []  # and so noted, though it has gone
-    first.close()
-    second = room(tmp_path)
-    assert second.unacknowledged_by() == []
-    second.close()
+    assert opened().unacknowledged_by() == []
 
 
 def test_messages_that_cannot_be_read_are_refused_before_they_are_logged(mailroom):
     closed = []
     mailroom.serve(lambda positions: None, lambda stream, reason: closed.append((stream, reason)))
-    bad, good = object(), object()
-    mailroom.connected(1, bad, Progress(0, 0))
+    bad = mailroom.joined()
     mailroom.arrived(1, bad, 0, b"bad")
 
     def read(position, payload):
@@ -162,8 +177,7 @@ def test_messages_that_cannot_be_read_are_refused_before_they_are_logged(mailroo
     assert stream is bad
     assert missing_from(reason, "step 0", "the checksum is wrong") == []
     assert mailroom.progress(1) == Progress(0, 0)
-    mailroom.connected(1, good, Progress(0, 0))
-    mailroom.arrived(1, good, 0, b"good")
+    mailroom.arrived(1, mailroom.joined(), 0, b"good")
     waiting.join(5)
     assert found == {1: b"good"}
 
@@ -183,9 +197,7 @@ def test_messages_that_fail_a_check_are_refused_but_not_those_accepted_before(ma
     waiting = threading.Thread(target=lambda: found.update(mailroom.take(0, [1], decode, check)))
     waiting.start()
     for said in (b"huge", b"fine"):
-        stream = object()
-        mailroom.connected(1, stream, Progress(0, 0))
-        mailroom.arrived(1, stream, 0, said)
+        mailroom.arrived(1, mailroom.joined(), 0, said)
         until(lambda: closed)
     waiting.join(5)
     assert found == {1: "fine"}
@@ -198,8 +210,7 @@ def test_messages_that_fail_a_check_are_refused_but_not_those_accepted_before(ma
 
 
 def test_mailroom_acknowledges_only_what_is_durable(mailroom):
-    stream = object()
-    mailroom.connected(1, stream, Progress(0, 0))
+    stream = mailroom.joined()
     mailroom.arrived(1, stream, 0, b"zero")
     assert [(frame.kind, frame.durable) for frame in frames_of(mailroom, stream, with_ack=True)] == [(Kind.ACK, 0)]
     assert mailroom.progress(1) == Progress(0, 1)  # here, but not yet durable
@@ -211,80 +222,56 @@ def test_mailroom_acknowledges_only_what_is_durable(mailroom):
     assert (frame.kind, frame.durable) == (Kind.ACK, 1)
 
 
-def test_restarted_node_finds_what_it_had_and_is_sent_what_it_missed(tmp_path):
-    before = room(tmp_path)
-    stream = object()
-    before.connected(1, stream, Progress(0, 0))
-    for step in range(3):
-        before.post(step, {1: text("me", step)})
-        before.arrived(1, stream, step, text("it", step))
-        taken(before, step)
+def test_restarted_node_finds_what_it_had_and_is_sent_what_it_missed(opened):
+    before = opened()
+    stream = before.joined()
+    before.exchange(range(3), stream)
     before.arrived(1, stream, 3, b"in memory only")
-    before.close()
-    after = room(tmp_path)
-    try:
-        assert after.progress(1) == Progress(3, 3)  # step 3 has to come again
-        for step in range(3):
-            after.post(step, {1: text("me", step)})
-            assert taken(after, step) == {1: text("it", step)}
-        after.connected(1, stream, Progress(1, 2))
-        assert [frame.step for frame in frames_of(after, stream)] == [2]
-    finally:
-        after.close()
-
-
-def test_messages_that_come_while_it_catches_up_are_kept_in_order(tmp_path):
-    before = room(tmp_path)
-    stream = object()
-    before.connected(1, stream, Progress(0, 0))
+    after = opened()
+    assert after.progress(1) == Progress(3, 3)  # step 3 has to come again
     for step in range(3):
-        before.arrived(1, stream, step, text("it", step))
-        taken(before, step)
-    before.close()
-    after = room(tmp_path)
-    try:
-        after.connected(1, stream, Progress(0, 0))
-        taken(after, 0)
-        after.arrived(1, stream, 3, b"three")
-        after.arrived(1, stream, 4, b"four")
-        assert [taken(after, step)[1] for step in range(1, 5)] == [text("it", 1), text("it", 2), b"three", b"four"]
-    finally:
-        after.close()
+        after.post(step, {1: text("me", step)})
+        assert taken(after, step) == {1: text("it", step)}
+    stream = after.joined(1, 2)
+    assert [frame.step for frame in frames_of(after, stream)] == [2]
 
 
-def test_message_that_differs_from_before_the_restart_is_an_error(tmp_path):
-    before = room(tmp_path)
+def test_messages_that_come_while_it_catches_up_are_kept_in_order(opened):
+    before = opened()
+    before.exchange(range(3), before.joined(), send=False)
+    after = opened()
+    stream = after.joined()
+    taken(after, 0)
+    after.arrived(1, stream, 3, b"three")
+    after.arrived(1, stream, 4, b"four")
+    assert [taken(after, step)[1] for step in range(1, 5)] == [text("it", 1), text("it", 2), b"three", b"four"]
+
+
+def test_message_that_differs_from_before_the_restart_is_an_error(opened):
+    before = opened()
     before.post(0, {1: b"this"})
-    before.close()
-    after = room(tmp_path)
-    try:
-        with refused("step 0", error=FairmeshError):
-            after.post(0, {1: b"that"})
-    finally:
-        after.close()
+    after = opened()
+    with refused("step 0", error=FairmeshError):
+        after.post(0, {1: b"that"})
 
 
-def test_message_stays_as_it_was_sent_whatever_is_computed_after_a_restart(tmp_path):
-    before = room(tmp_path, (1, 2))
+def test_message_stays_as_it_was_sent_whatever_is_computed_after_a_restart(opened):
+    before = opened((1, 2))
     before.post(0, {1: b"this", 2: b"this"})
     before.post(1, {1: b"short"})
-    before.close()
-    after = room(tmp_path, (1, 2))
-    try:
-        assert after.as_sent(0, {1: b"that", 2: b"that"}) == {1: b"this", 2: b"this"}
-        assert after.as_sent(1, {1: b"other", 2: b"other"}) == {1: b"short", 2: b"short"}  # lost for 2, not for 1
-        assert after.as_sent(2, {1: b"that"}) == {1: b"that"}
-        after.post(0, after.as_sent(0, {1: b"that", 2: b"that"}))
-    finally:
-        after.close()
+    after = opened((1, 2))
+    assert after.as_sent(0, {1: b"that", 2: b"that"}) == {1: b"this", 2: b"this"}
+    assert after.as_sent(1, {1: b"other", 2: b"other"}) == {1: b"short", 2: b"short"}  # lost for 2, not for 1
+    assert after.as_sent(2, {1: b"that"}) == {1: b"that"}
+    after.post(0, after.as_sent(0, {1: b"that", 2: b"that"}))
 
 
 @pytest.mark.parametrize(("had", "alone"), [(4, False), (3, False), (None, True)])
 def test_other_machine_computes_no_message_again_that_a_neighbour_has(mailroom, had, alone):
     mailroom.other_machine, mailroom.alone = "threads 1 before, 2 now", alone
     if had is not None:
-        mailroom.connected(1, object(), Progress(had, had))
-        mailroom.connected(1, object(), Progress(9, 9))  # by then this node has sent new ones
+        mailroom.joined(had)
+        mailroom.joined(9)  # by then this node has sent new ones
     if had == 3:
         assert mailroom.as_sent(3, {1: b"new"}) == {1: b"new"}
         return
@@ -293,13 +280,12 @@ def test_other_machine_computes_no_message_again_that_a_neighbour_has(mailroom, 
 
 
 def test_steps_that_a_neighbour_had_acknowledged_and_lost_come_again_from_the_journal(mailroom):
-    stream, again = object(), object()
     for step in range(5):
         mailroom.post(step, {1: text("me", step)})
-    mailroom.connected(1, stream, Progress(0, 0))
+    stream = mailroom.joined()
     frames_of(mailroom, stream)
     mailroom.acknowledged(1, stream, 4)
-    mailroom.connected(1, again, Progress(2, 2))
+    again = mailroom.joined(2)
     assert [(f.step, f.body) for f in frames_of(mailroom, again)] == [(step, text("me", step)) for step in (2, 3, 4)]
     mailroom.acknowledged(1, again, 4)
     assert mailroom.unacknowledged_by() == [1]
@@ -308,94 +294,68 @@ def test_steps_that_a_neighbour_had_acknowledged_and_lost_come_again_from_the_jo
 
 
 def test_neighbour_that_lost_steps_is_still_waited_for_when_all_was_acknowledged_once(mailroom):
-    stream = object()
     mailroom.post(0, {1: b"x"})
-    mailroom.connected(1, stream, Progress(1, 1))
+    mailroom.joined(1)
     assert mailroom.unacknowledged_by() == []
-    mailroom.connected(1, object(), Progress(0, 0))
+    mailroom.joined()
     assert mailroom.unacknowledged_by() == [1]
 
 
 def test_neighbour_that_lost_everything_is_refused_since_it_may_be_another_now(mailroom):
-    stream = object()
-    mailroom.connected(1, stream, Progress(0, 0))
-    for step in range(2):
-        mailroom.post(step, {1: b"x"})
-        mailroom.arrived(1, stream, step, text("it", step))
-        taken(mailroom, step)
+    stream = mailroom.joined()
+    mailroom.exchange(range(2), stream)
     until(lambda: mailroom.progress(1) == Progress(2, 2))
-    mailroom.connected(1, object(), Progress(0, 0))  # a power cut lost what it had not acknowledged
-    frames_of(mailroom, mailroom._edges[1].stream)
-    mailroom.acknowledged(1, mailroom._edges[1].stream, 1)
+    stream = mailroom.joined()  # a power cut lost what it had not acknowledged
+    frames_of(mailroom, stream)
+    mailroom.acknowledged(1, stream, 1)
     with refused("begins again", "backup", "vote", error=Refused):
-        mailroom.connected(1, object(), Progress(0, 0))
+        mailroom.joined()
 
 
 def test_neighbour_that_asks_for_what_is_no_longer_kept_is_told_what_is_lost_and_what_to_do(mailroom):
-    stream = object()
     for step in range(4):
         mailroom.post(step, {1: text("me", step)})
-    mailroom.connected(1, stream, Progress(0, 0))
+    stream = mailroom.joined()
     frames_of(mailroom, stream)
     mailroom.acknowledged(1, stream, 4)
     mailroom.rotate(4)
     mailroom.post(4, {1: text("me", 4)})
     with refused("step 2", "acknowledged", "backup", "mesh restore", "vote", error=StateLost):
-        mailroom.connected(1, object(), Progress(2, 2))
+        mailroom.joined(2)
 
 
-def test_node_that_lost_a_received_message_asks_for_it_and_uses_what_it_has_after_it(tmp_path):
-    before, stream = room(tmp_path), object()
-    before.connected(1, stream, Progress(0, 0))
-    for step in range(6):
-        before.arrived(1, stream, step, text("it", step))
-        taken(before, step)
-    before.close()
-    (path,) = tmp_path.glob("journal-*.log")
-    content = bytearray(path.read_bytes())
-    content[2 * len(content) // 6 + 25] ^= 4
-    path.write_bytes(content)
-    after, stream = room(tmp_path), object()
-    try:
-        assert after.progress(1) == Progress(2, 2)
-        after.connected(1, stream, Progress(0, 0))
-        assert [taken(after, step)[1] for step in range(2)] == [text("it", 0), text("it", 1)]
-        after.arrived(1, stream, 2, text("it", 2))
-        after.arrived(1, stream, 3, text("it", 3))
-        assert [taken(after, step)[1] for step in range(2, 6)] == [text("it", step) for step in range(2, 6)]
-        for step in range(4, 7):  # the neighbour sends all from the lost one on
-            assert after.arrived(1, stream, step, text("it", step))
-        assert taken(after, 6) == {1: text("it", 6)}
-        until(lambda: after.progress(1) == Progress(7, 7))
-    finally:
-        after.close()
+def test_node_that_lost_a_received_message_asks_for_it_and_uses_what_it_has_after_it(opened):
+    before = opened()
+    before.exchange(range(6), before.joined(), send=False)
+    after = opened(flip=2 / 6)
+    assert after.progress(1) == Progress(2, 2)
+    stream = after.joined()
+    assert [taken(after, step)[1] for step in range(2)] == [text("it", 0), text("it", 1)]
+    after.arrived(1, stream, 2, text("it", 2))
+    after.arrived(1, stream, 3, text("it", 3))
+    assert [taken(after, step)[1] for step in range(2, 6)] == [text("it", step) for step in range(2, 6)]
+    for step in range(4, 7):  # the neighbour sends all from the lost one on
+        assert after.arrived(1, stream, step, text("it", step))
+    assert taken(after, 6) == {1: text("it", 6)}
+    until(lambda: after.progress(1) == Progress(7, 7))
 
 
-def test_sent_message_that_the_journal_lost_goes_out_once_it_is_computed_again_and_none_before_it(tmp_path):
-    before = room(tmp_path)
+def test_sent_message_that_the_journal_lost_goes_out_once_it_is_computed_again_and_none_before_it(opened):
+    before = opened()
     for step in range(4):
         before.post(step, {1: text("me", step)})
-    before.close()
-    (path,) = tmp_path.glob("journal-*.log")
-    content = bytearray(path.read_bytes())
-    content[len(content) // 4 + 25] ^= 4
-    path.write_bytes(content)
-    after, stream = room(tmp_path), object()
-    try:
-        after.connected(1, stream, Progress(0, 0))
-        assert [frame.step for frame in frames_of(after, stream)] == [0]
-        after.post(0, {1: text("me", 0)})
-        assert frames_of(after, stream) == []
-        after.post(1, {1: text("me", 1)})
-        assert [(f.step, f.body) for f in frames_of(after, stream)] == [(s, text("me", s)) for s in (1, 2, 3)]
-    finally:
-        after.close()
+    after = opened(flip=1 / 4)
+    stream = after.joined()
+    assert [frame.step for frame in frames_of(after, stream)] == [0]
+    after.post(0, {1: text("me", 0)})
+    assert frames_of(after, stream) == []
+    after.post(1, {1: text("me", 1)})
+    assert [(f.step, f.body) for f in frames_of(after, stream)] == [(s, text("me", s)) for s in (1, 2, 3)]
 
 
 def test_neighbour_that_acknowledges_what_was_not_sent_is_refused(mailroom):
-    stream = object()
     mailroom.post(0, {1: b"x"})
-    mailroom.connected(1, stream, Progress(0, 0))
+    stream = mailroom.joined()
     frames_of(mailroom, stream)
     with refused("step 2", 1, error=Refused):
         mailroom.acknowledged(1, stream, 2)
@@ -413,7 +373,7 @@ def test_wait_ends_when_it_is_told_to(mailroom):
 def test_mailrooms_exchange_every_step_once_whatever_streams_break_and_nodes_restart(tmp_path_factory, data):
     """Hypothesis decides what happens next: a frame is carried, a stream breaks, or a mailroom restarts."""
     folders = [tmp_path_factory.mktemp("end") for _ in range(2)]
-    rooms = [room(folder, neighbours=[1 - k]) for k, folder in enumerate(folders)]
+    rooms = [Room(folder, neighbours=[1 - k]) for k, folder in enumerate(folders)]
     steps, done, got = 8, [0, 0], [{}, {}]
     posted = [-1, -1]
     wires: list[list] = [[], []]  # frames under way to each end
@@ -456,7 +416,7 @@ def test_mailrooms_exchange_every_step_once_whatever_streams_break_and_nodes_res
             connect()
         elif what == "restart":  # from the beginning: no checkpoint, all from the journal
             rooms[k].close()
-            rooms[k] = room(folders[k], neighbours=[1 - k])
+            rooms[k] = Room(folders[k], neighbours=[1 - k])
             done[k], posted[k] = 0, -1
             connect()
     for k in range(2):
@@ -466,51 +426,43 @@ def test_mailrooms_exchange_every_step_once_whatever_streams_break_and_nodes_res
 
 def test_neighbour_that_claims_more_rounds_than_the_run_has_is_refused(mailroom):
     mailroom.rounds = range(1, 11)
-    mailroom.connected(1, object(), Progress(15, 15))  # ten rounds, three sums and the comparison of results
+    mailroom.joined(15)  # ten rounds, three sums and the comparison of results
     with refused("step 15", error=Refused):
-        mailroom.connected(1, object(), Progress(16, 16))
+        mailroom.joined(16)
 
 
-def test_wait_is_counted_from_its_beginning_though_others_arrive_and_some_are_refused(tmp_path):
-    both = room(tmp_path, neighbours=(1, 2))
-    try:
-        stream = object()
-        both.connected(1, stream, Progress(0, 0))
-        threading.Timer(0.2, lambda: both.arrived(1, stream, 0, b"one")).start()
-        threading.Timer(0.8, lambda: both.stop(Interrupted("enough"))).start()
-        began = time.monotonic()
-        with pytest.raises(Interrupted):
-            taken(both, 0, (1, 2))
-        assert list(both.waiting_for) == [2]
-        assert both.waiting_for[2] - began < 0.15
-    finally:
-        both.close()
+def test_wait_is_counted_from_its_beginning_though_others_arrive_and_some_are_refused(opened):
+    both = opened((1, 2))
+    stream = both.joined()
+    threading.Timer(0.2, lambda: both.arrived(1, stream, 0, b"one")).start()
+    threading.Timer(0.8, lambda: both.stop(Interrupted("enough"))).start()
+    began = time.monotonic()
+    with pytest.raises(Interrupted):
+        taken(both, 0, (1, 2))
+    assert list(both.waiting_for) == [2]
+    assert both.waiting_for[2] - began < 0.15
 
 
-def test_neighbour_that_never_acknowledges_is_waited_for_by_name(tmp_path):
-    both = room(tmp_path, neighbours=(1, 2))
-    try:
-        stream = object()
-        both.connected(1, stream, Progress(0, 0))
-        for step in range(64):
-            both.post(step, {1: b"x", 2: b"x"})
-            both.connected(2, object(), Progress(step + 1, step + 1))
-        assert both.waiting_for == {}
-        waiting = threading.Thread(target=lambda: both.post(64, {1: b"x", 2: b"x"}))
-        waiting.start()
-        until(lambda: both.waiting_for.keys() == {1})
-        frames_of(both, stream)
-        while frames_of(both, stream):
-            pass
-        both.acknowledged(1, stream, 1)
-        waiting.join(5)
-        assert both.waiting_for == {}
-        threading.Timer(0.1, lambda: both.stop(Interrupted("enough"))).start()
-        with refused("enough", error=Interrupted):
-            both.post(65, {1: b"x", 2: b"x"})
-        assert both.waiting_for.keys() == {1}
-    finally:
-        both.close()
+def test_neighbour_that_never_acknowledges_is_waited_for_by_name(opened):
+    both = opened((1, 2))
+    stream = both.joined()
+    for step in range(64):
+        both.post(step, {1: b"x", 2: b"x"})
+        both.joined(step + 1, position=2)
+    assert both.waiting_for == {}
+    waiting = threading.Thread(target=lambda: both.post(64, {1: b"x", 2: b"x"}))
+    waiting.start()
+    until(lambda: both.waiting_for.keys() == {1})
+    frames_of(both, stream)
+    while frames_of(both, stream):
+        pass
+    both.acknowledged(1, stream, 1)
+    waiting.join(5)
+    assert both.waiting_for == {}
+    threading.Timer(0.1, lambda: both.stop(Interrupted("enough"))).start()
+    with refused("enough", error=Interrupted):
+        both.post(65, {1: b"x", 2: b"x"})
+    assert both.waiting_for.keys() == {1}
 
 
 def test_message_that_is_lost_while_no_stream_can_bring_it_is_an_error_instead_of_a_wait(mailroom):

@@ -128,7 +128,7 @@ class Links:
         if self._loop and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(function)
 
-    def _end(self, stream: _Stream, reason: str) -> None:
+    def _end(self, stream: Any, reason: str) -> None:
         """Ends a stream. Can be called from any thread."""
         stream.reason = stream.reason or reason
         self._call(stream.ended.set)
