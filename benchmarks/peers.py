@@ -113,7 +113,7 @@ def _exchange(folder: Path, mesh: Mesh, name: str, parameters: int, steps: int, 
     positions = [one.position for one in neighbours]
     mailroom = Mailroom(positions, Journal(folder / f"state-{name}"), 0, lambda point, step: None)
     mailroom.largest, mailroom.rounds = 1 << 26, range(steps)
-    bulletin = Bulletin(name, given.key, given.certificate, given.authority, mesh.names)
+    bulletin = Bulletin(name, given, mesh.names)
     links = Links(
         neighbours, given, mesh.member(name).address, mailroom, bulletin, lambda: {"site": name}, lambda *_: True,
         lambda *_, **__: None, mailroom.largest, lambda point, step: None,

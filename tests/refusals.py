@@ -20,3 +20,9 @@ def refused(*names: object, error: type[BaseException] = fm.BadInput) -> Iterato
         yield caught
     missing = missing_from(caught.value, *names)
     assert not missing, f"{missing} not in: {caught.value}"
+
+
+def refused_command(answer: tuple[int, str, str], *names: object) -> None:
+    """Passes if a command has ended with exit code 2, and what it said holds all of the names."""
+    code, _, said = answer
+    assert (code, missing_from(said, *names)) == (2, []), said

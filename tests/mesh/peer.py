@@ -68,7 +68,7 @@ def run(folder: Path, own: int, cases: Sequence[str]) -> None:
         for other in mesh.neighbours(name)
     ]
     positions = [one.position for one in neighbours]
-    bulletin = Bulletin(name, texts.key, texts.certificate, texts.authority, mesh.names)
+    bulletin = Bulletin(name, texts, mesh.names)
     # One mailroom for all cases: a case's rounds are steps that follow those of the case before.
     mailroom = Mailroom(positions, Journal(site / "journal"), 0, lambda point, step: None)
     mailroom.largest, mailroom.rounds = 1 << 20, range(1 << 40)

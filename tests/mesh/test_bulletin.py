@@ -1,29 +1,23 @@
 """Announcements of sites: only signed ones are accepted, the newest is kept, and all are passed on."""
 
 import json
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
 
 from fairmesh.mesh.enrol import certificates
-from fairmesh.mesh.enrol.certificates import make_authority, make_key, sign
 from fairmesh.mesh.enrol.keys import KnownKeys, trust
-from fairmesh.mesh.enrol.roster import Member, Mesh
 from fairmesh.mesh.wire.bulletin import Announcement, Bulletin
 from fairmesh.mesh.wire.frames import Refused
 from fairmesh.mesh.wire.limits import TokenBucket
+from tests.mesh import credentials
+from tests.mesh.credentials import mesh_of, signed
 from tests.refusals import missing_from, refused
 
 NAMES = ("a", "b", "c")
-COMMIT = {
-    "generation": 2,
-    "sites": ["c"],
-    "round": None,
-    "restored": [],
-    "votes": {"a": 3, "b": 5},
-    "begun": [[1, 0, 2, 12]],
-    "outputs": 10,
-}
+COMMIT = {"generation": 2, "sites": ["c"], "round": None, "restored": []}
+COMMIT |= {"votes": {"a": 3, "b": 5}, "begun": [[1, 0, 2, 12]], "outputs": 10}
 MEASURED = {
     "generation": 1,
     "columns": ["accuracy", "weight", "bits", "bytes"],
@@ -46,28 +40,34 @@ def status(done: int) -> dict:
 
 @pytest.fixture(scope="module")
 def keys(tmp_path_factory):
-    return _signed_for(tmp_path_factory.mktemp("keys"), dict.fromkeys(NAMES, 1))
+    return signed(tmp_path_factory.mktemp("keys"), NAMES)
 
 
-def _mesh() -> Mesh:
-    members = tuple(Member(n, f"127.0.0.1:{7000 + i}", tuple(o for o in NAMES if o != n)) for i, n in enumerate(NAMES))
-    return Mesh("three", members)
-
-
-def _signed_for(folder, days):
-    """Returns each site's key and certificate, valid for so many days, and the authority's certificate."""
-    make_authority(folder, "three", 1)
-    made = {}
-    for name in NAMES:
-        key, request = make_key(folder, name)
-        made[name] = key.read_bytes(), sign(request.read_bytes(), folder, _mesh(), days[name])
-    return made, (folder / "authority.pem").read_bytes()
+def boards_of(keys):
+    return {name: Bulletin(name, keys[name], NAMES) for name in NAMES}
 
 
 @pytest.fixture
 def boards(keys):
-    made, authority = keys
-    return {name: Bulletin(name, *made[name], authority, NAMES) for name in NAMES}
+    return boards_of(keys)
+
+
+@pytest.fixture
+def own(tmp_path):
+    """Boards of sites whose keys no other test has, as keys of these may be replaced."""
+    return boards_of(signed(tmp_path, NAMES))
+
+
+@pytest.fixture
+def with_new_key(tmp_path, monkeypatch):
+    """Returns what site a has after it had to replace its key, two seconds later."""
+
+    def replaced():
+        now = certificates._clock()
+        monkeypatch.setattr(certificates, "_clock", lambda: now + timedelta(seconds=2))
+        return credentials.with_new_key(tmp_path, NAMES, "a")
+
+    return replaced
 
 
 def pass_on(boards, sender, receiver):
@@ -137,11 +137,10 @@ def test_announcements_that_are_no_news_of_this_mesh_are_refused(boards, entries
 
 
 def test_restarted_site_knows_what_it_and_others_had_said(boards, keys, tmp_path):
-    made, authority = keys
     boards["a"].announce("commit", COMMIT, 2)
     pass_on(boards, "b", "a")
     (tmp_path / "bulletin.json").write_bytes(boards["a"].saved())
-    again = Bulletin("a", *made["a"], authority, NAMES)
+    again = Bulletin("a", keys["a"], NAMES)
     again.restored(tmp_path / "bulletin.json")
     again.announce("commit", COMMIT | {"round": 3}, 2)  # what was said first holds
     assert again.of("a", "commit") == COMMIT
@@ -214,23 +213,15 @@ def test_signed_facts_must_have_the_form_that_others_rely_on(boards, case):
 
 def test_sound_announcements_are_accepted(boards):
     refusing = {"sites": {"b": {"since": 1.0, "reason": "its model has the norm 3e38"}}}
-    for kind, body in {
-        "facts": FACTS,
-        "result": RESULT,
-        "measured": MEASURED,
-        "statistics": STATISTICS,
-        "versus_local": COUNTS,
-        "refusing": refusing,
-        "commit": COMMIT,
-    }.items():
+    sound = {"facts": FACTS, "result": RESULT, "measured": MEASURED, "statistics": STATISTICS}
+    for kind, body in (sound | {"versus_local": COUNTS, "refusing": refusing, "commit": COMMIT}).items():
         boards["a"].announce(kind, body, 1)
         pass_on(boards, "a", "b")
         assert boards["b"].of("a", kind) == body
 
 
 def test_as_many_outputs_are_accepted_as_the_experiment_has_classes(boards, keys):
-    made, authority = keys
-    many = Bulletin("b", *made["b"], authority, NAMES, outputs=20_000)
+    many = Bulletin("b", keys["b"], NAMES, outputs=20_000)
     boards["a"].announce("facts", FACTS | {"outputs": 20_000}, 1)
     many.heard(boards["a"].news(0)[1])
     with refused("facts", "20000", "10000", error=Refused):
@@ -243,74 +234,55 @@ def test_announced_numbers_that_are_not_finite_become_null(boards):
     assert boards["b"].of("a", "status") == status(7) | {"metric": None, "weight": None}
 
 
-def test_announcements_are_passed_on_after_their_site_s_certificate_has_expired(tmp_path_factory, tmp_path):
-    made, authority = _signed_for(tmp_path_factory.mktemp("expired"), {"a": -0.001, "b": 1, "c": 1})
-    boards = {name: Bulletin(name, *made[name], authority, NAMES) for name in NAMES}
+def test_announcements_are_passed_on_after_their_site_s_certificate_has_expired(tmp_path):
+    keys = signed(tmp_path, NAMES, {"a": -0.001})
+    boards = boards_of(keys)
     boards["a"].announce("status", status(7), 1)
     boards["a"].announce("ready", {"facts": "x"}, 1)
     pass_on(boards, "a", "b")
     pass_on(boards, "b", "c")
     assert boards["c"].of("a", "status") == status(7)
     (tmp_path / "bulletin.json").write_bytes(boards["c"].saved())
-    again = Bulletin("c", *made["c"], authority, NAMES)
+    again = Bulletin("c", keys["c"], NAMES)
     again.restored(tmp_path / "bulletin.json")
     assert again.of("a", "ready") == {"facts": "x"}
     assert again.of("a", "status") == {}  # its node may have ended since
 
 
-def test_renewed_certificate_takes_the_old_ones_place_and_drops_what_the_old_key_signed(tmp_path_factory, monkeypatch):
-    folder = tmp_path_factory.mktemp("renewed")
-    made, authority = _signed_for(folder, dict.fromkeys(NAMES, 1))
-    boards = {name: Bulletin(name, *made[name], authority, NAMES) for name in NAMES}
-    boards["a"].announce("status", status(7), 1)
-    pass_on(boards, "a", "b")
-    now = certificates._clock()
-    monkeypatch.setattr(certificates, "_clock", lambda: now + timedelta(seconds=2))
-    (folder / "a.key").unlink()
-    key, request = make_key(folder, "a")
-    renewed = Bulletin("a", key.read_bytes(), sign(request.read_bytes(), folder, _mesh(), 1), authority, NAMES)
-    boards["b"].heard(renewed.news(0)[1])
-    assert boards["b"].of("a", "status") == {}
+def test_renewed_certificate_takes_the_old_ones_place_and_drops_what_the_old_key_signed(own, with_new_key):
+    own["a"].announce("status", status(7), 1)
+    pass_on(own, "a", "b")
+    renewed = Bulletin("a", with_new_key(), NAMES)
+    own["b"].heard(renewed.news(0)[1])
+    assert own["b"].of("a", "status") == {}
     renewed.announce("status", status(8), 1)
-    boards["b"].heard(renewed.news(0)[1])
-    pass_on(boards, "b", "c")
-    assert boards["c"].of("a", "status") == status(8)
+    own["b"].heard(renewed.news(0)[1])
+    pass_on(own, "b", "c")
+    assert own["c"].of("a", "status") == status(8)
 
 
-def test_neighbour_that_has_not_confirmed_a_new_key_yet_may_pass_on_what_the_old_one_signed(tmp_path, monkeypatch):
-    made, authority = _signed_for(tmp_path, dict.fromkeys(NAMES, 1))
-    boards = {name: Bulletin(name, *made[name], authority, NAMES) for name in NAMES}
-    boards["a"].announce("status", status(7), 1)
-    pass_on(boards, "a", "c")
-    now = certificates._clock()
-    monkeypatch.setattr(certificates, "_clock", lambda: now + timedelta(seconds=2))
-    (tmp_path / "a.key").unlink()
-    key, request = make_key(tmp_path, "a")
-    renewed = Bulletin("a", key.read_bytes(), sign(request.read_bytes(), tmp_path, _mesh(), 1), authority, NAMES)
-    boards["b"].heard(renewed.news(0)[1])
-    pass_on(boards, "c", "b")
-    assert boards["b"].of("a", "status") == {}
+def test_neighbour_that_has_not_confirmed_a_new_key_yet_may_pass_on_what_the_old_one_signed(own, with_new_key):
+    own["a"].announce("status", status(7), 1)
+    pass_on(own, "a", "c")
+    renewed = Bulletin("a", with_new_key(), NAMES)
+    own["b"].heard(renewed.news(0)[1])
+    pass_on(own, "c", "b")
+    assert own["b"].of("a", "status") == {}
     forged = Announcement("a", "status", 9, status(9), bytes(64)).table()
     with refused("a did not sign", error=Refused):
-        boards["b"].heard(json.dumps([forged]).encode())
+        own["b"].heard(json.dumps([forged]).encode())
 
 
-def test_site_with_a_new_key_says_again_what_it_had_said_and_knows_what_others_did(tmp_path, monkeypatch):
-    made, authority = _signed_for(tmp_path, dict.fromkeys(NAMES, 1))
-    boards = {name: Bulletin(name, *made[name], authority, NAMES) for name in NAMES}
-    boards["b"].announce("commit", COMMIT | {"round": 9}, 1)
-    pass_on(boards, "b", "a")
-    boards["a"].announce("commit", COMMIT, 1)
-    (tmp_path / "bulletin.json").write_bytes(boards["a"].saved())
-    now = certificates._clock()
-    monkeypatch.setattr(certificates, "_clock", lambda: now + timedelta(seconds=2))
-    (tmp_path / "a.key").unlink()
-    key, request = make_key(tmp_path, "a")
-    renewed = Bulletin("a", key.read_bytes(), sign(request.read_bytes(), tmp_path, _mesh(), 1), authority, NAMES)
+def test_site_with_a_new_key_says_again_what_it_had_said_and_knows_what_others_did(own, tmp_path, with_new_key):
+    own["b"].announce("commit", COMMIT | {"round": 9}, 1)
+    pass_on(own, "b", "a")
+    own["a"].announce("commit", COMMIT, 1)
+    (tmp_path / "bulletin.json").write_bytes(own["a"].saved())
+    renewed = Bulletin("a", with_new_key(), NAMES)
     renewed.restored(tmp_path / "bulletin.json")
     assert renewed.of("b", "commit") == COMMIT | {"round": 9}
-    boards["c"].heard(renewed.news(0)[1])
-    assert boards["c"].of("a", "commit") == COMMIT
+    own["c"].heard(renewed.news(0)[1])
+    assert own["c"].of("a", "commit") == COMMIT
 
 
 def test_damaged_memory_is_passed_over(boards, tmp_path):
@@ -324,8 +296,7 @@ def test_what_an_older_version_took_over_is_passed_over_and_named_and_votes_are_
     boards["a"].announce("vote", {key: COMMIT[key] for key in ("generation", "sites", "round", "restored")}, 1)
     entries = json.loads(boards["a"].news(0)[1])
     (tmp_path / "bulletin.json").write_text(json.dumps([entries[0], {"site": "a"}, *entries[1:]]))
-    made, authority = keys
-    again = Bulletin("b", *made["b"], authority, NAMES)
+    again = Bulletin("b", keys["b"], NAMES)
     passed_over = again.restored(tmp_path / "bulletin.json")
     assert len(passed_over) == 2
     assert missing_from(passed_over, "cannot be read", "from a", "mean") == []
@@ -419,12 +390,11 @@ def test_token_bucket_allows_a_burst_and_then_its_rate():
 
 
 def test_site_whose_clock_was_ahead_is_heard_again_after_a_restart_with_the_right_time(boards, keys, monkeypatch):
-    made, authority = keys
     with monkeypatch.context() as ahead:
         ahead.setattr("time.time", lambda: 5e9)  # the year 2128
         boards["a"].announce("status", status(1))
     pass_on(boards, "a", "b")
-    again = Bulletin("a", *made["a"], authority, NAMES)
+    again = Bulletin("a", keys["a"], NAMES)
     again.announce("status", status(2))
     boards["b"].heard(again.news(0)[1], "a")
     assert boards["b"].of("a", "status") == status(1)  # its number is from the future
@@ -445,32 +415,23 @@ def test_nobody_else_can_raise_a_site_s_numbers(boards):
     assert json.loads(boards["a"].news(0)[1])[-1]["number"] < 1 << 50
 
 
-def _with_new_key(folder, monkeypatch, later_s=2):
-    now = certificates._clock()
-    monkeypatch.setattr(certificates, "_clock", lambda: now + timedelta(seconds=later_s))
-    (folder / "a.key").unlink()
-    key, request = make_key(folder, "a")
-    return key.read_bytes(), sign(request.read_bytes(), folder, _mesh(), 1)
-
-
-def test_new_key_is_passed_over_until_it_is_confirmed_and_its_messenger_is_not_refused(tmp_path, monkeypatch):
-    made, authority = _signed_for(tmp_path, dict.fromkeys(NAMES, 1))
+def test_new_key_is_passed_over_until_it_is_confirmed_and_its_messenger_is_not_refused(tmp_path, with_new_key):
+    keys = signed(tmp_path, NAMES)
     events, states = [], {name: tmp_path / name for name in NAMES}
     for state in states.values():
         state.mkdir()
     known = {name: KnownKeys(states[name], lambda *event, **fields: events.append(fields)) for name in ("b", "c")}
-    boards = {n: Bulletin(n, *made[n], authority, NAMES, k.refusal) for n, k in known.items()}
-    boards["a"] = Bulletin("a", *made["a"], authority, NAMES)
+    boards = {n: Bulletin(n, keys[n], NAMES, k.refusal) for n, k in known.items()}
+    boards["a"] = Bulletin("a", keys["a"], NAMES)
     boards["a"].announce("status", status(1), 1)
     pass_on(boards, "a", "b")
     pass_on(boards, "b", "c")
     old = boards["a"].news(0)[1]
-    key, certificate = _with_new_key(tmp_path, monkeypatch)
-    boards["a"] = Bulletin("a", key, certificate, authority, NAMES)
+    boards["a"] = Bulletin("a", new := with_new_key(), NAMES)
     boards["a"].announce("status", status(2), 2)
     pass_on(boards, "a", "b")
     assert boards["b"].of("a", "status") == status(1)
-    shown = certificates.fingerprint(certificate)
+    shown = certificates.fingerprint(new.certificate)
     assert known["b"].view()["a"]["unconfirmed"] == shown
     assert shown in events[-1]["reason"]
     trust(states["b"], "a", shown)
@@ -485,13 +446,12 @@ def test_new_key_is_passed_over_until_it_is_confirmed_and_its_messenger_is_not_r
 
 def test_certificate_that_is_not_valid_yet_is_replaced_by_one_with_the_right_dates(tmp_path, monkeypatch):
     """The founder's clock was ahead when it signed, and so was b's when it heard of it."""
-    made, authority = _signed_for(tmp_path, dict.fromkeys(NAMES, 1))
-    make_clock = certificates._clock()
+    keys, now = signed(tmp_path, NAMES), certificates._clock()
+    boards = boards_of(keys)
     with monkeypatch.context() as ahead:
-        ahead.setattr(certificates, "_clock", lambda: make_clock + timedelta(hours=3))
-        early = sign((tmp_path / "a.csr").read_bytes(), tmp_path, _mesh(), 1)
-    boards = {name: Bulletin(name, *made[name], authority, NAMES) for name in NAMES}
-    wrong = Bulletin("a", made["a"][0], early, authority, NAMES)
+        ahead.setattr(certificates, "_clock", lambda: now + timedelta(hours=3))
+        early = certificates.sign((tmp_path / "a.csr").read_bytes(), tmp_path, mesh_of(NAMES), 1)
+    wrong = Bulletin("a", replace(keys["a"], certificate=early), NAMES)
     with monkeypatch.context() as ahead:
         ahead.setattr(certificates, "check_certificate", lambda *given: [])
         boards["b"].heard(wrong.news(0)[1])

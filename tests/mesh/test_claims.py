@@ -23,10 +23,10 @@ from fairmesh.mesh.wire.journal import Journal
 from fairmesh.mesh.wire.links import Links, Neighbour
 from fairmesh.mesh.wire.mailroom import Mailroom
 from fairmesh.networks.bounds import TOO_LARGE
+from tests.mesh.credentials import signed
 from tests.mesh.experiments import experiment
 from tests.mesh.fleet import free_ports
 from tests.mesh.scenarios import Run, played, waits_at
-from tests.mesh.test_connections import provisioned
 from tests.refusals import missing_from
 
 HOSTILE = "it begins again; remove its state \x1b[2J"
@@ -137,11 +137,11 @@ def test_neighbours_who_refuse_a_sites_numbers_do_not_make_its_node_end_or_diver
 @pytest.fixture
 def door(tmp_path):
     """The streams of beta, whose neighbour alpha dials it: how alpha speaks to it, and beta's mailroom."""
-    sites = provisioned(tmp_path)
+    sites = signed(tmp_path, ("alpha", "beta"))
     address = f"127.0.0.1:{free_ports(1)[0]}"
     mesh = Mesh("test", (Member("alpha", "", ("beta",)), Member("beta", address, ("alpha",))))
     texts = sites["beta"]
-    bulletin = Bulletin("beta", texts.key, texts.certificate, texts.authority, mesh.names)
+    bulletin = Bulletin("beta", texts, mesh.names)
     mailroom = Mailroom([0], journal := Journal(tmp_path / "journal"), 0, lambda point, step: None)
     mailroom.rounds = range(100)
     logged = []

@@ -16,8 +16,6 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from fairmesh.mesh.enrol.certificates import make_authority, make_key, sign
-from fairmesh.mesh.enrol.roster import Member, Mesh
 from fairmesh.mesh.wire import connections
 from fairmesh.mesh.wire.connections import (
     FRAME_OVERHEAD_BYTES,
@@ -30,32 +28,22 @@ from fairmesh.mesh.wire.connections import (
 from fairmesh.mesh.wire.frames import Kind, Refused
 from fairmesh.mesh.wire.tls_stream import Credentials, TlsStream
 from tests.mesh import reasons
+from tests.mesh.credentials import signed
 from tests.mesh.fleet import ended, forked, free_ports
 from tests.refusals import missing_from, refused
 
 LARGEST = 1000
 
 
-def provisioned(folder) -> dict[str, Credentials]:
-    """Returns the credentials of the two sites of a mesh by name."""
-    mesh = Mesh("test", (Member("alpha", "a:1", ("beta",)), Member("beta", "b:1", ("alpha",))))
-    authority = make_authority(folder, mesh.name, 1).read_bytes()
-    found = {}
-    for name in mesh.names:
-        key, request = make_key(folder, name)
-        found[name] = Credentials(key.read_bytes(), sign(request.read_bytes(), folder, mesh, 1), authority)
-    return found
-
-
 @pytest.fixture(scope="module")
 def sites(tmp_path_factory):
-    return provisioned(tmp_path_factory.mktemp("sites"))
+    return signed(tmp_path_factory.mktemp("sites"), ("alpha", "beta"))
 
 
 @pytest.fixture(scope="module")
 def others(tmp_path_factory):
     """Sites with the same names, signed by another authority."""
-    return provisioned(tmp_path_factory.mktemp("others"))
+    return signed(tmp_path_factory.mktemp("others"), ("alpha", "beta"))
 
 
 @dataclass

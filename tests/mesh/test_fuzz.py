@@ -60,7 +60,6 @@ class Reader:
         self.enter(node.measurements)
         self.keys = {name: (folder / name / f"{name}.key").read_bytes() for name in NAMES}
         self.certificates = {name: (folder / name / f"{name}.pem").read_text() for name in NAMES}
-        self.authority = (folder / "b" / "authority.pem").read_bytes()
         self.number = 1 << 50
         for name in "ac":
             self.hear(name, "certificate", {"pem": self.certificates[name]})
@@ -168,7 +167,7 @@ def test_signed_bodies_of_every_kind_are_refused_or_read_without_an_error(reader
     assert all(taken[kind] for kind in KINDS.keys() - {"certificate"}), taken  # that is known from the beginning
     node = reader.node
     (reader.folder / "bulletin.json").write_bytes(node.bulletin.saved())
-    again = Bulletin("b", reader.keys["b"], reader.certificates["b"].encode(), reader.authority, tuple(NAMES))
+    again = Bulletin("b", node.membership.credentials, tuple(NAMES))
     assert again.restored(reader.folder / "bulletin.json") == []  # what was taken over is so after a restart
     Ledger(reader.folder, node.membership.mesh, "b", again).votes()
     measurements = Measurements(reader.folder, "b", again, Aside(reader.said))

@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 
 from fairmesh.errors import BadInput
-from fairmesh.mesh.enrol.certificates import make_authority, make_key, sign
 from fairmesh.mesh.enrol.roster import Member, Mesh
 from fairmesh.mesh.node.decisions import (
     Begun,
@@ -19,6 +18,7 @@ from fairmesh.mesh.node.decisions import (
 from fairmesh.mesh.node.ledger import Ledger, still_in, wish, wished
 from fairmesh.mesh.node.state_lock import locked
 from fairmesh.mesh.wire.bulletin import Bulletin
+from tests.mesh.credentials import signed
 from tests.refusals import refused
 
 NAMES = ("a", "b", "c", "d")
@@ -34,19 +34,14 @@ def _mesh(names=NAMES) -> Mesh:
 
 @pytest.fixture(scope="module")
 def keys(tmp_path_factory):
-    folder, made = tmp_path_factory.mktemp("keys"), {}
-    make_authority(folder, "some", 1)
-    for name in NAMES:
-        key, request = make_key(folder, name)
-        made[name] = key.read_bytes(), sign(request.read_bytes(), folder, _mesh(), 1)
-    return made, (folder / "authority.pem").read_bytes()
+    return signed(tmp_path_factory.mktemp("keys"), NAMES)
 
 
 class Sites:
     """The ledgers of four sites, and the news between them."""
 
     def __init__(self, folder, keys):
-        self.folder, (self._made, self._authority) = folder, keys
+        self.folder, self._keys = folder, keys
         self.boards: dict[str, Bulletin] = {}
         self.ledgers: dict[str, Ledger] = {}
         for name in NAMES:
@@ -56,7 +51,7 @@ class Sites:
 
     def start(self, name):
         """Starts a site with what is on its disk; it has heard nothing."""
-        self.boards[name] = Bulletin(name, *self._made[name], self._authority, NAMES)
+        self.boards[name] = Bulletin(name, self._keys[name], NAMES)
         self.ledgers[name] = Ledger(self.folder / name, _mesh(), name, self.boards[name])
 
     def tell(self, *names):

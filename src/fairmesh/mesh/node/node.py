@@ -58,12 +58,9 @@ class Node:
         self.digest = alone.digests_here()[0]  # of this site's data
         self.facts: dict[str, Any] | None = None  # about the data of all sites, once they have agreed on it
         self.rounds: Rounds | None = None  # of this generation, once they begin
-        given = membership.credentials
         self.keys = KnownKeys(self.folder, log)
         names, trusted, outputs = membership.mesh.names, self.keys.refusal, outputs_allowed(membership.experiment)
-        self.bulletin = Bulletin(
-            membership.name, given.key, given.certificate, given.authority, names, trusted, outputs
-        )
+        self.bulletin = Bulletin(membership.name, membership.credentials, names, trusted, outputs)
         for reason in self.bulletin.restored(self.folder / "bulletin.json"):
             log("warning", "an announcement in bulletin.json is passed over", reason=reason)
         self.machine = machine.machine(membership.experiment.options)

@@ -19,6 +19,7 @@ from fairmesh.mesh.enrol import certificates
 from fairmesh.mesh.wire.frames import Refused, read_json
 from fairmesh.mesh.wire.kinds import KINDS, count, text, too_deep, wrong
 from fairmesh.mesh.wire.limits import TokenBucket
+from fairmesh.mesh.wire.tls_stream import Credentials
 
 _AT_MOST = 1 << 14  # bytes of one announcement, unless its kind needs more or less; `follow` has all sites' signatures
 FOLLOW_AT_MOST = 1 << 18
@@ -65,9 +66,7 @@ class Bulletin:
     declares more than `outputs` outputs of the model is refused, before anything of that size is allocated."""
 
     name: str
-    key: bytes
-    certificate: bytes
-    authority: bytes
+    credentials: Credentials
     sites: tuple[str, ...]
     refusal: Callable[[str, bytes], str] = lambda site, certificate: ""  # of a key that is not confirmed
     outputs: int = OUTPUTS
@@ -81,8 +80,10 @@ class Bulletin:
         self._allowed: dict[tuple[str, str], TokenBucket] = {}  # by neighbour and site
         self._order, self._lock = 0, threading.RLock()
         self.changed: Callable[[], None] = lambda: None  # called when there is news to pass on
-        self.since = int(certificates.valid_from(self.certificate).timestamp())  # a renewed one replaces the old
-        self.announce("certificate", {"pem": self.certificate.decode()}, self.since)
+        self.since = int(
+            certificates.valid_from(self.credentials.certificate).timestamp()
+        )  # a renewed one replaces the old
+        self.announce("certificate", {"pem": self.credentials.certificate.decode()}, self.since)
 
     def announce(self, kind: str, body: Mapping[str, Any], number: int | None = None) -> None:
         """Announces something in this site's name. It replaces the previous announcement of its kind, unless that has
@@ -98,7 +99,7 @@ class Bulletin:
         self.changed()
 
     def _signed_here(self, entry: Announcement) -> Announcement:
-        return entry._replace(signature=certificates.signature(self.key, entry.text()))
+        return entry._replace(signature=certificates.signature(self.credentials.key, entry.text()))
 
     def _put(self, entry: Announcement, source: object) -> None:
         self._order += 1
@@ -228,7 +229,7 @@ class Bulletin:
         """Takes note of an announcement of this site itself that others have, with a higher number than it knows. It
         was made before a restart, perhaps while this site's clock was ahead. What this site says now must have a higher
         number to count."""
-        if entry.kind == "certificate" or not self._signed(entry, self.certificate):
+        if entry.kind == "certificate" or not self._signed(entry, self.credentials.certificate):
             return False
         with self._lock:
             self._said[entry.kind] = max(entry.number, self._said.get(entry.kind, -1))
@@ -269,7 +270,7 @@ class Bulletin:
             when = min(datetime.now(UTC), certificates.valid_until(pem))
         except BadInput:
             return False
-        return certificates.verified(pem, self.authority, entry.site, entry.text(), entry.signature, when)
+        return certificates.verified(pem, self.credentials.authority, entry.site, entry.text(), entry.signature, when)
 
     def saved(self) -> bytes:
         """Returns everything known, for `restored` to read again."""
