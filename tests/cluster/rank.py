@@ -1,4 +1,4 @@
-"""One rank of a cluster, started by tests: `python -m tests.cluster.rank FOLDER RANK RANKS ROUNDS CASE ...`."""
+"""One rank of a cluster, started by tests: `python -m tests.cluster.rank FOLDER RANK RANKS`."""
 
 import functools
 import sys
@@ -83,11 +83,8 @@ def check_case(folder: Path, ranks: int, rounds: int, case: str) -> None:
         assert torch.equal(end["bytes"], expected.sent.node_bytes[:, list(block)])
 
 
-def main(folder: Path, rank: int, ranks: int, rounds: int, cases: list[str]) -> None:
-    dist.init_process_group("gloo", init_method=f"file://{folder / 'meeting'}", rank=rank, world_size=ranks)
-    run_cases(folder, rank, ranks, rounds, cases)
-    dist.destroy_process_group()
-
-
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), *map(int, sys.argv[2:5]), sys.argv[5:])
+    home, own, count = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+    dist.init_process_group("gloo", init_method=f"file://{home / 'meeting'}", rank=own, world_size=count)
+    run_cases(home, own, count, 30, CASES)
+    dist.destroy_process_group()

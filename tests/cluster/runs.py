@@ -1,4 +1,4 @@
-"""Whole runs at one rank, started by tests: `python -m tests.cluster.runs STEP FOLDER RANK RANKS CASE ...`."""
+"""Whole runs at one rank, started by tests: `python -m tests.cluster.runs STEP FOLDER CASE,... RANK RANKS`."""
 
 import contextlib
 import functools
@@ -80,19 +80,9 @@ def problem(**fields: Any) -> fm.Problem:
 
 def trained(case: str, folder: Path | None, process_group: ProcessGroup | None = None, **more: Any) -> fm.Result:
     topology, algorithm, options = CASES[case]
-    options = {
-        "rounds": ROUNDS,
-        "seeds": (0, 4),
-        "measure_every": 6,
-        "checkpoint_every": 6,
-        "dtype": "float64",
-    } | options
-    options |= more
-    rounds = options.pop("rounds")
-    with_ = options.pop("problem", None) or problem_of(case)
-    return fm.train(
-        with_, topology, options.pop("algorithm", algorithm), rounds, out=folder, process_group=process_group, **options
-    )
+    usual = {"seeds": (0, 4), "measure_every": 6, "checkpoint_every": 6, "dtype": "float64"}
+    given = {"problem": problem_of(case), "topology": topology, "algorithm": algorithm, "rounds": ROUNDS}
+    return fm.train(**given | usual | options | more, out=folder, process_group=process_group)
 
 
 def ends(result: fm.Result) -> dict[str, Any]:
@@ -144,18 +134,20 @@ def second(folder: Path, process_group: ProcessGroup, cases: list[str]) -> dict[
     return {what: refusal("ad-gda", folder / what, process_group, resume=True) for what in DAMAGED}
 
 
-def on_ranks(step: str, folder: Path, ranks: int, cases: Iterable[str]) -> None:
-    """Starts the step at so many ranks and waits for them."""
-    commands = [
-        [sys.executable, "-m", "tests.cluster.runs", step, str(folder), str(rank), str(ranks), *cases]
-        for rank in range(ranks)
-    ]
-    running = [subprocess.Popen(command, cwd=ROOT) for command in commands]
+def start_ranks(module: str, ranks: int, *arguments: object, seconds: float = 200) -> None:
+    """Starts a module of these tests at so many ranks, as `python -m MODULE ARGUMENTS RANK RANKS`, and waits for all."""
+    command = [sys.executable, "-m", f"tests.cluster.{module}", *map(str, arguments)]
+    running = [subprocess.Popen([*command, str(rank), str(ranks)], cwd=ROOT) for rank in range(ranks)]
     try:
-        assert [process.wait(timeout=200) for process in running] == [0] * ranks
+        assert [process.wait(timeout=seconds) for process in running] == [0] * ranks
     finally:
         for process in running:
             process.kill()
+
+
+def on_ranks(step: str, folder: Path, ranks: int, cases: Iterable[str]) -> None:
+    """Runs the step at so many ranks."""
+    start_ranks("runs", ranks, step, folder, ",".join(cases))
 
 
 def main(step: str, folder: Path, rank: int, ranks: int, cases: list[str]) -> None:
@@ -171,4 +163,4 @@ def main(step: str, folder: Path, rank: int, ranks: int, cases: list[str]) -> No
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]), sys.argv[5:])
+    main(sys.argv[1], Path(sys.argv[2]), int(sys.argv[4]), int(sys.argv[5]), sys.argv[3].split(","))

@@ -21,6 +21,14 @@ from tests.refusals import refused
 from tests.trackers.test_tensorboard import read as read_events
 
 
+def fairmesh(folder, *arguments: str) -> str:
+    """Runs a command in a folder; returns what it said on stderr."""
+    command = [sys.executable, "-m", "fairmesh", *arguments]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return done.stderr
+
+
 @pytest.mark.slow  # tests/cluster/test_runs.py runs ranks in the quick tests
 @pytest.mark.parametrize("stopped", ["undisturbed", "killed"], indirect=True)
 def test_launch_stops_all_ranks_after_the_same_round_on_ctrl_c(stopped):
@@ -63,12 +71,7 @@ def test_launch_with_references_and_sites_left_out_gives_what_one_process_gives(
     for command in (["run"], ["launch", "--processes", "2", "--restarts", "0"]):
         out = tmp_path / command[0]
         asked = ["--with-references", "--leave-one-out", "--out", str(out), "--json"]
-        arguments = [command[0], "toy.toml", *command[1:], *asked]
-        done = subprocess.run(
-            [sys.executable, "-m", "fairmesh", *arguments], cwd=tmp_path, capture_output=True, text=True, timeout=300
-        )
-        assert done.returncode == 0, done.stderr
-        assert "runpy" not in done.stderr
+        assert "runpy" not in fairmesh(tmp_path, command[0], "toy.toml", *command[1:], *asked)
         tables.append(json.loads((out / "summary.json").read_text())["references"])
         left_out.append(json.loads((out / "leave_one_out.json").read_text())["values"]["accuracy"][0])
     one, several = tables
@@ -109,11 +112,7 @@ def test_launch_with_a_trainer_gives_what_one_process_gives(tmp_path):
     (tmp_path / "toy.toml").write_text(_TRAINED)
     models = []
     for command, more in (("run", []), ("launch", ["--processes", "2", "--restarts", "0"])):
-        arguments = [command, "toy.toml", *more, "--out", command]
-        done = subprocess.run(
-            [sys.executable, "-m", "fairmesh", *arguments], cwd=tmp_path, capture_output=True, text=True, timeout=300
-        )
-        assert done.returncode == 0, done.stderr
+        fairmesh(tmp_path, command, "toy.toml", *more, "--out", command)
         models.append(load_file(tmp_path / command / "model.safetensors"))
     one, several = models
     assert one.keys() == several.keys()
@@ -131,8 +130,7 @@ def test_launch_with_a_trainer_gives_what_one_process_gives(tmp_path):
 @pytest.mark.filterwarnings("default")
 def test_launch_tracks_from_one_rank(tmp_path):
     (tmp_path / "toy.toml").write_text(_REFERRED)
-    arguments = ["launch", "toy.toml", "--processes", "2", "--track", "tensorboard", "--out", "run"]
-    subprocess.run([sys.executable, "-m", "fairmesh", *arguments], cwd=tmp_path, check=True, timeout=300)
+    fairmesh(tmp_path, "launch", "toy.toml", "--processes", "2", "--track", "tensorboard", "--out", "run")
     folder = tmp_path / "run" / "trackers" / "tensorboard"
     assert len(list(folder.iterdir())) == 1
     assert [one.step for one in read_events(folder).Scalars("accuracy/worst")] == [0, 10]

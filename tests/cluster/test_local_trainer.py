@@ -1,7 +1,6 @@
 """Training code of the user's own over ranks: it gives what a simulation gives, ranks wait for a slow one and fail with
 one voice, and finished work is not repeated. `python -m tests.cluster.test_local_trainer FOLDER RANK` is a rank."""
 
-import subprocess
 import sys
 import time
 from collections import Counter
@@ -16,7 +15,7 @@ import torch.distributed as dist
 import fairmesh as fm
 from fairmesh.networks.cluster import Ranks
 from fairmesh.training import long_work
-from tests.cluster.runs import ROOT
+from tests.cluster.runs import start_ranks
 from tests.refusals import missing_from
 from tests.trainers.test_local_trainer import FAULTS, adamw, problem_of, sgd_step
 
@@ -84,13 +83,7 @@ def rank(folder: Path, number: int) -> None:
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory) -> tuple[Path, list[dict[str, Any]]]:
     folder = tmp_path_factory.mktemp("ranks")
-    command = [sys.executable, "-m", "tests.cluster.test_local_trainer", str(folder)]
-    running = [subprocess.Popen([*command, str(number)], cwd=ROOT) for number in range(2)]
-    try:
-        assert [process.wait(timeout=200) for process in running] == [0, 0]
-    finally:
-        for process in running:
-            process.kill()
+    start_ranks("test_local_trainer", 2, folder)
     return folder, [torch.load(folder / f"rank-{number}.pt") for number in range(2)]
 
 

@@ -1,17 +1,14 @@
 """Ranks of torch.distributed end where the simulator ends."""
 
 import functools
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from fairmesh.networks.cluster import ClusterTransport, _packed, _unpacked, blocks_of
 from tests.cluster.rank import CASES, check_case
+from tests.cluster.runs import start_ranks
 from tests.refusals import refused
-
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -21,12 +18,7 @@ def ended(tmp_path_factory):
     @functools.cache
     def folder_of(ranks: int) -> Path:
         folder = tmp_path_factory.mktemp("cluster")
-        commands = [
-            [sys.executable, "-m", "tests.cluster.rank", str(folder), str(k), str(ranks), "30", *CASES]
-            for k in range(ranks)
-        ]
-        running = [subprocess.Popen(command, cwd=ROOT) for command in commands]
-        assert [process.wait(timeout=300) for process in running] == [0] * ranks
+        start_ranks("rank", ranks, folder, seconds=300)
         return folder
 
     return folder_of

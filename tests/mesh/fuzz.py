@@ -16,15 +16,10 @@ NASTY: tuple[Any, ...] = (
 _SUMS = {
     "plan": {
         "columns": [
-            {"name": name, "kind": kind, "fill": None, "required": False}
-            | {"center": None, "scale": None, "categories": None}
-            for name, kind in (("age", "number"), ("ward", "category"))
+            {"name": "age", "fill": "mean", "standardize": True, "indicator": True},
+            {"name": "ward", "type": "category", "fill": "mean", "indicator": True},
         ],
-        "target": "ill",
-        "predict": "labels",
-        "classes": [],
-        "scale_target": False,
-        "indicators": True,
+        "target": {"name": "ill", "type": "label"},
     },
     "columns": [[60, 0, 50.0, 900.0, []], [0, 0, 0.0, 0.0, ["north", "south"]]],
     "target": [0, 0, 0.0, 0.0, ["0", "1"]],
