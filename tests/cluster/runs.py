@@ -135,7 +135,7 @@ def second(folder: Path, process_group: ProcessGroup, cases: list[str]) -> dict[
 
 
 def start_ranks(module: str, ranks: int, *arguments: object, seconds: float = 200) -> None:
-    """Starts a module of these tests at so many ranks, as `python -m MODULE ARGUMENTS RANK RANKS`, and waits for all."""
+    """Starts a module here at so many ranks, as `python -m MODULE ARGUMENTS RANK RANKS`."""
     command = [sys.executable, "-m", f"tests.cluster.{module}", *map(str, arguments)]
     running = [subprocess.Popen([*command, str(rank), str(ranks)], cwd=ROOT) for rank in range(ranks)]
     try:
