@@ -38,12 +38,12 @@ def shared_recordings() -> Iterator[None]:
         alike = (
             self.seeds.device,
             self.dtype,
-            self._shape,
-            self._padded,
+            self._nodes.shape,
+            self.batches.padded,
             settings.get("precision"),
             settings.get("trace"),
         )
-        self._gradients = kept[id(problem)].setdefault(alike, self._gradients)
+        self._losses.gradients = kept[id(problem)].setdefault(alike, self._losses.gradients)
 
     with mock.patch.object(Oracle, "__init__", and_share):
         yield

@@ -66,7 +66,7 @@ class DMHSGD(fm.algorithms.Algorithm):
         )
         u, v = delivery.mix("tracker"), delivery.mix("dual_tracker")
         models = delivery.mix("model") - ctx.step_size(self.primal_step) * u
-        ascended = delivery.mix("dual") + ctx.while_open(ctx.step_size(self.dual_step)) * v
+        ascended = delivery.mix("dual") + ctx.step_of_weights(ctx.step_size(self.dual_step)) * v
         duals = self.regularizer.project(ascended, ctx.prior)
         return HybridState(models, duals, state.models, state.duals, d, e, u - d, v - e)
 

@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 import fairmesh as fm
-from fairmesh.algorithms.base import Round, carried_at_start
+from fairmesh.algorithms.base import Round
+from fairmesh.algorithms.companions import NOTHING, CompanionInputs, carried_at_start
 from fairmesh.config.tables import from_table
 from fairmesh.mesh.node import states
 from fairmesh.testing.stacks import after, stack
@@ -91,7 +92,7 @@ def test_plain_sgd_is_the_run_without_an_optimizer():
         for optimizer in (None, fm.optimizers.SGD())
     ]
     assert torch.equal(runs[0].state.algorithm.models, runs[1].state.algorithm.models)
-    assert runs[0].state.optimizer is None
+    assert runs[0].state.companions == NOTHING
 
 
 # Where it enters an algorithm -----------------------------------------------------------------------------------------
@@ -101,7 +102,7 @@ def test_ad_gda_weighs_the_direction_of_adamw_and_not_its_gradient():
     problem, optimizer = toys.problem(), fm.optimizers.AdamW(epsilon=1e-12)
     algorithm = fm.ADGDA(primal_step=0.8, dual_step=0.1, optimizer=optimizer)
     net, oracle = toys.on_stack(problem, fm.Ring())
-    state, carried = algorithm.init(oracle, net), carried_at_start(algorithm, oracle)
+    state, carried = algorithm.init(oracle, net), carried_at_start(CompanionInputs(oracle, optimizer))
     duals = torch.softmax(torch.arange(8.0, dtype=torch.float64), dim=0).expand(1, 8, 8)  # node 7 counts most
     ctx = Round(torch.tensor(0), oracle, net, carried=carried, optimizer=optimizer)
     stepped = algorithm.step(state._replace(duals=duals), ctx)
@@ -126,10 +127,10 @@ def test_local_steps_advance_the_memory_and_clients_that_sit_out_keep_theirs():
     state, moved = training.initial(), []
     for t in range(6):
         before, state = state, training.advance(state, t)
-        advanced = (state.optimizer.steps - before.optimizer.steps)[0, :, 0]
+        advanced = (state.companions.optimizer.steps - before.companions.optimizer.steps)[0, :, 0]
         assert set(advanced.tolist()) <= {0.0, 3.0}
         still = advanced == 0
-        assert torch.equal(state.optimizer.momenta[0, still], before.optimizer.momenta[0, still])
+        assert torch.equal(state.companions.optimizer.momenta[0, still], before.companions.optimizer.momenta[0, still])
         moved.append(int((~still).sum()))
     assert 0 < max(moved) <= 2
 
@@ -138,7 +139,7 @@ def test_same_batch_at_two_models_gives_directions_from_the_same_memory():
     optimizer = fm.optimizers.Momentum(0.9)
     algorithm = fm.algorithms.DSGD(0.1, optimizer=optimizer)
     net, oracle = toys.on_stack(toys.problem(), fm.Ring())
-    models, carried = oracle.initial_models(), carried_at_start(algorithm, oracle)
+    models, carried = oracle.initial_models(), carried_at_start(CompanionInputs(oracle, optimizer))
     ctx = Round(torch.tensor(0), oracle, net, carried=carried, optimizer=optimizer)
     first, again = (ctx.losses_and_gradients(models)[1] for _ in range(2))
     elsewhere = ctx.losses_and_gradients(models + 0.1)[1]
@@ -206,12 +207,12 @@ def test_optimizers_memory_outlives_sites_that_leave_and_starts_again_where_it_w
     training = Training(toys.problem(), fm.Ring(), replicas_of([algorithm], [0], None, 8), Options(trace="no"))
     state = training.advance(training.initial(), 0)
     stayed = states.without(state, [3], [0], torch.full((7,), 1 / 7))
-    assert torch.equal(stayed.optimizer.momenta, state.optimizer.momenta)
+    assert torch.equal(stayed.companions.optimizer.momenta, state.companions.optimizer.momenta)
     initial = training.initial()
     told = {"neighbour": states.read_shared(states.shared(state, 0), initial)}
     lost = states.restored(initial, told)
     assert torch.equal(lost.algorithm.models, state.algorithm.models)
-    assert not any(tensor.any() for tensor in lost.optimizer)  # so that its first direction is Adam's first
+    assert not any(tensor.any() for tensor in lost.companions.optimizer)  # so that its first direction is Adam's first
 
 
 def test_another_optimizer_does_not_resume_a_run(tmp_path):

@@ -247,10 +247,10 @@ def test_recorded_rounds_read_batches_that_are_handed_in_from_outside():
                 state = training.advance(state, t)
             found.append(list(flatten_state(state).values()))
             continue
-        training.oracle.feed_captured(True)
+        training.oracle.source.capture(True)
         change, buffers = recorded_round(training.after_round, state, 0, torch.device("cpu"))
         for t in range(4):
-            training.oracle.feed(t)
+            training.oracle.source.feed(t)
             change(*buffers)
         found.append(buffers[:-1])
     assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(*found))

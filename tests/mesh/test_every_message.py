@@ -88,8 +88,8 @@ def _run(algorithm: str, batch: int, rounds: int) -> Run:
     training = Training(problem, fm.Ring(), replicas_of([settings], [0], None, 3), Options(), network=network)
     oracle, state, rows, weights = training.oracle, training.initial(), [], []
     for t in range(rounds):
-        chosen = oracle._indices(torch.tensor([t]), 0, 1).view(3, batch)[VICTIM]
-        rows.append(chosen - int(oracle._starts[0, VICTIM, 0]))
+        chosen = oracle.batches.indices(torch.tensor([t]), 0, 1).view(3, batch)[VICTIM]
+        rows.append(chosen - int(oracle.division.starts[0, VICTIM, 0]))
         state = training.advance(state, t)
         shown = training.view.own_weights(state.algorithm)
         weights.append(torch.ones(()) if shown is None else shown[0, VICTIM, 0])

@@ -56,7 +56,9 @@ def _first_message(model: str, algorithm: str, batch: int) -> tuple[fm.Problem, 
     replicas = replicas_of([ALGORITHMS[algorithm]], [0], None, 3)
     training = Training(problem, fm.Ring(), replicas, Options(), network=network)
     oracle = training.oracle
-    rows = oracle._indices(torch.tensor([0]), 0, 1).view(3, batch)[VICTIM] - int(oracle._starts[0, VICTIM, 0])
+    rows = oracle.batches.indices(torch.tensor([0]), 0, 1).view(3, batch)[VICTIM] - int(
+        oracle.division.starts[0, VICTIM, 0]
+    )
     state = training.advance(training.initial(), 0).algorithm
     copies = getattr(state, "tracker_copies", None)
     seen = copies[0][0, VICTIM] if copies is not None else problem.initial_row(0) - state.copies[0][0, VICTIM]

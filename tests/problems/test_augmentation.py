@@ -56,7 +56,7 @@ def oracle(augment, hosted, seeds=(0,)) -> Oracle:
 
 
 def batch(augment, hosted, seeds=(0,), round_index=4):
-    inputs, targets, _ = oracle(augment, hosted, seeds)._batch(torch.tensor(round_index), 0, 1)
+    inputs, targets, _ = oracle(augment, hosted, seeds).batches.at(torch.tensor(round_index), 0, 1)
     return inputs, targets
 
 
@@ -229,7 +229,7 @@ def test_augmentation_of_a_dictionary_of_inputs_gets_one_sample_of_each():
     data = {"image": torch.ones(8, 2, 2), "age": torch.ones(8, 1), "label": torch.arange(8) % 2}
     made = fm.Problem(Both(), [data] * 2, augment=erased, sampling=fm.Sampling(batch=8)).prepared
     hosted = torch.arange(2)
-    inputs, _, _ = Oracle(made, hosted, hosted, seeds=[0])._batch(torch.tensor(0), 0, 1)
+    inputs, _, _ = Oracle(made, hosted, hosted, seeds=[0]).batches.at(torch.tensor(0), 0, 1)
     assert set(inputs["image"].mean(dim=(2, 3)).flatten().tolist()) == {0.0, 1.0}
     assert bool((inputs["age"] == 1).all())
 

@@ -63,7 +63,7 @@ def test_oracle_trains_on_held_out_rows_only_after_they_rejoin(order):
     assert len(held) == sum(round(0.25 * len(site.train)) for site in problem.sites)
 
     def trained_on(t: int) -> set:
-        inputs, *_, last = oracle._batch(torch.tensor(t), 0, 1)
+        inputs, *_, last = oracle.batches.at(torch.tensor(t), 0, 1)
         weights = last if order == "full" else torch.ones(inputs.shape[:2])
         return {tuple(row.tolist()) for row, weight in zip(inputs.flatten(0, 1), weights.flatten()) if weight}
 

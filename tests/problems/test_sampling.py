@@ -6,7 +6,7 @@ from torch import nn
 
 import fairmesh as fm
 from fairmesh.algorithms import Round
-from fairmesh.algorithms.base import carried_at_start
+from fairmesh.algorithms.companions import CompanionInputs, carried_at_start
 from fairmesh.numerics import random_streams
 from tests import toys
 from tests.refusals import refused
@@ -29,7 +29,7 @@ def test_shuffled_sampling_takes_every_row_once_per_epoch(calls):
     problem = toys.problem(3, sites=toys.sites(3, sizes), sampling=fm.Sampling(batch=batch, order="shuffled"))
     _, oracle = toys.on_stack(problem, fm.Ring(), seeds=(0, 9), calls=calls)
     rounds = torch.arange(60)
-    taken = torch.stack([oracle._indices(rounds, k, calls) for k in range(calls)], dim=1)
+    taken = torch.stack([oracle.batches.indices(rounds, k, calls) for k in range(calls)], dim=1)
     taken = taken.permute(2, 3, 0, 1, 4).flatten(2)  # replicas, nodes, samples in the order of their use
     first = 0
     for i, size in enumerate(sizes):
@@ -98,7 +98,7 @@ def test_parts_that_stay_at_a_node_take_the_same_step_by_gradients_of_single_sam
     model = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3))
     problem = toys.problem(3, model=model, parts=fm.Parts(local=("2.*",)))
     network, oracle = toys.on_stack(problem, fm.Ring())
-    models, carried, after = oracle.initial_models(), carried_at_start(fm.algorithms.DSGD(), oracle), []
+    models, carried, after = oracle.initial_models(), carried_at_start(CompanionInputs(oracle)), []
     for ask in ("losses_and_gradients", "sample_gradients"):
         ctx = Round(torch.tensor(3), oracle, network, carried=carried)
         found = getattr(ctx, ask)(models)
@@ -112,6 +112,6 @@ def test_parts_that_stay_at_a_node_take_the_same_step_by_gradients_of_single_sam
 def test_single_samples_are_refused_for_batch_norm_in_training_mode():
     model = nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.Linear(5, 3))
     network, oracle = toys.on_stack(toys.problem(3, model=model, batch_norm="local"), fm.Ring())
-    ctx = Round(torch.tensor(0), oracle, network, carried=carried_at_start(fm.algorithms.DSGD(), oracle))
+    ctx = Round(torch.tensor(0), oracle, network, carried=carried_at_start(CompanionInputs(oracle)))
     with refused("single samples", "BatchNorm", "convert"):
         ctx.sample_gradients(oracle.initial_models())

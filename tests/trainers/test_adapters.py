@@ -33,7 +33,7 @@ def example(name: str) -> ModuleType:
 
 def steps_in(name: str, result: fm.Result) -> int:
     """How many steps the optimizer of the first site has taken."""
-    kept = unpacked_memory(result.state.trainer[0, 0])
+    kept = unpacked_memory(result.state.companions.trainer.memory[0, 0])
     optimizer = kept["optimizers"][0] if name == "lightning_module" else kept["optimizer"]
     return int(optimizer["state"][0]["step"])
 

@@ -132,7 +132,7 @@ class ADGDA(Algorithm):
         losses, gradients = ctx.losses_and_gradients(state.models)
         slopes = capped(losses, self.loss_cap) * ctx.own + self.regularizer.gradient(state.duals, ctx.prior, ctx.own)
         allowed = partial(self.regularizer.project, prior=ctx.prior)
-        duals = allowed(state.duals.addcmul(slopes, ctx.while_open(ctx.step_size(self.dual_step))))
+        duals = allowed(state.duals.addcmul(slopes, ctx.step_of_weights(ctx.step_size(self.dual_step))))
         weighting = state.duals if self.dual_order == "simultaneous" else duals
         own_weights = (weighting * ctx.own).sum(dim=-1, keepdim=True)  # lambda_i[i]
         step = ctx.step_size(self.primal_step) * own_weights

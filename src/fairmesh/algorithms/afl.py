@@ -51,5 +51,5 @@ class AFL(ServerAscent):
         models = ctx.broadcast(state.models, everyone)
         losses, gradients = ctx.losses_and_gradients(models)
         model = state.models - ctx.step_size(self.primal_step) * ctx.average(gradients, weights)
-        ascent = ctx.while_open(ctx.step_size(self.dual_step)) * ctx.report(losses, everyone)
+        ascent = ctx.step_of_weights(ctx.step_size(self.dual_step)) * ctx.report(losses, everyone)
         return AscentState(model, project_onto_simplex(state.duals + ascent))

@@ -98,7 +98,7 @@ class DRFA(ServerAscent):
         at = ctx.broadcast(snapshot, asked > 0)
         values = (ctx.losses if self.ascends == "loss" else ctx.errors)(at, self.local_steps)
         estimates = ctx.report(values, asked > 0) * probed * (ctx.n / probes)  # unbiased for all clients' values
-        ascent = ctx.while_open(ctx.step_size(self.dual_step)) * self.local_steps
+        ascent = ctx.step_of_weights(ctx.step_size(self.dual_step)) * self.local_steps
         duals = project_onto_simplex(state.duals + ascent * estimates).clamp(min=self.floor)
         return AscentState(model, duals / duals.sum(dim=-1, keepdim=True))
 

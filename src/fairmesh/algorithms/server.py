@@ -86,7 +86,7 @@ class LocalSteps(ServerSteps):
         if state.duals is not None:
             losses = ctx.report(losses, clients)
             followed = (self.emphasized(losses) + ctx.prior.log()).softmax(dim=-1)
-            weights = duals = state.duals + ctx.while_open(1.0) * (followed - state.duals)
+            weights = duals = state.duals + ctx.step_of_weights(1.0) * (followed - state.duals)
         direction = self.shortened(ctx.average(gradients, ctx.hosted(weights)), gradients, losses, weights, ctx)
         return self.server_step(state, ctx, direction, self.local_steps, duals)
 

@@ -161,7 +161,7 @@ class ProjectedAscent(Weighting):
     def weigh(self, state: Rows, losses: Tensor, regularizer: Regularizer, ctx: Round) -> Weighed:
         slopes = losses * ctx.own + regularizer.gradient(state.duals, ctx.prior, ctx.own) / ctx.n
         allowed = partial(regularizer.project, prior=ctx.prior)
-        duals = allowed(state.duals.addcmul(slopes, ctx.while_open(ctx.step_size(self.step))))
+        duals = allowed(state.duals.addcmul(slopes, ctx.step_of_weights(ctx.step_size(self.step))))
         parts, arrived = gossiped_rows(duals, state.dual_copies, self.compressor, ctx, allowed)
         return Weighed(_of_own(state.duals, ctx), parts, lambda delivery: Rows(*arrived(delivery)))
 
@@ -229,7 +229,7 @@ class ExactMaximum(Weighting):
         return Tables(duals, torch.zeros_like(duals[..., :1]), torch.zeros_like(duals), copies)
 
     def weigh(self, state: Tables, losses: Tensor, regularizer: Regularizer, ctx: Round) -> Weighed:
-        losses = torch.lerp(state.losses, losses, ctx.while_open(fresh_share(self.loss_ema, losses.dtype)))
+        losses = torch.lerp(state.losses, losses, ctx.step_of_weights(fresh_share(self.loss_ema, losses.dtype)))
         injected = ctx.n * losses * ctx.own
         rows = state.dual_balances + injected
         known = torch.where(ctx.own > 0, losses, rows)  # a node knows its own loss exactly
@@ -319,7 +319,7 @@ class ShadowPrice(Weighting):
         return Prices(nothing, nothing.clone(), nothing.clone(), network.n * hosted, balances, means)
 
     def weigh(self, state: Prices, losses: Tensor, regularizer: Regularizer, ctx: Round) -> Weighed:
-        losses = torch.lerp(state.losses, losses, ctx.while_open(fresh_share(self.loss_ema, losses.dtype)))
+        losses = torch.lerp(state.losses, losses, ctx.step_of_weights(fresh_share(self.loss_ema, losses.dtype)))
         prior = prior_weights(ctx)  # n p_i
         counted = losses
         if state.means is not None:
@@ -328,7 +328,7 @@ class ShadowPrice(Weighting):
         # The mean of n losses is at least 1 / n of each one; this bounds a node's estimate while gossip lags behind.
         units = counted if means is None else counted / torch.maximum(means, counted / ctx.n + _NO_LOSS)
         if state.means is not None:
-            units = beyond_chance(units, ctx.rows_apart)
+            units = beyond_chance(units, ctx.judging_rows)
         weights = prior * ratio_at(regularizer, units / (1.0 + ctx.step_size(self.strength_annealing)), state.prices)
         step = self.step / (ctx.n * ctx.prior.amax(dim=-1, keepdim=True) / _LARGE).clamp(min=1.0)
         raised = state.prices + step * (weights - prior)

@@ -1,6 +1,5 @@
 """How sites learn: the settings that a problem and an experiment share."""
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
@@ -11,24 +10,21 @@ from fairmesh.errors import BadInput, nearest
 from fairmesh.metrics.base import NamedMetric
 from fairmesh.problems.augmentation import Augmentation
 from fairmesh.problems.batch_norm import BatchNormPolicy
+from fairmesh.problems.gradient_path import GradientSettings
 from fairmesh.problems.objective import Objective
 from fairmesh.problems.parts import Parts
 from fairmesh.trainers.local_trainer import LocalTrainer, TrainingFunction
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Learning:
+class Learning(GradientSettings):
     """The settings that `Problem` and `Experiment` share.
 
-    A new setting of a problem is a field here, with its check and its explanation: experiment files know it, an
-    experiment hands it to its problem, it is part of a run's identity, and the help of both classes shows it, in the
-    place of the line that names this class.
+    A new setting of a problem is a field here, or in `GradientSettings` if it changes gradients, with its check and its
+    explanation: experiment files know it, an experiment hands it to its problem, it is part of a run's identity, and
+    the help of both classes shows it, in the place of the line that names this class.
 
     Args:
-        weight_decay: Multiple of the model that is added to each gradient after clipping, >= 0. Optimizers have decay
-            of their own, by parameter. Default: 0.0.
-        clip_norm: Largest Euclidean norm of each node's gradient, > 0, as in `torch.nn.utils.clip_grad_norm_`; None for
-            no clipping. Default: None.
         augment: How training batches are changed at random, told by its parameters. (inputs, draw) -> inputs, of a
             batch, where `draw(*shape)` returns uniforms in [0, 1); (inputs, targets, draw) -> (inputs, targets), such
             as mixup; both run with the model, for many nodes at once. (sample) -> sample, of the inputs of one sample,
@@ -54,8 +50,6 @@ class Learning:
             (docs/howto/own-training-code.md). None for fairmesh's own gradients. Default: None.
     """
 
-    weight_decay: float = 0.0
-    clip_norm: float | None = None
     augment: Augmentation | None = None
     metrics: Mapping[str, str | Callable[[Tensor, Tensor], Any]] | Sequence[str | NamedMetric] = field(
         default_factory=dict
@@ -70,10 +64,7 @@ class Learning:
         cls.__doc__ = (cls.__doc__ or "").replace(_HERE, _ARGUMENTS)
 
     def __post_init__(self):
-        if not math.isfinite(self.weight_decay) or self.weight_decay < 0:
-            raise BadInput(f"weight_decay must be a finite number >= 0, got {self.weight_decay}")
-        if self.clip_norm is not None and not self.clip_norm > 0:
-            raise BadInput(f"clip_norm must be > 0, got {self.clip_norm}")
+        self.gradient_path()  # which checks its settings
         if self.batch_norm not in get_args(BatchNormPolicy):
             raise BadInput(f"batch_norm: {self.batch_norm!r}{nearest(self.batch_norm, get_args(BatchNormPolicy))}")
         number = type(self.models_at_once) is int and self.models_at_once >= 1
@@ -82,4 +73,6 @@ class Learning:
 
 
 _HERE = "        settings: Those of `Learning`, by name.\n"  # in the Args of a class that has these settings
-_ARGUMENTS = (Learning.__doc__ or "").partition("    Args:\n")[2].rstrip(" ")
+_ARGUMENTS = "".join(
+    (kind.__doc__ or "").partition("    Args:\n")[2].rstrip(" ") for kind in reversed(Learning.__mro__)
+)

@@ -18,8 +18,13 @@ from torch.serialization import get_unsafe_globals_in_checkpoint
 
 from fairmesh.errors import BadInput, FairmeshError, TrainerFailed, in_a_line
 from fairmesh.numerics.generators import GeneratorStates, seed_generators
-from fairmesh.numerics.trees import Tree
+from fairmesh.problems.batches import Batches
+from fairmesh.problems.division import Division
 from fairmesh.problems.flat_model import FlatModel, tensors_of
+from fairmesh.problems.gradient_path import refuse_for_updates
+from fairmesh.problems.hosted_nodes import HostedNodes
+from fairmesh.problems.objective import held_out_last
+from fairmesh.problems.row_loss import as_floats
 from fairmesh.trainers.local_trainer import LocalContext, LocalTrainer, SiteData
 
 _HEAD = 8  # bytes that say how long a memory is
@@ -82,37 +87,33 @@ class LocalWorker:
     Args:
         trainer: The function and its settings.
         model: The model, on the run's device and in its dtype.
+        nodes: The hosted nodes.
+        division: Their rows.
+        batches: The batches that fairmesh would use.
     """
 
-    def __init__(self, trainer: LocalTrainer, model: FlatModel):
+    def __init__(
+        self, trainer: LocalTrainer, model: FlatModel, nodes: HostedNodes, division: Division, batches: Batches
+    ):
         self._trainer, self._model = trainer, model
+        self._nodes, self._division, self._batches = nodes, division, batches
         # Surrounds a round: processes that wait and fail together.
         self.together: LongWork = lambda doing: nullcontext()
         self.done: Done | None = None  # None: a run without a folder
         # Told when a node begins, and None at the end.
         self.watch: Callable[[Activity | None], None] = lambda activity: None
 
-    def work(
-        self,
-        round_number: int,
-        models: Tensor,
-        own: Tensor,
-        memory: Tensor,
-        nodes: list[Node],
-        data: Callable[[Node], SiteData],
-        batch: Callable[[Node], tuple[Tree, Tree]],
-    ) -> Work:
+    def work(self, rows: Tensor, round_index: Tensor, call: int, memory: Tensor, at_work: Tensor | None) -> Work:
         """Returns the work of a round: what was kept of it, or what the functions do now.
 
         Args:
-            round_number: The number of the round.
-            models: The shared parameters at the start (replicas, nodes, dim).
-            own: The nodes' own parts at the start (replicas, nodes, own_dim).
+            rows: The parameters at the start (replicas, nodes, dim + own_dim).
+            round_index: The round.
+            call: Which of its batches a function gets that asks for one.
             memory: What the functions have kept (replicas, nodes, length).
-            nodes: Those that work in this round. The others keep what they have.
-            data: Node -> its training data.
-            batch: Node -> the batch that fairmesh would use.
+            at_work: Which nodes work (replicas, nodes); the others keep what they have. None for all.
         """
+        models, own = rows.split([self._model.dim, self._model.own_dim], dim=-1)
         after = Work(torch.zeros_like(models[..., :1]), torch.zeros_like(models), own.clone(), memory)
         memories = list(memory.flatten(0, 1))
         activity: Activity | None = None
@@ -120,15 +121,23 @@ class LocalWorker:
         def done_by(node: Node) -> list[Tensor]:
             nonlocal activity
             at = (node.replica, node.place)
-            start = torch.cat([models[at], own[at]])
-            work = None if self.done is None else self.done.read(round_number, node, start)
+            start = rows[at].clone()
+            work = None if self.done is None else self.done.read(number, node, start)
             if work is not None:
                 return [part[0, 0].to(like.device) for part, like in zip(work, after)]
-            activity, began = Activity(round_number, node.site, time.time()), time.monotonic()
+            activity, began = Activity(number, node.site, time.time()), time.monotonic()
             self.watch(activity)
-            kept, ask = unpacked_memory(memory[at]), functools.partial(batch, node)
-            context = LocalContext(round_number, node.site, node.seed, models.device, kept, ask)
-            loss, end = self._trained(start, data(node), context)
+            count = int(self._division.sizes_in(round_index)[at])  # of the rows that it trains on in this round
+            place = node.replica * models.shape[1] + node.place
+            context = LocalContext(
+                number,
+                node.site,
+                node.seed,
+                models.device,
+                unpacked_memory(memory[at]),
+                lambda: self._batches.of_node(of_all(), place, count),
+            )
+            loss, end = self._trained(start, self._data_of(node, count), context)
             work = Work(
                 torch.full_like(models[:1, :1, :1], loss),
                 (models[at] - end[: models.shape[-1]])[None, None],
@@ -136,15 +145,17 @@ class LocalWorker:
                 _packed(context)[None, None],
             )
             if self.done is not None:
-                self.done.write(round_number, node, start, work, time.monotonic() - began)
+                self.done.write(number, node, start, work, time.monotonic() - began)
             return [part[0, 0] for part in work]
 
+        number = int(round_index)
+        of_all = functools.cache(lambda: self._batches.at(round_index, call, 1))  # found once, if a function asks
         try:
             with self.together(lambda: activity):
-                for node in nodes:
+                for node in self._nodes_at_work(number, at_work):
                     *parts, memories[node.replica * models.shape[1] + node.place] = done_by(node)
-                    for rows, part in zip(after, parts):
-                        rows[node.replica, node.place] = part
+                    for whole, part in zip(after, parts):
+                        whole[node.replica, node.place] = part
         except BaseException:
             if self.done is not None:
                 with suppress(FairmeshError):  # of the disk; what failed first is told
@@ -153,6 +164,22 @@ class LocalWorker:
         if activity is not None:
             self.watch(None)
         return after._replace(memory=stacked_memory(memories).unflatten(0, models.shape[:2]))
+
+    def _nodes_at_work(self, number: int, at_work: Tensor | None) -> list[Node]:
+        keys = self._nodes.keys("local work", number)  # (replicas, nodes)
+        works = torch.ones(self._nodes.shape, dtype=torch.bool) if at_work is None else at_work
+        return [
+            Node(r, i, self._nodes.numbers[i], self._nodes.site(r, i)[1].name or "", int(keys[r, i]) & 0x7FFFFFFF)
+            for r, i in works.nonzero().tolist()
+        ]
+
+    def _data_of(self, node: Node, count: int) -> SiteData:
+        """Returns the rows that a node trains on, without those that judge it."""
+        i, site = self._nodes.site(node.replica, node.place)
+        samples = site.train
+        if count < len(samples):
+            samples = samples.take(held_out_last(samples, i, len(samples) - count)[:count])
+        return SiteData(samples, functools.partial(as_floats, dtype=self._nodes.dtype))
 
     def _trained(self, start: Tensor, data: SiteData, context: LocalContext) -> tuple[float, Tensor]:
         """Returns the loss that the function returned, or NaN for None, and the row afterwards."""
@@ -324,11 +351,7 @@ def check_trainer(problem: Any) -> None:
         pass
     except TypeError as error:
         raise BadInput(f"trainer: write the function as function(module, data, ctx); as it is, {error}") from error
-    if problem.weight_decay:
-        raise BadInput(
-            f"weight_decay = {problem.weight_decay:g} is added to gradients, but the trainer makes updates; leave it "
-            "out, and give it to the optimizer in your training function"
-        )
+    refuse_for_updates(problem)
     if problem.augment is not None:
         raise BadInput("augment changes fairmesh's own batches; leave it out, and augment in your training function")
     if problem.objective.subgroups is not None:

@@ -160,22 +160,18 @@ class Objective:
             return 0
         return max(1, round(self.share * rows))
 
-    def references(self, names: list[str]) -> Tensor | None:
-        """Returns the reference loss of every site (n,), float64, or None if there is none."""
-        if self.against is None:
-            return None
+    def references(self, names: list[str]) -> Tensor:
+        """Returns the loss of every site (n,), float64, that the objective is `against`."""
         tables = {"local": self.local_losses, "constant": self.constant_losses}
         table = tables[self.against] if isinstance(self.against, str) else self.against
         if table is None:
             raise BadInput(f"objective.against = {self.against!r} has no numbers yet; fm.train and fm.run find them")
         return _by_site(table, names, range(len(names)), "against")
 
-    def learnable(self, names: list[str], here: Collection[int]) -> tuple[Tensor, Tensor] | None:
-        """Returns what each site reaches alone and its loss before training, (n,) float64, or None if noise counts.
+    def learnable(self, names: list[str], here: Collection[int]) -> tuple[Tensor, Tensor]:
+        """Returns what each site reaches alone and its loss before training, (n,) float64.
 
         The numbers of sites that are not here are NaN."""
-        if not self.discount_noise:
-            return None
         if self.local_losses is None or self.untrained_losses is None:
             raise BadInput("objective.discount_noise has no numbers yet; fm.train and fm.run find them")
         return (

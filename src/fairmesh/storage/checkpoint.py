@@ -17,7 +17,7 @@ from fairmesh.storage.state_tree import checked_like, flatten_state, unflatten_s
 
 _DEFAULT = "the default"  # of a setting that an identity leaves out
 _SHORT_ROW = 4096  # bytes; tensors with shorter rows stay whole
-FORMAT = 4
+FORMAT = 5
 
 
 class OtherExperiment(CheckpointError):

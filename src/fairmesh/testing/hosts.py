@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fairmesh.algorithms.base import Algorithm, Carried
+from fairmesh.algorithms.base import Algorithm
 from fairmesh.networks.base import Traffic
 from fairmesh.networks.bounds import Bounds
 from fairmesh.networks.process_group import ProcessGroup
@@ -91,7 +91,7 @@ class HostsRun(NamedTuple):
     states: list[Any]  # of each host, its nodes in the order of its block
     sent: Traffic  # by all nodes, in the order of their positions
     post: Post
-    carried: list[Carried]  # own parts of the model and the memory of an optimizer, at each host
+    carried: list[Any]  # own parts of the model and the memory of an optimizer, at each host
 
 
 def on_hosts(

@@ -24,7 +24,7 @@ class NoGradients:
     """An oracle whose gradients are zero and whose losses are one: what is left of an algorithm is its gossip."""
 
     discounts_noise = False
-    subgroups = 0
+    problem = SimpleNamespace(trainer=None, objective=SimpleNamespace(subgroups=None))
 
     def __init__(self, rows: Tensor):
         side = math.isqrt(rows.shape[-1])
@@ -33,23 +33,28 @@ class NoGradients:
         self.rows, self.seeds, self.dtype = rows, torch.arange(len(rows)), rows.dtype
         self.initial_rows = rows.mean(dim=-2)
         self.prior = torch.full((len(rows), 1, rows.shape[-2]), 1 / rows.shape[-2], dtype=rows.dtype)
+        self.sizes = torch.ones(len(rows), rows.shape[-2], 1, dtype=torch.int64)
+        self.all_sizes, self.judging_rows = self.sizes.transpose(-1, -2), torch.zeros_like(self.sizes)
 
     def initial_models(self) -> Tensor:
         return self.rows.clone()
 
-    def initial_memory(self) -> None:
-        return None
-
     def losses_and_gradients(self, models: Tensor, round_index: Tensor, call: int) -> tuple[Tensor, Tensor]:
         return torch.ones_like(models[..., :1]), torch.zeros_like(models)
 
-    def weights_open(self, round_index: Tensor) -> Tensor | None:
-        return None
+    def step_of_weights(self, step: Any, round_index: Tensor) -> Any:
+        return step
 
     def losses(self, models: Tensor, round_index: Tensor, call: int) -> Tensor:
         return torch.ones_like(models[..., :1])
 
     errors = losses
+
+    def sample_losses(self, models: Tensor, round_index: Tensor, call: int) -> Tensor:
+        return torch.ones_like(models[..., :1])
+
+    def sample_gradients(self, models: Tensor, round_index: Tensor, call: int) -> Tensor:
+        return torch.zeros_like(models).unsqueeze(-2)
 
 
 class _Recording(MemoryNetwork):

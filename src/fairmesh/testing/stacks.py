@@ -9,7 +9,8 @@ import scipy.sparse
 import torch
 from torch import Tensor
 
-from fairmesh.algorithms.base import Algorithm, Carried, Round, carried_at_start
+from fairmesh.algorithms.base import Algorithm, Round
+from fairmesh.algorithms.companions import CompanionInputs, carried_at_start
 from fairmesh.networks.base import Network, Traffic
 from fairmesh.networks.memory import MemoryNetwork
 from fairmesh.problems.oracle import Oracle
@@ -46,7 +47,7 @@ class End(NamedTuple):
 
     state: Any  # of the algorithm
     sent: Traffic  # in these rounds
-    carried: Carried  # own parts of the model, and the memory of an optimizer
+    carried: Any  # own parts of the model, and the memory of an optimizer
 
 
 def after(
@@ -56,15 +57,16 @@ def after(
     rounds: int,
     state: Any = None,
     first: int = 0,
-    carried: Carried | None = None,
+    carried: Any = None,
 ) -> End:
     """Returns the state after some rounds, what was sent in them, and what is carried on."""
     state = algorithm.init(oracle, network) if state is None else state
-    carried = carried_at_start(algorithm, oracle) if carried is None else carried
+    optimizer = algorithm.local_optimizer()
+    carried = carried_at_start(CompanionInputs(oracle, optimizer)) if carried is None else carried
     of_nodes, of_server = (torch.zeros(len(oracle.seeds), *nodes).double() for nodes in ([len(network.hosted)], []))
     sent = Traffic(of_nodes, of_server, of_nodes, of_server)
     for t in range(first, first + rounds):
-        ctx = Round(torch.tensor(t), oracle, network, carried=carried, optimizer=algorithm.local_optimizer())
+        ctx = Round(torch.tensor(t), oracle, network, carried=carried, optimizer=optimizer)
         state = algorithm.step(state, ctx)
         sent, carried = sent.plus(ctx.sent), ctx.carried_after()
     return End(state, sent, carried)

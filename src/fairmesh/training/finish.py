@@ -4,6 +4,8 @@ import hashlib
 from dataclasses import replace
 from typing import Any
 
+from fairmesh.algorithms.companions import outliving
+from fairmesh.algorithms.fitting import trains_alone
 from fairmesh.comparisons.constants import worse_than_constant
 from fairmesh.config.tables import to_table
 from fairmesh.evidence.outcomes import Outcomes, joined, packed, unpacked
@@ -14,7 +16,6 @@ from fairmesh.personalization.personalize import personalized
 from fairmesh.storage.run_folder import RunFolder
 from fairmesh.storage.state_tree import flatten_state, unflatten_state
 from fairmesh.training.execution import Execution
-from fairmesh.training.loop import trains_alone
 from fairmesh.training.model_files import about_model, model_files, site_files
 from fairmesh.training.provenance import provenance_of
 from fairmesh.training.result import Averages, Result, chosen_replica, variants_of
@@ -128,7 +129,7 @@ def put_aside(result: Result) -> Result:
     only further rounds would need."""
     state = result.state
     slim = state._replace(
-        algorithm=StateView(state.algorithm).only_shown(state.algorithm), optimizer=None, trainer=None
+        algorithm=StateView(state.algorithm).only_shown(state.algorithm), companions=outliving(state.companions)
     )
     on_host = unflatten_state(slim, {name: tensor.cpu() for name, tensor in flatten_state(slim).items()})
     return replace(result, state=on_host)

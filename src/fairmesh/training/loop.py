@@ -8,10 +8,11 @@ from typing import Annotated, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fairmesh.algorithms.base import Algorithm, Carried, Round, TrainerMemory, carried_at_start
-from fairmesh.algorithms.own_parts import OwnState
-from fairmesh.algorithms.schedules import as_schedule, with_run_length
-from fairmesh.algorithms.subgroups import SubgroupState
+from fairmesh.algorithms.base import Algorithm, Round
+from fairmesh.algorithms.companions import NOTHING, CompanionInputs, carried_at_start
+from fairmesh.algorithms.companions.own_parts import OwnParts, OwnState
+from fairmesh.algorithms.fitting import check_fits
+from fairmesh.algorithms.schedules import as_schedule
 from fairmesh.config.overrides import portable
 from fairmesh.config.tables import to_table
 from fairmesh.errors import BadInput
@@ -19,7 +20,6 @@ from fairmesh.networks.base import Network, Traffic
 from fairmesh.networks.memory import MemoryNetwork
 from fairmesh.networks.roles import HELD_BY_ALL, PerProcess, Role, StateView, roles_of
 from fairmesh.numerics.round_cache import RoundCache
-from fairmesh.problems.objective import Objective
 from fairmesh.problems.oracle import Oracle
 from fairmesh.problems.prepared import Prepared
 from fairmesh.topology.graphs import Topology
@@ -30,81 +30,6 @@ from fairmesh.training.replicas import Replica, stacked
 
 _EXPLODED = 1e6  # a model whose norm is this many times its initial norm (or 1) has diverged
 _FUSED_FROM = 3000  # rounds; compiling takes 8 to 35 s, which fewer rounds do not save
-
-
-def check_fits(algorithm: Algorithm, problem: Prepared) -> None:
-    """Raises BadInput if the algorithm cannot train on the problem."""
-    algorithm.check(problem.prior_of_sites, problem.flat_model.dim)
-    optimizer = algorithm.local_optimizer()
-    if optimizer is not None:
-        optimizer.check(problem.flat_model.layout)
-    check_objective(algorithm, problem.objective)
-    if problem.trainer is not None:
-        check_updates(algorithm, problem.objective)
-
-
-def trains_alone(algorithm: Algorithm) -> bool:
-    """Returns whether every node trains alone, so that each site is judged by its own node's model."""
-    return not algorithm.sends and not algorithm.needs_server
-
-
-def check_updates(algorithm: Algorithm, objective: Objective) -> None:
-    """Raises BadInput if the algorithm cannot work with the updates of a training function."""
-    name, steps = type(algorithm).__name__, getattr(algorithm, "local_steps", 1)
-    if steps > 1 and algorithm.oracle_calls() <= steps:
-        raise BadInput(
-            f"local_steps = {steps}: with a trainer, {name} takes one update per round; set local_steps = 1 and let "
-            "the training function take as many steps as it likes"
-        )
-    if algorithm.oracle_calls() > 1 or (algorithm.needs_server and not algorithm.sends):
-        raise BadInput(
-            f"{name} does not work with the updates of a trainer; use tracked-ad-gda, ad-gda, choco-sgd, dsgd, or with "
-            "a server fedavg (local_steps = 1) or afl"
-        )
-    if algorithm.local_optimizer() is not None:
-        raise BadInput(
-            f"algorithm.optimizer is for gradients, but {name} gets the updates of a trainer; leave it out, and use "
-            "any optimizer inside the training function"
-        )
-    if objective.needs_local_models:
-        raise BadInput(
-            "objective: sites are compared with models of their own, for which the trainer would have to train every "
-            "site alone first; give objective.local_losses as a table, or leave out discount_noise and against"
-        )
-
-
-def on_updates(algorithm: Algorithm, problem: Prepared, rounds: int) -> str | None:
-    """Returns that an algorithm has its default step, which is for gradients, if a training function gives updates."""
-    if problem.trainer is None or not dataclasses.is_dataclass(algorithm):
-        return None
-    step = algorithm.steps().get("primal_step")
-    default = {field.name: field.default_factory for field in dataclasses.fields(algorithm)}.get("primal_step")
-    if not callable(default) or step != with_run_length(default(), rounds):
-        return None
-    return (
-        f"{type(algorithm).__name__} has its default primal_step = {step}, which is for gradients, but a trainer gives "
-        'updates. "Your own training code as a node", in the documentation, says which steps apply them whole; without '
-        "an algorithm, fairmesh takes such steps"
-    )
-
-
-def check_objective(algorithm: Algorithm, objective: Objective) -> None:
-    """Raises BadInput if the algorithm's weights cannot follow the objective."""
-    name = type(algorithm).__name__
-    if objective.discount_noise and not algorithm.discounts_noise():
-        raise BadInput(
-            "objective.discount_noise = true needs an algorithm whose nodes know the mean loss, such as tracked-ad-gda "
-            f"with its default weighting; {name} as it is set does not. An experiment without an algorithm has this "
-            f"objective: for {name}, name the algorithm, as in fm.Experiment(data, algorithm={name}()).problem(), or "
-            "give the experiment or the problem objective=fm.Objective()"
-        )
-    if objective.subgroups and algorithm.needs_server:
-        raise BadInput(f"objective.subgroups needs an algorithm without a server, such as tracked-ad-gda; got {name}")
-    if objective.subgroups == "across" and not algorithm.keeps_prior_weights():
-        raise BadInput(
-            'objective.subgroups = "across" weighs subgroups instead of sites, so it needs an algorithm in which sites '
-            f'keep the weights of their prior: tracked-ad-gda with the weighting "prior-weights"; got {name}'
-        )
 
 
 class Best(NamedTuple):
@@ -124,10 +49,12 @@ class TrainingState(NamedTuple):
     average_dual: Annotated[PerProcess | None, Role(over_nodes=True, on_simplex=True)]  # lambda_o (replicas, n)
     sent: Traffic
     best: Annotated[Best | None, HELD_BY_ALL]
-    subgroups: SubgroupState | None = None  # of the hosted nodes, if they have weights
-    own: OwnState | None = None  # what stays at each of the hosted nodes, if the model has such parts
-    optimizer: Annotated[Any, Role(held_by="node")] = None  # the memory of each hosted node's optimizer, if it has any
-    trainer: TrainerMemory | None = None  # what sites' own training functions keep, as bytes (replicas, nodes, length)
+    companions: Any = NOTHING  # a NamedTuple of what rides along, by the names in fairmesh/algorithms/companions
+
+    @property
+    def own(self) -> OwnState | None:
+        """What stays at each of the hosted nodes, if the model has such parts."""
+        return getattr(self.companions, OwnParts.name, None)
 
 
 class Training:
@@ -174,6 +101,7 @@ class Training:
             trace=options.trace == "auto",
             precision=options.precision,
         )
+        self._around = CompanionInputs(self.oracle, self.algorithm.local_optimizer())
         if self.oracle.worker is not None:
             self.oracle.worker.together = functools.partial(
                 self.network.process_group.long_work, seen=lambda every: None
@@ -218,32 +146,30 @@ class Training:
         of_nodes = torch.zeros(count, len(self.network.hosted), dtype=torch.float64, device=self.device)
         of_server = torch.zeros(count, dtype=torch.float64, device=self.device)
         sent = Traffic(of_nodes, of_server, of_nodes.clone(), of_server.clone())
-        carried = carried_at_start(self.algorithm, self.oracle)
-        own = carried.own
-        best = Best(
-            torch.full((count,), -torch.inf, dtype=torch.float64),
-            torch.zeros(count, dtype=torch.int64),
-            rows,
-            None if own is None else own.rows[:, :1].expand(-1, self.problem.n, -1).clone(),
-        )
-        return TrainingState(
+        start = TrainingState(
             algorithm=state,
             average_model=rows,
             average_dual=None if duals is None else torch.zeros_like(duals[:, 0]),
             sent=sent,
-            best=best if self.options.keep_best else None,
-            **carried._asdict(),
+            best=None,
+            companions=carried_at_start(self._around),
         )
+        best = Best(
+            torch.full((count,), -torch.inf, dtype=torch.float64),
+            torch.zeros(count, dtype=torch.int64),
+            rows,
+            None if start.own is None else start.own.rows[:, :1].expand(-1, self.problem.n, -1).clone(),
+        )
+        return start._replace(best=best) if self.options.keep_best else start
 
     def advance(self, state: TrainingState, done: int) -> TrainingState:
         """Returns the state after round number `done`."""
-        self.oracle.round_number = done
+        self.oracle.source.round_number = done
         return self.after_round(state, torch.tensor(done, device=self.device))
 
     def after_round(self, state: TrainingState, index: Tensor) -> TrainingState:
         """Returns the state after the round whose number is in a scalar tensor. Uses operations on tensors only."""
-        carried = Carried(state.subgroups, state.own, state.optimizer, state.trainer)
-        ctx = Round(index, self.oracle, self.network, self._round_cache, carried, self.algorithm.local_optimizer())
+        ctx = Round(index, self.oracle, self.network, self._round_cache, state.companions, self._around.optimizer)
         current = self.view.models(state.algorithm).mean(dim=-2)  # theta-bar^t, before the step: t = 0 .. T - 1
         duals, average_dual = self.view.duals(state.algorithm), state.average_dual
         share = self._round_cache.at("share", self._shares, index)
@@ -256,7 +182,7 @@ class Training:
             else torch.lerp(average_dual, duals.mean(dim=-2), share),
             sent=state.sent.plus(ctx.sent),
             best=state.best,
-            **ctx.carried_after()._asdict(),
+            companions=ctx.carried_after(),
         )
 
     def whole_models(self, state: TrainingState) -> Tensor:
@@ -279,7 +205,7 @@ class Training:
             if captured is None:
                 state = self.advance(state, t)
             else:
-                self.oracle.feed(t)
+                self.oracle.source.feed(t)
                 captured.advance()
                 state = captured.state
             yield t + 1, state
@@ -287,18 +213,18 @@ class Training:
     def _captured(self, state: TrainingState, done: int, rounds: int) -> CapturedRounds | None:
         """Returns the rounds as a CUDA graph, if the data is on a GPU or streamed to it, augmentation runs there too,
         and there is more than one round to do."""
-        on_gpu = self.device.type == "cuda" and (self.data_home.type == "cuda" or self.oracle.streamed)
+        on_gpu = self.device.type == "cuda" and (self.data_home.type == "cuda" or self.oracle.source.streamed)
         augmenter = self.problem.augmenter
         by_host = augmenter is not None and not augmenter.with_model  # a graph would replay what it drew once
         by_host = by_host or self.problem.trainer is not None
         if not on_gpu or by_host or not isinstance(self.network, MemoryNetwork) or rounds - done < 2:
             return None
         fuse = self.options.fuse == "yes" or (self.options.fuse == "auto" and rounds >= _FUSED_FROM)
-        self.oracle.round_number = done
-        self.oracle.feed_captured(self.oracle.streamed)
+        self.oracle.source.round_number = done
+        self.oracle.source.capture(self.oracle.source.streamed)
         captured = captured_rounds(self.after_round, state._replace(best=None), done, self.device, fuse)
         if captured is None:
-            self.oracle.feed_captured(False)
+            self.oracle.source.capture(False)
         return captured
 
     def unsound(self, state: TrainingState) -> Tensor:

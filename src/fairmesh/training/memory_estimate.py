@@ -17,8 +17,8 @@ from fairmesh.data.site import Site
 from fairmesh.errors import BadInput
 from fairmesh.networks.base import Network
 from fairmesh.numerics import malloc, trees
+from fairmesh.problems.batches import AS_FLOATS_UP_TO
 from fairmesh.problems.evaluator import evaluated_at_once
-from fairmesh.problems.oracle import AS_FLOATS_UP_TO
 from fairmesh.problems.prepared import Prepared
 from fairmesh.problems.problem import Problem, prepare
 from fairmesh.problems.row_loss import BoundModelLoss, as_floats, augmented

@@ -7,7 +7,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from fairmesh.algorithms.own_parts import OwnState
+from fairmesh.algorithms.companions.own_parts import OwnState
+from fairmesh.algorithms.fitting import trains_alone
 from fairmesh.errors import BadInput
 from fairmesh.metrics.over_sites import group_means, spread
 from fairmesh.networks.base import Traffic
@@ -15,7 +16,7 @@ from fairmesh.problems.evaluator import Evaluator, Trouble, support
 from fairmesh.problems.prepared import Prepared
 from fairmesh.regularizers.simplex import normalized
 from fairmesh.storage.run_folder import Record
-from fairmesh.training.loop import Training, trains_alone
+from fairmesh.training.loop import Training
 
 Split = Literal["test", "validation", "train"]
 

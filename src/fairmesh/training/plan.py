@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from fairmesh.algorithms.base import Algorithm
+from fairmesh.algorithms.fitting import check_fits
 from fairmesh.algorithms.schedules import with_run_length
 from fairmesh.config.tables import from_table
 from fairmesh.data.reserve import reserve
@@ -22,7 +23,7 @@ from fairmesh.problems.problem import Problem, prepare
 from fairmesh.topology.graphs import Ring, Topology
 from fairmesh.topology.mixing import Mixing, with_liars
 from fairmesh.training.defaults import ROUNDS, default_for
-from fairmesh.training.loop import Training, check_fits
+from fairmesh.training.loop import Training
 from fairmesh.training.options import Options, device_of
 from fairmesh.training.replicas import Placements, Replica, replicas_of, sites_at, stacked
 

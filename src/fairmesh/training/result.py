@@ -9,6 +9,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from fairmesh.algorithms.fitting import trains_alone
 from fairmesh.comparisons.weights import WeightsVerdict, verdict_of
 from fairmesh.config.overrides import flat_table
 from fairmesh.config.tables import to_table
@@ -23,7 +24,7 @@ from fairmesh.problems.prepared import Prepared, with_splits
 from fairmesh.regularizers.simplex import normalized
 from fairmesh.storage.run_folder import Record
 from fairmesh.training.best_round import RoundScores, by_round
-from fairmesh.training.loop import TrainingState, trains_alone
+from fairmesh.training.loop import TrainingState
 from fairmesh.training.meter import with_own_parts
 from fairmesh.training.replicas import Replica
 from fairmesh.training.subgroups import SubgroupOutcome, outcomes

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from fairmesh.algorithms.subgroups import SubgroupState, weights_of
+from fairmesh.algorithms.companions.subgroups import Subgroups, SubgroupState, weights_of
 from fairmesh.errors import BadInput
 from fairmesh.numerics import trees
 from fairmesh.problems.evaluator import measured
@@ -70,7 +70,7 @@ def outcomes(result: "Result", replica: int) -> list[SubgroupOutcome]:
 
 def _weights(result: "Result", replica: int, site: int) -> dict[str, float]:
     """Returns the weights of the subgroups by name, at the node that holds the site."""
-    state, problem = result.state.subgroups, result.problem
+    state, problem = getattr(result.state.companions, Subgroups.name, None), result.problem
     if state is None or state.sums.shape[1] != problem.n:
         return {}
     node = result.replicas[replica].placement.index(site)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from fairmesh.algorithms.base import Algorithm
+from fairmesh.algorithms.fitting import on_updates
 from fairmesh.config.tables import to_table
 from fairmesh.networks.memory import SingleProcess
 from fairmesh.networks.process_group import ProcessGroup
@@ -20,7 +21,7 @@ from fairmesh.topology.graphs import Topology
 from fairmesh.training.defaults import ROUNDS
 from fairmesh.training.execution import Announce, Ready, Surroundings, execution, prepare, with_reference_losses
 from fairmesh.training.finish import finish, put_aside
-from fairmesh.training.loop import TrainingState, on_updates
+from fairmesh.training.loop import TrainingState
 from fairmesh.training.observers import Observer, as_observers, stop_signals
 from fairmesh.training.options import home_of_data, with_threads
 from fairmesh.training.plan import Plan, with_fixed_weights

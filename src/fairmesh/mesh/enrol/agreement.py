@@ -4,6 +4,7 @@ from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from fairmesh.algorithms.fitting import check_objective
 from fairmesh.config.imports import imported
 from fairmesh.config.overrides import flat_table, portable, resolved_files
 from fairmesh.config.registry import registered_name
@@ -15,7 +16,6 @@ from fairmesh.experiment import Experiment
 from fairmesh.mesh.enrol.roster import OF_ONE_SITE, OF_THE_EXPERIMENT, Mesh, SiteFile
 from fairmesh.problems.prepared import Prepared
 from fairmesh.trackers import Tracker
-from fairmesh.training.loop import check_objective
 from fairmesh.training.observers import CsvWriter
 
 

@@ -18,7 +18,8 @@ import torch
 from safetensors.torch import load, load_file
 from torch import Tensor
 
-from fairmesh.algorithms.own_parts import OwnState
+from fairmesh.algorithms.companions import carried
+from fairmesh.algorithms.companions.own_parts import OwnState
 from fairmesh.compression import DecodeError
 from fairmesh.config.overrides import portable
 from fairmesh.config.tables import to_table
@@ -319,7 +320,7 @@ def _whole(
             means.get("best", means["model"]).to(dtype).unsqueeze(0),
             own.get("best", own.get("model")),
         ),
-        own=None if "model" not in own else OwnState(own["model"], *[torch.zeros(1, n, 1)] * 3),
+        companions=carried({"own": OwnState(own["model"], *[torch.zeros(1, n, 1)] * 3)} if "model" in own else {}),
     )
 
 

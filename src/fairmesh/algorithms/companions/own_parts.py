@@ -4,11 +4,13 @@ An algorithm sees losses and gradients of the shared parameters. The first time 
 batch, the node's own part takes a step on the same batch. Nothing of it is ever sent.
 """
 
+from operator import attrgetter
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from fairmesh.algorithms.companions.base import Companion, CompanionInputs, Question
 from fairmesh.networks.roles import PerNode
 from fairmesh.problems.oracle import Oracle
 
@@ -24,13 +26,39 @@ class OwnState(NamedTuple):
     steps: PerNode  # that were taken (replicas, nodes, 1)
 
 
-def initial_own_state(oracle: Oracle) -> OwnState | None:
-    """Returns the state before round 0, or None if everything is shared."""
-    if not oracle.model.own_dim:
-        return None
-    rows = oracle.initial_own()
-    nothing = torch.zeros_like(rows[..., : oracle.model.local_dim])
-    return OwnState(rows, nothing, nothing.clone(), torch.zeros_like(rows[..., :1]))
+class OwnParts(Companion):
+    """Adds the own parts to the models that are evaluated, and lets them take a step with their gradients."""
+
+    name = "own"
+    order = 1
+    needed = attrgetter("oracle.model.own_dim")
+    outlives_run = True
+
+    @staticmethod
+    def init(run: CompanionInputs) -> OwnState:
+        rows = run.oracle.initial_own()
+        nothing = torch.zeros_like(rows[..., : run.oracle.model.local_dim])
+        return OwnState(rows, nothing, nothing.clone(), torch.zeros_like(rows[..., :1]))
+
+    def before(self, question: Question) -> None:
+        question.rows = torch.cat([question.models, self.seen_with(question.call).rows], dim=-1)
+
+    def after(self, question: Question) -> None:
+        if question.own_parts is not None:
+            after = self.state._replace(rows=question.own_parts)
+            self.advance(question, lambda: after)
+            return
+        shared = question.models.shape[-1]
+        self._step(question, question.gradients[..., shared:])
+        question.gradients = question.gradients[..., :shared]
+
+    def after_samples(self, question: Question) -> None:
+        shared = question.models.shape[-1]
+        self._step(question, question.gradients[..., shared:].mean(dim=-2))
+        question.gradients = question.gradients[..., :shared]
+
+    def _step(self, question: Question, gradients: Tensor) -> None:
+        self.advance(question, lambda: stepped(self.state, gradients, self.run.oracle))
 
 
 def stepped(old: OwnState, gradients: Tensor, oracle: Oracle) -> OwnState:

@@ -1,0 +1,197 @@
+"""Batches of all hosted nodes, drawn from counter-based streams: which rows, their random keys, and their weights."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fairmesh.data.rows import SampleRows
+from fairmesh.numerics import random_streams, trees
+from fairmesh.numerics.round_cache import RoundCache
+from fairmesh.numerics.trees import Tree
+from fairmesh.problems.division import Division
+from fairmesh.problems.hosted_nodes import HostedNodes
+from fairmesh.problems.row_loss import as_floats
+from fairmesh.problems.row_sources import OfRounds, RowsInMemory, RowSource, StreamedRows, Which
+
+AS_FLOATS_UP_TO = 1 << 28  # bytes; a CPU keeps smaller data as floats, to save the conversion in every round
+
+Batch = tuple[Any, ...]  # inputs, targets, the key of the model's random numbers, and weights if the rows have any
+
+
+class Batches:
+    """The batches of every round. A stack of batches has one per hosted node, as a stack of models has rows.
+
+    Args:
+        nodes: The hosted nodes.
+        division: Their rows.
+        calls: How many different batches an algorithm asks for in a round.
+        data_device: Where rows in memory are kept.
+        round_cache: What depends on the round alone.
+    """
+
+    def __init__(
+        self,
+        nodes: HostedNodes,
+        division: Division,
+        calls: int,
+        data_device: torch.device,
+        round_cache: RoundCache,
+    ):
+        self._nodes, self._division, self._sampling = nodes, division, nodes.problem.sampling
+        self._calls, self._data_device, self._round_cache = calls, data_device, round_cache
+        self._full = self._sampling.order == "full"
+        self.repeats = 1 if self._full else self._sampling.batches_per_step
+        even = division.order is None and bool((division.sizes == division.sizes.min()).all())
+        self._largest = int(division.sizes.max())
+        self.padded = self._full and not even
+        self.weighted = self.padded or nodes.problem.objective.subgroups is not None
+        self.source = self._source()
+
+    def _source(self) -> RowSource:
+        nodes, samples = self._nodes, self._division.samples
+        numbers_here = sum(len(part) * trees.numbers_per_sample(part.inputs) for part in samples)
+        floats = nodes.device.type == "cpu" and numbers_here * nodes.dtype.itemsize <= AS_FLOATS_UP_TO
+        change = (lambda part: as_floats(part, nodes.dtype)) if floats else None
+        rows = SampleRows(samples, self._data_device, self._division.order, change)
+        if rows.reader is None:
+            return RowsInMemory(rows, self._round_cache)
+        return StreamedRows(rows.reader, nodes.rows, nodes.device)
+
+    def sums(self, function: Callable[..., tuple[Tensor, ...]], round_index: Tensor, call: int) -> tuple[Tensor, ...]:
+        """Returns the sums, over the batches of a call, of what a function gives for a batch.
+
+        Args:
+            function: (number of the batch, *batch) -> tensors.
+            round_index: The round.
+            call: Which of its calls.
+        """
+        of_batches = (function(number, *self.at(round_index, number, calls)) for number, calls in self._steps(call))
+        return functools.reduce(lambda total, more: tuple(a + b for a, b in zip(total, more)), of_batches)
+
+    def mean(self, function: Callable[..., tuple[Tensor, ...]], round_index: Tensor, call: int) -> tuple[Tensor, ...]:
+        """Returns the mean, over the batches of a call, of what a function (*batch) gives. Arguments as of `sums`."""
+        total = self.sums(lambda _, *batch: function(*batch), round_index, call)
+        return total if self.repeats == 1 else tuple(part / self.repeats for part in total)
+
+    def joined(self, function: Callable[..., Tensor], round_index: Tensor, call: int) -> Tensor:
+        """Returns what a function (*batch) gives for the samples of all batches of a call: (nodes, samples, ...)."""
+        return torch.cat([function(*self.at(round_index, *step)) for step in self._steps(call)], dim=1)
+
+    def _steps(self, call: int) -> list[tuple[int, int]]:
+        """Returns the number of each batch of a call, and how many batches a round has."""
+        return [(call * self.repeats + k, self._calls * self.repeats) for k in range(self.repeats)]
+
+    def of_node(self, batch: Batch, row: int, count: int) -> tuple[Tree, Tree]:
+        """Returns inputs and targets of one hosted node, whose place in the stack is `row`, without what fills up its
+        batch to more than the `count` rows that it trains on."""
+        own = slice(count if self._full else None)
+        return trees.at(trees.at(batch[0], row), own), trees.at(trees.at(batch[1], row), own)
+
+    def indices(self, rounds: Tensor, number: int, calls: int) -> Tensor:
+        """Returns the index, among all sites' samples, of each sample in a batch: (rounds, replicas, nodes, batch).
+
+        Args:
+            rounds: The rounds (rounds,).
+            number: Which of the batches of a round.
+            calls: How many it has.
+        """
+        sampling, device = self._sampling, self._nodes.device
+        starts, sizes = self._division.starts, self._division.sizes_in(rounds[:, None, None, None])
+        if self._full:
+            steps = torch.arange(self._largest, device=device).expand(len(rounds), 1, 1, -1)
+            return starts + steps % sizes
+        if sampling.order == "random":
+            key = self._nodes.keys(f"batch {number}", rounds.unsqueeze(-1))
+            return starts + random_streams.integers(key, sampling.batch, sizes)
+        first = (rounds * calls + number) * sampling.batch
+        steps = first[:, None, None, None] + torch.arange(sampling.batch, device=device)
+        if sampling.order == "cyclic":
+            return starts + steps % sizes
+        streams = self._nodes.keys("epochs", 0)  # (replicas, nodes)
+        epochs = random_streams.epoch_keys(streams, steps // sizes)
+        return starts + random_streams.permuted(epochs, steps % sizes, sizes)
+
+    def at(self, round_index: Tensor, number: int, calls: int) -> Batch:
+        """Returns a batch; the last two arguments as of `indices`."""
+        nodes = self._nodes
+
+        def keys(rounds: Tensor) -> Tensor:
+            return nodes.keys(f"model {number}", rounds.unsqueeze(-1)).flatten(1)
+
+        def seeds(rounds: Tensor) -> Tensor:
+            key = nodes.keys(f"items {number}", rounds.unsqueeze(-1))
+            drawn = random_streams.bits(key, self.indices(rounds[:1], number, calls).shape[-1])
+            return drawn.flatten(1).to(torch.int64) & 0xFFFFFFFF
+
+        key = self._round_cache.at(("model", number), keys, round_index)
+        inputs, targets = self._read(("batch", number), self._rows_in(number, calls), seeds, round_index)
+        augmenter = nodes.problem.augmenter
+        if augmenter is not None:
+            inputs, targets = augmenter.beforehand(inputs, targets, key)
+        return (inputs, targets, key, *self._weights(inputs, round_index))
+
+    def _weights(self, inputs: Tree, round_index: Tensor) -> tuple[Tensor, ...]:
+        """Returns the weight of every sample, if they have any: zero for those that only fill up a full batch."""
+        dtype, device = self._nodes.dtype, self._nodes.device
+        if self.padded:
+            steps, sizes = torch.arange(self._largest, device=device), self._division.sizes_in(round_index)
+            return (((steps < sizes).to(dtype) / sizes).flatten(0, 1),)
+        if self.weighted:
+            rows, count = trees.leaves(inputs)[0].shape[:2]
+            return (torch.full((rows, count), 1.0 / count, dtype=dtype, device=device),)
+        return ()
+
+    def judging(self, round_index: Tensor, call: int) -> tuple[Tree, Tree, Tensor]:
+        """Returns inputs, targets and weights of the rows apart that judge each hosted node: (nodes, rows, ...)."""
+        nodes, counts = self._nodes, self._division.judges
+        inputs, targets = self._read(("held-out", call), self._judging_rows(call), None, round_index)
+        if self._full:
+            largest = torch.arange(int(counts.max()), device=nodes.device)
+            return inputs, targets, ((largest < counts).to(nodes.dtype) / counts).flatten(0, 1)
+        count = self._sampling.batch
+        weights = torch.full((1, count), 1.0 / count, dtype=nodes.dtype, device=nodes.device)
+        return inputs, targets, weights.expand(nodes.rows, -1)
+
+    def of_rows(self, numbers: Tensor, round_index: Tensor, number: int) -> Tensor:
+        """Returns the entries of a batch's rows (nodes, rows) among `numbers` of all rows, in the order of the
+        division."""
+        indices = self._rows_in(number, self._calls * self.repeats)
+        return self._chosen(numbers, self._round_cache.at(("batch", number), indices, round_index))
+
+    def of_judging_rows(self, numbers: Tensor, round_index: Tensor, call: int) -> Tensor:
+        """Returns the same for the rows that judge."""
+        return self._chosen(numbers, self._round_cache.at(("held-out", call), self._judging_rows(call), round_index))
+
+    def _chosen(self, numbers: Tensor, rows: Tensor) -> Tensor:
+        chosen = numbers.to(self._data_device).index_select(0, rows)
+        return chosen.to(self._nodes.device, non_blocking=True).unflatten(0, (self._nodes.rows, -1))
+
+    def _rows_in(self, number: int, calls: int) -> OfRounds:
+        return lambda rounds: self.indices(rounds, number, calls).flatten(1).to(self._data_device)
+
+    def _judging_rows(self, call: int) -> OfRounds:
+        first, counts = self._division.judged_from, self._division.judges
+
+        def indices(rounds: Tensor) -> Tensor:
+            if self._full:
+                steps = torch.arange(int(counts.max()), device=self._nodes.device)
+                chosen = (first + steps % counts).expand(len(rounds), -1, -1, -1)
+            else:
+                key = self._nodes.keys(f"held-out {call}", rounds.unsqueeze(-1))
+                chosen = first + random_streams.integers(key, self._sampling.batch, counts)
+            return chosen.flatten(1).to(self._data_device)
+
+        return indices
+
+    def _read(self, which: Which, indices: OfRounds, seeds: OfRounds | None, round_index: Tensor) -> tuple[Tree, Tree]:
+        """Returns inputs and targets of a stack of batches, as the model sees them: (nodes, rows, ...)."""
+        nodes, shape = self._nodes, (self._nodes.rows, -1)
+
+        def seen(part: Tensor) -> Tensor:
+            return as_floats(part.to(nodes.device, non_blocking=True), nodes.dtype).unflatten(0, shape)
+
+        inputs, targets = self.source.read(which, indices, seeds, round_index)
+        return trees.mapped(seen, inputs), trees.mapped(seen, targets)
