@@ -137,7 +137,6 @@ def test_local_steps_advance_the_memory_and_clients_that_sit_out_keep_theirs():
 
 def test_same_batch_at_two_models_gives_directions_from_the_same_memory():
     optimizer = fm.optimizers.Momentum(0.9)
-    algorithm = fm.algorithms.DSGD(0.1, optimizer=optimizer)
     net, oracle = toys.on_stack(toys.problem(), fm.Ring())
     models, carried = oracle.initial_models(), carried_at_start(CompanionInputs(oracle, optimizer))
     ctx = Round(torch.tensor(0), oracle, net, carried=carried, optimizer=optimizer)
