@@ -89,22 +89,23 @@ class GradientSettings:
     clip_norm: float | None = _setting(None, ClipNorm)
     weight_decay: float = _setting(0.0, WeightDecay)
 
-    def gradient_path(self) -> dict[str, Link]:
-        """Returns what is done with gradients, by the names of the settings.
 
-        Raises:
-            BadInput: A setting has an impossible value.
-        """
-        return {
-            setting.name: setting.metadata["link"](getattr(self, setting.name))
-            for setting in dataclasses.fields(self)
-            if "link" in setting.metadata and getattr(self, setting.name) != setting.default
-        }
+def gradient_path(settings: GradientSettings) -> dict[str, Link]:
+    """Returns what is done with gradients, by the names of the settings.
+
+    Raises:
+        BadInput: A setting has an impossible value.
+    """
+    return {
+        setting.name: setting.metadata["link"](getattr(settings, setting.name))
+        for setting in dataclasses.fields(settings)
+        if "link" in setting.metadata and getattr(settings, setting.name) != setting.default
+    }
 
 
 def refuse_for_updates(settings: GradientSettings) -> None:
     """Raises BadInput for settings that are about gradients alone, if a training function makes updates."""
-    for name, link in settings.gradient_path().items():
+    for name, link in gradient_path(settings).items():
         if not link.of_updates:
             raise BadInput(
                 f"{name} = {getattr(settings, name)!r} changes gradients, but the trainer makes updates; leave it out, "

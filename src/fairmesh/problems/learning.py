@@ -10,7 +10,7 @@ from fairmesh.errors import BadInput, nearest
 from fairmesh.metrics.base import NamedMetric
 from fairmesh.problems.augmentation import Augmentation
 from fairmesh.problems.batch_norm import BatchNormPolicy
-from fairmesh.problems.gradient_path import GradientSettings
+from fairmesh.problems.gradient_path import GradientSettings, gradient_path
 from fairmesh.problems.objective import Objective
 from fairmesh.problems.parts import Parts
 from fairmesh.trainers.local_trainer import LocalTrainer, TrainingFunction
@@ -64,7 +64,7 @@ class Learning(GradientSettings):
         cls.__doc__ = (cls.__doc__ or "").replace(_HERE, _ARGUMENTS)
 
     def __post_init__(self):
-        self.gradient_path()  # which checks its settings
+        gradient_path(self)  # which checks its settings
         if self.batch_norm not in get_args(BatchNormPolicy):
             raise BadInput(f"batch_norm: {self.batch_norm!r}{nearest(self.batch_norm, get_args(BatchNormPolicy))}")
         number = type(self.models_at_once) is int and self.models_at_once >= 1

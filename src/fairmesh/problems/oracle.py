@@ -16,7 +16,7 @@ from fairmesh.numerics.random_streams import Draw, SecretIdentities
 from fairmesh.numerics.round_cache import RoundCache
 from fairmesh.problems.batches import Batches
 from fairmesh.problems.division import division_of
-from fairmesh.problems.gradient_path import AskedGradients
+from fairmesh.problems.gradient_path import AskedGradients, gradient_path
 from fairmesh.problems.hosted_nodes import HostedNodes
 from fairmesh.problems.judge import judge_of, standard_of
 from fairmesh.problems.local_work import LocalWorker, Work
@@ -62,7 +62,7 @@ class Oracle:
         self.division, self.source = division, self.batches.source
         self._losses = Losses(nodes, self.model, self.batches.weighted, trace, precision)
         self._judge, self._standard = judge_of(nodes, division, self.batches, self._losses), standard_of(nodes)
-        self._path = tuple(problem.gradient_path().values())
+        self._path = tuple(gradient_path(problem).values())
 
     def _learn_of_sites(self) -> None:
         """Finds what every node knows of the sites: the prior, and how many training rows each has."""
