@@ -139,7 +139,7 @@ def test_legend_lies_outside_the_curves(runs, against):
 
 def test_report_of_several_runs_draws_the_chosen_variant(runs, monkeypatch):
     drawn = []
-    monkeypatch.setattr("fairmesh.report.html._curves", lambda runs: drawn.extend(runs) or "")
+    monkeypatch.setattr("fairmesh.report.html.curves", lambda runs: drawn.extend(runs) or "")
     many, base = runs("many", "base")
     text = page([many, base], "both")
     assert [run.label for run in drawn] == [chosen_of(many).label, "base"]

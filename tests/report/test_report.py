@@ -100,8 +100,8 @@ COMPARED = [_versus("better", 0.03, 0.09), _versus("worse", -0.08, -0.02), _vers
 def undrawn(monkeypatch):
     """Leaves the pictures empty, for tests of what is around them."""
     for name in ("curve", "dots", "network", "reliability"):
-        monkeypatch.setattr(f"fairmesh.report.html.{name}", lambda *_: None)
-    monkeypatch.setattr("fairmesh.report.html.svg", lambda _, said: f'<svg role="img" aria-label="{said}"></svg>')
+        monkeypatch.setattr(f"fairmesh.report.plots.{name}", lambda *_: None)
+    monkeypatch.setattr("fairmesh.report.elements.svg", lambda _, said: f'<svg role="img" aria-label="{said}"></svg>')
 
 
 @pytest.fixture(scope="module")
@@ -223,9 +223,9 @@ def test_several_runs_stand_side_by_side(tmp_path, monkeypatch, capsys, undrawn)
 
 def test_weights_are_drawn_from_each_sites_share_of_the_rows(monkeypatch):
     drawn = {}
-    monkeypatch.setattr("fairmesh.report.html.dots", lambda names, series, label: drawn.update({label: series}))
-    monkeypatch.setattr("fairmesh.report.html._figure", lambda figure, description, caption: caption)
-    monkeypatch.setattr("fairmesh.report.html._curves", lambda runs: "")
+    monkeypatch.setattr("fairmesh.report.plots.dots", lambda names, series, label: drawn.update({label: series}))
+    monkeypatch.setattr("fairmesh.report.elements.svg", lambda figure, description: "<svg></svg>")
+    monkeypatch.setattr("fairmesh.report.html.curves", lambda runs: "")
     data = fm.data.Digits(nodes=4, odd=1, sizes=(30, 60, 90, 20))
     result = fm.run(fm.Experiment(data, fm.Ring(), fm.TrackedADGDA(), rounds=2))
     shares = [len(site.train) / sum(len(one.train) for one in result.problem.sites) for site in result.problem.sites]

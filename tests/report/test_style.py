@@ -18,7 +18,7 @@ SEEN = {  # linear RGB as people see it who lack a kind of cones (Machado, Olive
     "all cones": np.eye(3),
 }
 LEAST = {"deuteranopia": 15, "protanopia": 15, "tritanopia": 15, "all cones": 28}  # 2 is just noticeable
-PAPER = re.findall(r"--paper:(#\w+)", html._STYLE)
+PAPER = re.findall(r"--paper:(#\w+)", html.STYLE)
 
 
 def linear(colour):

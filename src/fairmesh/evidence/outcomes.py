@@ -72,6 +72,11 @@ class Answers:
         missed = self.losses.isnan() if self.right is None else self.right == _UNPREDICTED
         return not bool(missed.any())
 
+    @property
+    def keeps_labels(self) -> bool:
+        """Whether the outputs were kept, and the rows have a class each."""
+        return self.right is not None and self.targets is not None and self.targets.ndim == 1
+
     def apart(self, count: int) -> list["Answers"]:
         """Returns the answers of each of `count` models, if the rows are those of seeds, and of these models for each
         seed."""

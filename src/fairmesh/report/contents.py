@@ -1,7 +1,6 @@
 """What a report says, as JSON: the page and the model card are two ways to show it."""
 
 import hashlib
-import json
 import tomllib
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
@@ -9,23 +8,18 @@ from typing import Any
 
 import fairmesh
 from fairmesh.algorithms.base import Algorithm
-from fairmesh.comparisons.leave_one_out import LEFT_OUT
 from fairmesh.config.registry import FAMILIES
 from fairmesh.config.tables import from_table
 from fairmesh.config.trusted import import_paths
 from fairmesh.errors import BadInput
 from fairmesh.evidence.intervals import LEVEL
 from fairmesh.metrics.units import defined
-from fairmesh.report.answers import calibration
-from fairmesh.report.runs import Run, choices_in_words, links_of, mean_of, ranked
+from fairmesh.report.runs import Run, links_of, ranked
+from fairmesh.report.sections import Json, told_by_sections
 from fairmesh.report.sentences import REFERENCES, hints, network_sentence, site_sentence
 from fairmesh.storage.run_folder import PREPROCESSING
-from fairmesh.storage.strict_json import with_nan
 from fairmesh.topology.graphs import Topology
 from fairmesh.topology.mixing import union_of
-
-Json = dict[str, Any]
-
 
 def contents(runs: Sequence[Run], title: str) -> Json:
     """Returns all that a report says of one run or several."""
@@ -39,7 +33,7 @@ def contents(runs: Sequence[Run], title: str) -> Json:
 
 def card(run: Run) -> Json:
     """Returns all that a report says of a run; of a sweep, all that it says of its best variant, and the ranking."""
-    variants, ranked_on = ranked(run)
+    variants, _ = ranked(run)
     chosen = variants[0]
     summary = chosen.summary
     found: Json = {
@@ -60,19 +54,17 @@ def card(run: Run) -> Json:
         "spread_by": chosen.spread_by(),
         "diverged": len(summary["diverged"]),
         "over_sites": {what: chosen.over_sites(what) for what in ("worst", "mean", "best", "gap")},
-        "calibration": calibration(chosen),
         "intervals": _intervals(chosen),
         "sites": _sites(chosen),
         "worst_first": chosen.worst_first(),
-        "sweep": _sweep(run, variants, ranked_on) if len(variants) > 1 else None,
         "graph": _graph(chosen),
         "parameters": summary["parameters"],
         "traffic": {name: summary[name] for name in ("bytes_busiest_node", "bytes_total", "nominal_bits_busiest")},
-        "left_out": _left_out(run),
         "notes": [*chosen.notes(), *_failures(chosen)],
         "provenance": summary.get("provenance"),
         "files": _files(chosen),
         "settings": run.settings_text(),
+        **told_by_sections(run, chosen),
     }
     for site in found["sites"]:
         site["sentence"] = site_sentence(site, found)
@@ -86,20 +78,6 @@ def _metric(run: Run, name: str) -> Json:
     if not run.summary["diverged"]:  # these are measured without regard to replicas that diverged
         numbers |= {key: table[key] for key in ("worst_share", "cvar", "std", "jain")}
     return {"share": table["share"], "higher_is_better": table["higher_is_better"]} | numbers
-
-
-def _sweep(run: Run, variants: Sequence[Run], ranked_on: str) -> Json:
-    rows = [
-        {
-            "changes": one.summary["variants"][0]["changes"],
-            "validation_worst": one.over_sites("worst", "validation"),
-            **{what: one.over_sites(what) for what in ("worst", "mean", "gap")},
-            "replicas": one.summary["replicas"],
-            "diverged": len(one.summary["diverged"]),
-        }
-        for one in variants
-    ]
-    return {"ranked_on": ranked_on, "choice": choices_in_words([run])[0], "variants": rows}
 
 
 def _intervals(run: Run) -> Json:
@@ -198,20 +176,6 @@ def _graph(run: Run) -> Json | None:
         "edges": links_of(mixing),
         "spectral_gap": mixing.gap,
         "placed": settings.get("placements") is not None,  # then node i does not have the data of site i
-    }
-
-
-def _left_out(run: Run) -> Json | None:
-    """Returns the metrics of models that were trained without each site, averaged over seeds, by site."""
-    path = run.folder / LEFT_OUT if run.folder else None
-    if path is None or not path.exists():
-        return None
-    told = with_nan(json.loads(path.read_text(encoding="utf-8")))
-    means = {name: [mean_of(column) for column in zip(*rows)] for name, rows in told["values"].items()}
-    sites = [str(name) for name in told["sites"]]
-    return {
-        "judged_on": told["judged_on"],
-        "sites": [{"name": name, "metrics": {m: means[m][i] for m in means}} for i, name in enumerate(sites)],
     }
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from fairmesh.errors import listed
 from fairmesh.report import tables
-from fairmesh.report.contents import Json
+from fairmesh.report.sections import Json
 
 _BLANKS = {
     "intended-use": "What is the model for, and who may use it?",

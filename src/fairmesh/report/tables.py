@@ -2,15 +2,16 @@
 
 The first row is the header. In a cell, text after a line break is a remark on the value above it."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 
 from fairmesh.metrics.units import Unit, defined
-from fairmesh.report.contents import Json
+from fairmesh.report.sections import Json
 from fairmesh.report.sentences import REFERENCES, unit_of
 
 Rows = list[list[str]]
 
-_CLASSES = 6  # as many have room in one cell
+CLASSES = 6  # as many have room in one cell
 _OVER_SITES = {
     "worst": "worst site",
     "worst_share": "mean of the worst {tail}",
@@ -39,25 +40,25 @@ def of_sites(card: Json, order: Sequence[int]) -> Rows:
         order: The numbers of the sites, from top to bottom.
     """
     unit, sites = unit_of(card), [card["sites"][i] for i in order]
+    few_classes = max(len(site["support"] or ()) for site in sites) <= CLASSES
+    columns: dict[str, Callable[[Json], str]] = {  # "" for what a site has not told
+        "site": site_name,
+        "n": _count,
+        "\n".join(["per class", *([" / ".join(card["classes"])] if card["classes"] else [])]): (
+            lambda site: " / ".join(map(str, site["support"] or ())) if few_classes else ""
+        ),
+        _headed(unit.metric, card): lambda site: value_at(site, unit),
+        f"{100 * card['intervals']['level']:.0f} % interval": lambda site: unit.interval(site["interval"]),
+        "λ": lambda site: f"{site['weight']:.3f}" if defined(site["weight"]) else "",
+    }
+    columns |= {REFERENCES.get(kind, kind): partial(_compared, kind=kind, unit=unit) for kind in kinds_of(card)}
+    cells = {title: [cell(site) for site in sites] for title, cell in columns.items()}
+    told = {title: [cell or "-" for cell in column] for title, column in cells.items() if any(column)}
+    return [list(told), *map(list, zip(*told.values()))]
 
-    def known(key: str) -> bool:
-        return any(site[key] is not None for site in sites)
 
-    columns = [("site", [_name(site) for site in sites])]
-    if known("n"):
-        counts = ["-" if site["n"] is None else f"{'≥ ' if site['n_at_least'] else ''}{site['n']}" for site in sites]
-        columns.append(("n", counts))
-    if known("support") and max(len(site["support"] or ()) for site in sites) <= _CLASSES:
-        per_class = "\n".join(["per class", *([" / ".join(card["classes"])] if card["classes"] else [])])
-        columns.append((per_class, [" / ".join(map(str, site["support"] or ["-"])) for site in sites]))
-    columns.append((_headed(unit.metric, card), [value_at(site, unit) for site in sites]))
-    if known("interval"):
-        level = f"{100 * card['intervals']['level']:.0f} % interval"
-        columns.append((level, [unit.interval(site["interval"]) or "-" for site in sites]))
-    if known("weight"):
-        columns.append(("λ", ["-" if site["weight"] is None else f"{site['weight']:.3f}" for site in sites]))
-    columns += [(REFERENCES.get(kind, kind), [_compared(s, kind, unit) for s in sites]) for kind in kinds_of(card)]
-    return [[title for title, _ in columns], *map(list, zip(*(cells for _, cells in columns)))]
+def _count(site: Json) -> str:
+    return f"{'≥ ' if site['n_at_least'] else ''}{site['n']}" if defined(site["n"]) else ""
 
 
 def captions(card: Json) -> Iterable[str]:
@@ -89,54 +90,8 @@ def of_metrics(card: Json, order: Sequence[int]) -> Rows:
         for what, said in _OVER_SITES.items()
         if any(what in metrics[name] for name in metrics)
     ]
-    sites = [[_name(site), *(value_at(site, unit) for unit in units)] for site in (card["sites"][i] for i in order)]
+    sites = [[site_name(site), *(value_at(site, unit) for unit in units)] for site in (card["sites"][i] for i in order)]
     return [["site", *(_headed(name, card) for name in metrics)], *over, *sites]
-
-
-def of_classes(card: Json, order: Sequence[int]) -> Rows:
-    """Returns the samples of each class that judge each site, if they are too many for one column; else nothing.
-
-    Args:
-        card: What the report says of the run.
-        order: The numbers of the sites, from top to bottom.
-    """
-    sites = [card["sites"][i] for i in order]
-    most = max(len(site["support"] or ()) for site in sites)
-    if most <= _CLASSES:
-        return []
-    classes = card["classes"] if len(card["classes"]) == most else [f"class {k}" for k in range(most)]
-    return [["site", *classes], *([_name(site), *map(str, site["support"] or ["-"] * most)] for site in sites)]
-
-
-def of_variants(card: Json) -> Rows:
-    """Returns the ranking of a sweep's variants."""
-    sweep, unit = card["sweep"], unit_of(card)
-    varied = list(dict.fromkeys(key for row in sweep["variants"] for key in row["changes"]))
-    numbers = {"worst": f"worst {unit.metric}, {card['judged_on']}", "mean": "mean", "gap": "gap"}
-    if sweep["ranked_on"] == "validation":
-        numbers = {"validation_worst": f"worst {unit.metric}, validation"} | numbers
-    rows = []
-    for k, row in enumerate(sweep["variants"]):
-        cells = {name: over_sites(unit, name, row[name]) for name in numbers}
-        if row["diverged"] == row["replicas"]:
-            cells = dict.fromkeys(numbers, "diverged")
-        elif row["diverged"]:
-            cells["worst"] += f" ({row['diverged']} of {row['replicas']} diverged)"
-        rows.append([str(k + 1), *(f"{row['changes'].get(key)}" for key in varied), *cells.values()])
-    return [["rank", *varied, *numbers.values()], *rows]
-
-
-def of_left_out(card: Json) -> Rows:
-    """Returns how the model does at each site when it is trained without that site; nothing if that is not known."""
-    unit = unit_of(card)
-    if not card["left_out"]:
-        return []
-    with_it = {site["name"]: site["metrics"][unit.metric] for site in card["sites"]}
-    rows = [
-        [_name(site), unit.shown(site["metrics"].get(unit.metric)), unit.shown(with_it.get(site["name"]))]
-        for site in card["left_out"]["sites"]
-    ]
-    return [["site", f"{unit.metric}, trained without it", f"{unit.metric}, trained with it"], *rows]
 
 
 def facts(card: Json) -> Rows:
@@ -172,7 +127,7 @@ def over_sites(unit: Unit, what: str, value: float | None) -> str:
     return unit.gap(value) if what in ("gap", "std") else unit.shown(value)
 
 
-def _name(site: Json) -> str:
+def site_name(site: Json) -> str:
     return " ".join(str(site["name"]).split())  # a name has no remark
 
 

@@ -1,0 +1,69 @@
+"""The parts of a page about one run, in the order of their PLACE. A file in this folder is a part of the page, without
+an entry elsewhere. It has
+
+- PLACE, a number: the part with the smallest one comes first;
+- shown(view), which yields the part's elements on the page, none if there is nothing to show;
+- told(run, chosen), if report.json says something about it: a table of entries. `chosen` is the best variant of a sweep.
+"""
+
+import importlib
+import pkgutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from fairmesh.metrics.units import Unit
+from fairmesh.report.elements import ROWS
+from fairmesh.report.runs import Run
+from fairmesh.report.sentences import unit_of
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class View:
+    """What a part of the page is made of.
+
+    Args:
+        card: What the report says of the run.
+        variants: The run's variants, the best first; the run itself if it is no sweep.
+        alone: Whether the page is about this run only.
+    """
+
+    card: Json
+    variants: Sequence[Run]
+    alone: bool
+
+    @property
+    def order(self) -> Sequence[int]:
+        """The numbers of the sites from top to bottom."""
+        return in_order(self.card)
+
+    @property
+    def sites(self) -> list[Json]:
+        """The sites from top to bottom."""
+        return [self.card["sites"][i] for i in self.order]
+
+    @property
+    def unit(self) -> Unit:
+        """How the primary metric is shown."""
+        return unit_of(self.card)
+
+
+def in_order(card: Json) -> Sequence[int]:
+    """Returns the numbers of the sites in their own order or, of many sites, the worst first."""
+    return range(len(card["sites"])) if len(card["sites"]) <= ROWS else card["worst_first"]
+
+
+@cache
+def sections() -> list[Any]:
+    """Returns the parts of the page."""
+    names = [module.name for module in pkgutil.iter_modules(__path__)]
+    return sorted((importlib.import_module(f"{__name__}.{name}") for name in names), key=lambda module: module.PLACE)
+
+
+def told_by_sections(run: Run, chosen: Run) -> Json:
+    """Returns what all parts add to report.json."""
+    tables = [section.told(run, chosen) for section in sections() if hasattr(section, "told")]
+    return {key: value for table in tables for key, value in table.items()}

@@ -1,0 +1,59 @@
+"""How probable the model says its predictions are, and how often they are right."""
+
+from collections.abc import Iterable
+
+import torch
+
+from fairmesh.metrics.builtin import CalibrationError, bin_of, confidences
+from fairmesh.metrics.units import Unit
+from fairmesh.report import plots
+from fairmesh.report.answers import answers_of
+from fairmesh.report.elements import figure, note, pictures, table
+from fairmesh.report.runs import Run
+from fairmesh.report.sections import Json, View
+
+PLACE = 50
+_BINS = 10
+
+
+def told(run: Run, chosen: Run) -> Json:
+    return {"calibration": _calibration(chosen) or None}
+
+
+def _calibration(run: Run) -> Json:
+    """Returns confidence and accuracy in bins over all sites, and the calibration error of each site; nothing if the
+    model's probabilities are not known."""
+    ours = answers_of(run)
+    if ours is None:
+        return {}
+    answers = [answer for i in range(len(ours.sites)) for answer in ours.at(i)]
+    if not answers or not all(answer.keeps_labels for answer in answers):
+        return {}
+    read = [confidences(outputs, answer.targets) for answer in answers for outputs in answer.outputs]
+    sure, right = (torch.cat(column) for column in zip(*read))
+    where = bin_of(sure, _BINS)
+    bins = [
+        {"confidence": float(sure[at].mean()), "accuracy": float(right[at].mean()), "n": int(at.sum())}
+        for at in (where == k for k in range(_BINS))
+        if bool(at.any())
+    ]
+    sites = []
+    for i, name in enumerate(ours.sites):
+        errors = [CalibrationError()(outputs, answer.targets) for answer in ours.at(i) for outputs in answer.outputs]
+        sites.append({"name": name, "error": sum(errors) / len(errors) if errors else None})
+    return {"bins": bins, "sites": sites}
+
+
+def shown(view: View) -> Iterable[str]:
+    found = view.card["calibration"]
+    if not found:
+        return
+    drawn, unit = plots.reliability(found["bins"]), Unit("calibration error", share=False)
+    caption = (
+        "How often predictions are right, against how probable the model says they are; below: how many there are."
+    )
+    yield f"<h3>Calibration</h3>{pictures([figure(drawn, 'reliability diagram over all sites', caption)])}"
+    errors = {site["name"]: site["error"] for site in found["sites"]}
+    rows = [[s["name"], unit.shown(errors.get(s["name"])) if s["measured"] else "not measured"] for s in view.sites]
+    yield table([["site", unit.metric], *rows])
+    yield note("The calibration error is the mean distance from the dashed line, over bins; 0 is perfect.")
