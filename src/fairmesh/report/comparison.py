@@ -91,20 +91,8 @@ def compared(runs: Sequence[Run]) -> ComparedRuns:
     few = [best_few(run, max(1, SHOWN // len(runs))) for run in runs]
     shown = [variant for variants, _ in few for variant in variants]
     warnings = [*unequal_choices(runs), *(text for other in runs[1:] for text in differences(runs[0], other))]
-    answers = {run.label: answers_of(run) for run in shown}
-    warnings += [
-        f"{run.label} keeps no answers to its test rows, so there is no verdict on it; train it again"
-        for run in shown
-        if run.alive and answers[run.label] is None
-    ]
-    verdicts = {}
-    for first, other in combinations(shown, 2):
-        a, b = answers[first.label], answers[other.label]
-        if a is not None and b is not None:
-            try:
-                verdicts[other.label, first.label] = versus(b, a, first.metric)
-            except BadInput as error:  # a metric of the user's own, whose function the folders do not have
-                warnings.append(f"{first.label} and {other.label}: no verdict, since {error}")
+    verdicts, troubles = _verdicts(shown)
+    warnings += troubles
     for (label, first), found in verdicts.items():
         if first == shown[0].label and not found.paired:
             count = sum(not at.paired for at in found.at_sites)
@@ -115,6 +103,25 @@ def compared(runs: Sequence[Run]) -> ComparedRuns:
     every = [variant for run in runs for variant in run.variants()]
     left_out = [text for _, text in few if text]
     return ComparedRuns(every, shown, left_out, choices_in_words(runs), warnings, verdicts)
+
+
+def _verdicts(runs: Sequence[Run]) -> tuple[dict[tuple[str, str], Comparison], list[str]]:
+    """Returns how each run differs from each before it, by their labels, and why there is no verdict on others."""
+    answers = {run.label: answers_of(run) for run in runs}
+    troubles = [
+        f"{run.label} keeps no answers to its test rows, so there is no verdict on it; train it again"
+        for run in runs
+        if run.alive and not answers[run.label]
+    ]
+    verdicts = {}
+    for first, other in combinations(runs, 2):
+        a, b = answers[first.label], answers[other.label]
+        if a and b:
+            try:
+                verdicts[other.label, first.label] = versus(b, a, first.metric)
+            except BadInput as error:  # a metric of the user's own, whose function the folders do not have
+                troubles.append(f"{first.label} and {other.label}: no verdict, since {error}")
+    return verdicts, troubles
 
 
 def differences(a: Run, b: Run) -> list[str]:

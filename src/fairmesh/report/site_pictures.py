@@ -40,7 +40,6 @@ def picture(sites: Sequence[Site], path: str | os.PathLike | None = None, title:
     """
     held = site_summaries(sites)
     with optional("plot"):
-        from matplotlib.colors import to_rgba
         from matplotlib.lines import Line2D
 
     n, kinds = len(held), len(held[0].classes)
@@ -57,18 +56,7 @@ def picture(sites: Sequence[Site], path: str | os.PathLike | None = None, title:
     above.set_ylabel("samples")
     above.set_ylim(0)
     if kinds:
-        counts = np.array([one.classes for one in held])
-        if cell < 0.2:
-            shades = np.array([to_rgba(colour) for colour in colours])[None].repeat(kinds, 0)
-            shades[..., 3] = np.where(counts.T > 0, 0.06 + 0.94 * np.sqrt(counts.T / counts.max()), 0)
-            grid.imshow(shades, aspect="auto", interpolation="nearest", extent=(-0.5, n - 0.5, kinds - 0.5, -0.5))
-        else:
-            x, y = counts.nonzero()
-            area = (0.92 * 72 * min(cell, row)) ** 2 * counts[x, y] / counts.max()
-            grid.scatter(x, y, np.maximum(area, 0.6), color=[colours[i] for i in x], linewidths=0)
-        grid.set_ylim(kinds - 0.4, -0.6)
-        grid.set_yticks(range(0, kinds, max(1, kinds // 20)))
-        grid.set_ylabel("class")
+        _draw_classes(grid, np.array([one.classes for one in held]), colours, cell, row)
     else:
         grid.set_yticks([])
         grid.text(0.5, 0.5, "targets are numbers, not classes", transform=grid.transAxes, ha="center", va="center")
@@ -87,3 +75,21 @@ def picture(sites: Sequence[Site], path: str | os.PathLike | None = None, title:
     if title:
         figure.suptitle(title, fontsize=9)
     return save_figure(figure, path, dpi=110)
+
+
+def _draw_classes(axis: Any, counts: np.ndarray, colours: Sequence[str], cell: float, row: float) -> None:
+    """Draws the samples of each site and class (sites, classes): shades where cells are narrow, else dots."""
+    from matplotlib.colors import to_rgba
+
+    n, kinds = counts.shape
+    if cell < 0.2:
+        shades = np.array([to_rgba(colour) for colour in colours])[None].repeat(kinds, 0)
+        shades[..., 3] = np.where(counts.T > 0, 0.06 + 0.94 * np.sqrt(counts.T / counts.max()), 0)
+        axis.imshow(shades, aspect="auto", interpolation="nearest", extent=(-0.5, n - 0.5, kinds - 0.5, -0.5))
+    else:
+        x, y = counts.nonzero()
+        area = (0.92 * 72 * min(cell, row)) ** 2 * counts[x, y] / counts.max()
+        axis.scatter(x, y, np.maximum(area, 0.6), color=[colours[i] for i in x], linewidths=0)
+    axis.set_ylim(kinds - 0.4, -0.6)
+    axis.set_yticks(range(0, kinds, max(1, kinds // 20)))
+    axis.set_ylabel("class")
