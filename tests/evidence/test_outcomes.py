@@ -8,7 +8,7 @@ import torch
 
 import fairmesh as fm
 from fairmesh.evidence import evidence_table, versus
-from fairmesh.evidence.outcomes import joined, packed, read_outcomes, unpacked
+from fairmesh.evidence.outcome_files import joined, packed, read_outcomes, unpacked
 from tests.refusals import refused
 
 DATA = fm.data.Digits(nodes=4, odd=1)
@@ -98,7 +98,7 @@ def test_outcomes_of_splits_know_their_common_rows():
     found = fm.run(fm.Experiment(DATA, algorithm=fm.algorithms.DSGD(), rounds=2, splits=3)).outcomes()
     assert found.covers == "samples and splits"
     assert all(0.15 < overlap < 0.35 for overlap in found.overlaps)  # a quarter of the digits is for testing
-    assert found.trained_in_common is None
+    assert found.trained_in_common == ()
 
 
 def test_outcomes_of_sites_that_train_alone_know_their_common_training_rows():
@@ -106,7 +106,7 @@ def test_outcomes_of_sites_that_train_alone_know_their_common_training_rows():
     shares = found.trained_in_common
     assert all(0.1 < share < 0.25 for share in shares)  # a site of four trains on a fifth of the digits
     assert unpacked(packed({"a": found}))["a"].trained_in_common == shares
-    without = replace(found, trained_in_common=None)
+    without = replace(found, trained_in_common=())
     for one, other in zip(found.estimates(), without.estimates()):
         assert one.interval()[1] - one.interval()[0] <= other.interval()[1] - other.interval()[0]
 

@@ -11,8 +11,9 @@ from torch import Tensor
 
 from fairmesh.data.samples import Samples
 from fairmesh.errors import listed
-from fairmesh.evidence.intervals import paired, quantile
+from fairmesh.evidence.intervals import quantile
 from fairmesh.evidence.outcomes import Answers, Outcomes
+from fairmesh.evidence.scores import paired
 from fairmesh.losses import ModelLoss
 from fairmesh.networks.process_group import ProcessGroup
 from fairmesh.numerics import trees
@@ -84,9 +85,9 @@ def constant_values(problem: Prepared, judged_on: str) -> list[float]:
 _SURE = 0.025  # chance of a false warning
 
 
-def worse_than_constant(outcomes: Outcomes, problem: Prepared, group: ProcessGroup) -> str | None:
+def worse_than_constant(outcomes: Outcomes, problem: Prepared, group: ProcessGroup) -> str:
     """Returns that models of numbers are clearly worse than a constant answer: over all sites than one constant, or at
-    some sites than the best one for the site's training rows; None if the test rows do not show that.
+    some sites than the best one for the site's training rows; nothing if the test rows do not show that.
 
     Args:
         outcomes: What the models answered at all sites.
@@ -95,16 +96,15 @@ def worse_than_constant(outcomes: Outcomes, problem: Prepared, group: ProcessGro
     """
     splits = problem.every_split
     if problem.task != "numbers" or takes_shares(problem.loss) or isinstance(problem.loss, ModelLoss):
-        return None
+        return ""
     if len(outcomes.of_sites) != len(splits):  # all replicas of a split diverged
-        return None
+        return ""
     sets = {i: [getattr(split.sites[i], outcomes.judged_on) for split in splits] for i in problem.here}
     here = [i for i, of_splits in sets.items() if _can_be_worse(outcomes.at(i), of_splits)]
     constants = {i: [best_constant(split, i) for split in splits] for i in here}
-    told = {i: [len(problem.sites[i].train), constants[i][0].flatten().tolist()] for i in here}
-    every = _gathered(group, told)
+    every = _gathered(group, {i: [len(problem.sites[i].train), constants[i][0].flatten().tolist()] for i in here})
     if not every:
-        return None
+        return ""
     rows, columns = zip(*every.values())
     common = torch.from_numpy(np.average(columns, axis=0, weights=rows)).float()
     told = {}
@@ -115,15 +115,20 @@ def worse_than_constant(outcomes: Outcomes, problem: Prepared, group: ProcessGro
         more = answered[0].mean(axis=0) - _losses_of(common.reshape(constants[i][0].shape), splits[0], sets[i][0])[0]
         told[i] = [bool(worse), len(more), float(more.sum()), float(np.square(more).sum())]
     every = _gathered(group, told)
-    names = [outcomes.sites[i] for i in sorted(every) if every[i][0]]
     _, count, total, squares = map(sum, zip(*every.values()))
+    return _in_words([outcomes.sites[i] for i in sorted(every) if every[i][0]], count, total, squares)
+
+
+def _in_words(names: list[str], count: int, total: float, squares: float) -> str:
+    """Returns what is worse than a constant: the model over all sites, if the sum over `count` rows of what its loss
+    has more than one constant's is clearly positive, or else at the sites with these names."""
     error = math.sqrt(max(0.0, squares - total * total / count) * count / max(1, count - 1))
     if count > 1 and total > quantile(1 - _SURE, count - 1) * error:
         at = f", and at {listed(names, 3)} than a constant of their own" if names else ""
         remedy = "train longer, with other steps, or on scaled targets"
         return f"clearly worse than one constant answer for all sites{at}: {remedy}"
     if not names:
-        return None
+        return ""
     return (
         f"clearly worse than a constant answer, the best for the site's training rows, at {listed(names, 3)}; over all "
         "sites the model is no worse than one constant, so these sites may need models of their own: [personalization]"

@@ -26,7 +26,7 @@ from fairmesh.data.reserve import FEWEST_ROWS
 from fairmesh.data.site import Site
 from fairmesh.errors import BadInput, FairmeshError, Interrupted, listed, nearest
 from fairmesh.evidence import Comparison, versus
-from fairmesh.evidence.outcomes import packed
+from fairmesh.evidence.outcome_files import packed
 from fairmesh.losses import ModelLoss
 from fairmesh.metrics.units import Unit
 from fairmesh.networks.base import Traffic

@@ -12,17 +12,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fairmesh.evidence.intervals import (
-    Estimate,
-    Number,
-    PairedShare,
-    Scores,
-    Share,
-    interactions_of,
-    moments_of,
-    share_above_zero,
-    spread,
-)
+from fairmesh.evidence.intervals import ANY, Estimate, Number, PairedShare, Share
+from fairmesh.evidence.scores import Scores, interactions_of, moments_of, share_above_zero, spread
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,12 +34,12 @@ class Stratum:
     overlap: float = 0.0
 
 
-def mean_share(strata: Sequence[Stratum], training: float | None = None) -> Share:
+def mean_share(strata: Sequence[Stratum], training: float = 1.0) -> Share:
     """Returns the mean over sites of shares.
 
     Args:
         strata: What models scored: 1 where an answer is right, else 0.
-        training: As of `share`. Default: None.
+        training: As of `share`. Default: 1.0.
     """
     if not strata:
         return Share(math.nan, 0)
@@ -57,12 +48,12 @@ def mean_share(strata: Sequence[Stratum], training: float | None = None) -> Shar
     return Share(min(max(total.value, 0.0), 1.0), total.row_count, effective, freedom)
 
 
-def mean_paired_share(strata: Sequence[Stratum], training: float | None = None) -> PairedShare:
+def mean_paired_share(strata: Sequence[Stratum], training: float = 1.0) -> PairedShare:
     """Returns the mean over sites of the difference of two shares.
 
     Args:
         strata: By how much the scores of two models differ at each row.
-        training: As of `share`. Default: None.
+        training: As of `share`. Default: 1.0.
     """
     if not strata:
         return PairedShare(math.nan, math.nan, 0)
@@ -75,15 +66,13 @@ def mean_paired_share(strata: Sequence[Stratum], training: float | None = None) 
     return PairedShare(only_a, only_b, total.row_count, effective, freedom)
 
 
-def mean_number(
-    strata: Sequence[Stratum], training: float | None = None, limits: tuple[float, float] | None = None
-) -> Number:
+def mean_number(strata: Sequence[Stratum], training: float = 1.0, limits: tuple[float, float] = ANY) -> Number:
     """Returns the mean over sites of a number per row, such as a loss.
 
     Args:
         strata: The number at each row.
-        training: As of `share`. Default: None.
-        limits: The lowest and the highest possible value; None for any. Default: None.
+        training: As of `share`. Default: 1.0.
+        limits: The lowest and the highest possible value. Default: (-inf, inf).
     """
     if not strata:
         return Number(math.nan, 0, math.nan)
@@ -108,41 +97,47 @@ def mean_of(parts: Sequence[Estimate]) -> Share | Number:
     defined = [part for part in parts if not math.isnan(part.value)]
     if not defined:
         return Share(math.nan, 0)
-    values, count = np.array([part.value for part in defined]), sum(part.rows for part in defined)
-    value, weights = float(values.mean()), np.full(len(defined), 1.0 / len(defined))
-    if shares := [part for part in defined if isinstance(part, Share)]:
-        sizes = np.array([part.rows if part.effective is None else part.effective for part in shares], dtype=float)
-        with np.errstate(divide="ignore", invalid="ignore"):  # without bias, as in the strata
-            of_row = np.where(sizes > 1, values * (1.0 - values) * sizes / (sizes - 1.0), math.nan)
-            squares = np.where(sizes > 0, weights**2 / sizes, math.nan)
-        variance = float(_filled(of_row, sizes - 1.0, values) @ squares)
-        freedom = _freedom(variance, [(part, share.freedom) for part, share in zip(of_row * squares, shares)])
-        rows = 1.0 / float(np.nansum(squares)) if sizes.any() else 0.0
-        variance = max(variance, _floor(values, weights, squares))
-        return Share(value, count, *_effective(value * (1.0 - value), variance, freedom, rows))
-    numbers = [part for part in defined if isinstance(part, Number)]
-    errors = np.array([part.error for part in numbers])
+    shares = [part for part in defined if isinstance(part, Share)]
+    return _mean_of_shares(shares) if shares else _mean_of_numbers([p for p in defined if isinstance(p, Number)])
+
+
+def _mean_of_shares(shares: Sequence[Share]) -> Share:
+    values, weights = np.array([share.value for share in shares]), np.full(len(shares), 1.0 / len(shares))
+    sizes = np.array([share.rows if share.effective is None else share.effective for share in shares], dtype=float)
+    with np.errstate(divide="ignore", invalid="ignore"):  # without bias, as in the strata
+        of_row = np.where(sizes > 1, values * (1.0 - values) * sizes / (sizes - 1.0), math.nan)
+        squares = np.where(sizes > 0, weights**2 / sizes, math.nan)
+    variance = float(_filled(of_row, sizes - 1.0, values) @ squares)
+    freedom = _freedom(variance, [(part, share.freedom) for part, share in zip(of_row * squares, shares)])
+    rows = 1.0 / float(np.nansum(squares)) if sizes.any() else 0.0
+    variance, value = max(variance, _floor(values, weights, squares)), float(values.mean())
+    count = sum(share.rows for share in shares)
+    return Share(value, count, *_effective(value * (1.0 - value), variance, freedom, rows))
+
+
+def _mean_of_numbers(numbers: Sequence[Number]) -> Number:
+    value, count = float(np.mean([number.value for number in numbers])), sum(number.rows for number in numbers)
+    errors = np.array([number.error for number in numbers])
     if np.isnan(errors).all():
         return Number(value, count, math.nan)
-    variances = (np.where(np.isnan(errors), np.nanmean(errors), errors) * weights) ** 2
+    variances = (np.where(np.isnan(errors), np.nanmean(errors), errors) * (1.0 / len(numbers))) ** 2
     variance = float(variances.sum())
-    limits = [part.limits or (-math.inf, math.inf) for part in numbers]
-    ends = min(low for low, _ in limits), max(high for _, high in limits)
+    lows, highs = zip(*(number.limits for number in numbers))
     freedom = _freedom(variance, [(part, number.freedom) for part, number in zip(variances, numbers)])
-    return Number(value, count, math.sqrt(variance), freedom, limits=ends)
+    return Number(value, count, math.sqrt(variance), freedom, limits=(min(lows), max(highs)))
 
 
-def _freedom(variance: float, parts: Iterable[tuple[float, float | None]]) -> float | None:
-    """Returns the degrees of freedom of a sum of variances, given each with its own (Satterthwaite); None for many."""
+def _freedom(variance: float, parts: Iterable[tuple[float, float]]) -> float:
+    """Returns the degrees of freedom of a sum of variances, given each with its own (Satterthwaite); inf for many."""
     uncertain = float(sum(part * part / freedom for part, freedom in parts if freedom and not math.isnan(part)))
-    return variance * variance / uncertain if uncertain > 0 and variance > 0 else None
+    return variance * variance / uncertain if uncertain > 0 and variance > 0 else math.inf
 
 
-def _effective(of_one: float, variance: float, freedom: float | None, rows: float) -> tuple[float, float | None]:
+def _effective(of_one: float, variance: float, freedom: float, rows: float) -> tuple[float, float]:
     """Returns how many independent rows have this variance, if one has the variance `of_one`, and its degrees of
     freedom. The product of two estimated shares is too low by the variance, hence one row more."""
     if of_one <= 1e-12 or not variance > 0:
-        return rows, None
+        return rows, math.inf
     return of_one / variance + 1.0, freedom
 
 
@@ -181,17 +176,17 @@ class _Sum(NamedTuple):
     value: float
     row_count: int  # the mean over splits
     variance: float
-    freedom: float | None  # of what seeds and splits differ by
+    freedom: float  # of what seeds and splits differ by
     floor: float
     rows: float  # independent rows, if all have the same variance
     parts: list[tuple[float, float]]  # the variance due to each stratum's rows, and its degrees of freedom
     third: float  # the third cumulant
 
-    def effective(self, of_one: float) -> tuple[float, float | None]:
+    def effective(self, of_one: float) -> tuple[float, float]:
         return _effective(of_one, max(self.variance, self.floor), self.freedom, self.rows)
 
 
-def _sum_of(strata: Sequence[Stratum], training: float | None) -> _Sum:
+def _sum_of(strata: Sequence[Stratum], training: float) -> _Sum:
     splits = len(strata[0].scores)
     by_row = [[np.asarray(scores, dtype=np.float64).mean(axis=0) for scores in one.scores] for one in strata]
     weights = np.array([stratum.weight for stratum in strata])

@@ -1,44 +1,26 @@
 """What models answered on every site's test rows, kept with a run so that two runs can be compared row by row."""
 
-import hashlib
-import json
 import math
-import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load, save
 from torch import Tensor
-from torch.func import vmap
 
-from fairmesh.config.tables import from_table, to_table
-from fairmesh.data.rows import SampleRows
-from fairmesh.data.samples import Samples
 from fairmesh.errors import BadInput, listed
-from fairmesh.evidence.intervals import Estimate, Scores, Share, Worst, bootstrapped, mean, share
+from fairmesh.evidence.intervals import ANY, Estimate, Share, Worst
 from fairmesh.evidence.means import Stratum, mean_number, mean_of, mean_share
+from fairmesh.evidence.scores import Scores, bootstrapped, mean, share
 from fairmesh.metrics.base import MeanMetric, NamedMetric, chosen_metrics, resampled
 from fairmesh.metrics.builtin import Accuracy
 from fairmesh.metrics.over_sites import WORST_NEEDS_ROWS
-from fairmesh.numerics import trees
-from fairmesh.numerics.trees import Tree
-from fairmesh.problems.identity import fingerprint
-from fairmesh.problems.prepared import Prepared
-from fairmesh.problems.row_loss import answering, as_floats, lowest_loss
 
-_FORMAT = 1
-_TENSORS = ("losses", "right", "outputs", "targets", "rows")  # of Answers
-_UNPREDICTED = 2  # in `right`, of a row for which the model predicts NaN
-_FLOATS_AT_ONCE = 1 << 22  # of inputs and outputs times models
-_OUTPUTS_UP_TO = 1 << 22  # floats of outputs that are kept with a run; losses and right or wrong always are
+UNPREDICTED = 2  # in `right`, of a row for which the model predicts NaN
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,7 +51,7 @@ class Answers:
     @property
     def predicted(self) -> bool:
         """Whether the models predict something at every row; no metric is defined where they predict NaN."""
-        missed = self.losses.isnan() if self.right is None else self.right == _UNPREDICTED
+        missed = self.losses.isnan() if self.right is None else self.right == UNPREDICTED
         return not bool(missed.any())
 
     @property
@@ -100,7 +82,7 @@ class Outcomes:
         functions: Metrics beyond accuracy and loss, as functions (outputs, targets) -> number. Files keep those of
             `fm.metrics` with their settings, but no function of your own. Default: {}.
         trained_in_common: For each site, the share of its training rows that a split has in common with another, if
-            every site trains alone; None for models of all sites. Default: None.
+            every site trains alone; () for models of all sites. Default: ().
         lowest_loss: The lowest possible loss of a row; None if that is not known. Default: None.
         guessed_overlaps: For each site whose splits have no row in common although they must, the share of its test
             rows that random splits of that size have in common; None for other sites, and if there is no such site.
@@ -124,7 +106,7 @@ class Outcomes:
     of_sites: tuple[tuple[int, ...], ...]
     judged_on: str = "test"
     functions: Mapping[str, Callable[[Tensor, Tensor], Any]] = field(default_factory=dict, repr=False)
-    trained_in_common: tuple[float, ...] | None = None
+    trained_in_common: tuple[float, ...] = ()
     lowest_loss: float | None = None
     guessed_overlaps: tuple[float | None, ...] | None = None
     worst_needs_rows: int = WORST_NEEDS_ROWS
@@ -145,18 +127,17 @@ class Outcomes:
         keys = list(zip(*self.of_sites))
         for key in set(keys):
             sets = [self.answers[k].rows for k in key if k >= 0]
-            found[key] = _in_common([rows for rows in sets if rows is not None])
+            found[key] = in_common([rows for rows in sets if rows is not None])
         guessed = self.guessed_overlaps or (None,) * len(keys)
         return [found[key] if guess is None else guess for key, guess in zip(keys, guessed)]
 
-    def training_overlap(self, site: int) -> float | None:
-        """Returns the share of its training rows that a split has in common with another; None for a model of all
-        sites.
+    def training_overlap(self, site: int) -> float:
+        """Returns the share of its training rows that a split has in common with another; 1 for a model of all sites.
 
         Args:
             site: The number of the site.
         """
-        return None if self.trained_in_common is None else self.trained_in_common[site]
+        return self.trained_in_common[site] if self.trained_in_common else 1.0
 
     def at(self, site: int) -> list[Answers]:
         """Returns the answers at a site, one entry per split; none if it was not measured in all of them.
@@ -192,7 +173,7 @@ class Outcomes:
             found = [one.right.double() for one in here if one.right is not None]
             if len(found) < len(here):
                 raise BadInput("accuracy needs class labels, which these outcomes do not have")
-            return [one.masked_fill(one == _UNPREDICTED, math.nan).numpy() for one in found]
+            return [one.masked_fill(one == UNPREDICTED, math.nan).numpy() for one in found]
         function = self.function(metric)
         if not isinstance(function, MeanMetric):
             return None
@@ -355,7 +336,7 @@ class Outcomes:
         if any(one is None for one in scores.values()):
             return mean_of(self.estimates(metric))
         strata = self.strata({i: one for i, one in scores.items() if one is not None})
-        training = float(np.mean(self.trained_in_common)) if self.trained_in_common else None
+        training = float(np.mean(self.trained_in_common)) if self.trained_in_common else 1.0
         if self.counts_right(metric):
             return mean_share(strata, training)
         return mean_number(strata, training, _limits(self.function(metric)))
@@ -395,7 +376,7 @@ class Outcomes:
 
 def _limits(metric: Any) -> tuple[float, float]:
     """Returns the lowest and the highest possible value of a metric."""
-    return getattr(metric, "limits", (-math.inf, math.inf))
+    return getattr(metric, "limits", ANY)
 
 
 def _skewness(sites: Sequence[Scores]) -> float | None:
@@ -437,241 +418,8 @@ def resamples_of(
     return found
 
 
-def judged(
-    problem: Prepared,
-    rows: Mapping[int, Tensor],
-    *,
-    on: str = "test",
-    own_models: bool = False,
-    trained_alone: bool = False,
-) -> Outcomes:
-    """Returns what models answer on the test rows of every site.
-
-    Args:
-        problem: The problem, with all its splits.
-        rows: For each split, the models as rows: (seeds, dim), or (seeds, sites, dim) with `own_models`.
-        on: "test", "validation" or "train". Default: "test".
-        own_models: Whether every site is judged by a model of its own. Default: False.
-        trained_alone: Whether these models were trained on the rows of their sites only. Default: False.
-    """
-    answers: list[Answers] = []
-    of_sites, room = [], _OUTPUTS_UP_TO
-    known: dict[int, tuple[str, Tensor]] = {}  # of each set: its fingerprint and the numbers of its rows
-    for split, models in rows.items():
-        of_split = problem.of_split(split)
-        sets, which = of_split.held_out(on)  # type: ignore[arg-type]
-        first, own = len(answers), {}
-        for k, samples in enumerate(sets):
-            judges = [i for i, one in enumerate(which) if one == k]
-            found = _answers(of_split, samples, models[:, judges].flatten(0, 1) if own_models else models, known, room)
-            if on == "test" and (identities := of_split.sites[judges[0]].rows) is not None:
-                found = replace(found, rows=identities)
-            room -= 0 if found.outputs is None else found.outputs.numel()
-            own |= zip(judges, found.apart(len(judges))) if own_models else {k: found}
-        answers += [own[i] for i in sorted(own)]
-        numbers = [sum(one >= 0 for one in which[:i]) if own_models else k for i, k in enumerate(which)]
-        of_sites.append(tuple(first + n if k >= 0 else -1 for n, k in zip(numbers, which)) or (-1,) * problem.n)
-    return Outcomes(
-        tuple(str(site.name) for site in problem.sites),
-        problem.primary,
-        problem.higher_is_better(problem.primary),
-        tuple(answers),
-        tuple(of_sites),
-        on,
-        dict(problem.metrics),
-        _trained_in_common(problem, list(rows)) if trained_alone else None,
-        lowest_loss(problem.loss),
-        _guessed_overlaps(problem, list(rows)) if on == "test" else None,
-    )
-
-
-def _guessed_overlaps(problem: Prepared, splits: Sequence[int]) -> tuple[float | None, ...] | None:
-    """Returns, for each site whose splits have the same number of rows and the same targets but not one row, the share
-    of test rows that random splits have in common; None if there is no such site. Such inputs were changed in each
-    split, as by scaling with its training rows."""
-    if len(splits) < 2:
-        return None
-    found: list[float | None] = []
-    for of_site in zip(*(problem.of_split(split).sites for split in splits)):
-        sets = [[one for one in (s.train, s.test, s.validation) if one is not None] for s in of_site]
-        here = all(one.here and not one.stream and isinstance(one.targets, Tensor) for of in sets for one in of)
-        if not here or any(s.rows is not None or s.test is None for s in of_site):
-            found.append(None)
-            continue
-        targets = [torch.cat([one.targets for one in of]).sort(dim=0).values for of in sets]
-        same = all(torch.equal(one, targets[0]) for one in targets[1:])
-        apart = same and _in_common([torch.cat([_numbered(one) for one in of]) for of in sets]) == 0.0
-        found.append(len(of_site[0].test) / len(targets[0]) if apart else None)
-    return tuple(found) if any(one is not None for one in found) else None
-
-
-def _trained_in_common(problem: Prepared, splits: Sequence[int]) -> tuple[float, ...] | None:
-    """Returns, for each site, the share of its training rows that a split has in common with another; None if there is
-    one split, or rows are elsewhere."""
-    of_splits = [[site.train for site in problem.of_split(split).sites] for split in splits]
-    if len(splits) < 2 or not all(samples.here for of_split in of_splits for samples in of_split):
-        return None
-    known = [site.rows is None for site in problem.sites]  # else inputs need not be equal where rows are
-    shares = [_in_common([_numbered(samples) for samples in of_site]) for of_site in zip(*of_splits)]
-    return tuple(share if told and share > 0 else 1.0 for share, told in zip(shares, known))
-
-
-def _in_common(sets: Sequence[Tensor]) -> float:
+def in_common(sets: Sequence[Tensor]) -> float:
     """Returns the share of a set's row numbers that are in another set, averaged over pairs; 0 for one set."""
     pairs = [(a, b) for k, a in enumerate(sets) for b in sets[:k]]
     shares = [len(np.intersect1d(a.numpy(), b.numpy())) / min(len(a), len(b)) for a, b in pairs]
     return min(1.0, float(np.mean(shares))) if shares else 0.0
-
-
-@torch.no_grad()
-def _answers(problem: Prepared, samples: Samples, models: Tensor, known: dict[int, Any], room: int) -> Answers:
-    """Returns what models (seeds, dim) answer on a set, with the outputs if they are no more than `room` floats."""
-    model = problem.flat_model.to(models.device, models.dtype)
-    answers = answering(model, problem.loss, problem.at_once(models.device))
-    rows = SampleRows([samples], torch.device("cpu"))
-    chunk = max(1, _FLOATS_AT_ONCE // (len(models) * trees.numbers_per_sample(samples.inputs)))
-    losses, rights, kept, truths, equal = [], [], [], [], []
-    single = isinstance(samples.targets, Tensor)  # metrics of several targets are not bootstrapped
-    for _, (given, true) in rows.chunks(0, len(samples), chunk):
-        inputs, truth = (
-            as_floats(trees.mapped(lambda part: part.to(models.device), tree), models.dtype) for tree in (given, true)
-        )
-        if samples.stream:
-            equal.append(_numbers_of(given))
-        outputs, each = answers(models, inputs, truth)
-        losses.append(each.cpu().float())
-        right = vmap(lambda o, t=truth: problem.right(o, t))(outputs) if problem.classes else None
-        outputs = vmap(problem.predictions)(outputs)
-        if right is not None:
-            silent = each.isnan() & outputs.isnan().reshape(*each.shape, -1).any(dim=-1)
-            rights.append(right.to(torch.uint8).masked_fill(silent, _UNPREDICTED).cpu())
-        if single and outputs[:, :1].numel() * len(samples) <= room:
-            kept.append(outputs.cpu().float())
-            truths.append(true)
-    if id(samples) not in known:
-        known[id(samples)] = digest_of(samples), torch.cat(equal) if equal else _numbered(samples)
-    digest, numbers = known[id(samples)]
-    right = torch.cat(rights, dim=1) if rights else None
-    outputs = torch.cat(kept, dim=1) if kept else None
-    return Answers(
-        digest, torch.cat(losses, dim=1), right, outputs, None if outputs is None else torch.cat(truths), numbers
-    )
-
-
-def digest_of(samples: Samples) -> str:
-    """Returns a fingerprint of a set of rows, in their order.
-
-    Args:
-        samples: The rows.
-    """
-    if samples.stream:
-        return fingerprint(samples)[:16]
-    hasher = hashlib.sha256()
-    for name, tensor in samples.named_tensors()[: None if samples.subgroups is None else -1]:
-        hasher.update(f"{name}{tensor.dtype}{tuple(tensor.shape)}".encode())
-        hasher.update(tensor.contiguous().flatten().view(torch.uint8).numpy().data)
-    return hasher.hexdigest()[:16]
-
-
-def _numbered(samples: Samples) -> Tensor:
-    """Returns a number for each row that is equal for equal inputs, or for the same items of a stream."""
-    if samples.stream:
-        return samples.stream.rows
-    return _numbers_of(samples.inputs)
-
-
-def _numbers_of(inputs: Tree) -> Tensor:
-    """Returns a number for each row that is equal for equal inputs."""
-    parts = [part.reshape(len(part), -1).double() for part in trees.leaves(inputs)]
-    words = torch.cat(parts, dim=1).numpy().view(np.uint64)
-    factors = np.random.default_rng(0).integers(1, 1 << 63, size=words.shape[1], dtype=np.uint64) | np.uint64(1)
-    return torch.from_numpy((words * factors).sum(axis=1, dtype=np.uint64).view(np.int64))
-
-
-def joined(parts: Sequence[Outcomes]) -> Outcomes:
-    """Returns the outcomes of several processes as one. Each site is judged by the first process that has its rows.
-
-    Args:
-        parts: What each process found for the sites that it has.
-    """
-    first, answers, of_sites = parts[0], [], []
-    places: dict[tuple[str, bytes], int] = {}  # sites that share rows and model share answers, also across processes
-    for k in range(len(first.of_sites)):
-        numbers = []
-        for i in range(len(first.sites)):
-            p = next((p for p, part in enumerate(parts) if part.of_sites[k][i] >= 0), None)
-            if p is None:
-                numbers.append(-1)
-                continue
-            found = parts[p].answers[parts[p].of_sites[k][i]]
-            key = found.digest, found.losses.numpy().tobytes()
-            if key not in places:
-                places[key] = len(answers)
-                answers.append(found)
-            numbers.append(places[key])
-        of_sites.append(tuple(numbers))
-    return replace(first, answers=tuple(answers), of_sites=tuple(of_sites))
-
-
-def packed(outcomes: Mapping[str, Outcomes]) -> bytes:
-    """Returns outcomes as the content of a safetensors file.
-
-    Args:
-        outcomes: The outcomes by name, such as that of the model ("final") and the number of the sweep's variant.
-    """
-    tensors, tables = {}, {}
-    for name, one in outcomes.items():
-        for k, answers in enumerate(one.answers):
-            for what in _TENSORS:
-                if (tensor := getattr(answers, what)) is not None:
-                    tensors[f"{name}/{k}/{what}"] = tensor.contiguous().clone()
-        plain = [of.name for of in fields(one) if of.name not in ("answers", "functions")]
-        tables[name] = {key: getattr(one, key) for key in plain} | {
-            "digests": [answers.digest for answers in one.answers],
-            "metrics": {key: to_table(f) for key, f in one.functions.items() if isinstance(f, NamedMetric)},
-        }
-    # one key, since safetensors writes several in no fixed order, and equal outcomes must be equal files
-    return save(tensors, {"outcomes": json.dumps({"format": _FORMAT, "tables": tables})})
-
-
-def read_outcomes(path: str | os.PathLike) -> dict[str, Outcomes]:
-    """Returns the outcomes in a file, by name.
-
-    Args:
-        path: The path of the file.
-
-    Raises:
-        BadInput: The file does not exist or is no file of outcomes.
-    """
-    try:
-        return unpacked(Path(path).read_bytes())
-    except FileNotFoundError:
-        raise BadInput(f"{path} does not exist") from None
-    except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
-        raise BadInput(f"{path}: {error}") from error
-
-
-def unpacked(content: bytes) -> dict[str, Outcomes]:
-    """Returns the outcomes in the content of a file, by name.
-
-    Args:
-        content: What `packed` returned.
-    """
-    length = int.from_bytes(content[:8], "little")
-    about = json.loads(json.loads(content[8 : 8 + length])["__metadata__"]["outcomes"])
-    if about.get("format") != _FORMAT:
-        raise BadInput("these outcomes are of another version of fairmesh; run the experiment again")
-    tensors, found = load(content), {}
-    for name, table in about["tables"].items():
-        answers = []
-        for k, digest in enumerate(table.pop("digests")):
-            keys = {what: f"{name}/{k}/{what}" for what in _TENSORS}
-            answers.append(Answers(digest, **{what: tensors[key] for what, key in keys.items() if key in tensors}))
-        metrics = {key: from_table(NamedMetric, one, key) for key, one in table.pop("metrics").items()}
-        found[name] = Outcomes(answers=tuple(answers), functions=metrics, **{k: _frozen(v) for k, v in table.items()})
-    return found
-
-
-def _frozen(value: Any) -> Any:
-    """Returns lists as tuples."""
-    return tuple(map(_frozen, value)) if isinstance(value, list) else value

@@ -9,18 +9,10 @@ import numpy as np
 
 from fairmesh.config.registry import registered
 from fairmesh.errors import BadInput
-from fairmesh.evidence.intervals import (
-    LEVEL,
-    Combined,
-    Estimate,
-    Share,
-    bootstrapped,
-    paired,
-    paired_counts,
-    row_differences,
-)
+from fairmesh.evidence.intervals import LEVEL, Combined, Estimate, Share
 from fairmesh.evidence.means import mean_number, mean_of, mean_paired_share
 from fairmesh.evidence.outcomes import Answers, Outcomes, resamples_of
+from fairmesh.evidence.scores import bootstrapped, paired, paired_counts, row_differences
 from fairmesh.metrics import NamedMetric
 from fairmesh.metrics.units import Unit, defined
 
@@ -245,15 +237,14 @@ def _paired(a: Outcomes, b: Outcomes, site: int, metric: str) -> Estimate:
 
 def _training_overlap(
     a: Outcomes, b: Outcomes, site: int, mine: Sequence[np.ndarray], theirs: Sequence[np.ndarray]
-) -> float | None:
+) -> float:
     """Returns how much the training of two models has in common between splits: the mean of both, weighted by how much
     each varies between splits."""
-    if len(mine) < 2 or (a.trained_in_common is None and b.trained_in_common is None):
-        return None
+    if len(mine) < 2 or not (a.trained_in_common or b.trained_in_common):
+        return 1.0
     variances = [float(np.var([one.mean() for one in scores], ddof=1)) for scores in (mine, theirs)]
-    found = [one.training_overlap(site) for one in (a, b)]
-    common = [a.overlaps[site] if one is None else min(one, a.overlaps[site]) for one in found]
-    return float(np.average(common, weights=variances)) if sum(variances) > 0 else None
+    common = [min(one.training_overlap(site), a.overlaps[site]) for one in (a, b)]
+    return float(np.average(common, weights=variances)) if sum(variances) > 0 else 1.0
 
 
 def _mean_of(function: Any, answers: Answers, counts: np.ndarray) -> np.ndarray:

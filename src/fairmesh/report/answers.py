@@ -1,7 +1,8 @@
 """What the models of a run answered, if it was kept."""
 
 from fairmesh.errors import BadInput
-from fairmesh.evidence.outcomes import Outcomes, read_outcomes
+from fairmesh.evidence.outcome_files import read_outcomes
+from fairmesh.evidence.outcomes import Outcomes
 from fairmesh.report.runs import Run
 from fairmesh.storage.run_folder import OUTCOMES
 

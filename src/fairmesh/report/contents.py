@@ -21,6 +21,7 @@ from fairmesh.storage.run_folder import PREPROCESSING
 from fairmesh.topology.graphs import Topology
 from fairmesh.topology.mixing import union_of
 
+
 def contents(runs: Sequence[Run], title: str) -> Json:
     """Returns all that a report says of one run or several."""
     return {

@@ -8,7 +8,8 @@ from fairmesh.algorithms.companions import outliving
 from fairmesh.algorithms.fitting import trains_alone
 from fairmesh.comparisons.constants import worse_than_constant
 from fairmesh.config.tables import to_table
-from fairmesh.evidence.outcomes import Outcomes, joined, packed, unpacked
+from fairmesh.evidence.outcome_files import joined, packed, unpacked
+from fairmesh.evidence.outcomes import Outcomes
 from fairmesh.networks.process_group import ProcessGroup
 from fairmesh.networks.roles import StateView
 from fairmesh.personalization.outcome import Personalized, PersonalSite
@@ -119,7 +120,7 @@ def _notes(run: Execution, result: Result) -> list[str]:
     diverged = set(variants_of(result.replicas)[result.chosen_variant]["replicas"]) <= set(result.diverged)
     if run.plan.problem.task == "numbers" and not diverged:
         worse = worse_than_constant(result.outcomes(), run.plan.problem, run.process_group)
-        if worse is not None:
+        if worse:
             run.meter.note(worse)
     return list(run.meter.notes)
 

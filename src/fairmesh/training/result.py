@@ -14,7 +14,8 @@ from fairmesh.comparisons.weights import WeightsVerdict, verdict_of
 from fairmesh.config.overrides import flat_table
 from fairmesh.config.tables import to_table
 from fairmesh.errors import BadInput, nearest
-from fairmesh.evidence.outcomes import Outcomes, judged
+from fairmesh.evidence.answering import judged
+from fairmesh.evidence.outcomes import Outcomes
 from fairmesh.evidence.verdicts import evidence_table
 from fairmesh.metrics.over_sites import LEVEL as SITES_IN_TAIL
 from fairmesh.metrics.over_sites import WORST_NEEDS_ROWS

@@ -21,9 +21,9 @@ from fairmesh.comparisons.alone import LOOKS, early_stopped_models, judged_apart
 from fairmesh.data.site import Site
 from fairmesh.errors import BadInput, Diverged, in_a_line
 from fairmesh.evidence import LEVEL, Difference, Number, Share, Worst, versus, versus_counts
+from fairmesh.evidence.answering import judged
 from fairmesh.evidence.intervals import Estimate
 from fairmesh.evidence.means import mean_of
-from fairmesh.evidence.outcomes import judged
 from fairmesh.mesh.node.ending import metrics_by_site
 from fairmesh.mesh.node.membership import Membership
 from fairmesh.mesh.node.oversight import COMPARING

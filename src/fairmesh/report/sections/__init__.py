@@ -3,7 +3,7 @@ an entry elsewhere. It has
 
 - PLACE, a number: the part with the smallest one comes first;
 - shown(view), which yields the part's elements on the page, none if there is nothing to show;
-- told(run, chosen), if report.json says something about it: a table of entries. `chosen` is the best variant of a sweep.
+- told(run, chosen), if report.json says something about it: entries by name. `chosen` is a sweep's best variant.
 """
 
 import importlib

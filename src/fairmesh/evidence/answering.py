@@ -1,0 +1,171 @@
+"""What models answer on the test rows of every site."""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.func import vmap
+
+from fairmesh.data.rows import SampleRows
+from fairmesh.data.samples import Samples
+from fairmesh.data.site import Site
+from fairmesh.evidence.outcomes import UNPREDICTED, Answers, Outcomes, in_common
+from fairmesh.numerics import trees
+from fairmesh.numerics.trees import Tree
+from fairmesh.problems.identity import fingerprint
+from fairmesh.problems.prepared import Prepared
+from fairmesh.problems.row_loss import answering, as_floats, lowest_loss
+
+_FLOATS_AT_ONCE = 1 << 22  # of inputs and outputs times models
+_OUTPUTS_UP_TO = 1 << 22  # floats of outputs that are kept with a run; losses and right or wrong always are
+
+
+def judged(
+    problem: Prepared,
+    rows: Mapping[int, Tensor],
+    *,
+    on: str = "test",
+    own_models: bool = False,
+    trained_alone: bool = False,
+) -> Outcomes:
+    """Returns what models answer on the test rows of every site.
+
+    Args:
+        problem: The problem, with all its splits.
+        rows: For each split, the models as rows: (seeds, dim), or (seeds, sites, dim) with `own_models`.
+        on: "test", "validation" or "train". Default: "test".
+        own_models: Whether every site is judged by a model of its own. Default: False.
+        trained_alone: Whether these models were trained on the rows of their sites only. Default: False.
+    """
+    answers: list[Answers] = []
+    of_sites, room = [], _OUTPUTS_UP_TO
+    known: dict[int, tuple[str, Tensor]] = {}  # of each set: its fingerprint and the numbers of its rows
+    for split, models in rows.items():
+        of_split = problem.of_split(split)
+        sets, which = of_split.held_out(on)  # type: ignore[arg-type]
+        first, own = len(answers), {}
+        for k, samples in enumerate(sets):
+            judges = [i for i, one in enumerate(which) if one == k]
+            found = _answers(of_split, samples, models[:, judges].flatten(0, 1) if own_models else models, known, room)
+            if on == "test" and (identities := of_split.sites[judges[0]].rows) is not None:
+                found = replace(found, rows=identities)
+            room -= 0 if found.outputs is None else found.outputs.numel()
+            own |= zip(judges, found.apart(len(judges))) if own_models else {k: found}
+        answers += [own[i] for i in sorted(own)]
+        numbers = [sum(one >= 0 for one in which[:i]) if own_models else k for i, k in enumerate(which)]
+        of_sites.append(tuple(first + n if k >= 0 else -1 for n, k in zip(numbers, which)) or (-1,) * problem.n)
+    return Outcomes(
+        tuple(str(site.name) for site in problem.sites),
+        problem.primary,
+        problem.higher_is_better(problem.primary),
+        tuple(answers),
+        tuple(of_sites),
+        on,
+        dict(problem.metrics),
+        _trained_in_common(problem, list(rows)) if trained_alone else (),
+        lowest_loss(problem.loss),
+        _guessed_overlaps(problem, list(rows)) if on == "test" else None,
+    )
+
+
+def _guessed_overlaps(problem: Prepared, splits: Sequence[int]) -> tuple[float | None, ...] | None:
+    """Returns, for each site whose splits have the same number of rows and the same targets but not one row, the share
+    of test rows that random splits have in common; None if there is no such site. Such inputs were changed in each
+    split, as by scaling with its training rows."""
+    if len(splits) < 2:
+        return None
+    sites = zip(*(problem.of_split(split).sites for split in splits))
+    found = tuple(_guessed_overlap(of_site) for of_site in sites)
+    return found if any(found) else None
+
+
+def _guessed_overlap(of_splits: Sequence[Site]) -> float | None:
+    if any(site.rows is not None or site.test is None for site in of_splits):
+        return None
+    sets = [[one for one in (site.train, site.test, site.validation) if one is not None] for site in of_splits]
+    if not all(one.here and not one.stream and isinstance(one.targets, Tensor) for of in sets for one in of):
+        return None
+    targets = [torch.cat([one.targets for one in of]).sort(dim=0).values for of in sets]
+    same = all(torch.equal(one, targets[0]) for one in targets[1:])
+    apart = same and in_common([torch.cat([_numbered(one) for one in of]) for of in sets]) == 0.0
+    return len(of_splits[0].test) / len(targets[0]) if apart else None
+
+
+def _trained_in_common(problem: Prepared, splits: Sequence[int]) -> tuple[float, ...]:
+    """Returns, for each site, the share of its training rows that a split has in common with another; nothing if there
+    is one split, or rows are elsewhere."""
+    of_splits = [[site.train for site in problem.of_split(split).sites] for split in splits]
+    if len(splits) < 2 or not all(samples.here for of_split in of_splits for samples in of_split):
+        return ()
+    known = [site.rows is None for site in problem.sites]  # else inputs need not be equal where rows are
+    shares = [in_common([_numbered(samples) for samples in of_site]) for of_site in zip(*of_splits)]
+    return tuple(share if told and share > 0 else 1.0 for share, told in zip(shares, known))
+
+
+@torch.no_grad()
+def _answers(problem: Prepared, samples: Samples, models: Tensor, known: dict[int, Any], room: int) -> Answers:
+    """Returns what models (seeds, dim) answer on a set, with the outputs if they are no more than `room` floats."""
+    model = problem.flat_model.to(models.device, models.dtype)
+    answers = answering(model, problem.loss, problem.at_once(models.device))
+    rows = SampleRows([samples], torch.device("cpu"))
+    chunk = max(1, _FLOATS_AT_ONCE // (len(models) * trees.numbers_per_sample(samples.inputs)))
+    losses, rights, kept, truths, equal = [], [], [], [], []
+    single = isinstance(samples.targets, Tensor)  # metrics of several targets are not bootstrapped
+    for _, (given, true) in rows.chunks(0, len(samples), chunk):
+        inputs, truth = (
+            as_floats(trees.mapped(lambda part: part.to(models.device), tree), models.dtype) for tree in (given, true)
+        )
+        if samples.stream:
+            equal.append(_numbers_of(given))
+        outputs, each = answers(models, inputs, truth)
+        losses.append(each.cpu().float())
+        right = vmap(lambda o, t=truth: problem.right(o, t))(outputs) if problem.classes else None
+        outputs = vmap(problem.predictions)(outputs)
+        if right is not None:
+            silent = each.isnan() & outputs.isnan().reshape(*each.shape, -1).any(dim=-1)
+            rights.append(right.to(torch.uint8).masked_fill(silent, UNPREDICTED).cpu())
+        if single and outputs[:, :1].numel() * len(samples) <= room:
+            kept.append(outputs.cpu().float())
+            truths.append(true)
+    if id(samples) not in known:
+        known[id(samples)] = digest_of(samples), torch.cat(equal) if equal else _numbered(samples)
+    digest, numbers = known[id(samples)]
+    right = torch.cat(rights, dim=1) if rights else None
+    outputs = torch.cat(kept, dim=1) if kept else None
+    return Answers(
+        digest, torch.cat(losses, dim=1), right, outputs, None if outputs is None else torch.cat(truths), numbers
+    )
+
+
+def digest_of(samples: Samples) -> str:
+    """Returns a fingerprint of a set of rows, in their order.
+
+    Args:
+        samples: The rows.
+    """
+    if samples.stream:
+        return fingerprint(samples)[:16]
+    hasher = hashlib.sha256()
+    for name, tensor in samples.named_tensors()[: None if samples.subgroups is None else -1]:
+        hasher.update(f"{name}{tensor.dtype}{tuple(tensor.shape)}".encode())
+        hasher.update(tensor.contiguous().flatten().view(torch.uint8).numpy().data)
+    return hasher.hexdigest()[:16]
+
+
+def _numbered(samples: Samples) -> Tensor:
+    """Returns a number for each row that is equal for equal inputs, or for the same items of a stream."""
+    if samples.stream:
+        return samples.stream.rows
+    return _numbers_of(samples.inputs)
+
+
+def _numbers_of(inputs: Tree) -> Tensor:
+    """Returns a number for each row that is equal for equal inputs."""
+    parts = [part.reshape(len(part), -1).double() for part in trees.leaves(inputs)]
+    words = torch.cat(parts, dim=1).numpy().view(np.uint64)
+    factors = np.random.default_rng(0).integers(1, 1 << 63, size=words.shape[1], dtype=np.uint64) | np.uint64(1)
+    return torch.from_numpy((words * factors).sum(axis=1, dtype=np.uint64).view(np.int64))
