@@ -54,10 +54,11 @@ class Answers:
         missed = self.losses.isnan() if self.right is None else self.right == UNPREDICTED
         return not bool(missed.any())
 
-    @property
-    def keeps_labels(self) -> bool:
-        """Whether the outputs were kept, and the rows have a class each."""
-        return self.right is not None and self.targets is not None and self.targets.ndim == 1
+    def labelled(self) -> list[tuple[Tensor, Tensor]]:
+        """Returns each seed's outputs with the rows' labels; nothing if they were not kept, or rows have no class."""
+        if self.right is None or self.outputs is None or self.targets is None or self.targets.ndim != 1:
+            return []
+        return [(outputs, self.targets) for outputs in self.outputs]
 
     def apart(self, count: int) -> list["Answers"]:
         """Returns the answers of each of `count` models, if the rows are those of seeds, and of these models for each

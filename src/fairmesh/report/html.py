@@ -25,7 +25,7 @@ from fairmesh.report.sections.curves import curves
 from fairmesh.report.sections.sites import DOTS
 from fairmesh.report.sentences import unit_of
 
-STYLE = files(__package__).joinpath("page.css").read_text(encoding="utf-8")
+STYLE = files("fairmesh.report").joinpath("page.css").read_text(encoding="utf-8")
 
 
 def page(runs: Sequence[Run], title: str, sentence: str = "", remark: str = "", told: Json | None = None) -> str:

@@ -89,7 +89,7 @@ def _draw_classes(axis: Any, counts: np.ndarray, colours: Sequence[str], cell: f
     else:
         x, y = counts.nonzero()
         area = (0.92 * 72 * min(cell, row)) ** 2 * counts[x, y] / counts.max()
-        axis.scatter(x, y, np.maximum(area, 0.6), color=[colours[i] for i in x], linewidths=0)
+        axis.scatter(x, y, np.maximum(area, 0.6), color=[colours[int(i)] for i in x], linewidths=0)
     axis.set_ylim(kinds - 0.4, -0.6)
     axis.set_yticks(range(0, kinds, max(1, kinds // 20)))
     axis.set_ylabel("class")

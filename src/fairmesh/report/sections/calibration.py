@@ -26,10 +26,11 @@ def _calibration(run: Run) -> Json:
     ours = answers_of(run)
     if ours is None:
         return {}
-    answers = [answer for i in range(len(ours.sites)) for answer in ours.at(i)]
-    if not answers or not all(answer.keeps_labels for answer in answers):
+    by_site = [[answers.labelled() for answers in ours.at(i)] for i in range(len(ours.sites))]
+    if not any(by_site) or not all(pairs for of_site in by_site for pairs in of_site):
         return {}
-    read = [confidences(outputs, answer.targets) for answer in answers for outputs in answer.outputs]
+    every = [[pair for pairs in of_site for pair in pairs] for of_site in by_site]
+    read = [confidences(outputs, labels) for of_site in every for outputs, labels in of_site]
     sure, right = (torch.cat(column) for column in zip(*read))
     where = bin_of(sure, _BINS)
     bins = [
@@ -38,8 +39,8 @@ def _calibration(run: Run) -> Json:
         if bool(at.any())
     ]
     sites = []
-    for i, name in enumerate(ours.sites):
-        errors = [CalibrationError()(outputs, answer.targets) for answer in ours.at(i) for outputs in answer.outputs]
+    for name, of_site in zip(ours.sites, every):
+        errors = [CalibrationError()(outputs, labels) for outputs, labels in of_site]
         sites.append({"name": name, "error": sum(errors) / len(errors) if errors else None})
     return {"bins": bins, "sites": sites}
 
