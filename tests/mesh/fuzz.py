@@ -5,7 +5,7 @@ import random
 from collections.abc import Iterator
 from typing import Any
 
-from fairmesh.mesh.wire.kinds import CELLS, KINDS
+from fairmesh.mesh.announcements import CELLS, KINDS
 
 NASTY: tuple[Any, ...] = (
     None, True, False, 0, -1, 1, 2, 50, 1.5, -0.0, 5e-324, -5e-324, 1e-31, 1e-30, 1e15, 1e16, 1e300, -1e300, 1.7e308,
@@ -74,7 +74,8 @@ def bodies(bases: dict[str, dict[str, Any]], count: int, seed: int = 0) -> Itera
                 _change(body, draws)
             yield kind, body
         for _ in range(count // 4):
-            yield kind, {name: _anything(draws, 3) for name in draws.sample([*KINDS[kind], "more"], len(KINDS[kind]))}
+            names = [*KINDS[kind].fields, "more"]
+            yield kind, {name: _anything(draws, 3) for name in draws.sample(names, len(names) - 1)}
 
 
 _LACKING = object()

@@ -14,9 +14,9 @@ import torch
 import fairmesh as fm
 from fairmesh.compression.codes import Dense
 from fairmesh.errors import Diverged
+from fairmesh.mesh.announcements import KINDS
 from fairmesh.mesh.node import divergence, membership
 from fairmesh.mesh.node.divergence import SiteDiverged
-from fairmesh.mesh.wire.kinds import KINDS
 from fairmesh.networks.base import Part
 from fairmesh.networks.bounds import Bounds
 from fairmesh.networks.remote import RemoteNetwork
@@ -147,8 +147,8 @@ def test_site_that_is_in_a_later_round_than_it_said_to_have_diverged_in_is_no_lo
 
 def test_announcement_has_the_form_that_others_accept():
     body = SiteDiverged("b", 6, 7, "numbers " * 100).body(1)
-    assert body.keys() == KINDS["diverged"].keys()
-    assert all(holds(body[name]) for name, holds in KINDS["diverged"].items())
+    assert body.keys() == KINDS["diverged"].fields.keys()
+    assert all(holds(body[name]) for name, holds in KINDS["diverged"].fields.items())
 
 
 def test_sentence_says_who_since_when_what_to_lower_and_how_to_go_on():

@@ -9,7 +9,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from fairmesh.mesh.node.ending import (
+from fairmesh.mesh.node.node import Node
+from fairmesh.mesh.node.result import (
     _read_back,
     _told,
     expected_results,
@@ -17,7 +18,6 @@ from fairmesh.mesh.node.ending import (
     results_apart,
     undefined_metrics,
 )
-from fairmesh.mesh.node.node import Node
 from tests.mesh.experiments import BY_CLASS, experiment
 from tests.mesh.scenarios import Run, played
 from tests.refusals import missing_from

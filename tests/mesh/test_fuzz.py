@@ -10,19 +10,19 @@ import pytest
 
 import fairmesh as fm
 from fairmesh.cli.node import _refusal_rows, _site_rows
+from fairmesh.mesh.announcements import KINDS
 from fairmesh.mesh.enrol import certificates
 from fairmesh.mesh.node import claims, data_agreement, divergence, ledger, versus_local
-from fairmesh.mesh.node.ending import results_apart
 from fairmesh.mesh.node.ledger import Ledger
 from fairmesh.mesh.node.measurements import Measurements, Schedule, columns_of
 from fairmesh.mesh.node.membership import Membership, common_problem, facts, misfit, own_data, too_heavy
 from fairmesh.mesh.node.node import Node
+from fairmesh.mesh.node.result import results_apart
 from fairmesh.mesh.node.store import TABLE
 from fairmesh.mesh.node.table_agreement import TableAgreement
 from fairmesh.mesh.node.watching import Aside
 from fairmesh.mesh.wire.bulletin import Announcement, Bulletin
 from fairmesh.mesh.wire.frames import Refused
-from fairmesh.mesh.wire.kinds import KINDS
 from fairmesh.storage.strict_json import as_json
 from tests.data.test_preprocessing import write
 from tests.examples import THOROUGH

@@ -14,11 +14,11 @@ import torch
 
 from fairmesh.compression.codes import Dense, Levels
 from fairmesh.experiment import load_experiment
+from fairmesh.mesh.announcements import wrong
 from fairmesh.mesh.enrol.roster import Mesh
 from fairmesh.mesh.node import data_agreement, ledger, reduction
 from fairmesh.mesh.node.oversight import Oversight
 from fairmesh.mesh.wire.bulletin import Announcement
-from fairmesh.mesh.wire.kinds import wrong
 from fairmesh.mesh.wire.mailroom import Mailroom
 from fairmesh.mesh.wire.transport import FIRST_ROUND
 from fairmesh.networks import remote

@@ -23,11 +23,9 @@ from fairmesh.mesh.enrol.approval import not_allowed, refuse_not_allowed
 from fairmesh.mesh.enrol.certificates import fingerprint, make_authority, renew_authority
 from fairmesh.mesh.enrol.founding import founded, hand_out
 from fairmesh.mesh.enrol.manifest import Handout, Manifest, collected, handed_out, loaded, seal
-from fairmesh.mesh.enrol.overview import ANNOUNCED
 from fairmesh.mesh.enrol.roster import Mesh, SiteFile
 from fairmesh.mesh.node.membership import Membership
 from fairmesh.mesh.preflight import checks
-from fairmesh.mesh.wire.kinds import KINDS
 from tests.mesh import fleet
 from tests.refusals import missing_from, refused, refused_command
 
@@ -548,10 +546,6 @@ def test_show_says_what_runs_on_which_data_what_leaves_to_whom_and_for_how_long(
     assert table["runs"]["imports"]["own.py"] == ["math", "torch.nn.functional"]
     assert list(table["data"]["files"]) == [str(home / "ward.py")]
     assert imported_from(home) == []
-
-
-def test_show_names_every_kind_of_announcement():
-    assert ANNOUNCED.keys() == KINDS.keys()
 
 
 def test_show_says_no_size_that_only_the_experiments_code_knows(home, called):

@@ -12,12 +12,11 @@ from safetensors.torch import load_file
 
 import fairmesh as fm
 from fairmesh.experiment import load_experiment
+from fairmesh.mesh.announcements import KINDS
 from fairmesh.mesh.enrol.roster import Mesh, SiteFile
 from fairmesh.mesh.node.ledger import wish
 from fairmesh.mesh.node.measurements import BEST, PROGRESS, TABLE, Measurements, Schedule
 from fairmesh.mesh.node.watching import Aside, read_status
-from fairmesh.mesh.wire.bulletin import _AT_MOST_OF
-from fairmesh.mesh.wire.kinds import KINDS
 from fairmesh.storage.run_folder import read_records
 from fairmesh.training.best_round import RoundScores
 from tests.mesh import fleet
@@ -63,7 +62,7 @@ class Half:
         text = json.dumps(body)
         self._board.sizes.append(len(text))
         body = json.loads(text)
-        assert all(holds(body[field]) for field, holds in KINDS["measured"].items())
+        assert all(holds(body[field]) for field, holds in KINDS["measured"].fields.items())
         self._board.said[self._own] = body
 
     def of(self, site, kind):
@@ -181,7 +180,7 @@ def test_long_run_keeps_announcements_small_and_loses_no_row(tmp_path, board):
         for done in range(1001):
             site.table._rows[site.name][done] = [done, 0.12345678901234567, 1 / 3, 0.1 + 0.2, 1e9 * done, done]
     exchange(sites, 24)
-    assert max(board.sizes) < _AT_MOST_OF["measured"] / 2
+    assert max(board.sizes) < KINDS["measured"].at_most / 2
     assert [len(site.table.records) for site in sites.values()] == [1001] * 3
 
 

@@ -22,11 +22,12 @@ from fairmesh.cli.report import report
 from fairmesh.experiment import load_experiment
 from fairmesh.mesh.enrol.certificates import make_key, make_secret, secret_of
 from fairmesh.mesh.enrol.roster import SiteFile
+from fairmesh.mesh.node import life
 from fairmesh.mesh.node.membership import Membership, outputs_of_run, refuse_many_outputs
 from fairmesh.mesh.node.rounds import identity_of
 from fairmesh.mesh.node.running import run_node
 from fairmesh.mesh.node.state_lock import locked
-from fairmesh.mesh.node.watching import ENDED, STARTING, Pace, live_status, read_status, waiting_chain
+from fairmesh.mesh.node.watching import Pace, live_status, read_status, waiting_chain
 from fairmesh.mesh.preflight import checks, privacy_checks
 from fairmesh.mesh.wire.greeting import COMPATIBILITY
 from fairmesh.storage.files import open_to_others
@@ -37,6 +38,7 @@ from tests.refusals import missing_from, refused
 from tests.trackers.test_tensorboard import read as read_events
 
 NAMES = ["a", "b", "c"]
+STARTING, ENDED = life.described(life.STARTING), life.described(life.NOT_RUNNING)
 EXPERIMENT = experiment(
     120,
     algorithm=STEADY_AD_GDA,
@@ -328,7 +330,7 @@ def test_status_of_a_real_node_says_that_it_starts_then_what_it_does_and_that_it
         _until(lambda: live_status(state)["activity"] == STARTING)
         said = subprocess.run([sys.executable, "-m", "fairmesh", "status", site], capture_output=True, text=True)
         assert said.returncode == 0
-        _until(lambda: live_status(state)["activity"] not in (STARTING, "starting"))
+        _until(lambda: live_status(state)["activity"] != STARTING)
         (state / "lock").unlink()
         second = subprocess.run([sys.executable, "-m", "fairmesh", "node", site], capture_output=True, text=True)
         assert second.returncode == 2

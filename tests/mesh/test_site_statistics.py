@@ -10,8 +10,8 @@ import torch
 import fairmesh as fm
 from examples.hospitals import sites as hospitals
 from fairmesh.data.samples import Samples
+from fairmesh.mesh.announcements import KINDS
 from fairmesh.mesh.node.site_statistics import WITHHELD, statistics, unusual
-from fairmesh.mesh.wire.kinds import KINDS
 from tests.refusals import missing_from
 
 COLUMNS = [fm.data.Column(name) for name in ("age", "weight", "creatinine", "smokes")]
@@ -239,7 +239,7 @@ def test_statistics_of_any_site_can_be_announced():
     numbers = Samples.of((np.ones((30, 2)), np.ones(30)), "numbers")
     for samples in (patients(0), huge, constant, numbers, images([0.5, 0.5])):
         said = statistics(samples)
-        assert all(holds(said[what]) for what, holds in KINDS["statistics"].items())
+        assert all(holds(said[what]) for what, holds in KINDS["statistics"].fields.items())
     assert compared([constant, constant, patients(0)]) == {}  # nothing to compare with
 
 

@@ -13,8 +13,8 @@ from fairmesh.data.preprocessing import Preprocessing
 from fairmesh.data.site_tables import SiteTable
 from fairmesh.data.sums import TableSums, fitted
 from fairmesh.data.tables import in_order
+from fairmesh.mesh.announcements import KINDS
 from fairmesh.mesh.node.table_agreement import TableAgreement
-from fairmesh.mesh.wire.kinds import KINDS
 from fairmesh.storage.run_folder import PREPROCESSING
 from tests.data.test_preprocessing import clinic, write
 from tests.mesh.scenarios import Run, waits_at
@@ -147,7 +147,7 @@ def test_site_whose_table_lacks_a_column_ends_with_the_reason_and_the_others_nam
 def test_sums_of_another_form_are_refused_before_anything_is_computed(tmp_path):
     (site,) = fm.data.Table(write(tmp_path / "t.csv", clinic()), "ill", partition=fm.data.Even(1)).sites()
     good = site.table.sums().to_table()
-    accepts = KINDS["table"]["sums"]
+    accepts = KINDS["table"].fields["sums"]
     assert accepts(good)
     for spoil in (
         lambda table: table["columns"][0].__setitem__(2, 1e300),

@@ -11,10 +11,10 @@ import fairmesh as fm
 from fairmesh.errors import Diverged
 from fairmesh.evidence import versus_counts
 from fairmesh.evidence.verdicts import verdict_in_words
+from fairmesh.mesh.announcements import CELLS, FEW, FEWEST, KINDS
 from fairmesh.mesh.node import versus_local
 from fairmesh.mesh.node.versus_local import difference, evidence_of, sentences
 from fairmesh.mesh.node.watching import Aside
-from fairmesh.mesh.wire.kinds import CELLS, FEW, FEWEST, KINDS
 from fairmesh.metrics.units import Unit
 from fairmesh.storage.strict_json import as_json
 from tests.mesh.experiments import experiment
@@ -46,7 +46,7 @@ def test_verdict_from_untold_counts_holds_for_all_their_values(counts, verdict):
 
 
 def test_announced_counts_below_five_are_refused():
-    holds = KINDS["versus_local"]["cells"]
+    holds = KINDS["versus_local"].fields["cells"]
     assert holds(_cells(100, FEW, 5, 64))
     assert holds({})
     assert not holds(_cells(100, 4, 5, 64))
@@ -134,7 +134,7 @@ def test_evidence_of_numbers_has_verdicts_and_no_number_of_the_comparison():
 
 
 def test_announced_verdicts_are_words_and_nothing_else():
-    holds = KINDS["versus_local"]["verdict"]
+    holds = KINDS["versus_local"].fields["verdict"]
     assert all(map(holds, ("", "better", "worse", "unclear")))
     assert not any(map(holds, ("better by 3", 0.3, ["better"], None)))
 

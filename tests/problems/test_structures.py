@@ -14,9 +14,9 @@ from fairmesh.data.check import check_sites
 from fairmesh.data.contract import Arrays, Contract
 from fairmesh.data.samples import Samples
 from fairmesh.data.summary import site_summaries
+from fairmesh.mesh.announcements import KINDS
 from fairmesh.mesh.node.membership import facts
 from fairmesh.mesh.node.site_statistics import WITHHELD, statistics
-from fairmesh.mesh.wire.kinds import KINDS
 from tests.late import late
 from tests.refusals import refused
 
@@ -433,13 +433,13 @@ def test_what_a_site_announces_of_several_inputs_are_their_forms():
     site = fm.Problem(Both(), [of_names(0)]).prepared.sites[0]
     said = facts(site)
     assert said["inputs"] == {"left": ["torch.float32", [2]], "right": ["torch.float32", [3]]}
-    assert all(KINDS["facts"][what](said[what]) for what in ("inputs", "targets"))
-    assert KINDS["facts"]["inputs"]([["torch.float32", [2]], ["torch.float32", [3, 3]]])
+    assert all(KINDS["facts"].fields[what](said[what]) for what in ("inputs", "targets"))
+    assert KINDS["facts"].fields["inputs"]([["torch.float32", [2]], ["torch.float32", [3, 3]]])
     deep = ["torch.float32", [2]]
     for _ in range(6):
         deep = [deep]
     for wrong in (deep, {}, [["torch.float32", [-1]]], {"x" * 1000: ["torch.float32", [2]]}):
-        assert not KINDS["facts"]["inputs"](wrong)
+        assert not KINDS["facts"].fields["inputs"](wrong)
     assert statistics(Samples.of({"x": torch.ones(30, 2), "label": torch.arange(30) % 2}, "it")) == WITHHELD
 
 

@@ -86,7 +86,7 @@ def status(site: Site, json_: Json = False) -> None:
 def _sentences(seen: dict[str, Any], site: Path, age: float) -> Iterator[str | None]:
     """Yields what a status says besides its tables, with what to do about it."""
     from fairmesh.mesh.node import claims
-    from fairmesh.mesh.node.watching import STARTING
+    from fairmesh.mesh.node.life import FINISHED, STARTING, state_in
     from fairmesh.mesh.wire import greeting
 
     if weights := seen["lambda"]:
@@ -109,9 +109,9 @@ def _sentences(seen: dict[str, Any], site: Path, age: float) -> Iterator[str | N
     yield from (f"votes to {decision}: {', '.join(sorted(voters))}" for decision, voters in seen["votes"].items())
     yield _expected_end(seen, age)
     more = ""
-    if not seen["running"] and seen["activity"] != "finished":
+    if not seen["running"] and seen["activity"] != FINISHED:
         more = f"; look at log.jsonl in its state folder, and start it again: fairmesh node {site}"
-    elif seen["running"] and age >= 10 and seen["activity"] != STARTING:
+    elif seen["running"] and age >= 10 and state_in(seen["activity"]) != STARTING:
         more = f"; its process runs, but has written nothing for {_ago(age)}: does it hang?"
     yield f"{seen['activity']}, round {seen['round']} of {seen['rounds']}, as of {_ago(age)} ago{more}"
 
@@ -139,7 +139,9 @@ def _about_sites(seen: dict[str, Any], site: Path) -> Iterator[str]:
 
 def _expected_end(seen: dict[str, Any], age: float) -> str | None:
     """Returns when the last round is expected, or for whom the run waits."""
-    if not seen["activity"].startswith(("training", "local training")):
+    from fairmesh.mesh.node.life import AT_WORK, state_in
+
+    if state_in(seen["activity"]) not in AT_WORK:
         return None
     if seen["paused_for"]:
         return f"paused, waiting for {', which waits for '.join(seen['paused_for'])}"
@@ -151,22 +153,26 @@ def _expected_end(seen: dict[str, Any], age: float) -> str | None:
 
 
 def _site_rows(seen: dict[str, Any], metric: str) -> list[list[str]]:
-    rows = [["site", "round", "is", metric, "in round", "prior", "lambda", "waits for", "sent", "reported"]]
+    from fairmesh.mesh.announcements import SHOWN
+    from fairmesh.mesh.node.life import FINISHED
+
+    rows = [["site", "round", "is", metric, "in round", "prior", "lambda", "waits for", "sent", "reported", *SHOWN]]
     shares = (seen.get("lambda") or {"sites": {}})["sites"]
-    ended = seen["activity"] == "finished"  # then all sites have their result
+    ended = seen["activity"] == FINISHED  # then all sites have their result
     for name, reported in seen["sites"].items():
         if not reported:
-            rows.append([name, "", "not heard of yet", *[""] * 7])
+            rows.append([name, "", "not heard of yet", *[""] * (7 + len(SHOWN))])
             continue
         age = reported["heard_s_ago"]  # by this site's clock; a difference of the other's own moments is exact too
         silent = age > _SILENT_S + _SILENT_S_PER_SITE * len(seen["sites"])
         awaited = {} if ended else reported["waiting_for"]
         waits = ", ".join(f"{who} ({_ago(max(0.0, reported['time'] - t + age))})" for who, t in awaited.items())
-        activity = "finished" if ended else f"silent; was {reported['activity']}" if silent else reported["activity"]
+        activity = FINISHED if ended else f"silent; was {reported['activity']}" if silent else reported["activity"]
         metric_round = "" if reported["metric_round"] is None else str(reported["metric_round"])
         rows.append([name, str(reported["round"]), activity, _digits(reported["metric"]), metric_round])
         rows[-1] += [_digits(seen["prior"].get(name), 3), _digits(shares.get(name)), waits]
         rows[-1] += [f"{reported['bytes_out']:,} B", f"{_ago(age)} ago"]
+        rows[-1] += [str(reported.get(field, "")) for field in SHOWN]
     return rows
 
 

@@ -12,6 +12,7 @@ from fairmesh.config.overrides import resolved_files
 from fairmesh.config.registry import IMPORT, registered_name
 from fairmesh.config.trusted import import_paths
 from fairmesh.errors import BadInput
+from fairmesh.mesh.announcements import KINDS
 from fairmesh.mesh.enrol.approval import is_approved, not_allowed, outside
 from fairmesh.mesh.enrol.certificates import fingerprint, valid_until
 from fairmesh.mesh.enrol.manifest import Handout, python_files
@@ -26,33 +27,6 @@ _GRADIENTS = (
     "computed from gradients of the site's data, plus gossip; in every round, a neighbour that subtracts the gossip "
     "sees the gradient of one batch at a model that it knows, up to compression"
 )
-ANNOUNCED = {  # by kind of announcement
-    "facts": "number of samples, shape and type of inputs and targets, number of outputs, name of its group, and "
-    "whether it has test and validation data",
-    "statistics": "mean and spread of each input as the model sees it, to 2 digits (with more than 64 inputs, or "
-    "images: one mean and one spread of all together), the share of each class to 5 %, and the correlation of each "
-    "input with the class number, to 0.1",
-    "table": "of a table whose columns are scaled or filled by the rows of all sites: names, kinds and settings of its "
-    "columns, its labels, the categories that at least 5 of its training rows have and, unless announce_statistics = "
-    "false, the mean, the sum of squared deviations and the number of values of each column of numbers, and of missing "
-    "values from 5 on",
-    "ready": "a digest of what all sites said about their data",
-    "status": "round, activity, latest metric on its own data, weight, sites it waits for, and bytes sent, every few "
-    "seconds",
-    "measured": "every few rounds (measure_every): the metrics of its own model on its own held-out data, its weight "
-    "and its traffic; at the end, of which of these rounds it keeps its model",
-    "refusing": "whose messages it refuses, and why",
-    "diverged": "if its numbers are no longer finite, or explode: since which round, and how large they are",
-    "result": "at the end: its metrics of the common models on its own data, and the digests of its result and of all "
-    "sites' metrics",
-    "versus_local": "at the end: how many of its test rows both the common model and one that it trained alone, only "
-    "one of them, or neither answers right, counts below 5 not told; of models that predict numbers, only whether the "
-    "common one is better, worse, or not clearly different; nothing of fewer than 20 rows",
-    "certificate": "its certificate",
-    "vote": "its votes to continue without a site, to restore one, or to go back to a round",
-    "commit": "that it is bound to such votes, and its round",
-    "follow": "what was decided so",
-}
 _TO_RESTORE = "what is known of both sites' models from messages, and what is nearly the same at all sites"
 _BEFORE_THE_FIRST_ROUND = (
     "the model to start from, made from the experiment's files and not from data",
@@ -127,7 +101,7 @@ def overview(site: SiteFile, mesh: Mesh, handout: Handout) -> dict[str, Any]:
             "bits_per_parameter": bits_per_parameter(table),
             "revealing": revealing(table),
             "allow_revealing": site.allow_revealing,
-            "to_all_sites": [part for kind, part in ANNOUNCED.items() if announces.get(kind, True)],
+            "to_all_sites": [announced.tells for kind, announced in KINDS.items() if announces.get(kind, True)],
             "at_the_end": list(_AT_THE_END),
             "to_restore_a_neighbour": _TO_RESTORE,
         },

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fairmesh.errors import BadInput
+from fairmesh.mesh.node import life
 from fairmesh.mesh.node.data_consent import unaccepted
 from fairmesh.mesh.node.membership import (
     facts,
@@ -47,6 +48,7 @@ def settle(node: Node, mailroom: Mailroom) -> tuple[Prepared, Start]:
     """Waits until all sites have agreed on their data, unless they have done so before a restart. Bounds the
     messages by the size of the model. Returns the problem of all sites and the start of the run."""
     if node.facts is None:
+        node.life.enter(life.ON_DATA)
         with node.linked(mailroom, only_news=True):
             node.facts = _agreed_facts(node)
     _announce_ready(node, node.facts)  # for a site that has not begun yet
@@ -81,7 +83,7 @@ def _agreed_facts(node: Node) -> dict[str, Any]:
 
     def wait_for(sites: list[str], reason: str, what: str) -> list[str]:
         node.aside.once((what, reason), "error", what, site=", ".join(sites), reason=reason)
-        node.oversight.activity = f"{what}; waiting for {', '.join(sites)}"
+        node.life.enter(life.ON_DATA, f"{what}; waiting for {', '.join(sites)}")
         return sites
 
     def missing() -> list[str]:
@@ -99,14 +101,14 @@ def _agreed_facts(node: Node) -> dict[str, Any]:
                 return wait_for(*heavy, "a site would have most of the weight before training")
             if _waits_for_consent(node):
                 return [node.membership.name]
-        node.oversight.activity = "connecting"
+        node.life.enter(life.ON_DATA)
         if silent:
             return [name for name in present if name in silent]
         mine, ready = _announce_ready(node, known), node.bulletin.of_all("ready")
         agreed.update(known)
         return [name for name in present if ready.get(name) != mine]
 
-    node.wait("connecting", missing)
+    node.wait(missing)
     node.tables.freeze(present)
     node.own = node.tables.prepared(present, node.membership.experiment)
     freeze_facts(node.folder, agreed, node.digest, node.outputs_for(agreed))
@@ -133,7 +135,7 @@ def _waits_for_consent(node: Node) -> bool:
             node.log("info", "accepted here" if accepted else "looks no longer different", site=name)
     if oversight.unaccepted:
         names = ", ".join(oversight.unaccepted)
-        oversight.activity = f"waiting until somebody here accepts the data of {names}"
+        node.life.enter(life.ON_DATA, f"waiting until somebody here accepts the data of {names}")
     return bool(oversight.unaccepted)
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from fairmesh.algorithms.schedules import with_run_length
 from fairmesh.errors import Diverged, Interrupted, in_a_line
-from fairmesh.mesh.node import divergence, states
+from fairmesh.mesh.node import divergence, life, states
 from fairmesh.mesh.node.data_agreement import settle
 from fairmesh.mesh.node.decisions import Begun, Certificate, Claim, Commit, Lie
 from fairmesh.mesh.node.ledger import Removed
@@ -24,20 +24,21 @@ _TELLING_S = 15.0  # wait at most until all neighbours are there to hear that th
 _LISTENING_S = 5.0  # wait for the votes of the others at a start, if this site has voted
 
 
-def decide(node: Node) -> None:
+def decide(node: Node) -> str:
     """Takes part in a decision of the sites until training continues: in the next generation or, if a vote is
     taken back before all have committed to it, in this one."""
     ledger = node.ledger
     with node.opened(0) as mailroom, node.linked(mailroom, only_news=True):
         node.oversight.deciding()
         while True:
-            node.wait("deciding", lambda: _undecided(node, mailroom))
+            node.wait(lambda: _undecided(node, mailroom))
             if ledger.pending and not _unready(node):
                 break
             if not ledger.pending and ledger.waits_for() is None:
                 node.log("info", "the vote is off; continuing")
-                return
+                return life.ON_DATA if ledger.begun else life.LOST
     _begin(node)
+    return life.ON_DATA
 
 
 def _undecided(node: Node, mailroom: Mailroom) -> list[str]:
@@ -52,11 +53,11 @@ def _undecided(node: Node, mailroom: Mailroom) -> list[str]:
     else:
         committed = ledger.waits_for()
         whom = [] if committed is None else committed or ["the others"]
-    node.oversight.activity = f"deciding; waiting for {', '.join(whom)}" if whom else "deciding"
+    node.life.enter(life.DECIDING, f"waiting for {', '.join(whom)}" if whom else "")
     return whom
 
 
-def after_divergence(node: Node, error: divergence.SiteDiverged) -> None:
+def _after_divergence(node: Node, error: divergence.SiteDiverged) -> None:
     """Tells the neighbours, who tell all others, and ends. Returns instead if a decision is due, because this site
     has voted: a member can send numbers that grow until the models of the others explode, and a node that only
     ended then, at every start, could not be heard by the others."""
@@ -66,7 +67,7 @@ def after_divergence(node: Node, error: divergence.SiteDiverged) -> None:
     bulletin.announce(divergence.KIND, error.body(mesh.generation))
     if _decision_is_due(node):
         return
-    node.oversight.activity = "diverged; telling the others"
+    node.life.enter(life.DIVERGED)
     with node.opened(0) as mailroom, node.linked(mailroom, only_news=True):
         until = time.monotonic() + _TELLING_S
         while time.monotonic() < until and not mailroom.met_all() and not node.oversight.stopping:
@@ -97,6 +98,11 @@ def votes_are_in(node: Node) -> bool:
 def after_failure(node: Node, error: Exception) -> None:
     """Raises an error that ends this node. Returns instead if a decision is due, because this site has voted: if
     what a member sends makes the others fail at every start, they can still continue without it."""
+    if isinstance(error, Decide):
+        return
+    if isinstance(error, divergence.SiteDiverged):
+        _after_divergence(node, error)
+        return
     if node.oversight.stopping or isinstance(error, Removed | Diverged | Interrupted):
         raise error
     if node.ledger.without_vote() is not None:
@@ -105,7 +111,7 @@ def after_failure(node: Node, error: Exception) -> None:
         raise error
 
 
-def await_restoring(node: Node) -> None:
+def await_restoring(node: Node) -> str:
     """Waits, without a state, until all have voted to give this site one. Raises Decide then. Takes over what the
     sites have decided before."""
     ledger = node.ledger
@@ -113,10 +119,7 @@ def await_restoring(node: Node) -> None:
         node.membership = replace(node.membership, mesh=ledger.mesh)
         with node.opened(0) as mailroom, node.linked(mailroom, only_news=True):
             ledger.vote()
-            node.wait(
-                "waiting for votes to restore this site",
-                lambda: [] if ledger.adopt() else ledger.without_vote() or ["the others"],
-            )
+            node.wait(lambda: [] if ledger.adopt() else ledger.without_vote() or ["the others"])
 
 
 def _restore(node: Node, done: int, membership: Membership) -> None:
@@ -126,8 +129,8 @@ def _restore(node: Node, done: int, membership: Membership) -> None:
     if store.newest == done:
         return
     with node.opened(restoring_step(done)) as mailroom:
-        node.oversight.activity = "waiting for what the neighbours know of this site"
         problem, start = settle(node, mailroom)
+        node.life.enter(life.RESTORING)
         with node.linked(mailroom):
             restore(membership, problem, mailroom, done, store, start)
     own = problem.flat_model.own_dim
@@ -149,7 +152,8 @@ def _decision_is_due(node: Node, seconds: float = math.inf) -> bool:
             return [] if sites is None or time.monotonic() > until else sites or ["the others"]
 
         try:
-            node.wait("waiting for votes", missing)
+            node.life.enter(life.VOTING)
+            node.wait(missing)
         except Decide:
             return True
     return False
@@ -189,13 +193,13 @@ def _promise(node: Node, mailroom: Mailroom) -> bool:
 def _claim(node: Node, mailroom: Mailroom) -> Claim:
     """Returns how far this node has come, in every generation whose state it keeps. A node that has not computed
     again what it had done before a restart takes it from its journal."""
-    begun, rounds = node.ledger.begun, node.rounds
+    begun = node.ledger.begun
     if node.ledger.pending or not begun:  # it has not trained since it said so, or has lost its state
         return Claim(tuple(begun), node.outputs())
     last = begun[-1]
     store = Store(node.folder, last.generation, node.log)
     kept = store.newest or last.start
-    done = max(rounds.done if rounds else 0, kept, mailroom.first_unfinished(kept + FIRST_ROUND) - FIRST_ROUND)
+    done = max(node.reached(), kept, mailroom.first_unfinished(kept + FIRST_ROUND) - FIRST_ROUND)
     done = min(done, node.membership.experiment.rounds)
     here = Begun(last.generation, last.start, store.oldest(last.start), done)
     return Claim((*begun[:-1], here), node.outputs())

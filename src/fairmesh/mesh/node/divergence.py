@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from fairmesh.errors import Diverged
+from fairmesh.mesh.announcements import shortened
 from fairmesh.mesh.node.membership import Membership
 from fairmesh.mesh.wire.bulletin import Bulletin
-from fairmesh.mesh.wire.kinds import shortened
 
 KIND = "diverged"  # of announcement
 

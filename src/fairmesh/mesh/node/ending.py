@@ -8,181 +8,110 @@ Last, a sum over all sites says that each has its confirmed result. Then checkpo
 """
 
 import hashlib
-import json
-import math
-from collections.abc import Mapping, Sequence
+import time
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import torch
 from safetensors.torch import load, load_file
-from torch import Tensor
 
-from fairmesh.algorithms.companions import carried
-from fairmesh.algorithms.companions.own_parts import OwnState
 from fairmesh.compression import DecodeError
-from fairmesh.config.overrides import portable
-from fairmesh.config.tables import to_table
-from fairmesh.mesh.node.measurements import add_metrics, judged_on
-from fairmesh.mesh.node.membership import Membership
-from fairmesh.mesh.node.oversight import CHOOSING
-from fairmesh.mesh.node.reduction import Sums
-from fairmesh.mesh.node.rounds import Rounds, alone_identity, branch_of, phases_of
-from fairmesh.mesh.node.store import PERSONAL, new_folder
-from fairmesh.mesh.wire.bulletin import Bulletin
+from fairmesh.mesh.node import life, versus_local
+from fairmesh.mesh.node.node import Node
+from fairmesh.mesh.node.oversight import Notices
+from fairmesh.mesh.node.result import (
+    expected_results,
+    result_digest,
+    results_apart,
+    sums_of,
+    undefined_metrics,
+    write_result,
+)
+from fairmesh.mesh.node.rounds import Rounds, alone_identity, phases_of
+from fairmesh.mesh.node.store import LOCAL, PERSONAL, RESULT, new_folder, put_in_place
 from fairmesh.mesh.wire.transport import FIRST_ROUND
-from fairmesh.networks.base import Traffic
-from fairmesh.networks.bounds import FACTOR
-from fairmesh.networks.roles import Duals, Models, StateView
+from fairmesh.personalization.base import Personalization
 from fairmesh.personalization.personalize import personalized
-from fairmesh.problems.prepared import Prepared
-from fairmesh.storage.files import read_bytes, write_atomically
-from fairmesh.storage.run_folder import EXPERIMENT, METRICS, SUMMARY, Record, toml_of
-from fairmesh.storage.strict_json import as_json
-from fairmesh.training.loop import Best, TrainingState
-from fairmesh.training.meter import traffic
-from fairmesh.training.model_files import about_model, model_files
-from fairmesh.training.replicas import Replica
-from fairmesh.training.result import Result
-from fairmesh.training.summary import summary_of
+from fairmesh.storage.files import read_bytes
 
-_BEST, _OF_BEST = "best_model", "best "  # where a record has the best round's model's metrics; how they are summed
-_MOMENTS = "moments of "  # how BatchNorm statistics are summed
+_FAREWELL_S = 60.0  # wait for the neighbours' last messages, once nobody needs anything from this node
 
 
-class _Averages(NamedTuple):
-    """The result that all nodes share, in the form of an algorithm's state with one node."""
-
-    models: Models  # (1, 1, dim)
-    duals: Duals | None  # (1, 1, n)
-
-
-def write_result(rounds: Rounds, folder: Path) -> None:
-    """Computes and writes the result, which is the same at every site. It takes two sums over all sites: of the models,
-    duals and traffic, then of each site's own evaluation of the average models. Only partial sums travel."""
-    if folder.exists():
-        return
-    problem, training, state = rounds.problem, rounds.training, rounds.state
-    membership, measurements, view = rounds.membership, rounds.node.measurements, training.view
-    n, number, last = problem.n, membership.number, membership.experiment.rounds
-    step, adder = last + FIRST_ROUND, sums_of(rounds)
-    own, sites, all_sites = torch.eye(n, dtype=torch.float64)[number], torch.arange(n), torch.tensor([-1])
-    pieces = _pieces(state, view, own)
-    flat, own_of = problem.flat_model, {} if state.own is None else {"model": state.own.rows[0, 0].cpu()}
-    best = measurements.best()
-    if best not in (None, last):
-        kept = measurements.model(best)
-        pieces["best"] = kept[: flat.dim]
-        own_of |= {"best": kept[flat.dim :]}
-    if flat.pools_statistics:  # averages over all samples: sums are divided by n below
-        weight = n * float(problem.shares_of_samples[number])
-        pieces |= {_MOMENTS + name: weight * flat.moments(part) for name, part in own_of.items()}
-    duals = view.duals(state.algorithm)
-    of_sites = {"bits", "bytes"} | ({"dual"} if duals is None else set())
-    owners = [sites if name in of_sites else all_sites.expand(len(piece)) for name, piece in pieces.items()]
-    row = torch.cat([piece.double().cpu() for piece in pieces.values()]).detach()
-    sums = adder.over_sites(row, step, torch.cat(owners))
-    totals = dict(zip(pieces, sums.split([len(piece) for piece in pieces.values()])))
-    means = {name: sums / n for name, sums in totals.items() if name not in ("bits", "bytes")}
-    start = problem.initial_whole_row(membership.experiment.seeds[0])[flat.dim :]  # local parts never leave their site
-    commons = {}
-    for name in own_of:
-        statistics = flat.statistics_of(means[_MOMENTS + name]) if flat.pools_statistics else start[flat.local_dim :]
-        commons[name] = torch.cat([start[: flat.local_dim], statistics])
-
-    def judged_here(name: str) -> dict[str, Tensor]:
-        row = means[name]
-        if name in own_of:
-            row = flat.at_site(torch.cat([row, commons[name]]), own_of[name])
-        return rounds.judge.of_sites(row.to(training.device, training.dtype).unsqueeze(0))
-
-    found = judged_here("model")
-    if "best" in means:
-        of_best = judged_here("best")
-        found |= {_OF_BEST + name: value for name, value in of_best.items()}
-    apart = (view.models(state.algorithm)[0, 0].double().cpu() - means["model"]).square().sum()
-    duals_apart = torch.zeros(()) if duals is None else (duals[0, 0].double().cpu() - means["dual"]).square().sum()
-    judged = torch.cat([apart.reshape(1), duals_apart.reshape(1)]).detach().cpu()
-    judged = torch.cat([*(_told(float(value[0, number]), own) for value in found.values()), judged])
-    owners = torch.cat([sites.repeat(2 * len(found)), all_sites, all_sites])
-    judged = adder.over_sites(judged, step + 1, owners, FACTOR**2)  # distances are squared
-    by_site = {name: _read_back(*told) for name, told in zip(found, judged[:-2].reshape(-1, 2, n))}
-    record: Record = {"round": last, "replica": 0, "seed": membership.experiment.seeds[0], "models": "average"}
-    add_metrics([record], by_site, problem, _OF_BEST, _BEST)
-    record |= traffic(totals["bits"], totals["bytes"]) | {"consensus_models": float(judged[-2] / n)}
-    weighed = float(means["dual"].sum()) > 0  # some algorithms have no weights
-    if weighed:
-        means["dual"] = means["dual"] if duals is not None else means["dual"] / math.fsum(means["dual"].tolist())
-        record |= {"lambda": means["dual"].tolist()}
-    if duals is not None:
-        record |= {"consensus_duals": float(judged[-1] / n)}
-    whole = _whole(state, means, training.dtype, weighed, best, commons)
-    records = [*(one for one in measurements.records if one["round"] < last), record]
-    on, level = judged_on(problem), membership.experiment.options.cvar_level
-    measured = [None if getattr(site, on) is None else {} for site in problem.sites]  # counts stay at their sites
-    result = Result(problem, training.replicas, last, records, whole, [], on, support=measured, cvar_level=level)
-    chosen = {"best_by": membership.experiment.options.best_by, "best_chosen_on": measurements.chosen_on}
-    more = ({} if best is None else chosen) | {"measured": measurements.digests()}
-    _write(result, membership, more, folder)
+def collect(node: Node) -> str:
+    """Waits until this node knows what all sites have measured."""
+    node.wait(node.measurements.open_questions)
+    return life.SUMMING
 
 
-def sums_of(rounds: Rounds) -> Sums:
-    """Returns the sums of this node over all present sites."""
-    membership = rounds.membership
-    return Sums(membership.number, branch_of(membership), membership.present, membership.names, rounds.mailroom)
+def sum_up(node: Node) -> str:
+    """Computes the result, which is not confirmed yet."""
+    write_result(node.generation.rounds, _unconfirmed(node))
+    return life.CONFIRMING
 
 
-def expected_results(folder: Path, membership: Membership) -> dict[str, dict[str, Any]]:
-    """Returns what each present site announces if it has the result in a folder: its digest, the metrics at that site,
-    and the digests of what each site has measured during the run."""
-    last = _last_record(folder)
-    by_metric = _by_site(last | {_OF_BEST + key: entry for key, entry in last.get(_BEST, {}).items()})
-    measured = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))["measured"]
-    body = {"generation": membership.mesh.generation, "digest": result_digest(folder), "measured": measured}
-    return {
-        name: body | {"metrics": {key: values[i] for key, values in by_metric.items()}}
-        for i, name in enumerate(membership.names)
-    }
+def _unconfirmed(node: Node) -> Path:
+    return node.folder / f"unconfirmed-{node.membership.mesh.generation}"
 
 
-def results_apart(expected: Mapping[str, dict[str, Any]], bulletin: Bulletin) -> dict[str, str]:
-    """Returns for each site that has announced another result of this generation than expected how it differs."""
-    apart = {}
-    for name, theirs in bulletin.of_all("result").items():
-        if name in expected and theirs["generation"] == expected[name]["generation"]:
-            apart[name] = _apart(name, theirs, expected[name])
-    return {name: reasons for name, reasons in apart.items() if reasons}
+def confirm(node: Node) -> str:
+    """Waits until all sites have announced the result that this site has. A difference is named; it ends when the other
+    site announces another result, or is voted out."""
+    unconfirmed, source = _unconfirmed(node), sums_of(node.generation.rounds).source
+    expected = expected_results(unconfirmed, node.membership)
+    node.bulletin.announce("result", expected[node.membership.name], node.membership.mesh.generation)
+    sums = {"sums": "computed by this site" if source is None else f"from {source}", "kept": unconfirmed.name}
+
+    def open_questions() -> list[str]:
+        apart = results_apart(expected, node.bulletin)
+        for site, reason in apart.items():
+            node.life.enter(life.CONFIRMING, "results differ; the log says which")
+            about = "results differ", site, unconfirmed
+            node.aside.once(about, "error", "results differ", site=site, reason=reason, **sums)
+        return [*node.silent("result"), *apart]
+
+    node.wait(open_questions)
+    return life.COMPARING
 
 
-def _apart(name: str, theirs: Mapping[str, Any], expected: Mapping[str, Any]) -> str:
-    said, here = theirs["metrics"], expected["metrics"]
-    reasons = [
-        f"it announced the {key} {said.get(key)}, but the sum that came here has {here.get(key)} for it"
-        for key in sorted(here.keys() | said.keys())
-        if said.get(key) != here.get(key)
-    ]
-    reasons += [
-        f"it has other metrics of {site} from the rounds before; {site} has told sites different numbers, or "
-        f"{name} has changed them"
-        for site, digest in sorted(expected["measured"].items())
-        if theirs["measured"].get(site) != digest
-    ]
-    if theirs["digest"] != expected["digest"]:
-        digests = [body["digest"][:16] for body in (theirs, expected)]
-        reasons.append(f"its result has the digest {digests[0]}, that of this site {digests[1]}")
-    return "; ".join(reasons)
+def compare(node: Node) -> str:
+    """Tells all sites how the common model compares with the one that this site trains alone."""
+    body = versus_local.compared(node.generation.rounds, _unconfirmed(node) / "model.safetensors", node.folder / LOCAL)
+    if body["why_not"]:
+        node.log("warning", "not compared with this site's model alone", reason=body["why_not"])
+    node.bulletin.announce(versus_local.KIND, body, node.membership.mesh.generation)
+    return life.COMPARED
 
 
-def result_digest(folder: Path) -> str:
-    """Returns the SHA-256 of a result: its models and its numbers."""
-    digest = hashlib.sha256()
-    for name in ("model.safetensors", "model-time-average.safetensors", "model-best.safetensors", METRICS):
-        content = (folder / name).read_bytes() if (folder / name).exists() else b""
-        digest.update(hashlib.sha256(content).digest())
-    return digest.hexdigest()
+def add_comparisons(node: Node) -> str:
+    """Waits until all have told their comparison, and adds the verdicts to the result, which is complete then."""
+    rounds, unconfirmed, result = node.generation.rounds, _unconfirmed(node), node.folder / RESULT
+    node.wait(lambda: node.silent(versus_local.KIND))
+    versus_local.add_evidence(rounds, unconfirmed)
+    node.observe("result confirmed", node.membership.experiment.rounds)
+    _write_site_model(rounds, unconfirmed)
+    put_in_place(unconfirmed, result)
+    names, what = node.membership.names, "the look at undefined metrics"
+    for metric, sites in node.aside.tried(what, lambda: undefined_metrics(result, names), {}).items():
+        node.log("warning", "a metric has no value at some sites", metric=metric, sites=", ".join(sites))
+    return life.ENDING
 
 
-def compare_with_neighbours(rounds: Rounds, folder: Path) -> None:
+def wait_for_all(node: Node) -> str:
+    """Waits until every site has its confirmed result. From then on nobody can need an earlier state again. Meanwhile
+    this site chooses its own model, if the experiment has a personalization."""
+    rounds, result, last = node.generation.rounds, node.folder / RESULT, node.membership.experiment.rounds
+    _compare_with_neighbours(rounds, result)
+    method = node.membership.experiment.personalization
+    if method is not None and not (node.folder / PERSONAL).exists():
+        node.life.interrupt(life.CHOOSING)
+        _write_personal(rounds, method, result)
+        node.life.resume()
+    node.observe("result written", last)
+    n, step = rounds.problem.n, last + FIRST_ROUND + 3
+    sums_of(rounds).over_sites(torch.eye(n)[rounds.membership.number], step, torch.arange(n))
+    return life.FINISHED
+
+
+def _compare_with_neighbours(rounds: Rounds, folder: Path) -> None:
     """Tells the neighbours in the tree of the sums the digest of this site's confirmed result, and waits for theirs.
     So every site has a neighbour that stays until it has heard all announcements."""
     step = rounds.membership.experiment.rounds + FIRST_ROUND + 2
@@ -196,13 +125,7 @@ def compare_with_neighbours(rounds: Rounds, folder: Path) -> None:
     rounds.mailroom.take(step, positions, same)
 
 
-def wait_for_all_to_end(rounds: Rounds) -> None:
-    """Waits until every site has its confirmed result. From then on nobody can need an earlier state again."""
-    n, step = rounds.problem.n, rounds.membership.experiment.rounds + FIRST_ROUND + 3
-    sums_of(rounds).over_sites(torch.eye(n)[rounds.membership.number], step, torch.arange(n))
-
-
-def write_site_model(rounds: Rounds, result: Path) -> None:
+def _write_site_model(rounds: Rounds, result: Path) -> None:
     """Writes the common model with what stays at this site, if the model has such parts. Nothing of it is sent."""
     flat, own = rounds.problem.flat_model, rounds.state.own
     if own is None or not flat.differs_by_site:
@@ -213,24 +136,22 @@ def write_site_model(rounds: Rounds, result: Path) -> None:
         into.write_model("site", flat.state_dict(flat.at_site(common, own.rows[0, 0].cpu())), about)
 
 
-def write_personal(rounds: Rounds, result: Path) -> None:
-    """Chooses and writes this site's own model, from the common one and this site's rows, if the experiment has a
-    personalization. Nothing is sent. It has a folder of its own, since the result is the same at every site."""
+def _write_personal(rounds: Rounds, method: Personalization, result: Path) -> None:
+    """Chooses and writes this site's own model, from the common one and this site's rows. Nothing is sent. It has a
+    folder of its own, since the result is the same at every site."""
     experiment, training, folder = rounds.membership.experiment, rounds.training, rounds.node.folder / PERSONAL
     flat, phases = rounds.problem.flat_model, phases_of(rounds.node)
-    if experiment.personalization is None or folder.exists():
-        return
     common = read_bytes(result / "model.safetensors")
     identity = {"common": hashlib.sha256(common).hexdigest()} | alone_identity(rounds.problem, rounds.membership)
     found = personalized(
         rounds.problem,
         flat.row_of_state_dict(load(common)),
-        experiment.personalization,
+        method,
         seed=experiment.seeds[0],
         device=training.device,
         dtype=training.dtype,
         trace=training.options.trace == "auto",
-        carrier=lambda name, *work: phases.carried_out(CHOOSING, f"personal-{name}", identity, *work),
+        carrier=lambda name, *work: phases.carried_out(life.CHOOSING, f"personal-{name}", identity, *work),
     )
     (site,) = found.sites
     with new_folder(folder) as into:
@@ -240,121 +161,27 @@ def write_personal(rounds: Rounds, result: Path) -> None:
     phases.forget("personal-*")
 
 
-_NOT_FINITE = {1: math.nan, 2: math.inf, 3: -math.inf}  # messages carry finite numbers only
-
-
-def _told(value: float, own: Tensor) -> Tensor:
-    """Returns what a site contributes to the sums about its metric: the value, and which of those that are not finite
-    it is. A metric can be undefined at a site, such as an AUC where all targets are equal."""
-    kind = 0 if math.isfinite(value) else 1 if math.isnan(value) else 2 if value > 0 else 3
-    return torch.cat([own * (0.0 if kind else value), own * kind])
-
-
-def _read_back(values: Tensor, kinds: Tensor) -> Tensor:
-    """Returns a metric by site, (1, n)."""
-    for kind, value in _NOT_FINITE.items():
-        values = values.masked_fill(kinds == kind, value)
-    return values.unsqueeze(0)
-
-
-def undefined_metrics(folder: Path, names: Sequence[str]) -> dict[str, list[str]]:
-    """Returns for each metric of a result the sites at which it has no finite value, if there are any."""
-    by_metric = metrics_by_site(folder)
-    missing = {key: [name for name, value in zip(names, values) if value is None] for key, values in by_metric.items()}
-    return {key: sites for key, sites in missing.items() if sites}
-
-
-def metrics_by_site(folder: Path) -> dict[str, list[float | None]]:
-    """Returns the values of the average model at the sites, by metric."""
-    return _by_site(_last_record(folder))
-
-
-def _last_record(folder: Path) -> Record:
-    return json.loads((folder / METRICS).read_text(encoding="utf-8").splitlines()[-1])
-
-
-def _by_site(record: Record) -> dict[str, list[float | None]]:
-    """Returns the values of the sites, by metric."""
-    return {key: entry["sites"] for key, entry in record.items() if isinstance(entry, dict) and "sites" in entry}
-
-
-def _pieces(state: TrainingState, view: StateView, own: Tensor) -> dict[str, Tensor]:
-    """Returns what is added up over all sites: the rows of this node, and its own entries of rows over all nodes."""
-    duals, weights = view.duals(state.algorithm), view.own_weights(state.algorithm)
-    nothing = torch.zeros_like(own)
-    weighed = nothing if weights is None else own * weights[0, 0].cpu()  # n lambda_i
-    return {
-        "model": view.models(state.algorithm)[0, 0],
-        "time-average": state.average_model[0],
-        "dual": weighed if duals is None else duals[0, 0],
-        "dual time-average": nothing if state.average_dual is None else state.average_dual[0],
-        "bits": own * state.sent.node_bits[0, 0].cpu(),
-        "bytes": own * state.sent.node_bytes[0, 0].cpu(),
-    }
-
-
-def _whole(
-    state: TrainingState,
-    means: dict[str, Tensor],
-    dtype: torch.dtype,
-    weighed: bool,
-    best: int | None,
-    commons: dict[str, Tensor],
-) -> TrainingState:
-    """Returns the state that all sites share. Every site has the same own part in it, that of the common model."""
-    n = len(means["dual"])
-    own = {name: part.to(dtype).expand(1, n, -1) for name, part in commons.items()}
-    models = means["model"].to(dtype).reshape(1, 1, -1)
-    duals = means["dual"].to(dtype).reshape(1, 1, -1) if weighed else None
-    nobody = torch.zeros(1)
-    return TrainingState(
-        algorithm=_Averages(models, duals),
-        average_model=means["time-average"].to(dtype).unsqueeze(0),
-        average_dual=means["dual time-average"].to(dtype).unsqueeze(0) if state.average_dual is not None else None,
-        sent=Traffic(nobody, nobody, nobody, nobody),
-        best=None
-        if best is None
-        else Best(
-            nobody,
-            torch.tensor([best]),
-            means.get("best", means["model"]).to(dtype).unsqueeze(0),
-            own.get("best", own.get("model")),
-        ),
-        companions=carried({"own": OwnState(own["model"], *[torch.zeros(1, n, 1)] * 3)} if "model" in own else {}),
-    )
-
-
-def write_progress(membership: Membership, problem: Prepared, records: Sequence[Record], folder: Path) -> None:
-    """Writes the summary and the settings of a run in progress next to its metrics, as a finished run's folder has
-    them. The node itself never reads them."""
-    experiment, nobody = membership.experiment, torch.zeros(1)
-    replica = Replica(experiment.seeds[0], tuple(range(problem.n)), experiment.algorithm)
-    state = TrainingState(None, nobody, None, Traffic(nobody, nobody, nobody, nobody), None)
-    last = records[-1]
-    on, level = judged_on(problem), experiment.options.cvar_level
-    result = Result(problem, [replica], last["round"], [last], state, judged_on=on, cvar_level=level)
-    summary = summary_of(result) | {"sites": membership.names, "planned_rounds": experiment.rounds}
-    del summary["seconds"], summary["models"]  # there are none yet
-    write_atomically(folder / SUMMARY, as_json(summary, indent=2).encode(), durable=False)
-    if not (folder / EXPERIMENT).exists():
-        write_atomically(folder / EXPERIMENT, toml_of(settings_of(membership)), durable=False)
-
-
-def settings_of(membership: Membership) -> dict[str, Any]:
-    """Returns the experiment's settings without what differs between sites."""
-    settings = portable(to_table(membership.experiment))
-    return {key: value for key, value in settings.items() if key not in ("data", "options")}
-
-
-def _write(result: Result, membership: Membership, more: dict[str, Any], folder: Path) -> None:
-    """Writes the folder of a finished run as a simulation does, without what differs between sites."""
-    summary = summary_of(result)
-    del summary["seconds"]
-    with new_folder(folder) as into:
-        into.write_settings(settings_of(membership))
-        into.replace_records(result.records)
-        into.write_preprocessing([result.problem.preprocessing])
-        for file in model_files(result):
-            about = about_model(result, 0, file.which)
-            into.write_model(file.name, result.state_dict(0, file.which), about)  # type: ignore[arg-type]
-        into.write_summary(summary | {"sites": membership.names} | more)
+def part(node: Node) -> str:
+    """Stays until no neighbour needs anything. Then waits for their last messages, but not forever, since these may
+    be lost."""
+    node.log("info", "finished", rounds=node.membership.experiment.rounds, folder=RESULT)
+    links, mailroom = node.generation.links, node.generation.mailroom
+    notices, free_since = Notices(), None
+    while not links.all_finished.wait(0.05):
+        node.oversight.raise_if_deciding()
+        waiting = mailroom.unacknowledged_by()
+        if node.oversight.stopping and waiting:
+            raise node.oversight.stopping
+        free_since = None if waiting else (free_since or time.monotonic())
+        if node.oversight.stopping or (free_since is not None and time.monotonic() - free_since > _FAREWELL_S):
+            break
+        links.finish(waiting)
+        if waiting:
+            names = ", ".join(node.membership.mesh.names[position] for position in waiting)
+            node.oversight.stop_if_waited_too_long(notices.seconds, names)
+            if notices.due():
+                node.log("warning", "finished; others still need messages of this node", sites=names)
+    else:
+        time.sleep(0.3)  # for last messages on their way
+    node.ledger.forget_earlier()
+    return ""

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fairmesh.errors import BadInput, FairmeshError
+from fairmesh.mesh.announcements import FOLLOW_AT_MOST
 from fairmesh.mesh.enrol.roster import Mesh
 from fairmesh.mesh.node.decisions import (
     Ballot,
@@ -28,7 +29,7 @@ from fairmesh.mesh.node.decisions import (
 )
 from fairmesh.mesh.node.state_lock import locked
 from fairmesh.mesh.node.store import FINISHED, landmarks_in, put_run_aside
-from fairmesh.mesh.wire.bulletin import FOLLOW_AT_MOST, Announcement, Bulletin
+from fairmesh.mesh.wire.bulletin import Announcement, Bulletin
 from fairmesh.storage.files import private_files, private_folder, read_record, write_atomically
 
 _WISH, _DECISIONS = "vote.json", "decisions.json"

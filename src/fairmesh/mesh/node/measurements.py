@@ -28,12 +28,12 @@ import torch
 from torch import Tensor
 
 from fairmesh.errors import CheckpointError
+from fairmesh.mesh.announcements import FURTHER, wrong_row
 from fairmesh.mesh.node.store import BEST, PROGRESS, TABLE
 from fairmesh.mesh.node.watching import Aside
 from fairmesh.mesh.wire.bulletin import Bulletin
 from fairmesh.mesh.wire.frames import read_json
 from fairmesh.mesh.wire.journal import storing
-from fairmesh.mesh.wire.kinds import FURTHER, wrong_row
 from fairmesh.metrics.over_sites import LEVEL
 from fairmesh.problems.evaluator import measured_names
 from fairmesh.problems.prepared import Prepared

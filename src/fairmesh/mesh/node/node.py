@@ -4,7 +4,7 @@ to its neighbours, to wait for announcements, and the problem that it trains."""
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +13,7 @@ from fairmesh.mesh.enrol.keys import KnownKeys
 from fairmesh.mesh.enrol.roster import Mesh
 from fairmesh.mesh.node import machine
 from fairmesh.mesh.node.ledger import Ledger
+from fairmesh.mesh.node.life import Life
 from fairmesh.mesh.node.measurements import Measurements
 from fairmesh.mesh.node.membership import (
     Membership,
@@ -35,9 +36,10 @@ from fairmesh.mesh.wire.mailroom import Mailroom, Observe
 from fairmesh.mesh.wire.transport import FIRST_ROUND
 from fairmesh.problems.prepared import Prepared
 from fairmesh.storage.files import write_atomically
+from fairmesh.trackers import Tracker
 
 if TYPE_CHECKING:
-    from fairmesh.mesh.node.rounds import Rounds
+    from fairmesh.mesh.node.generation import Generation
 
 
 class Node:
@@ -51,13 +53,16 @@ class Node:
         patience_s: float | None,
         monitor: Monitor | None,
         observe: Observe,
+        trackers: Sequence[Tracker] = (),
     ):
         (self.own,) = alone.sites
-        self.membership, self.log, self.observe = membership, log, observe
+        self.membership, self.log, self.observe, self.trackers = membership, log, observe, trackers
+        self.life, self.open = Life(), ExitStack()  # what is open in this generation
+        self.generation: Generation  # once the node takes part in one
+        self.reached: Callable[[], int] = lambda: 0  # returns how many rounds of this generation it has done
         self.folder, self.limiter, self.aside = membership.site.state, LogLimiter(log), Aside(log)
         self.digest = alone.digests_here()[0]  # of this site's data
         self.facts: dict[str, Any] | None = None  # about the data of all sites, once they have agreed on it
-        self.rounds: Rounds | None = None  # of this generation, once they begin
         self.keys = KnownKeys(self.folder, log)
         names, trusted, outputs = membership.mesh.names, self.keys.refusal, outputs_allowed(membership.experiment)
         self.bulletin = Bulletin(membership.name, membership.credentials, names, trusted, outputs)
@@ -173,9 +178,9 @@ class Node:
         """Writes all announcements to disk, so that a restart knows them."""
         write_atomically(self.folder / "bulletin.json", self.bulletin.saved())
 
-    def wait(self, activity: str, missing: Callable[[], Sequence[str]]) -> None:
+    def wait(self, missing: Callable[[], Sequence[str]]) -> None:
         """Waits for announcements of other sites until none is missing, and logs which are."""
-        self.oversight.activity, notices = activity, Notices()
+        notices = Notices()
         while sites := ", ".join(missing()):
             self.oversight.raise_if_stopped()
             if notices.due():

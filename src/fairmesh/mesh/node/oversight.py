@@ -9,16 +9,15 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import fairmesh
-from fairmesh.comparisons.reference_losses import FINDING
 from fairmesh.errors import BadInput, FairmeshError, Interrupted
+from fairmesh.mesh.announcements import KINDS, TOLD, shortened
 from fairmesh.mesh.enrol.certificates import SOON_DAYS, valid_until
-from fairmesh.mesh.node import claims, divergence
+from fairmesh.mesh.node import claims, divergence, life
 from fairmesh.mesh.node.membership import Membership
 from fairmesh.mesh.node.store import landmarks_in
 from fairmesh.mesh.node.watching import Monitor, Pace, waiting_chain, write_status
-from fairmesh.mesh.wire.kinds import shortened
 from fairmesh.mesh.wire.mailroom import Mailroom
-from fairmesh.problems.local_work import LOCAL_TRAINING, Activity
+from fairmesh.problems.local_work import Activity
 from fairmesh.problems.prepared import Prepared
 from fairmesh.training.loop import TrainingState
 from fairmesh.training.observers import Observer
@@ -26,9 +25,6 @@ from fairmesh.training.observers import Observer
 if TYPE_CHECKING:
     from fairmesh.mesh.node.node import Node
 
-_ACTIVITY = 200  # characters at most of what a node says that it does
-COMPARING = "comparing with this site alone"
-CHOOSING = "choosing the site's own model"
 _TICK_S = 1.0
 _ANNOUNCE_S_PER_SITE = 0.05  # each site's status goes to all others: the more sites, the less often
 _FIRST_NOTICE_S, _LONGEST_NOTICE_S = 5.0, 600.0
@@ -37,7 +33,6 @@ _MOST = 0.5  # of lambda: a site is heavy with more than this, and more than
 _TIMES_PRIOR = 2.0  # times its share before training, for
 _SHARE_OF_ROUNDS = 0.05  # of the run without a measurement in between that says otherwise
 _Seen = TypeVar("_Seen")
-_ANNOUNCED = ("time", "round", "activity", "metric", "metric_round", "weight", "waiting_for", "bytes_out")
 
 
 class Decide(FairmeshError):
@@ -103,13 +98,14 @@ class Oversight(Observer):
     def __init__(self, node: "Node", alone: Prepared, patience_s: float | None, monitor: Monitor | None):
         self._node, self._patience_s, self._monitor = node, patience_s, monitor
         self._bulletin, self._ledger, self._log, self._folder = node.bulletin, node.ledger, node.log, node.folder
+        self._life = node.life
         self._ends = valid_until(node.membership.credentials.certificate)
         self._mailroom: Mailroom | None = None
         self.stopping: FairmeshError | None = None
         self._asked_to_stop = False  # by a person or the system
         self._interruption: FairmeshError | None = None  # of the rounds of this generation
         self._deciding, self._votes_lock = False, threading.Lock()
-        self._round, self.activity, self._pace = 0, "starting", Pace()
+        self._round, self._pace = 0, Pace()
         self.prior: dict[str, float] = {}  # of each site, once all have announced their samples
         self.unusual: dict[str, list[str]] = {}  # sites whose inputs look different, and how
         self.unaccepted: list[str] = []  # those of them for which this node waits until a person accepts them
@@ -124,6 +120,7 @@ class Oversight(Observer):
         self._disk_notices: Notices | None = None  # while the journal is synced
         self._local_since, self._alone = 0.0, Notices()
         self._phase: dict[str, Any] = {"what": ""}  # the last work outside the rounds, with its progress
+        self.seen: Mapping[str, Any] = {}  # the newest status
         self._announced_at = self._next_warning = self._refusing_at = -1e9
 
     @property
@@ -177,7 +174,7 @@ class Oversight(Observer):
     # Watching the rounds
 
     def after_round(self, round: int, state: TrainingState) -> None:
-        self._round, self.activity = round, "training"
+        self._round = round
 
     def measured(self, values: dict[str, Any], weight: float | None) -> None:
         # A metric that is not defined here, or a site without test data, has no value.
@@ -191,11 +188,12 @@ class Oversight(Observer):
 
     def works_locally(self, activity: Activity | None) -> None:
         if activity is None:
-            self.activity = "training"
+            self._life.resume()
             self._log("info", "local training finished", seconds=round(time.monotonic() - self._local_since, 3))
             return
-        self._local_since, self.activity = time.monotonic(), str(activity)
-        self._log("info", LOCAL_TRAINING, round=activity.round)
+        self._local_since = time.monotonic()
+        self._life.interrupt(life.LOCAL_TRAINING, str(activity))
+        self._log("info", life.LOCAL_TRAINING, round=activity.round)
 
     def works_alone(self, what: str, done: int, of: int) -> None:
         """Shows how far work of this site alone is, and raises if the node must stop."""
@@ -203,7 +201,7 @@ class Oversight(Observer):
             self._alone = Notices()
             self._log("info", what, rounds=of, **({"continued_at": done} if done else {}))
         self._phase = {"what": what, "done": done, "of": of}
-        self.activity = what if done == of else f"{what}: round {done:,} of {of:,} of its model alone"
+        self._life.interrupt(what, f"round {done:,} of {of:,} of its model alone")
         if done == of or self._alone.due():
             self._log("info", what, done=done, of=of, seconds=round(self._alone.seconds, 1))
         try:
@@ -211,6 +209,8 @@ class Oversight(Observer):
         except FairmeshError:
             self._log("info", "interrupted; it continues there when it is needed again", work=what, done=done, of=of)
             raise
+        if done == of:
+            self._life.resume()
 
     # Once per second
 
@@ -238,7 +238,7 @@ class Oversight(Observer):
         try:
             yield
         except FairmeshError as error:
-            self.activity = "stopped"
+            self._life.enter(life.STOPPED)
             level = "error" if not isinstance(error, Interrupted) else "info" if self._asked_to_stop else "warning"
             self._log(level, "stopped", reason=str(error))
             raise
@@ -248,12 +248,13 @@ class Oversight(Observer):
             self._node.aside.tried("the status", lambda: write_status(self._folder, self.status()), None)
 
     def _show(self) -> None:
-        status = self.status()
-        at_work = self.activity.startswith(("training", LOCAL_TRAINING))
-        self._pace.note(self._round, bool(status["paused_for"]) or not at_work)
+        self.seen = status = self.status()
+        self._pace.note(self._round, bool(status["paused_for"]) or self._life.state not in life.AT_WORK)
         if time.monotonic() - self._announced_at >= _ANNOUNCE_S_PER_SITE * len(self._membership.mesh.present):
             self._announced_at = time.monotonic()
-            self._bulletin.announce("status", {key: status[key] for key in _ANNOUNCED})
+            for kind, told in TOLD.items():
+                of_node = told(self._node)
+                self._bulletin.announce(kind, {field: of_node[field] for field in KINDS[kind].fields})
             self._node.measurements.exchange()
         write_status(self._folder, status)
         if self._monitor:
@@ -375,7 +376,8 @@ class Oversight(Observer):
     def _at_work_there(self, site: str) -> dict[str, str]:
         """Returns what a site says of its work that may take long, for the log, if it is at it."""
         activity = self._bulletin.of(site, "status").get("activity", "")
-        return {"which_is_at": activity} if activity.startswith((LOCAL_TRAINING, FINDING, COMPARING)) else {}
+        state = life.state_in(activity)
+        return {"which_is_at": activity} if state and life.STATES[state].may_take_long else {}
 
     def _waits(self) -> dict[str, dict[str, float]]:
         """Returns for each site since when it waits for others, as it has announced it."""
@@ -391,7 +393,9 @@ class Oversight(Observer):
         known = {name: announced.get(name, {}) for name in membership.names}
         for site, age in self._bulletin.ages("status").items():
             if known.get(site):
-                known[site] = known[site] | {"heard_s_ago": age}
+                known[site] = {"heard_s_ago": age} | known[site]
+                for kind in TOLD:
+                    known[site] |= self._bulletin.of(site, kind)
         chain = waiting_chain(membership.name, self._waits() | {membership.name: waiting})
         long = any(time.time() - since > _FIRST_NOTICE_S for since in waiting.values())
         rate, left = self._pace.rounds_per_s(), membership.experiment.rounds - self._round
@@ -408,8 +412,8 @@ class Oversight(Observer):
             "clocks": dict(self.clocks),
             "round": self._round,
             "rounds": membership.experiment.rounds,
-            "activity": "waiting for its disk" if slow_disk else self.activity[:_ACTIVITY],
-            "phase": self._phase if self.activity.startswith(f"{self._phase['what']}: ") else None,
+            "activity": life.SLOW_DISK if slow_disk else self._life.activity,
+            "phase": self._phase if self._life.state == self._phase["what"] and self._life.detail else None,
             "metric_name": self._measured_by,
             "metric": self._metric.get(self._measured_by),
             "metric_round": self._metric.get("round"),

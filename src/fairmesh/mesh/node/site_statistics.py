@@ -16,7 +16,7 @@ from fairmesh.data.columns import Column
 from fairmesh.data.samples import Samples
 from fairmesh.data.site import Site
 from fairmesh.data.site_tables import is_fitted
-from fairmesh.mesh.wire.kinds import CLASSES_AT_MOST, INPUTS_AT_MOST, STATISTICS
+from fairmesh.mesh.announcements import CLASSES_AT_MOST, INPUTS_AT_MOST, STATISTICS
 
 SAMPLES_AT_LEAST = 20  # with fewer, statistics would say much about single samples
 WITHHELD: dict[str, list[float]] = {"mean": [], "spread": [], "shares": [], "relation": []}

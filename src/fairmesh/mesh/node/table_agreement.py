@@ -19,8 +19,9 @@ from fairmesh.data.site_tables import is_fitted, refitted
 from fairmesh.data.sums import Misfit, Sums, TableSums, fitted
 from fairmesh.errors import BadInput
 from fairmesh.experiment import Experiment
+from fairmesh.mesh.announcements import TABLE_AT_MOST
 from fairmesh.mesh.enrol.agreement import own_problem
-from fairmesh.mesh.wire.bulletin import TABLE_AT_MOST, Bulletin
+from fairmesh.mesh.wire.bulletin import Bulletin
 from fairmesh.storage.files import read_bytes, write_atomically
 from fairmesh.storage.run_folder import PREPROCESSING
 

@@ -24,14 +24,14 @@ from fairmesh.evidence import LEVEL, Difference, Number, Share, Worst, versus, v
 from fairmesh.evidence.answering import judged
 from fairmesh.evidence.intervals import Estimate
 from fairmesh.evidence.means import mean_of
-from fairmesh.mesh.node.ending import metrics_by_site
+from fairmesh.mesh.announcements import CELLS, FEW, FEWEST, KINDS, ROWS_AT_LEAST, most_rows
+from fairmesh.mesh.node.life import COMPARING
 from fairmesh.mesh.node.membership import Membership
-from fairmesh.mesh.node.oversight import COMPARING
+from fairmesh.mesh.node.result import metrics_by_site
 from fairmesh.mesh.node.rounds import Rounds, alone_identity, alone_run
 from fairmesh.mesh.node.store import new_folder
 from fairmesh.mesh.node.watching import Aside
 from fairmesh.mesh.wire.journal import storing
-from fairmesh.mesh.wire.kinds import CELLS, FEW, FEWEST, KINDS, ROWS_AT_LEAST, most_rows
 from fairmesh.problems.objective import Objective
 from fairmesh.problems.prepared import Prepared
 from fairmesh.storage.files import read_bytes, write_atomically
@@ -61,7 +61,7 @@ def compared(rounds: Rounds, common: Path, folder: Path) -> dict[str, Any]:
     file = folder / f"compared-{generation}.json"
     if file.exists():
         kept = json.loads(read_bytes(file))
-        return {key: kept[key] for key in KINDS[KIND]}
+        return {key: kept[key] for key in KINDS[KIND].fields}
     (mine,) = [site for site in rounds.problem.sites if site.train.here]
     why_not = _not_compared(membership, rounds.problem, mine)
     cells: dict[str, int | str] = {}

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from fairmesh.errors import BadInput, in_a_line, optional
+from fairmesh.mesh.node.life import FINISHED, NOT_RUNNING, STARTING, STOPPED, described
 from fairmesh.mesh.node.state_lock import running_since
 from fairmesh.mesh.wire.connections import keep_from_forks
 from fairmesh.mesh.wire.limits import Report
@@ -20,8 +21,6 @@ from fairmesh.storage.files import write_atomically
 from fairmesh.storage.strict_json import as_json
 
 STATUS = "status.json"
-STARTING = "starting: it imports, and reads its files and data"  # from its start until its first status
-ENDED = "not running: it was killed, or has failed"  # without saying so in its status
 _LOG_BYTES, _LOG_FILES = 4 << 20, 3
 _PACE_S = 300.0  # over which the rate of rounds is measured
 _IGNORED_AT_MOST = 20  # things of one site; a member can find new ones without end
@@ -222,13 +221,13 @@ def live_status(folder: Path) -> dict[str, Any]:
     that has just been started has only these, and since when it runs (`time`)."""
     since = running_since(folder)
     if since is not None and not (folder / STATUS).exists():
-        return {"time": since, "running": True, "activity": STARTING}
+        return {"time": since, "running": True, "activity": described(STARTING)}
     status = read_status(folder)
     status["running"] = since is not None
-    if since is None and status["activity"] not in ("finished", "stopped"):
-        status["activity"] = ENDED
+    if since is None and status["activity"] not in (FINISHED, STOPPED):
+        status["activity"] = described(NOT_RUNNING)
     if since is not None and status["time"] < since:
-        status["activity"] = STARTING
+        status["activity"] = described(STARTING)
     if status["sites"].get(status["site"]):
         status["sites"][status["site"]]["activity"] = status["activity"]
     return status

@@ -15,23 +15,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fairmesh.errors import BadInput
+from fairmesh.mesh.announcements import KINDS, count, text, too_deep, wrong
 from fairmesh.mesh.enrol import certificates
 from fairmesh.mesh.wire.frames import Refused, read_json
-from fairmesh.mesh.wire.kinds import KINDS, count, text, too_deep, wrong
 from fairmesh.mesh.wire.limits import TokenBucket
 from fairmesh.mesh.wire.tls_stream import Credentials
 
-_AT_MOST = 1 << 14  # bytes of one announcement, unless its kind needs more or less; `follow` has all sites' signatures
-FOLLOW_AT_MOST = 1 << 18
-TABLE_AT_MOST = 1 << 18
-_AT_MOST_OF = {
-    "certificate": 1 << 12,
-    "facts": 1 << 12,
-    "status": 1 << 13,
-    "measured": 1 << 16,
-    "follow": FOLLOW_AT_MOST,
-    "table": TABLE_AT_MOST,
-}
 _A_FRAME = 1 << 15  # bytes of news per frame
 _PER_SECOND, _AT_ONCE = 4.0, 40.0  # announcements of one site that a neighbour may pass on
 OUTPUTS = 10_000  # of a model, unless the experiment lists more classes
@@ -240,7 +229,7 @@ class Bulletin:
         return True
 
     def _heard(self, entry: Announcement, source: object) -> bool:
-        if len(entry.text()) > _AT_MOST_OF.get(entry.kind, _AT_MOST):
+        if len(entry.text()) > KINDS[entry.kind].at_most:
             raise Refused(f"news of kind {entry.kind!r} from {entry.site} with too much in it")
         pem = _pem(entry) if entry.kind == "certificate" else self._certificate(entry.site)
         if not self._signed(entry, pem):
@@ -255,13 +244,21 @@ class Bulletin:
         if found:
             raise Refused(f"news of kind {entry.kind!r} from {entry.site} with {found} in it")
         with self._lock:
-            if entry.kind == "certificate":  # what the old key signed can no longer be passed on
-                for kind in KINDS.keys() - {"certificate"}:
-                    before = self.entry(entry.site, kind)
-                    if before and not self._signed(before, pem):
-                        del self._known[entry.site, kind]
             self._put(entry, source)
+            if entry.kind == "certificate":
+                self._put_after_certificate(entry.site, pem)
         return True
+
+    def _put_after_certificate(self, site: str, pem: bytes) -> None:
+        """Passes on what a site has said before after its new certificate, with which it is verified. What the old key
+        signed can no longer be passed on."""
+        said = [known for (who, kind), known in self._known.items() if who == site and kind != "certificate"]
+        for known in sorted(said, key=lambda known: known.order):
+            place = site, known.entry.kind
+            self._order += 1
+            self._known[place] = known._replace(order=self._order)
+            if not self._signed(known.entry, pem):
+                del self._known[place]
 
     def _signed(self, entry: Announcement, pem: bytes) -> bool:
         """Returns whether its site signed it. An announcement stays valid after the certificate has expired. The

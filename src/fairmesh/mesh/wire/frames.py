@@ -7,7 +7,7 @@ from enum import IntEnum
 from typing import Any, NamedTuple
 
 from fairmesh.errors import FairmeshError
-from fairmesh.mesh.wire.kinds import shortened
+from fairmesh.mesh.announcements import shortened
 
 PROTOCOL = 1
 _MAGIC = b"fairmesh"

@@ -1,9 +1,11 @@
-"""What announcements of each kind hold: every field with its type and range, and what fields must mean together.
+"""What sites announce: every kind with what it tells, its fields with their types and ranges, and what these must mean
+together. A new kind is one entry of `KINDS`.
 
 Other sites' numbers are hostile input. This is the one wall that they pass, when they arrive and when they are read
 from disk again: nothing is computed from a body, and nothing of it is written, before `wrong` finds nothing wrong."""
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from fairmesh.errors import BadInput
@@ -13,6 +15,7 @@ Field = Callable[[Any], bool]
 LARGEST_COUNT = 1 << 53
 SAMPLES_AT_MOST = 10**12  # so that a product with the size of an input is an integer, and intervals take moments
 _FINITE = 1.7e308
+FOLLOW_AT_MOST = TABLE_AT_MOST = 1 << 18  # bytes; `follow` has all sites' signatures
 _SHORT = 200  # characters of a string that is shown to people
 _DEEP = 24  # tables within tables, of any body
 _ENTRIES = 1 << 14  # of a list or table; the bytes of an announcement are bounded too
@@ -119,71 +122,6 @@ _MOMENT = number(-LARGEST_COUNT, LARGEST_COUNT)
 _WEIGHT = number(-LARGEST_COUNT, LARGEST_COUNT)  # estimates of lambda may be a little below 0
 _STATISTICS = number(-STATISTICS[1], STATISTICS[1], STATISTICS[0])
 
-# The fields that the body of each kind must have, with the type and the range of each.
-KINDS: dict[str, dict[str, Field]] = {
-    "certificate": {"pem": text(1 << 12, printable=False)},
-    "facts": {
-        "samples": count(1, SAMPLES_AT_MOST),
-        "inputs": _sample_form,
-        "targets": _sample_form,
-        "outputs": count(),
-        "test": one_of(True, False),
-        "validation": one_of(True, False),
-        "group": text(),
-    },
-    "statistics": {
-        "mean": list_of(_STATISTICS, INPUTS_AT_MOST),
-        "spread": list_of(number(0, STATISTICS[1], STATISTICS[0]), INPUTS_AT_MOST),
-        "shares": list_of(number(0, 1, STATISTICS[0]), CLASSES_AT_MOST),
-        "relation": list_of(number(-1, 1, STATISTICS[0]), INPUTS_AT_MOST),
-    },
-    "table": {"sums": _table, "fitted_by": _NAMES},
-    "status": {
-        "round": count(),
-        "activity": text(),
-        "metric": maybe(number()),
-        "metric_round": maybe(count()),
-        "weight": maybe(_WEIGHT),
-        "waiting_for": table_of(_MOMENT),
-        "bytes_out": count(),
-        "time": _MOMENT,
-    },
-    "measured": {
-        "generation": _GENERATION,
-        "columns": list_of(text(), 999),
-        "rows": list_of(_row),
-        "complete": count(),
-        "kept": maybe(list_of(count())),
-    },
-    "refusing": {
-        "sites": table_of(record(reason=text(), since=_MOMENT)),
-    },
-    "result": {
-        "generation": _GENERATION,
-        "digest": text(),
-        "metrics": table_of(maybe(number())),
-        "measured": table_of(text()),
-    },
-    "ready": {"facts": text()},
-    "versus_local": {
-        "generation": _GENERATION,
-        "cells": table_of(
-            lambda value: one_of(FEW)(value) or count(FEWEST, SAMPLES_AT_MOST)(value), len(CELLS), one_of(*CELLS)
-        ),
-        "verdict": one_of("", *VERDICTS),
-        "why_not": text(),
-    },
-    "diverged": {"generation": _GENERATION, "since": count(), "round": count(), "what": text()},
-    "vote": _PROPOSAL,
-    "commit": _PROPOSAL | {"votes": _VOTES, **_CLAIM},
-    "follow": {
-        "certificates": list_of(
-            record(**_PROPOSAL, votes=_VOTES, commits=table_of(_COMMIT)),
-        )
-    },
-}
-
-
 # What the fields of a body must mean together: each function returns the field that cannot be true, and why.
 
 
@@ -233,11 +171,148 @@ def most_rows(cells: Mapping[str, int | str]) -> int:
     return sum(FEWEST - 1 if isinstance(count, str) else count for count in cells.values())
 
 
-_MEANING: dict[str, Callable[[Mapping[str, Any]], str]] = {
-    "statistics": _of_statistics,
-    "measured": _of_rows,
-    "versus_local": _of_counts,
+@dataclass(frozen=True)
+class Announced:
+    """A kind of announcement, declared once: how it is checked, what operators read about it, and how it is filled.
+
+    Args:
+        tells: What it tells about a site, in words, for those who decide whether to take part (`fairmesh mesh show`).
+        fields: The fields that its body must have, with the type and the range of each.
+        meaning: Returns which fields cannot be true together, and why, or "". Default: all can.
+        at_most: How many bytes an announcement may have. Default: 16 KiB.
+        told: Returns a table with at least the fields, of a `Node`. It is announced every few seconds, and
+            `fairmesh status` shows it for every site. Default: None, a step of the run announces it.
+    """
+
+    tells: str
+    fields: Mapping[str, Field]
+    meaning: Callable[[Mapping[str, Any]], str] = lambda body: ""
+    at_most: int = 1 << 14
+    told: Callable[[Any], Mapping[str, Any]] | None = None
+
+
+KINDS = {
+    "facts": Announced(
+        "number of samples, shape and type of inputs and targets, number of outputs, name of its group, and whether "
+        "it has test and validation data",
+        fields={
+            "samples": count(1, SAMPLES_AT_MOST),
+            "inputs": _sample_form,
+            "targets": _sample_form,
+            "outputs": count(),
+            "test": one_of(True, False),
+            "validation": one_of(True, False),
+            "group": text(),
+        },
+        at_most=1 << 12,
+    ),
+    "statistics": Announced(
+        "mean and spread of each input as the model sees it, to 2 digits (with more than 64 inputs, or images: one "
+        "mean and one spread of all together), the share of each class to 5 %, and the correlation of each input with "
+        "the class number, to 0.1",
+        fields={
+            "mean": list_of(_STATISTICS, INPUTS_AT_MOST),
+            "spread": list_of(number(0, STATISTICS[1], STATISTICS[0]), INPUTS_AT_MOST),
+            "shares": list_of(number(0, 1, STATISTICS[0]), CLASSES_AT_MOST),
+            "relation": list_of(number(-1, 1, STATISTICS[0]), INPUTS_AT_MOST),
+        },
+        meaning=_of_statistics,
+    ),
+    "table": Announced(
+        "of a table whose columns are scaled or filled by the rows of all sites: names, kinds and settings of its "
+        "columns, its labels, the categories that at least 5 of its training rows have and, unless "
+        "announce_statistics = false, the mean, the sum of squared deviations and the number of values of each column "
+        "of numbers, and of missing values from 5 on",
+        fields={"sums": _table, "fitted_by": _NAMES},
+        at_most=TABLE_AT_MOST,
+    ),
+    "ready": Announced(
+        "a digest of what all sites said about their data",
+        fields={"facts": text()},
+    ),
+    "status": Announced(
+        "round, activity, latest metric on its own data, weight, sites it waits for, and bytes sent, every few seconds",
+        fields={
+            "round": count(),
+            "activity": text(),
+            "metric": maybe(number()),
+            "metric_round": maybe(count()),
+            "weight": maybe(_WEIGHT),
+            "waiting_for": table_of(_MOMENT),
+            "bytes_out": count(),
+            "time": _MOMENT,
+        },
+        at_most=1 << 13,
+        told=lambda node: node.oversight.seen,
+    ),
+    "measured": Announced(
+        "every few rounds (measure_every): the metrics of its own model on its own held-out data, its weight and its "
+        "traffic; at the end, of which of these rounds it keeps its model",
+        fields={
+            "generation": _GENERATION,
+            "columns": list_of(text(), 999),
+            "rows": list_of(_row),
+            "complete": count(),
+            "kept": maybe(list_of(count())),
+        },
+        meaning=_of_rows,
+        at_most=1 << 16,
+    ),
+    "refusing": Announced(
+        "whose messages it refuses, and why",
+        fields={"sites": table_of(record(reason=text(), since=_MOMENT))},
+    ),
+    "diverged": Announced(
+        "if its numbers are no longer finite, or explode: since which round, and how large they are",
+        fields={"generation": _GENERATION, "since": count(), "round": count(), "what": text()},
+    ),
+    "result": Announced(
+        "at the end: its metrics of the common models on its own data, and the digests of its result and of all "
+        "sites' metrics",
+        fields={
+            "generation": _GENERATION,
+            "digest": text(),
+            "metrics": table_of(maybe(number())),
+            "measured": table_of(text()),
+        },
+    ),
+    "versus_local": Announced(
+        "at the end: how many of its test rows both the common model and one that it trained alone, only one of them, "
+        "or neither answers right, counts below 5 not told; of models that predict numbers, only whether the common "
+        "one is better, worse, or not clearly different; nothing of fewer than 20 rows",
+        fields={
+            "generation": _GENERATION,
+            "cells": table_of(
+                lambda value: one_of(FEW)(value) or count(FEWEST, SAMPLES_AT_MOST)(value), len(CELLS), one_of(*CELLS)
+            ),
+            "verdict": one_of("", *VERDICTS),
+            "why_not": text(),
+        },
+        meaning=_of_counts,
+    ),
+    "certificate": Announced(
+        "its certificate",
+        fields={"pem": text(1 << 12, printable=False)},
+        at_most=1 << 12,
+    ),
+    "vote": Announced(
+        "its votes to continue without a site, to restore one, or to go back to a round",
+        fields=_PROPOSAL,
+    ),
+    "commit": Announced(
+        "that it is bound to such votes, and its round",
+        fields=_PROPOSAL | {"votes": _VOTES, **_CLAIM},
+    ),
+    "follow": Announced(
+        "what was decided so",
+        fields={"certificates": list_of(record(**_PROPOSAL, votes=_VOTES, commits=table_of(_COMMIT)))},
+        at_most=FOLLOW_AT_MOST,
+    ),
 }
+
+
+TOLD = {kind: announced.told for kind, announced in KINDS.items() if announced.told is not None}
+SHOWN = [field for kind in TOLD if kind != "status" for field in KINDS[kind].fields]  # in columns of their own
 
 
 def wrong(kind: str, body: Mapping[str, Any], outputs: int) -> str:
@@ -248,14 +323,14 @@ def wrong(kind: str, body: Mapping[str, Any], outputs: int) -> str:
         body: The body.
         outputs: How many outputs of the model it may declare.
     """
-    form = KINDS[kind]
+    form = KINDS[kind].fields
     found = _wrong_fields(form, body) or next((name[:_SHORT] for name in body if name not in form), "")
     if found:
         return found
     declared = max(_outputs_in(body), default=0)
     if declared > outputs:
         return f"{declared} outputs, more than the {outputs} of this experiment,"
-    return _MEANING.get(kind, lambda body: "")(body)
+    return KINDS[kind].meaning(body)
 
 
 def _wrong_fields(form: Mapping[str, Field], body: Mapping[str, Any]) -> str:
