@@ -94,11 +94,15 @@ class _BuiltIn(Partition):
                     raise BadInput(f"{name} must be finite and >= {least}, got {number}")
 
 
+def _refuse_few(count: int, least: int, sites: int) -> None:
+    if count < least:
+        raise BadInput(f"{count} samples are too few for {sites} sites; use fewer nodes")
+
+
 def dealt(samples: Pair, hands: int, least: int = 2) -> list[Pair]:
     """Returns equal shares of the samples, in order; a remainder is left out."""
     each = len(samples[0]) // hands
-    if each < least:
-        raise BadInput(f"{len(samples[0])} samples are too few for {hands} sites; use fewer nodes")
+    _refuse_few(len(samples[0]), least * hands, hands)
     return [(samples[0][k * each : (k + 1) * each], samples[1][k * each : (k + 1) * each]) for k in range(hands)]
 
 
@@ -278,13 +282,12 @@ class BySite(_BuiltIn):
 
     def sites(self, pool: Pool) -> list[Site]:
         if pool.sites is None or pool.test_sites is None:
-            raise BadInput(
-                "by-site needs data that say where each sample was taken; name a site column, or use another partition"
-            )
+            lacking = "by-site needs data that say where each sample was taken"
+            raise BadInput(f"{lacking}; name a site column, or use another partition")
         counts = self.nodes or (1,) * len(pool.site_names)
         if len(counts) != len(pool.site_names):
-            known = ", ".join(pool.site_names)
-            raise BadInput(f"nodes names {len(counts)} counts for {len(pool.site_names)} sites: {known}")
+            sites = f"{len(pool.site_names)} sites: {', '.join(pool.site_names)}"
+            raise BadInput(f"nodes names {len(counts)} counts for {sites}")
         made: list[Site] = []
         for k, (name, count) in enumerate(zip(pool.site_names, counts)):
             judge = _chosen(pool.test, pool.test_sites == k)
@@ -351,8 +354,7 @@ def _even_out(
     hands: list[np.ndarray], labels: np.ndarray, least: int, own: list[np.ndarray], own_labels: np.ndarray
 ) -> None:
     """Moves samples, in place, to the nodes with fewer than `least`."""
-    if len(labels) < least * len(hands):
-        raise BadInput(f"{len(labels)} samples are too few for {len(hands)} sites; use fewer nodes")
+    _refuse_few(len(labels), least * len(hands), len(hands))
     for i in range(len(hands)):
         while len(hands[i]) < least:
             wanted = np.bincount(own_labels[own[i]]).argmax() if len(own[i]) else -1
@@ -394,9 +396,7 @@ class Shards(_BuiltIn):
 
     def sites(self, pool: Pool) -> list[Site]:
         count = self.nodes * self.per_node
-        (order, ends), (test_order, test_ends) = (
-            _sorted(samples[1].numpy(), pool.classes) for samples in (pool.train, pool.test)
-        )
+        (order, ends), (test_order, test_ends) = (_sorted(pair, pool.classes) for pair in (pool.train, pool.test))
         each = len(order) // count
         if each < 1 or each * self.per_node < 2:
             raise BadInput(f"{len(order)} samples are too few for {count} shards; use fewer nodes")
@@ -410,8 +410,9 @@ class Shards(_BuiltIn):
         return _sites_of(pool, train, test)
 
 
-def _sorted(labels: np.ndarray, classes: int) -> tuple[np.ndarray, np.ndarray]:
+def _sorted(samples: Pair, classes: int) -> tuple[np.ndarray, np.ndarray]:
     """Returns the order that sorts the samples by label, and where each class begins, with the end of the last."""
+    labels = samples[1].numpy()
     ends = np.cumsum(np.bincount(labels, minlength=classes))
     return np.argsort(labels, kind="stable"), np.concatenate([[0], ends])
 
@@ -443,12 +444,11 @@ class Quantity(_BuiltIn):
 
     def sites(self, pool: Pool) -> list[Site]:
         generator = np.random.default_rng(self.seed)
-        free = len(pool.train[0]) - 2 * self.nodes
-        if free < 0:
-            raise BadInput(f"{len(pool.train[0])} samples are too few for {self.nodes} sites; use fewer nodes")
+        count = len(pool.train[0])
+        _refuse_few(count, 2 * self.nodes, self.nodes)
         shares = np.cumsum(generator.dirichlet([self.concentration] * self.nodes))[:-1]
-        cuts = np.round(shares * free).astype(int) + 2 * np.arange(1, self.nodes)
-        return _sites_of(pool, np.split(generator.permutation(len(pool.train[0])), cuts))
+        cuts = np.round(shares * (count - 2 * self.nodes)).astype(int) + 2 * np.arange(1, self.nodes)
+        return _sites_of(pool, np.split(generator.permutation(count), cuts))
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,7 @@ from fairmesh.numerics.trees import Tree
 Pair = tuple[Tree, Tree]  # inputs and targets
 HELD_UP_TO = 1 << 30  # bytes; a Dataset of more is not read into memory
 _SEEN = 8  # items that are read at the start, for the checks and the fingerprint of a set
+_ONE_SIZE = "pad or crop items to one size, in the Dataset or with fm.data.Streamed(dataset, collate=...)"
 _THEN_RESUME = "; mend it, or leave it out of the Dataset; a run that was interrupted can be resumed then"
 
 
@@ -196,13 +197,11 @@ class Stream:
             return None
         labels = labels.long()[self.rows]
         for row, target in zip(self.seen_rows, self.seen[1].tolist()):
-            if labels[row].item() != target and given is None:
-                return None  # the attribute is something else, such as labels before a transform
             if labels[row].item() != target:
-                raise BadInput(
-                    f"{self.what}: labels say {int(labels[row])} for item {self._number(row)}, but the item's target "
-                    f"is {target}; give the labels of the items, in their order"
-                )
+                if given is None:
+                    return None  # the attribute is something else, such as labels before a transform
+                said = f"labels say {int(labels[row])} for item {self._number(row)}, but the item's target is {target}"
+                raise BadInput(f"{self.what}: {said}; give the labels of the items, in their order")
         return labels
 
     def read_here(self, rows: Sequence[int], seeds: Sequence[int] = ()) -> Pair:
@@ -230,9 +229,7 @@ class Stream:
             try:
                 items[k] = with_tensors(self.source.dataset[number])
             except Exception as error:  # a user's Dataset may raise anything
-                raise BadInput(
-                    f"{self.what}: item {number} cannot be read: {in_a_line(error)}{_THEN_RESUME}"
-                ) from error
+                raise self._refusal(number, f"cannot be read: {in_a_line(error)}") from error
         batch = self._collated(items, numbers)
         self._check(batch, numbers)
         return batch
@@ -245,6 +242,9 @@ class Stream:
         """Returns items of the set in words, for errors."""
         return f"{self.what}: items {listed(map(self._number, rows))}"
 
+    def _refusal(self, number: object, reason: str) -> BadInput:
+        return BadInput(f"{self.what}: item {number} {reason}{_THEN_RESUME}")
+
     def _collated(self, items: list[Any], numbers: Sequence[int]) -> Pair:
         try:
             made = (self.source.collate or default_collate)(items)
@@ -255,10 +255,8 @@ class Stream:
             if len(items) > 1:  # then one item is perhaps unlike the others
                 for item, number in zip(items, numbers):
                     self._check(self._collated([item], [number]), [number])
-            raise BadInput(
-                f"{self.what}: items {listed(numbers)} cannot become a batch: {in_a_line(error)}; pad or crop items "
-                "to one size, in the Dataset or with fm.data.Streamed(dataset, collate=...)"
-            ) from error
+            reason = f"items {listed(numbers)} cannot become a batch: {in_a_line(error)}"
+            raise BadInput(f"{self.what}: {reason}; {_ONE_SIZE}") from error
         if subgroups is not None:
             raise BadInput(
                 f"{self.what}: items of a Dataset that is not in memory have no subgroups; give pairs (inputs, targets)"
@@ -277,26 +275,18 @@ class Stream:
         form = trees.form(inputs), trees.form(targets)
         self._form = self._form or form
         if form != self._form:
-            raise BadInput(
-                f"{self.what}: item {listed(numbers)} gives {form}, but earlier items {self._form}: (inputs, targets) "
-                "as dtype and shape; pad or crop items to one size, in the Dataset or with "
-                f"fm.data.Streamed(dataset, collate=...){_THEN_RESUME}"
-            )
+            unlike = f"gives {form}, but earlier items {self._form}: (inputs, targets) as dtype and shape"
+            raise self._refusal(listed(numbers), f"{unlike}; {_ONE_SIZE}")
         for name, tensor in named:
             if (bad := first_not_finite(tensor)) >= 0:
-                raise BadInput(
-                    f"{self.what}: {name} of item {numbers[bad]} are not finite (NaN or infinite){_THEN_RESUME}"
-                )
-        if self.classes is not None:
+                raise self._refusal(numbers[bad], f"has {name} that are not finite (NaN or infinite)")
+        if self.classes:
             classes, ignored = self.classes
-            wrong = (targets < 0) | (targets >= classes)
-            wrong = wrong if ignored is None else wrong & (targets != ignored)
+            wrong = ((targets < 0) | (targets >= classes)) & (targets != ignored)
             if bool(wrong.any()):
-                bad = int(wrong.nonzero()[0, 0])
-                raise BadInput(
-                    f"{self.what}: item {numbers[bad]} has the label {int(targets[wrong][0])}, but the model has "
-                    f"{classes} classes: labels must lie in 0..{classes - 1}{_THEN_RESUME}"
-                )
+                label, number = int(targets[wrong][0]), numbers[int(wrong.nonzero()[0, 0])]
+                said = f"has the label {label}, but the model has {classes} classes"
+                raise self._refusal(number, f"{said}: labels must lie in 0..{classes - 1}")
 
 
 def _targets_of(dataset: Any) -> Any:
