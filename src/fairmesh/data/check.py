@@ -11,21 +11,11 @@ import numpy as np
 from scipy.special import pdtrc
 from torch import Tensor
 
+from fairmesh.data import tables
 from fairmesh.data.datasets.table import Table
 from fairmesh.data.samples import Samples
 from fairmesh.data.site import Site
-from fairmesh.data.tables import (
-    Kind,
-    column_of,
-    encoded,
-    is_missing,
-    kind_of,
-    missing_in,
-    parsed,
-    refuse_many_categories,
-    two_spellings,
-    whole_number_text,
-)
+from fairmesh.data.tables import Kind
 from fairmesh.errors import BadInput, listed
 from fairmesh.numerics import trees
 
@@ -69,9 +59,9 @@ def check_table(table: Table) -> Iterator[Finding]:
     except BadInput as error:
         yield Finding("error", "unusable", str(error))
         return
-    target = column_of(columns, table.target, table.file)
-    labels = map(whole_number_text, target.tolist()) if table.predict == "labels" else ()
-    if said := two_spellings(labels):
+    target = tables.column_of(columns, table.target, table.file)
+    labels = map(tables.whole_number_text, target.tolist()) if table.predict == "labels" else ()
+    if said := tables.two_spellings(labels):
         yield Finding("warning", "two spellings", f"the target {table.target!r}: {said}")
     for name in names:
         values = columns[name]
@@ -85,12 +75,12 @@ def check_table(table: Table) -> Iterator[Finding]:
             advice = f'if it is not known when a prediction is made, leave it out: exclude = ["{name}"]'
             yield Finding("error", "leak", f"{said}; {advice}")
         if table.site and not kinds & {"identifier", "unusable column"}:
-            yield from _between_sites(table, name, values, column_of(columns, table.site, table.file))
+            yield from _between_sites(table, name, values, tables.column_of(columns, table.site, table.file))
 
 
 def check_column(table: Table, name: str, values: np.ndarray) -> Iterator[Finding]:
     """Yields what speaks against a column as an input."""
-    known = [str(value) for value in values.tolist() if not is_missing(value)]
+    known = [str(value) for value in values.tolist() if not tables.is_missing(value)]
     leave_out = f'leave it out: exclude = ["{name}"]'
     if not known:
         yield Finding("warning", "empty column", f"column {name!r} has no values; {leave_out}", name)
@@ -101,17 +91,17 @@ def check_column(table: Table, name: str, values: np.ndarray) -> Iterator[Findin
         return
     try:
         kind = table.kind_of_column(name, values)
-        numbers = encoded(values, kind, name, table.file)
+        numbers = tables.encoded(values, kind, name, table.file)
         if _is_identifier(name, kind, numbers, known):
             said = f"column {name!r} has a different value in every row, as an identifier has; {leave_out}"
             yield Finding("error" if kind == "category" else "warning", "identifier", said, name)
             return
         if kind == "category" and name not in table.categories:
-            refuse_many_categories(values, name, table.file)
+            tables.refuse_many_categories(values, name, table.file)
     except BadInput as error:
         yield Finding("error", "unusable column", str(error), name)
         return
-    if kind == "category" and (said := two_spellings(known)):
+    if kind == "category" and (said := tables.two_spellings(known)):
         yield Finding("warning", "two spellings", f"categories of column {name!r}: {said}")
 
 
@@ -131,13 +121,13 @@ def _is_identifier(name: str, kind: Kind, numbers: np.ndarray, known: Sequence[s
 def _tells_target(values: np.ndarray, target: np.ndarray, predict: Literal["labels", "numbers"]) -> bool:
     """Returns whether a column equals the target, or another name for it."""
     if predict == "numbers":
-        (x, gone), (y, _) = parsed(values), parsed(target)
+        (x, gone), (y, _) = tables.parsed(values), tables.parsed(target)
         both = ~gone & np.isfinite(x) & np.isfinite(y)
         if both.sum() < _WORTH_COMPARING or x[both].std() == 0 or y[both].std() == 0:
             return False
         return bool(abs(np.corrcoef(x[both], y[both])[0, 1]) > 0.9999)
-    texts = ["" if is_missing(value) else str(value) for value in values.tolist()]
-    labels = [whole_number_text(label) for label in target.tolist()]
+    texts = ["" if tables.is_missing(value) else str(value) for value in values.tolist()]
+    labels = [tables.whole_number_text(label) for label in target.tolist()]
     if len(set(texts)) > _FEW_VALUES or len(set(labels)) < 2 or len(texts) < _WORTH_COMPARING:
         return False
     rows = Counter(zip(texts, labels))
@@ -150,7 +140,7 @@ def _between_sites(table: Table, name: str, values: np.ndarray, sites: np.ndarra
     rows = {site: mine for site, mine in rows.items() if len(mine) >= _WORTH_COMPARING}
     if len(rows) < 2:
         return
-    known = {site: mine[~missing_in(mine)] for site, mine in rows.items()}
+    known = {site: mine[~tables.missing_in(mine)] for site, mine in rows.items()}
     gaps = {site: 1 - len(known[site]) / len(mine) for site, mine in rows.items()}
     most, least = max(gaps, key=gaps.__getitem__), min(gaps, key=gaps.__getitem__)
     if gaps[most] - gaps[least] > _MISSING_APART:
@@ -180,7 +170,7 @@ def _categories_apart(name: str, known: Mapping[str, np.ndarray]) -> Iterator[Fi
 
 def _kind_at(values: np.ndarray, name: str, file: str) -> str:
     try:
-        return kind_of(values, name, file)
+        return tables.kind_of(values, name, file)
     except BadInput:
         return "mixed"
 
@@ -251,8 +241,7 @@ def _duplicates(
             yield Finding("warning", "duplicate rows", said)
     shared = Counter(tuple(sorted(names)) for names in where.values() if len(names) > 1)
     for names, count in shared.most_common(_SHOWN):
-        first, second, *_ = names
-        chance = _is_chance(count, train[first], train[second], columns[first], len(train) ** 2)
+        chance = _is_chance(count, train[names[0]], train[names[1]], columns[names[0]], len(train) ** 2)
         said = f"{count:,} training rows are the same at {listed(names, _SHOWN)}"
         yield Finding("warning", "same rows at sites", f"{said}; {_CHANCE if chance else 'did they copy?'}")
     for name, samples in test.items():

@@ -12,16 +12,8 @@ from typing import Literal
 import numpy as np
 
 from fairmesh.config.tables import checked
-from fairmesh.data.tables import (
-    Kind,
-    absent,
-    category_text,
-    encoded,
-    missing_in,
-    no_value,
-    rows_in_words,
-    whole_number_text,
-)
+from fairmesh.data import tables
+from fairmesh.data.tables import Kind
 from fairmesh.errors import BadInput
 
 MEAN = "mean"  # of a column's fill: by what all sites have
@@ -141,9 +133,9 @@ class Column:
 
     def transform(self, values: np.ndarray, where: str) -> np.ndarray:
         """Returns the inputs (rows, inputs) in float64, from values as `encoded` returns them, if it is complete."""
-        missing = absent(values)
+        missing = tables.absent(values)
         if self.required and missing.any():
-            raise BadInput(no_value(where, self.name, missing))
+            raise BadInput(tables.no_value(where, self.name, missing))
         filled = values if self.constant is None else np.where(missing, self.constant, values)
         if self.kind == "category":
             known = filled[:, None] == np.array(self.classes, object)
@@ -157,21 +149,21 @@ class Column:
 
     def complaints(self, values: np.ndarray, where: str) -> list[str]:
         """Returns what is wrong with the values of a table, in sentences."""
-        missing = missing_in(values)
-        wrong = [no_value(where, self.name, missing)] if missing.any() and self.required else []
+        missing = tables.missing_in(values)
+        wrong = [tables.no_value(where, self.name, missing)] if missing.any() and self.required else []
         if not self.has_classes:
             try:
-                numbers = encoded(values, self.kind, self.name, where)
+                numbers = tables.encoded(values, self.kind, self.name, where)
             except BadInput as error:
                 return [*wrong, str(error)]
             where = f"{where}, column {self.name!r}"
             return wrong + (self.implausible(numbers, where) if self.kind == "number" else [])
-        as_text = whole_number_text if self.type == "label" else category_text
+        as_text = tables.whole_number_text if self.type == "label" else tables.category_text
         texts = np.array([as_text(value) for value in values.tolist()])
         unknown = ~missing & ~np.isin(texts, self.classes)
         if unknown.any():
             wrong.append(
-                f"{where}, column {self.name!r}, {rows_in_words(unknown)}: {str(texts[unknown][0])!r}, but the "
+                f"{where}, column {self.name!r}, {tables.rows_in_words(unknown)}: {str(texts[unknown][0])!r}, but the "
                 f"contract's {'classes' if self.type == 'label' else 'categories'} are {list(self.classes)}; write "
                 "them as the contract does"
             )
@@ -186,16 +178,16 @@ class Column:
         wrong = []
         if self.type == "whole" and broken.any():
             wrong.append(
-                f"{where}, {rows_in_words(broken)}: {numbers[broken][0]:g}, but the contract says whole numbers; is it "
-                "another column?"
+                f"{where}, {tables.rows_in_words(broken)}: {numbers[broken][0]:g}, but the contract says whole "
+                "numbers; is it another column?"
             )
         if outside.any():
             most = outside.sum() > known.sum() / 2
             unit = "most rows are outside, so it is probably another unit or another column: convert it"
             advice = unit if most else "correct the values"
             wrong.append(
-                f"{where}, {rows_in_words(outside)}: {numbers[outside][0]:g}, but the contract says {self.range}; "
-                f"{advice}, or, if the values are right, ask the founder to widen the range"
+                f"{where}, {tables.rows_in_words(outside)}: {numbers[outside][0]:g}, but the contract says "
+                f"{self.range}; {advice}, or, if the values are right, ask the founder to widen the range"
             )
         return wrong
 

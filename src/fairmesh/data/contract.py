@@ -130,7 +130,7 @@ class Contract:
         done = dict(table)
         if isinstance(table.get("data"), Mapping):
             done["data"] = self.settled(table["data"])
-        for key, wanted in self._settings(table.get("name")).items():
+        for key, wanted in self.settings(table.get("name")).items():
             if key in table and table[key] != wanted:
                 raise BadInput(
                     f"data.{key} = {json.dumps(table[key])} here, but the experiment's contract says "
@@ -139,7 +139,7 @@ class Contract:
             done[key] = wanted
         return done
 
-    def _settings(self, name: Any) -> dict[str, Any]:
+    def settings(self, name: Any) -> dict[str, Any]:
         """Returns what the contract says about the settings of a kind of source."""
         settings: dict[str, Any] = {}
         if name == "table":

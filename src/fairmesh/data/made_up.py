@@ -22,24 +22,18 @@ def made_up_site(contract: Contract) -> Site | None:
     the contract does not say what inputs or targets are. That a value is missing is an input of its own where it is
     not filled by a constant, so the number of inputs is then known only from real data."""
     target, inputs = contract.target, contract.inputs
-    if target is None or not (contract.columns or (inputs is not None and inputs.shape is not None)):
+    if not target or not (contract.columns or (inputs and inputs.shape)):
         return None
     plan = contract.plan(target)
-    if not all(column.required or not column.open for column in plan.columns):
+    if any(column.open and not column.required for column in plan.columns):
         return None
     count = max(_ROWS, *(2 * len(column.classes) for column in (*contract.columns, target)))
     values = _values(target, count)
-    if inputs is not None:
-        numbers = values if target.type != "label" else [target.classes.index(value) for value in values]
-        targets = torch.tensor(numbers)
-        return Site((_arrays(inputs, count), targets if target.type == "label" else targets.float()), name=_TRIED)
-    table = Table(
-        _TRIED,
-        target.name,
-        predict="labels" if target.type == "label" else "numbers",
-        classes=target.classes,
-        partition=Even(1),
-    )
+    if inputs:
+        labels = [target.classes.index(value) for value in values] if target.type == "label" else []
+        targets = torch.tensor(labels) if labels else torch.tensor(values, dtype=torch.float32)
+        return Site((_arrays(inputs, count), targets), name=_TRIED)
+    table = Table(_TRIED, partition=Even(1), **contract.settings("table"))
     columns = {column.name: np.array(_values(column, count)) for column in contract.columns}
     (site,) = table.sites_of(columns | {target.name: np.array(values)}, plan)
     return replace(site, name=_TRIED)

@@ -13,6 +13,10 @@ from fairmesh.data.tables import column_of, encoded, numbered_labels, whole_numb
 from fairmesh.errors import BadInput, listed
 
 _FORMAT = 2
+_SCALED = "numbers, scaled by one mean and spread for all sites"
+_AS_THEY_ARE = "numbers, used as they are"
+_CATEGORIES = "categories, one input each and one for all others"
+_MARKED = "missing values are filled and marked by an input"
 _HOW = (
     "Inputs are float32, in the order of `inputs`. For each of `columns`, in order: if type is number, whole, yes-no "
     "or date, read the value x as a number (yes and true are 1, no and false 0; a date is its number of days since "
@@ -144,22 +148,16 @@ class Preprocessing:
 
     def in_words(self) -> list[str]:
         """Returns what it does, in sentences."""
-        groups: dict[str, list[str]] = {
-            "numbers, scaled by one mean and spread for all sites": [],
-            "numbers, used as they are": [],
-            "categories, one input each and one for all others": [],
-            "missing values are filled and marked by an input": [],
-        }
-        scaled, as_they_are, categories, missing = groups.values()
+        groups: dict[str, list[str]] = {_SCALED: [], _AS_THEY_ARE: [], _CATEGORIES: [], _MARKED: []}
         for column in self.columns:
             name = column.name if column.kind == "number" else f"{column.name} ({column.kind})"
             if column.kind == "category":
-                categories.append(f"{column.name} ({listed(column.classes) or 'none'})")
+                groups[_CATEGORIES].append(f"{column.name} ({listed(column.classes) or 'none'})")
             else:
-                (scaled if column.has_scale else as_they_are).append(name)
+                groups[_SCALED if column.has_scale else _AS_THEY_ARE].append(name)
             if column.indicator:
-                fill = column.constant if isinstance(column.fill, str) else f"{column.fill:.4g}"
-                missing.append(f"{column.name} ({fill})" if fill else column.name)
+                fill = f"{column.fill:.4g}" if isinstance(column.fill, float) else column.constant
+                groups[_MARKED].append(f"{column.name} ({fill})" if fill else column.name)
         said = [f"{len(self.columns)} columns become {len(self.inputs)} inputs"]
         said += [f"{how}: {listed(names)}" for how, names in groups.items() if names]
         target = self.target

@@ -24,15 +24,15 @@ def site_summaries(sites: Sequence[Site]) -> list[SiteSummary]:
     if not sites:
         raise BadInput("no site to show")
     read = [Samples.of(site.train, f"site {i}") for i, site in enumerate(sites)]
-    labels = [samples.labels for samples in read if samples.labels is not None]
-    kinds = 1 + max(int(of_site.max()) for of_site in labels) if len(labels) == len(read) else None
+    labels = [labels for samples in read if (labels := samples.labels) is not None]
+    kinds = 1 + max(int(of_site.max()) for of_site in labels) if len(labels) == len(read) else 0
     return [
         SiteSummary(
             site.name or f"node {i}",
             site.group or site.name or f"node {i}",
             len(samples),
             0 if site.test is None else len(Samples.of(site.test, f"test set of site {i}")),
-            tuple(samples.class_counts(kinds) or ()) if kinds is not None else (),
+            tuple(samples.class_counts(kinds) or ()) if kinds else (),
         )
         for i, (site, samples) in enumerate(zip(sites, read))
     ]

@@ -9,6 +9,7 @@ from typing import Literal
 import numpy as np
 import torch
 
+from fairmesh.data import tables
 from fairmesh.data.columns import MEAN, Column
 from fairmesh.data.datasets.base import Data, check_split
 from fairmesh.data.datasets.own import split_by_site
@@ -16,23 +17,7 @@ from fairmesh.data.partitions import BySite, Contrast, Instrument, Partition
 from fairmesh.data.preprocessing import Preprocessing
 from fairmesh.data.site import Site, with_sets
 from fairmesh.data.site_tables import SiteTable, fitted_sites
-from fairmesh.data.tables import (
-    Kind,
-    category_text,
-    column_of,
-    encoded,
-    in_order,
-    is_missing,
-    kind_of,
-    missing_in,
-    no_value,
-    numbered_labels,
-    parsed,
-    read_table,
-    refuse_many_categories,
-    two_spellings,
-    whole_number_text,
-)
+from fairmesh.data.tables import Kind
 from fairmesh.errors import BadInput
 
 _MANY_LABELS = 100  # different numbers among the labels, from which on they look like numbers to predict
@@ -123,13 +108,13 @@ class Table(Data):
 
     def read(self) -> dict[str, np.ndarray]:
         """Returns the columns of the file, by name."""
-        return read_table(self.file)
+        return tables.read_table(self.file)
 
     def input_names(self, columns: Mapping[str, np.ndarray]) -> tuple[str, ...]:
         """Returns which of the columns are inputs, in order."""
         others = (self.target, self.site, self.subgroup, *self.exclude)
         for name in (*filter(None, others), *self.inputs, *self.types, *self.categories, *self.fill):
-            column_of(columns, name, self.file)
+            tables.column_of(columns, name, self.file)
         names = self.inputs or tuple(name for name in columns if name not in others)
         if not names:
             raise BadInput(f"{self.file} has no column to predict from other than target, site and subgroup")
@@ -152,27 +137,29 @@ class Table(Data):
         return Column(self.target, "label", classes=self.classes)
 
     def _column(self, columns: Mapping[str, np.ndarray], name: str) -> Column:
-        values = column_of(columns, name, self.file)
+        values = tables.column_of(columns, name, self.file)
         kind = self.kind_of_column(name, values)
         fill = self.fill.get(name, None if self.missing == "refuse" else MEAN)
         if kind == "category":
             if name not in self.categories:
-                refuse_many_categories(values, name, self.file)
-            self._warn_of_spellings([category_text(v) for v in values.tolist() if not is_missing(v)], name)
-            classes = tuple(map(category_text, self.categories.get(name, ())))
-            return Column(name, kind, classes=classes, fill=None if fill is None else category_text(fill))
+                tables.refuse_many_categories(values, name, self.file)
+            self._warn_of_spellings(
+                [tables.category_text(v) for v in values.tolist() if not tables.is_missing(v)], name
+            )
+            classes = tuple(map(tables.category_text, self.categories.get(name, ())))
+            return Column(name, kind, classes=classes, fill=None if fill is None else tables.category_text(fill))
         if isinstance(fill, str) and fill != MEAN:
-            fill = float(encoded(np.array([fill]), kind, name, f"fill of {self.file}")[0])
+            fill = float(tables.encoded(np.array([fill]), kind, name, f"fill of {self.file}")[0])
         return Column(name, kind, fill=fill)
 
     def kind_of_column(self, name: str, values: np.ndarray) -> Kind:
         """Returns what a column has, as the settings say or as its values look."""
         if name in self.categories:
             return "category"
-        return self.types.get(name) or kind_of(values, name, self.file)
+        return self.types.get(name) or tables.kind_of(values, name, self.file)
 
     def _warn_of_spellings(self, texts: Iterable[str], name: str) -> None:
-        if said := two_spellings(texts):
+        if said := tables.two_spellings(texts):
             warnings.warn(f"{self.file}, column {name!r}: {said}", UserWarning, stacklevel=2)
 
     def sites_of(self, columns: Mapping[str, np.ndarray], plan: Preprocessing | None = None) -> list[Site]:
@@ -191,10 +178,10 @@ class Table(Data):
             self._warn_of_spellings(target.tolist(), name)
             if not plan.target.classes:
                 _refuse_numbers(target, name, self.file)
-            classes = plan.target.classes or in_order(set(target.tolist()))
-            pooled = torch.from_numpy(numbered_labels(target.tolist(), classes, f"{self.file}, column {name!r}"))
+            classes = plan.target.classes or tables.in_order(set(target.tolist()))
+            pooled = torch.from_numpy(tables.numbered_labels(target.tolist(), classes, f"{self.file}, column {name!r}"))
         else:
-            target = encoded(target, "number", name, self.file)
+            target = tables.encoded(target, "number", name, self.file)
             pooled = torch.from_numpy(target.astype(np.float32))
         where = _whole_numbers(_known(columns, self.site, self.file)) if self.site else None
         subgroups = _texts(_known(columns, self.subgroup, self.file)).tolist() if self.subgroup else ()
@@ -205,10 +192,10 @@ class Table(Data):
         return fitted_sites([self._with_rows(i, site, table) for i, site in enumerate(sites)])
 
     def _read(self, columns: Mapping[str, np.ndarray], column: Column) -> np.ndarray:
-        values = column_of(columns, column.name, self.file)
-        if column.required and (missing := missing_in(values)).any():
-            raise BadInput(f'{no_value(self.file, column.name, missing)}; or write missing = "impute"')
-        return encoded(values, column.kind, column.name, self.file)
+        values = tables.column_of(columns, column.name, self.file)
+        if column.required and (missing := tables.missing_in(values)).any():
+            raise BadInput(f'{tables.no_value(self.file, column.name, missing)}; or write missing = "impute"')
+        return tables.encoded(values, column.kind, column.name, self.file)
 
     def _with_rows(self, i: int, site: Site, table: SiteTable) -> Site:
         """Returns a site with its table, whose rows are divided for training, testing and validation."""
@@ -225,7 +212,7 @@ class Table(Data):
 def _refuse_numbers(labels: np.ndarray, name: str, file: str) -> None:
     """Refuses labels that are numbers, another one in almost every row."""
     distinct = len(set(labels.tolist()))
-    if distinct > max(_MANY_LABELS, len(labels) / 2) and not np.isnan(parsed(labels)[0]).any():
+    if distinct > max(_MANY_LABELS, len(labels) / 2) and not np.isnan(tables.parsed(labels)[0]).any():
         raise BadInput(
             f"{file}: the target {name!r} has {distinct:,} different numbers in {len(labels):,} rows, too many for "
             'labels; to predict a number, write predict = "numbers"; if they are labels, list them as classes'
@@ -234,7 +221,7 @@ def _refuse_numbers(labels: np.ndarray, name: str, file: str) -> None:
 
 def _known(columns: Mapping[str, np.ndarray], name: str, file: str) -> np.ndarray:
     """Returns a column's values; refuses missing ones."""
-    column = column_of(columns, name, file)
+    column = tables.column_of(columns, name, file)
     for row, value in enumerate(column.tolist(), 1):
         if value is None or value != value or not str(value).strip():  # words such as "none" are names
             raise BadInput(f"{file}: row {row} of column {name!r} is empty; fill it, or leave the row out")
@@ -242,7 +229,7 @@ def _known(columns: Mapping[str, np.ndarray], name: str, file: str) -> np.ndarra
 
 
 def _texts(column: np.ndarray) -> np.ndarray:
-    return np.array([whole_number_text(value) for value in column.tolist()])
+    return np.array([tables.whole_number_text(value) for value in column.tolist()])
 
 
 def _whole_numbers(column: np.ndarray) -> np.ndarray:
