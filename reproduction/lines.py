@@ -24,17 +24,16 @@ MINIATURE = "MINIATURE"  # a file that marks a folder of results in miniature
 _WITHOUT_ROWS = ("theory", "frontier_duals", "frontier_lies")  # files whose lines belong to no row of a recipe
 
 
-def lines_of(results: Path, recipe: str) -> list[Line]:
-    """Returns the lines recorded for a recipe; none if it was not run."""
+def lines_of(results: Path, recipe: str, fields: Sequence[str] = ("recipe", "row", "protocol")) -> list[Line]:
+    """Returns the lines recorded for a recipe; none if it was not run. Refuses lines that lack some of the fields."""
     path = results / f"{recipe}.jsonl"
-    if not path.is_file():
-        return []
+    fields = () if recipe in _WITHOUT_ROWS else fields
     lines = []
-    for k, text in enumerate(path.read_bytes().splitlines(), 1):
+    for k, text in enumerate(path.read_bytes().splitlines() if path.is_file() else (), 1):
         try:
             lines.append(json.loads(text))
-            if recipe not in _WITHOUT_ROWS and not {"recipe", "row", "protocol"} <= lines[-1].keys():
-                raise ValueError("it has no recipe, row or protocol")
+            if not lines[-1].keys() >= set(fields):
+                raise ValueError(f"it has no {', '.join(fields[:-1])} or {fields[-1]}")
         except (ValueError, AttributeError) as error:
             raise BadInput(f"{path}, line {k}: {error}; remove the line to run its row again") from error
     return lines

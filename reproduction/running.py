@@ -3,11 +3,8 @@
 Every line is written as soon as it is known, so an interrupted command resumes where it stopped."""
 
 import math
-import multiprocessing
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +14,12 @@ from fairmesh.config.registry import registered_name
 from fairmesh.data.datasets import COOS7, Data, Fewer
 from fairmesh.data.datasets.download import folder_of
 from fairmesh.data.datasets.sources import SOURCES, is_whole, places
-from fairmesh.errors import BadInput, FairmeshError, Interrupted
+from fairmesh.errors import BadInput, FairmeshError
 from fairmesh.problems.models import Logistic, PaperCNN
 from reproduction.batched import Runner, grouped
 from reproduction.lines import Line, lines_of, machine, record, was_run_as
 from reproduction.recipes import RECIPES, Row, rows_of
-from reproduction.workers import as_they_finish
+from reproduction.workers import workers
 
 Done = dict[tuple[str, str], Line]  # (protocol, label) -> recorded line
 
@@ -126,8 +123,9 @@ def _carry_out(
                 tasks.append((group, {row.label: _found_for(row, done) for row in group if row.as_row}))
             except BadInput as error:
                 failed.append(error)
-        with _workers(jobs, device, work, say) as carried_out:
-            for group, outcome in carried_out(tasks):
+        given = (device, work, None, say) if jobs == 1 else (device, work, _share_of_memory(device, jobs), None)
+        with workers(_lines, jobs, _begin, *given) as carried_out:
+            for (group, _), outcome in carried_out(tasks):
                 if isinstance(outcome, FairmeshError):
                     say(f"{group[0].label}, {group[0].protocol} protocol: {outcome}")
                     failed.append(outcome)
@@ -148,35 +146,6 @@ def _found_for(row: Row, done: Done) -> dict[str, Any]:
 
 
 Task = tuple[list[Row], dict[str, Any]]  # rows that run as one batch; searches already known for them
-Outcome = tuple[list[Row], list[Line] | FairmeshError]
-
-
-@contextmanager
-def _workers(
-    jobs: int, device: str, work: Path | None, say: Callable[[str], None]
-) -> Iterator[Callable[[list[Task]], Iterable[Outcome]]]:
-    """Yields a function that runs tasks, here or in other processes that keep a GPU busy."""
-    if jobs == 1:
-        runner = Runner(device, work=work, say=say)
-        yield lambda tasks: ((group, _attempted(runner, group, found)) for group, found in tasks)
-        return
-    memory = _share_of_memory(device, jobs)
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(jobs, context, initializer=_begin, initargs=(device, work, memory)) as pool:
-
-        def carried_out(tasks: list[Task]) -> Iterable[Outcome]:
-            return as_they_finish(pool, {pool.submit(_in_worker, *task): task[0] for task in tasks})
-
-        yield carried_out
-
-
-def _attempted(runner: Runner, group: list[Row], found: dict[str, Any]) -> list[Line] | FairmeshError:
-    try:
-        return runner.lines(group, found)
-    except Interrupted:
-        raise
-    except FairmeshError as error:
-        return error
 
 
 def _share_of_memory(device: str, jobs: int) -> float | None:
@@ -188,12 +157,12 @@ def _share_of_memory(device: str, jobs: int) -> float | None:
 _of_this_process: list[Runner] = []  # the worker's runner
 
 
-def _begin(device: str, work: Path | None, memory_gib: float | None) -> None:
-    _of_this_process[:] = [Runner(device, work=work, memory_gib=memory_gib)]
+def _begin(device: str, work: Path | None, memory_gib: float | None, say: Callable[[str], None] | None) -> None:
+    _of_this_process[:] = [Runner(device, work=work, memory_gib=memory_gib, say=say)]
 
 
-def _in_worker(group: list[Row], found: dict[str, Any]) -> list[Line] | FairmeshError:
-    return _attempted(_of_this_process[0], group, found)
+def _lines(task: Task) -> list[Line]:
+    return _of_this_process[0].lines(*task)
 
 
 class _Clock:

@@ -4,11 +4,8 @@ A split is written as soon as it is known, so an interrupted command resumes whe
 
 import dataclasses
 import json
-import multiprocessing
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,13 +18,12 @@ from fairmesh.config.tables import to_table
 from fairmesh.data.site import Site
 from fairmesh.errors import BadInput, FairmeshError
 from fairmesh.problems.problem import Problem
-from fairmesh.storage.files import write_atomically
 from fairmesh.storage.strict_json import as_json
 from fairmesh.training.train import train
-from reproduction.lines import Line, describes, machine
+from reproduction.lines import Line, describes, lines_of, machine, write_lines
 from reproduction.sites.methods import METHODS, Method
 from reproduction.sites.problems import PROBLEMS, SiteProblem
-from reproduction.workers import as_they_finish
+from reproduction.workers import workers
 
 HELD_OUT = 0.25  # share of each site's training rows by which candidates are judged
 
@@ -101,16 +97,7 @@ def was_run_as(row: Line, problem: SiteProblem, method: Method, scale: Scale) ->
 
 def rows_of(results: Path, problem: str) -> list[Line]:
     """Returns the recorded rows of a problem; none if it was not run."""
-    path = results / f"{problem}.jsonl"
-    rows = []
-    for k, text in enumerate(path.read_bytes().splitlines() if path.is_file() else (), 1):
-        try:
-            rows.append(json.loads(text))
-            if not {"problem", "method", "tuning", "settings", "splits"} <= rows[-1].keys():
-                raise ValueError("it has no problem, method, tuning, settings or splits")
-        except (ValueError, AttributeError) as error:
-            raise BadInput(f"{path}, line {k}: {error}; remove the line to run its row again") from error
-    return rows
+    return lines_of(results, problem, ("problem", "method", "tuning", "settings", "splits"))
 
 
 def run(
@@ -159,7 +146,7 @@ def run(
             tasks += missing
     failed: list[FairmeshError] = []
     started = time.perf_counter()
-    with _workers(jobs) as carried_out:
+    with workers(outcome_of, jobs, _share_the_cores, jobs) as carried_out:
         for k, (task, outcome) in enumerate(carried_out(tasks), 1):
             if isinstance(outcome, FairmeshError):
                 say(f"{task.label}: {outcome}")
@@ -199,9 +186,7 @@ class _Rows:
         row["splits"] = {split: splits[split] for split in sorted(splits, key=int)}
         order = [(method.name, tuning) for method in METHODS.values() for tuning in method.tunings]
         keys = sorted(self._rows, key=lambda key: order.index(key) if key in order else len(order))
-        self._results.mkdir(parents=True, exist_ok=True)
-        text = "".join(as_json(self._rows[key]) + "\n" for key in keys)
-        write_atomically(self._results / f"{self._problem.name}.jsonl", text.encode())
+        write_lines(self._results, self._problem.name, [self._rows[key] for key in keys])
 
 
 def _absence(problem: SiteProblem) -> str | None:
@@ -213,29 +198,9 @@ def _absence(problem: SiteProblem) -> str | None:
     return None
 
 
-Outcome = tuple[Task, Line | FairmeshError]
-
-
-@contextmanager
-def _workers(jobs: int) -> Iterator[Callable[[list[Task]], Iterable[Outcome]]]:
-    """Yields a function that runs tasks, here or in other processes."""
-    if jobs == 1:
-        yield lambda tasks: ((task, _attempted(task)) for task in tasks)
-        return
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(jobs, context, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-
-        def carried_out(tasks: list[Task]) -> Iterable[Outcome]:
-            return as_they_finish(pool, {pool.submit(_attempted, task): task for task in tasks})
-
-        yield carried_out
-
-
-def _attempted(task: Task) -> Line | FairmeshError:
-    try:
-        return outcome_of(task)
-    except FairmeshError as error:
-        return error
+def _share_the_cores(jobs: int) -> None:
+    if jobs > 1:
+        torch.set_num_threads(1)
 
 
 def outcome_of(task: Task) -> Line:

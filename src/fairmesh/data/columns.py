@@ -135,7 +135,7 @@ class Column:
         """Returns the inputs (rows, inputs) in float64, from values as `encoded` returns them, if it is complete."""
         missing = tables.absent(values)
         if self.required and missing.any():
-            raise BadInput(tables.no_value(where, self.name, missing))
+            raise BadInput(tables.no_value(where, self.name, values, missing))
         filled = values if self.constant is None else np.where(missing, self.constant, values)
         if self.kind == "category":
             known = filled[:, None] == np.array(self.classes, object)
@@ -150,7 +150,7 @@ class Column:
     def complaints(self, values: np.ndarray, where: str) -> list[str]:
         """Returns what is wrong with the values of a table, in sentences."""
         missing = tables.missing_in(values)
-        wrong = [tables.no_value(where, self.name, missing)] if missing.any() and self.required else []
+        wrong = [tables.no_value(where, self.name, values, missing)] if missing.any() and self.required else []
         if not self.has_classes:
             try:
                 numbers = tables.encoded(values, self.kind, self.name, where)

@@ -148,11 +148,11 @@ def missing_in(values: np.ndarray) -> np.ndarray:
     return np.array([is_missing(value) for value in values.tolist()], bool)
 
 
-def no_value(where: str, name: str, missing: np.ndarray) -> str:
+def no_value(where: str, name: str, values: np.ndarray, missing: np.ndarray) -> str:
     """Returns that a column has missing values where none may be missing, and what to do."""
+    rows, first = rows_in_words(missing), str(values[int(missing.argmax())])
     return (
-        f"{where}, column {name!r}, {rows_in_words(missing)}: no value, but none may be missing; fill them, or leave "
-        "the rows out"
+        f"{where}, column {name!r}, {rows}: {first!r} is no value, but none may be missing; fill or leave out the rows"
     )
 
 

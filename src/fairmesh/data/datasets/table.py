@@ -194,7 +194,7 @@ class Table(Data):
     def _read(self, columns: Mapping[str, np.ndarray], column: Column) -> np.ndarray:
         values = tables.column_of(columns, column.name, self.file)
         if column.required and (missing := tables.missing_in(values)).any():
-            raise BadInput(f'{tables.no_value(self.file, column.name, missing)}; or write missing = "impute"')
+            raise BadInput(f'{tables.no_value(self.file, column.name, values, missing)}; or write missing = "impute"')
         return tables.encoded(values, column.kind, column.name, self.file)
 
     def _with_rows(self, i: int, site: Site, table: SiteTable) -> Site:
