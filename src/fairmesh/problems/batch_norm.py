@@ -8,7 +8,7 @@ and nothing is changed in place.
 import math
 from collections.abc import Callable
 from fnmatch import fnmatchcase
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +17,6 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from fairmesh.errors import BadInput
 
 BatchNormPolicy = Literal["refuse", "frozen", "local", "shared", "convert"]
-Layer = TypeVar("Layer", bound="nn.Module")
 STATISTICS = ("running_mean", "running_var")
 
 POLICIES = (
@@ -123,11 +122,6 @@ class SiteBatchNorm(nn.Module):
         self._now: tuple[Tensor, Tensor] | None = None  # the statistics after the uses so far
         self.train(layer.training)
 
-    @staticmethod
-    def instead_of(layer: nn.Module, path: str) -> "SiteBatchNorm | None":
-        """Returns what stands in place of a BatchNorm layer in training mode; None for other layers."""
-        return SiteBatchNorm(layer, path) if isinstance(layer, _BatchNorm) and layer.training else None
-
     def forward(self, inputs: Tensor) -> Tensor:
         normalise = torch.nn.functional.batch_norm
         if not self.training:
@@ -154,27 +148,6 @@ class SiteBatchNorm(nn.Module):
         scale = _Emit.apply(scale, self.running_mean, self.running_var, *apart)  # type: ignore[no-untyped-call]
         bias = torch.zeros_like(self.running_mean) if self.bias is None else self.bias
         return normalise(inputs, None, None, scale, bias, True, 0.0, self.eps)
-
-
-def replaced_layers(module: nn.Module, replacement: Callable[[nn.Module, str], Layer | None]) -> dict[str, Layer]:
-    """Replaces layers of a module, and returns the new ones by their paths.
-
-    Args:
-        module: The module.
-        replacement: A layer and its path -> what to put in its place, or None to leave it.
-    """
-    by_path: dict[str, Layer] = {}
-    by_layer: dict[nn.Module, Layer] = {}
-    for path, layer in list(module.named_modules(remove_duplicate=False)):  # one layer may stand in several places
-        made = by_layer.get(layer) or replacement(layer, path)
-        if made is None:
-            continue
-        if not path:
-            raise BadInput(f"the model is nothing but a layer {type(layer).__name__}")
-        if layer not in by_layer:
-            by_layer[layer] = by_path[path] = made
-        module.set_submodule(path, made)
-    return by_path
 
 
 def moments(statistics: Tensor, sizes: list[int]) -> Tensor:

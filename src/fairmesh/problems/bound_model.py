@@ -2,6 +2,8 @@
 
 import copy
 import dataclasses
+import functools
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -9,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from fairmesh.config.registry import registered_name
 from fairmesh.errors import BadInput
@@ -59,7 +62,8 @@ class InitialModels:
                 raise BadInput(f"the model function returned a {type(made).__name__}, not an nn.Module")
             made = made.cpu()
         self.parts.freeze(made)
-        return under_policy(made, self.batch_norm, self.parts.frozen)
+        normed = any(isinstance(layer, _BatchNorm) for layer in made.modules())
+        return under_policy(made, self.batch_norm, self.parts.frozen) if normed else made
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,7 +93,8 @@ class Probe:
     @cached_property
     def products(self) -> int:
         """How many products of numbers the trained convolutions compute for the inputs."""
-        return products_in(self.model, self.row, self.inputs)
+        kernels = any(parameter.ndim > 2 for parameter in self.model.evaluated.parameters())
+        return products_in(self.model, self.row, self.inputs) if kernels else 0
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -170,44 +175,51 @@ def bind(problem: "Problem", samples: SiteSamples) -> BoundModel:
     model = own_copy(problem.model) if isinstance(problem.model, nn.Module) else problem.model
     initial = InitialModels(model, problem.parts, problem.batch_norm)
     whole = _flat(initial)
+    two, row = torch.arange(min(2, len(samples.example))), whole.row_of(initial.first).float()
+    inputs, targets = (trees.at(tree, two) for tree in (samples.example.inputs, samples.example.targets))
     loss = _meant(problem.loss, samples)
-    read = _readings(initial, whole, loss, problem, samples)
-    flat = whole.reading(read.for_loss)
-    outputs = _outputs(flat, initial, samples)
-    loss = _settled(loss, read, outputs, samples)
+    outputs = _outputs(whole, row, inputs)
+    read = readings(outputs, targets, loss, problem.read)
+    outputs = read.for_loss(outputs)
+    told_apart = functools.partial(_told_apart, outputs, targets)
+    loss = _settled(loss, read, told_apart, samples)
     augmenter = _augmenter(problem, samples)
-    probe = Probe(
-        flat.to(torch.device("cpu"), torch.float32),
-        flat.row_of(initial.first).float(),
-        loss,
-        augmenter,
-        *few_samples(samples),
-    )
+    flat = whole.reading(read.for_loss)
+    on_cpu = flat.to(torch.device("cpu"), torch.float32)
+    probe = Probe(on_cpu, row, loss, augmenter, *few_samples(samples))
     if isinstance(loss, ModelLoss):
         loss = bound(loss, probe.model, probe.row, (probe.inputs, probe.targets))
         probe = dataclasses.replace(probe, loss=loss)
-        if probe.why_not_stacked is not None:
-            loss = dataclasses.replace(loss, by_vmap=False)
+        loss = dataclasses.replace(loss, by_vmap=not probe.why_not_stacked)
     predictions = read.predictions(outputs)
     task = _task(predictions, loss, samples)
     classes = {"binary": 2, "classes": predictions.shape[-1]}.get(task)
+    label_range = (classes, ignored_by(loss)) if classes else _range_in_masks(task, loss, told_apart)
     return BoundModel(
-        initial=initial,
-        flat_model=flat,
-        loss=loss,
-        readings=read,
-        augmenter=augmenter,
-        task=task,
-        classes=classes,
-        label_range=_label_range(task, classes, loss, outputs, samples),
-        probe=probe,
-    )
+        initial=initial, flat_model=flat, loss=loss, readings=read, augmenter=augmenter, task=task, classes=classes,
+        label_range=label_range, probe=probe,
+    )  # fmt: skip
 
 
 def _flat(initial: InitialModels) -> FlatModel:
     names = initial.parts.local_names(initial.first)
-    check_adapters(initial.first, names)
+    if "peft" in sys.modules:
+        check_adapters(initial.first, names)
     return FlatModel(initial.first, names, initial.batch_norm == "local", initial.batch_norm == "shared")
+
+
+def _outputs(model: FlatModel, row: Tensor, inputs: Tree) -> Any:
+    """Returns what a model gives for a few samples."""
+    try:
+        with torch.no_grad():
+            return model.to(torch.device("cpu"), torch.float32)(row, as_floats(inputs, torch.float32))
+    except BadInput:
+        raise
+    except (RuntimeError, TypeError, ValueError, IndexError) as error:
+        raise BadInput(
+            f"the model does not accept inputs of shape {trees.form_in_words(inputs)}: {error}; a dictionary is "
+            "handed to forward as keywords, a tuple as positional arguments"
+        ) from error
 
 
 def _meant(loss: Loss, samples: SiteSamples) -> Loss:
@@ -222,36 +234,12 @@ def _meant(loss: Loss, samples: SiteSamples) -> Loss:
             "loss=function(outputs, targets) of your own, or one target with Problem(targets=...)"
         )
     if loss is nn.functional.cross_entropy and targets.is_floating_point() and targets[0].numel() == 1:
-        loss = squared_error
-    refuse_no_shares(loss, samples.sites[samples.here[0]].train.seen.targets)
+        return squared_error
+    refuse_no_shares(loss, samples.example.targets)
     return loss.function if isinstance(loss, PackedLoss) else loss
 
 
-def _readings(
-    initial: InitialModels, whole: FlatModel, loss: Loss, problem: "Problem", samples: SiteSamples
-) -> Readings:
-    targets = trees.at(samples.sites[samples.here[0]].train.seen.targets, slice(2))
-    return readings(_outputs(whole, initial, samples), targets, loss, problem.read)
-
-
-def _outputs(model: FlatModel, initial: InitialModels, samples: SiteSamples) -> Any:
-    """Returns what a model gives for two samples."""
-    train = samples.sites[samples.here[0]].train
-    inputs = trees.at(train.seen.inputs, torch.arange(min(2, len(train))))  # a copy: a model may change its inputs
-    row = model.row_of(initial.first).float()
-    try:
-        with torch.no_grad():
-            return model.to(torch.device("cpu"), torch.float32)(row, as_floats(inputs, torch.float32))
-    except BadInput:
-        raise
-    except (RuntimeError, TypeError, ValueError, IndexError) as error:
-        raise BadInput(
-            f"the model does not accept inputs of shape {trees.form_in_words(inputs)}: {error}; a dictionary is "
-            "handed to forward as keywords, a tuple as positional arguments"
-        ) from error
-
-
-def _settled(loss: Loss, read: Readings, outputs: Tensor, samples: SiteSamples) -> Loss:
+def _settled(loss: Loss, read: Readings, told_apart: Callable[[], int], samples: SiteSamples) -> Loss:
     """Returns the loss as it is trained: of all that the model returns if it is the user's own, and with the class
     weights of the data if these are to be balanced."""
     if read.packing is not None:
@@ -264,10 +252,9 @@ def _settled(loss: Loss, read: Readings, outputs: Tensor, samples: SiteSamples) 
             "as whole numbers (targets.long()); for shares of classes, (samples, classes), use "
             "loss=torch.nn.functional.cross_entropy"
         )
-    told_apart = _told_apart(outputs, samples)
     if loss.is_balanced:
-        loss = loss.fitted(_label_counts(samples, told_apart, ignored_by(loss)))
-    loss.check(told_apart)
+        loss = loss.fitted(_label_counts(samples, told_apart(), ignored_by(loss)))
+    loss.check(told_apart())
     return loss
 
 
@@ -285,9 +272,8 @@ def _label_counts(samples: SiteSamples, classes: int, ignored: int | None) -> li
     return torch.bincount(labels[(labels >= 0) & (labels != ignored)], minlength=classes).tolist()
 
 
-def _told_apart(outputs: Tensor, samples: SiteSamples) -> int:
-    """Returns how many classes the outputs of the model can tell apart; one logit tells two."""
-    targets = samples.sites[samples.here[0]].train.seen.targets[:2]
+def _told_apart(outputs: Tensor, targets: Tensor) -> int:
+    """Returns how many classes the outputs of a model can tell apart; one logit tells two."""
     return 2 if outputs.numel() == targets.numel() else outputs.shape[1]
 
 
@@ -312,13 +298,8 @@ def _task(predictions: Tensor, loss: Loss, samples: SiteSamples) -> Task:
     return task_of(predictions, every[0][: len(predictions)], logits)
 
 
-def _label_range(
-    task: Task, classes: int | None, loss: Loss, outputs: Tensor, samples: SiteSamples
-) -> tuple[int, int | None] | None:
-    if classes is not None:
-        return classes, ignored_by(loss)
+def _range_in_masks(task: Task, loss: Loss, told_apart: Callable[[], int]) -> tuple[int, int | None] | None:
     by_torch = loss is nn.functional.cross_entropy
     if task != "masks" or not (by_torch or isinstance(loss, NamedLoss)):
         return None
-    ignored = -100 if by_torch else ignored_by(loss)  # what torch ignores unless it is told otherwise
-    return _told_apart(outputs, samples), ignored
+    return told_apart(), -100 if by_torch else ignored_by(loss)  # which torch ignores unless it is told otherwise

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.nn.parameter import is_lazy
@@ -24,7 +25,7 @@ from fairmesh.errors import BadInput, in_a_line
 from fairmesh.numerics import random_streams
 from fairmesh.numerics.layout import Layout
 from fairmesh.numerics.trees import Tree
-from fairmesh.problems.batch_norm import STATISTICS, SiteBatchNorm, moments, replaced_layers, statistics_of
+from fairmesh.problems.batch_norm import STATISTICS, SiteBatchNorm, moments, statistics_of
 from fairmesh.problems.torch_draws import TorchDraws, draw_computed_again
 
 _DROPOUTS: dict[type, int] = {nn.Dropout: 0, nn.Dropout1d: 1, nn.Dropout2d: 2, nn.Dropout3d: 3}  # -> spatial axes
@@ -88,6 +89,11 @@ def _called(inside: _Inside, tensors: Mapping[str, Tensor], action: Callable[[nn
     return functional_call(inside, {f"module.{name}": tensor for name, tensor in tensors.items()}, (action,))
 
 
+def as_it_is(outputs: Any) -> Any:
+    """Returns what a model returns."""
+    return outputs
+
+
 def called_with(module: nn.Module, inputs: Tree) -> Any:
     """Returns what a module returns: a tuple of inputs is its positional arguments, a dictionary its keywords."""
     if isinstance(inputs, dict):
@@ -117,39 +123,37 @@ class FlatModel:
     ):
         _refuse_unsuitable(module)
         self._original = module
-        tensors = [*module.parameters(), *module.buffers()]
-        self._training = copy.deepcopy(module, {id(t): t for t in tensors})  # the tensors themselves are shared
-        self._dropouts = _replace_dropouts(self._training)
-        self._norms = replaced_layers(self._training, SiteBatchNorm.instead_of)
-        self._evaluation = copy.deepcopy(self._training, {id(t): t for t in tensors}).eval()
-        trainable = {name: p for name, p in self._training.named_parameters() if p.requires_grad}
-        if not trainable:
-            raise BadInput("the model has no trainable parameter; set requires_grad on those to train")
+        tensors = {id(tensor): tensor for tensor in (*module.parameters(), *module.buffers())}
+        self._training = copy.deepcopy(module, dict(tensors))  # the tensors themselves are shared
+        stand_ins = _replaced_layers(self._training, _stand_ins())
+        self._norms = {path: layer for path, layer in stand_ins.items() if isinstance(layer, SiteBatchNorm)}
+        self._dropouts = {
+            f"{path}.key": layer for path, layer in stand_ins.items() if isinstance(layer, _StreamDropout)
+        }
+        self._evaluation = copy.deepcopy(self._training, dict(tensors)).eval()
         affine = {f"{path}.{name}" for path in self._norms for name in ("weight", "bias")} if local_affine else set()
-        mine = [name for name in trainable if name in affine or name in local]
-        shared = [name for name in trainable if name not in mine]
-        if not shared:
-            raise BadInput(
-                "all trained parameters are local, so there is nothing to share; to train every site alone, use the "
-                "algorithm fm.algorithms.Local() without local parts"
-            )
+        trainable = {name: p for name, p in self._training.named_parameters() if p.requires_grad}
+        shared, own = _divided(trainable, {*local, *affine})
         statistics = {
             f"{path}.{name}": getattr(norm, name) for path, norm in self._norms.items() for name in STATISTICS
         }
-        rows = {name: trainable[name] for name in (*shared, *mine)} | statistics
+        rows = shared | own | statistics
         self._shapes = {name: tensor.shape for name, tensor in rows.items()}
         self._sizes = [tensor.numel() for tensor in rows.values()]
         self._of_statistics = [tensor.numel() for tensor in statistics.values()]
         # Where each parameter lies in a row that algorithms train and send.
-        self.layout = Layout(tuple(shared), tuple(tuple(trainable[name].shape) for name in shared))
-        self.dim, self.local_dim = self.layout.dim, sum(trainable[name].numel() for name in mine)
+        self.layout = Layout(tuple(shared), tuple(tuple(parameter.shape) for parameter in shared.values()))
+        self.dim, self.local_dim = self.layout.dim, sum(parameter.numel() for parameter in own.values())
         self.own_dim = sum(self._sizes) - self.dim
         self._pool_statistics = pool_statistics
-        rates = [(norm.momentum, norm.running_mean.numel()) for norm in self._norms.values() for _ in STATISTICS]
-        self.momenta = torch.tensor([rate for rate, count in rates for _ in range(count)], dtype=torch.float64)
+        rates = [
+            torch.full((2 * len(norm.running_mean),), norm.momentum, dtype=torch.float64)
+            for norm in self._norms.values()
+        ]
+        self.momenta = torch.cat([torch.empty(0, dtype=torch.float64), *rates])
         self.device, self.dtype = torch.device("cpu"), torch.float32
         self._inside = _Inside(self._training)
-        self._read: Callable[[Any], Tensor] | None = None
+        self._read: Callable[[Any], Any] = as_it_is
         self._short_floats = False  # whether it computes in bfloat16 in training mode
         self._holds_a_row = False  # whether the module's parameters are those of a row at the moment
         self._fixed = {name: t.detach() for name, t in tensors_of(self._training).items() if name not in rows}
@@ -173,8 +177,8 @@ class FlatModel:
         }
         return placed
 
-    def reading(self, read: Callable[[Any], Tensor] | None) -> "FlatModel":
-        """Returns the same model with outputs that are read as one tensor by a function; None for as they are."""
+    def reading(self, read: Callable[[Any], Any]) -> "FlatModel":
+        """Returns the same model with outputs that are read as one tensor by a function."""
         made = copy.copy(self)
         made._read = read
         return made
@@ -288,12 +292,7 @@ class FlatModel:
 
         With a key, the model is in training mode and draws its random numbers from the key. Without one, a model that
         draws all the same draws the same numbers every time."""
-
-        def outputs(module: nn.Module) -> Any:
-            returned = called_with(module, inputs)
-            return returned if self._read is None else self._read(returned)
-
-        return self.within(row, outputs, key)
+        return self.within(row, lambda module: self._read(called_with(module, inputs)), key)
 
     def within(
         self,
@@ -415,6 +414,21 @@ class FlatModel:
         return {name: value.to(dtype=held[name].dtype).clone() for name, value in values.items()}
 
 
+def _divided(
+    trainable: Mapping[str, nn.Parameter], local: Collection[str]
+) -> tuple[dict[str, nn.Parameter], dict[str, nn.Parameter]]:
+    """Returns the trained parameters that are shared, and those that stay at their site."""
+    if not trainable:
+        raise BadInput("the model has no trainable parameter; set requires_grad on those to train")
+    shared = {name: parameter for name, parameter in trainable.items() if name not in local}
+    if not shared:
+        raise BadInput(
+            "all trained parameters are local, so there is nothing to share; to train every site alone, use the "
+            "algorithm fm.algorithms.Local() without local parts"
+        )
+    return shared, {name: parameter for name, parameter in trainable.items() if name in local}
+
+
 def _copy_into(module: nn.Module, values: Mapping[str, Tensor]) -> None:
     """Gives a module values by name, except those that it does not have: of layers put in place of the user's."""
     held = tensors_of(module)
@@ -504,13 +518,33 @@ def _drops(layer: nn.Module) -> bool:
     return any(isinstance(chance, float) and 0.0 < chance <= 1.0 for chance in chances)
 
 
-def _replace_dropouts(module: nn.Module) -> dict[str, _StreamDropout]:
-    """Replaces torch's dropout layers by stream dropouts, and returns these by the names of their keys."""
+def _replaced_layers(module: nn.Module, stand_in: Callable[[nn.Module, str], nn.Module | None]) -> dict[str, nn.Module]:
+    """Replaces layers of a module by what a function of a layer and its path gives, None to leave it. Returns the new
+    ones by their paths."""
+    by_path: dict[str, nn.Module] = {}
+    by_layer: dict[nn.Module, nn.Module] = {}
+    for path, layer in list(module.named_modules(remove_duplicate=False)):  # one layer may stand in several places
+        made = by_layer.get(layer) or stand_in(layer, path)
+        if made is None:
+            continue
+        if not path:
+            raise BadInput(f"the model is nothing but a layer {type(layer).__name__}")
+        if layer not in by_layer:
+            by_layer[layer] = by_path[path] = made
+        module.set_submodule(path, made)
+    return by_path
+
+
+def _stand_ins() -> Callable[[nn.Module, str], nn.Module | None]:
+    """Returns what stands for dropout layers, which draw from a node's stream, and for BatchNorm layers in training
+    mode, whose statistics are a node's own."""
     numbers = itertools.count()
 
-    def replacement(layer: nn.Module, path: str) -> _StreamDropout | None:
+    def stand_in(layer: nn.Module, path: str) -> nn.Module | None:
+        if isinstance(layer, _BatchNorm) and layer.training:
+            return SiteBatchNorm(layer, path)
         if isinstance(layer, _DropoutNd) and type(layer) in _DROPOUTS and layer.p > 0 and layer.training:
             return _StreamDropout(layer.p, _DROPOUTS[type(layer)], next(numbers))
         return None
 
-    return {f"{path}.key": layer for path, layer in replaced_layers(module, replacement).items()}
+    return stand_in

@@ -17,6 +17,7 @@ from fairmesh.errors import BadInput, in_a_line
 from fairmesh.losses.base import ModelLoss, NamedLoss
 from fairmesh.numerics import trees
 from fairmesh.numerics.trees import Tree
+from fairmesh.problems.flat_model import as_it_is
 
 Read = Callable[[Any], Tensor]  # what a model returns -> the tensor that predicts
 
@@ -159,18 +160,9 @@ def read_packed(read: Read, packing: Packing, outputs: Tensor) -> Tensor:
 class Readings(NamedTuple):
     """How the outputs of a module are read."""
 
-    for_loss: Read | None = None  # into the tensor that losses get; None for as they are
-    predicting: Read | None = None  # from that into the one that predicts; None for as it is
+    for_loss: Read = as_it_is  # into the tensor that losses get
+    predictions: Read = as_it_is  # from that into the one that predicts, which metrics read
     packing: Packing | None = None  # how a structure is packed for a loss of the user's own
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether losses and metrics get the outputs as they are."""
-        return self == Readings()
-
-    def predictions(self, outputs: Tensor) -> Tensor:
-        """Returns the tensor that predicts, which metrics read, of what losses get."""
-        return outputs if self.predicting is None else self.predicting(outputs)
 
 
 def readings(whole: Any, targets: Tree, loss: Any, given: Read | None) -> Readings:
@@ -203,6 +195,6 @@ def readings(whole: Any, targets: Tree, loss: Any, given: Read | None) -> Readin
     if is_built_in(loss) or isinstance(loss, ModelLoss) or unchanged:  # none gets all outputs
         return Readings() if unchanged else Readings(read)
     if plain:
-        return Readings(None, read)
+        return Readings(predictions=read)
     packing = Packing(whole, count)
     return Readings(packing.pack, functools.partial(read_packed, read, packing), packing)

@@ -20,6 +20,7 @@ from fairmesh.problems.data_checks import check_data, check_forms, check_splits,
 from fairmesh.problems.identity import digest_of, fingerprint, identity_of
 from fairmesh.problems.learning import Learning
 from fairmesh.problems.local_work import check_trainer
+from fairmesh.problems.outputs import Readings
 from fairmesh.problems.sampling import Sampling
 from fairmesh.problems.site_samples import SiteSamples
 from fairmesh.problems.stacking import AtOnce, slower_stacked
@@ -145,7 +146,7 @@ class Prepared(Learning, SiteSamples, BoundModel):
         tensor each, as the model takes and gives it."""
         train = self.sites[0].train
         several = [name for name in ("inputs", "targets") if not isinstance(getattr(train, name), Tensor)]
-        outputs = [] if self.readings.is_plain else ["outputs"]
+        outputs = [] if self.readings == Readings() else ["outputs"]
         return " and ".join(several + outputs) or None
 
     def refuse_trainer(self, what: str) -> None:

@@ -35,6 +35,11 @@ class SiteSamples:
         return [i for i, site in enumerate(self.sites) if site.train.here]
 
     @property
+    def example(self) -> Samples:
+        """Training samples of the first site that is here: those that can be looked at."""
+        return self.sites[self.here[0]].train.seen
+
+    @property
     def preprocessing(self) -> Preprocessing | None:
         """How rows of a table became inputs, or None if the sites' data is not from a table."""
         return next((site.table.preprocessing for site in self.sites if site.table is not None), None)
