@@ -48,21 +48,15 @@ class Augmenter:
             parameters = list(inspect.signature(called).parameters.values())
         except (TypeError, ValueError):  # some functions of C have no signature
             return Augmenter(function, "sample")
-        places = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-        given = [
-            one.name
-            for k, one in enumerate(p for p in parameters if p.kind in places)
-            if one.default is one.empty or k == 0 or one.name in ("draw", "targets")
-        ]
-        several = any(one.kind == inspect.Parameter.VAR_POSITIONAL for one in parameters)
-        needed = [p.name for p in parameters if p.kind == p.KEYWORD_ONLY and p.default is p.empty]
+        by_place = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+        given = [p.name for p in by_place if p.default is p.empty or p is by_place[0] or p.name in ("draw", "targets")]
+        several = any(p.kind == p.VAR_POSITIONAL for p in parameters)
+        needed = any(p.kind == p.KEYWORD_ONLY and p.default is p.empty for p in parameters)
         if needed or len(given) > 3 or not (given or several):
             raise BadInput(f"augment has the parameters {', '.join(p.name for p in parameters) or 'none'}; {_FORMS}")
-        if len(given) == 3:
-            return Augmenter(function, "inputs, targets, draw")
         if len(given) == 2:
             return Augmenter(function, "inputs, targets" if given[1] in _TARGETS else "inputs, draw")
-        return Augmenter(function, "sample")
+        return Augmenter(function, "inputs, targets, draw" if len(given) == 3 else "sample")
 
     @property
     def with_model(self) -> bool:

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from fairmesh.problems.prepared import Prepared
     from fairmesh.problems.site_samples import SiteSamples
 
+_SETS = {
+    "train": "", "reserved": "reserved rows of ", "test": "test set of ", "validation": "validation set of "
+}  # fmt: skip
 _TARGETS_CHECKED = 32  # of each site, by which the loss is checked
 
 
@@ -130,15 +133,16 @@ def check_subgroups(problem: "Prepared") -> None:
 def check_data(problem: "Prepared") -> None:
     """Raises BadInput if samples do not fit each other, the model's classes or the way that they are drawn."""
     problem.prior_of_sites.sum()  # refuses an invalid prior
-    for split, words in (("train", ""), ("reserved", "reserved rows of "), ("test", None), ("validation", None)):
+    for split, words in _SETS.items():
         checked: set[Samples | None] = {None}
         for i, site in enumerate(problem.sites):
             samples = getattr(site, split)
             if samples not in checked:
-                what = f"{split} set of " if words is None else words
-                check_samples(problem, samples, f"{what}site {i} ({site.name})", judges=words is None)
+                judges = split in ("test", "validation")
+                check_samples(problem, samples, f"{words}site {i} ({site.name})", judges)
                 checked.add(samples)
-    check_batches(problem)
+    if len(problem.flat_model.momenta):
+        check_batches(problem)
 
 
 def check_samples(problem: "Prepared", samples: Samples, what: str, judges: bool) -> None:
@@ -152,9 +156,13 @@ def check_samples(problem: "Prepared", samples: Samples, what: str, judges: bool
         judges: Whether it judges models, so that every sample needs a label.
     """
     check_form(samples, problem.sites[0].train, what)
-    if problem.label_range is None or not samples.here:
-        return
-    classes, ignored = problem.label_range
+    if problem.label_range is not None and samples.here:
+        _check_labels(problem, samples, what, judges, *problem.label_range)
+
+
+def _check_labels(
+    problem: "Prepared", samples: Samples, what: str, judges: bool, classes: int, ignored: int | None
+) -> None:
     labels, dense = samples.targets, problem.task == "masks"
     if samples.stream:
         samples.stream.classes = classes, ignored  # by which other items are checked when they are read
@@ -166,19 +174,19 @@ def check_samples(problem: "Prepared", samples: Samples, what: str, judges: bool
             "leave the site out"
         )
     if not dense and (not known or (judges and known < len(labels))):
+        remedy = "leave them out, since they cannot judge a model" if judges else "label some"
         raise BadInput(
-            f"{what}: {len(labels) - known} of {len(labels)} samples have no label (target "
-            f"{ignored}, which the loss ignores)"
-            + ("; leave them out, since they cannot judge a model" if judges else "; label some")
+            f"{what}: {len(labels) - known} of {len(labels)} samples have no label (target {ignored}, which the loss "
+            f"ignores); {remedy}"
         )
     if known and (lowest < 0 or highest >= classes):
         shown = "one output" if problem.task == "binary" else f"{classes} classes"
         unlabelled = lowest if lowest < 0 else highest
         left_out = (dense or lowest < 0) and problem.ignored is None
-        advice = f"; to leave {unlabelled} out, loss = fm.losses.CrossEntropy(ignore_index={unlabelled})"
+        advice = f"; to leave {unlabelled} out, loss = fm.losses.CrossEntropy(ignore_index={unlabelled})" * left_out
         raise BadInput(
             f"{what}: labels run from {lowest} to {highest}, but the model has {shown}: labels must lie in "
-            f"0..{classes - 1}; to predict numbers, give targets as floats{advice if left_out else ''}"
+            f"0..{classes - 1}; to predict numbers, give targets as floats{advice}"
         )
 
 
@@ -222,8 +230,6 @@ def _same_in_splits(problem: "Prepared") -> dict[str, Any]:
 
 def check_batches(problem: "Prepared") -> None:
     """Raises BadInput if BatchNorm layers cannot compute the statistics of a batch."""
-    if not len(problem.flat_model.momenta):
-        return
     sizes, full = [len(site.train) for site in problem.sites], problem.sampling.order == "full"
     if full and len(set(sizes)) > 1:
         raise BadInput(

@@ -46,7 +46,7 @@ class Evaluator:
         device: Where models are evaluated.
         dtype: In which precision.
         home: Where the data stays. Default: None, on the device.
-        failed: Told of a metric without a value. Default: None.
+        failed: Told of a metric without a value. Default: a function that does nothing.
         splits: The split of the data whose sets judge each replica's model, or one for all. Default: (0,).
     """
 
@@ -57,7 +57,7 @@ class Evaluator:
         device: torch.device | str,
         dtype: torch.dtype,
         home: torch.device | str | None = None,
-        failed: Callable[[str, BadInput], None] | None = None,
+        failed: Callable[[str, BadInput], None] = lambda metric, error: None,
         splits: Sequence[int] = (0,),
     ):
         self._failed, self._split = failed, split
@@ -68,26 +68,28 @@ class Evaluator:
         used = sorted(set(splits))
         self._problems = [problem.of_split(k) for k in used]
         self._of_replica = torch.tensor([used.index(k) for k in splits])  # the split of each, among those used
+        at_once = [one.at_once(self._device) for one in self._problems]
+        self._answers = [
+            answering(one.flat_model.to(self._device, dtype), one.loss, count)
+            for one, count in zip(self._problems, at_once)
+        ]
         held = [one.held_out(split) for one in self._problems]
-        self._has_sets = all(of_site for _, of_site in held)
-        self._sets = [samples for sets, _ in held for samples in sets]
-        self._sizes = [len(samples) for samples in self._sets]
         counts = [len(sets) for sets, _ in held]
+        self._has_sets = all(of_site for _, of_site in held)
         self._firsts = torch.tensor([0, *counts]).cumsum(0)  # where the sets of each split begin, and the end
         of_site = torch.tensor([of_site or [-1] * problem.n for _, of_site in held])
         self._of_site = torch.where(of_site < 0, of_site, of_site + self._firsts[:-1, None])  # (splits, sites)
-        self._answers = [
-            answering(one.flat_model.to(self._device, dtype), one.loss, one.at_once(self._device))
-            for one in self._problems
-        ]
-        stream = any(samples.stream for samples in self._sets)
+        self._sets = [samples for sets, _ in held for samples in sets]
+        self._sizes = [len(samples) for samples in self._sets]
         # Whether rows can be judged by several sets in one pass, and whether by sets of several splits.
-        self._stacks = not stream and all(
-            one.at_once(self._device) is None and not one.metrics for one in self._problems
-        )
-        alike = {(id(one.flat_model), id(one.loss), count) for one, count in zip(self._problems, counts)}
-        self._joins = self._stacks and len(alike) == 1 and len(used) > 1 and counts[0] > 0
+        plain = set(at_once) == {None} and not problem.metrics
+        self._stacks = plain and not any(samples.stream for samples in self._sets)
+        self._joins = self._stacks and len(used) > 1 and counts[0] > 0 and self._alike(counts)
         self._split_of_set = [0 if self._joins else k for k, count in enumerate(counts) for _ in range(count)]
+
+    def _alike(self, counts: Sequence[int]) -> bool:
+        """Returns whether all splits have the same model, loss and number of sets."""
+        return len({(id(p.flat_model), id(p.loss), count) for p, count in zip(self._problems, counts)}) == 1
 
     @cached_property
     def _rows(self) -> SampleRows:
@@ -134,11 +136,11 @@ class Evaluator:
         result = {name: torch.full(models.shape[:2], torch.nan, dtype=torch.float64) for name in self.names}
         for sets in self._judged_together(which):
             rows = torch.stack([models[(which == k).to(models.device)] for k in sets])
-            together = self._on_own_sets(rows, sets) if len(sets) > 1 else None
+            together = self._on_own_sets(rows, sets) if len(sets) > 1 else {}
             for j, k in enumerate(sets):
-                values = self._on_sets(rows[j], k, k + 1) if together is None else together
+                values = together or self._on_sets(rows[j], k, k + 1)
                 for name in self.names:
-                    result[name][which == k] = values[name][:, 0 if together is None else j]
+                    result[name][which == k] = values[name][:, j if together else 0]
         return result
 
     def _judged_together(self, which: Tensor) -> list[list[int]]:
@@ -157,9 +159,9 @@ class Evaluator:
         return groups
 
     @torch.no_grad()
-    def _on_own_sets(self, rows: Tensor, sets: Sequence[int]) -> dict[str, Tensor] | None:
+    def _on_own_sets(self, rows: Tensor, sets: Sequence[int]) -> dict[str, Tensor]:
         """Returns loss and accuracy of rows (sets, k, dim), each on its own set: (k, sets). Shorter sets are padded by
-        their last sample. None if a loss is NaN or a set has no labels, which `_on_sets` explains."""
+        their last sample. Nothing if a loss is NaN or a set has no labels, which `_on_sets` explains."""
         sizes = torch.tensor([self._sizes[k] for k in sets])
         places = torch.arange(int(sizes.max())).expand(len(sets), -1)
         numbers = torch.tensor([sum(self._sizes[:k]) for k in sets]).unsqueeze(1) + places.minimum(sizes[:, None] - 1)
@@ -175,8 +177,8 @@ class Evaluator:
         outputs, each = vmap(self._answers[split])(rows, inputs, targets)
         each = each.double().cpu()
         labelled = self._labelled(targets, axes=2)
-        if bool(each.isnan().any()) or (labelled is not None and not bool((labelled & mine[:, 0]).any(dim=1).all())):
-            return None
+        if bool(each.isnan().any()) or not bool((labelled & mine[:, 0]).any(dim=1).all()):
+            return {}
         found = {"loss": ((each * mine).sum(dim=-1) / sizes[:, None]).T}
         if problem.classes:
             right = vmap(lambda o, t: vmap(lambda one: problem.right(one, t))(o))(outputs, targets).cpu()
@@ -206,7 +208,7 @@ class Evaluator:
                 lost = ~rows.isfinite().all(dim=1).cpu()
                 unpredicted |= self._without_loss(each, outputs, lost, owner, here.start, first, len(sizes))
             labelled = self._labelled(targets, axes=1)
-            with_label.index_add_(0, owner, torch.ones_like(owner) if labelled is None else labelled.long())
+            with_label.index_add_(0, owner, labelled.long())
             if problem.classes:
                 right = vmap(lambda o, t=targets: problem.right(o, t))(outputs)
                 hits.index_add_(1, owner, right.double().cpu())
@@ -233,16 +235,16 @@ class Evaluator:
                 for k, (outputs, targets) in enumerate(zip(pieces, of_sets)):
                     for r in (~unpredicted[:, k]).nonzero().flatten().tolist():
                         found[name][r, k], failure = _score(name, metric, outputs[r], targets)
-                        if failure is not None:
+                        if failure:
                             self._note(name, first + k, failure, raised=True)
         return {name: found[name] for name in self.names}
 
-    def _labelled(self, targets: Tree, axes: int) -> Tensor | None:
-        """Returns which held-out samples have a target that the loss does not ignore, on the CPU; None if it ignores
-        none. The first `axes` axes of the targets are those of the samples."""
+    def _labelled(self, targets: Tree, axes: int) -> Tensor:
+        """Returns which held-out samples have a target that the loss does not ignore, on the CPU. The first `axes` axes
+        of the targets are those of the samples."""
         ignored = self._problems[0].ignored
         if ignored is None or self._split == "train" or not isinstance(targets, Tensor):
-            return None
+            return torch.ones(trees.leaves(targets)[0].shape[:axes], dtype=torch.bool)
         return (targets != ignored).reshape(*targets.shape[:axes], -1).any(dim=-1).cpu()
 
     def _without_loss(
@@ -271,8 +273,7 @@ class Evaluator:
         site = int((self._of_site == k).nonzero()[0, -1])
         if (metric, site) not in {trouble[:2] for trouble in self.troubles}:
             self.troubles.append(Trouble(metric, site, text, raised))
-        if self._failed is not None:
-            self._failed(metric, BadInput(text))
+        self._failed(metric, BadInput(text))
 
 
 def measured_names(problem: Prepared) -> list[str]:
@@ -305,10 +306,10 @@ def _placed(tree: Tree, device: torch.device | str) -> Tree:
     return trees.mapped(lambda part: part.to(device), tree)
 
 
-def _score(name: str, metric: Callable[[Tensor, Any], Any], outputs: Tensor, targets: Tree) -> tuple[float, str | None]:
-    """Returns a metric, and None; or NaN, and why it fails."""
+def _score(name: str, metric: Callable[[Tensor, Any], Any], outputs: Tensor, targets: Tree) -> tuple[float, str]:
+    """Returns a metric, and ""; or NaN, and why it fails."""
     try:
-        return float(metric(outputs, targets)), None
+        return float(metric(outputs, targets)), ""
     except Exception as error:  # a user's function may raise anything
         return torch.nan, (
             f"metric {name!r} failed on outputs {tuple(outputs.shape)} and targets {trees.form_in_words(targets)} per "

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fairmesh.errors import BadInput, nearest, optional
 from fairmesh.numerics import random_streams
@@ -37,19 +37,8 @@ def with_adapters(module: nn.Module, lora: "LoRA") -> nn.Module:
             "model: it has adapters of peft already, so LoRA would adapt them again; give the model as it was before, "
             "or leave out LoRA here and train the adapters that it has"
         )
-    names = [name for name, _ in module.named_modules() if name]
+    _check_names(module, lora)
     everywhere = lora.targets == ("all-linear",)
-    for kind, chosen in (("targets", () if everywhere else lora.targets), ("head", lora.head)):
-        for name in chosen:
-            if not any(f".{layer}".endswith(f".{name}") for layer in names):  # as peft compares them
-                ends = {layer.rpartition(".")[2] for layer in names}
-                raise BadInput(f"model.{kind}: {name!r} matches no layer of the model{nearest(name, {*names, *ends})}")
-    if not lora.targets and not hasattr(getattr(module, "config", None), "model_type"):
-        linear = sorted(name for name, layer in module.named_modules() if isinstance(layer, nn.Linear) and name)
-        raise BadInput(
-            "model.targets: name the layers to adapt, by their names in the model or the ends of these, such as "
-            f"{linear[:4]}; only for models of transformers does peft know them"
-        )
     config = LoraConfig(
         r=lora.rank, lora_alpha=lora.alpha, lora_dropout=lora.dropout, modules_to_save=list(lora.head) or None,
         target_modules="all-linear" if everywhere else list(lora.targets) or None,
@@ -64,17 +53,38 @@ def with_adapters(module: nn.Module, lora: "LoRA") -> nn.Module:
     for name, layer in made.named_modules():
         if layer not in before and ".modules_to_save." not in name:  # copies are in the modes of the originals
             layer.training = module.training
-    seed = torch.tensor(lora.seed, dtype=torch.int64)
     for name, layer in adapters_of(made):
         if not isinstance(layer, Linear | _ConvNd):
             raise BadInput(f"model.targets: {name} ({type(layer).__name__}) has no common A; {_ADVICE}")
         weight = made.get_parameter(f"{name}.{_A}.default.weight")
-        key = random_streams.keys(seed, f"lora A {name}", 0, torch.tensor([0])).squeeze(-1)
-        uniform = random_streams.uniform(key, weight.numel(), torch.float64).reshape(weight.shape)
-        weight.data.copy_((2 * uniform - 1) / weight[0].numel() ** 0.5)  # as peft draws them
+        weight.data.copy_(_common_factor(weight, name, lora.seed))
         weight.requires_grad_(lora.train_a)
     setattr(made, _KNOWINGLY, lora.train_a)
     return made
+
+
+def _check_names(module: nn.Module, lora: "LoRA") -> None:
+    """Raises BadInput if a name of a layer matches nothing, or if there are none and peft does not know them."""
+    names = [name for name, _ in module.named_modules() if name]
+    for kind, chosen in (("targets", lora.targets), ("head", lora.head)):
+        for name in chosen:
+            if not any(f".{layer}".endswith(f".{name}") for layer in names) and chosen != ("all-linear",):
+                ends = {layer.rpartition(".")[2] for layer in names}  # peft compares ends too
+                raise BadInput(f"model.{kind}: {name!r} matches no layer of the model{nearest(name, {*names, *ends})}")
+    if not lora.targets and not hasattr(getattr(module, "config", None), "model_type"):
+        linear = sorted(name for name, layer in module.named_modules() if isinstance(layer, nn.Linear) and name)
+        raise BadInput(
+            "model.targets: name the layers to adapt, by their names in the model or the ends of these, such as "
+            f"{linear[:4]}; only for models of transformers does peft know them"
+        )
+
+
+def _common_factor(weight: Tensor, layer: str, seed: int) -> Tensor:
+    """Returns the factor A of a layer, the same at all nodes, in the range in which peft draws it."""
+    of_seed = torch.tensor(seed, dtype=torch.int64)
+    key = random_streams.keys(of_seed, f"lora A {layer}", 0, torch.tensor([0])).squeeze(-1)
+    uniform = random_streams.uniform(key, weight.numel(), torch.float64).reshape(weight.shape)
+    return (2 * uniform - 1) / weight[0].numel() ** 0.5
 
 
 def adapters_of(module: nn.Module) -> Iterator[tuple[str, Any]]:
@@ -140,11 +150,11 @@ def check_adapters(module: nn.Module, local: set[str]) -> None:
             )
 
 
-def said_of_adapters(module: nn.Module, local: set[str]) -> str | None:
-    """Returns what is special about a model with adapters, or None. Arguments as of `check_adapters`."""
+def said_of_adapters(module: nn.Module, local: set[str]) -> str:
+    """Returns what is special about a model with adapters, "" without any. Arguments as of `check_adapters`."""
     layers = [layer for _, layer in adapters_of(module)]
     if not layers:
-        return None
+        return ""
     parameters = {name: p for name, p in module.named_parameters() if p.requires_grad}
     trained, every = (sum(p.numel() for p in ps) for ps in (parameters.values(), module.parameters()))
     plural = "s" * (len(layers) > 1)

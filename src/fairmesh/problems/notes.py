@@ -1,14 +1,21 @@
 """What a user is told of a problem when training starts: choices that fairmesh made, in a line each."""
 
+import sys
 from typing import TYPE_CHECKING
 
 import torch
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from fairmesh.data.rows import stays_apart
 from fairmesh.data.streams import HELD_UP_TO
 from fairmesh.losses.builtin import squared_error
-from fairmesh.problems.batch_norm import layers_of
 from fairmesh.problems.lora import said_of_adapters
+
+_NORMS = {
+    "frozen": "keep their statistics",
+    "local": "keep statistics and affine parameters at their site",
+    "shared": "share affine parameters, and average their statistics for the common model",
+}
 
 if TYPE_CHECKING:
     from fairmesh.problems.prepared import Prepared
@@ -96,19 +103,13 @@ def on_parts(problem: "Prepared") -> str | None:
     """Returns which parts of the model stay at their site or are not trained, and what BatchNorm layers do, or None
     if there is nothing to say."""
     flat, module, said = problem.flat_model, problem.initial_model(0), []
-    layers = layers_of(module)
+    layers = sum(isinstance(layer, _BatchNorm) for layer in module.modules())
     if problem.batch_norm == "convert":
         said.append('batch_norm = "convert": nn.GroupNorm stands for BatchNorm')
     elif layers:
         policy = "frozen" if problem.batch_norm == "refuse" else problem.batch_norm
-        does = {
-            "frozen": "keep their statistics",
-            "local": "keep statistics and affine parameters at their site",
-            "shared": "share affine parameters, and average their statistics for the common model",
-        }[policy]
-        said.append(f'batch_norm = "{policy}": BatchNorm layers ({len(layers)}) {does}')
-    adapted = said_of_adapters(module, problem.parts.local_names(module))
-    if adapted is not None:
+        said.append(f'batch_norm = "{policy}": BatchNorm layers ({layers}) {_NORMS[policy]}')
+    if "peft" in sys.modules and (adapted := said_of_adapters(module, problem.parts.local_names(module))):
         said.append(adapted)
     if flat.local_dim or problem.parts.frozen:
         every = sum(p.numel() for p in module.parameters())

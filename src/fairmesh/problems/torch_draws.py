@@ -51,7 +51,7 @@ class TorchDraws(TorchFunctionMode):
         one = torch.zeros(1, dtype=torch.int64, device=self._key.device)
         key = random_streams.keys(self._key, "torch", next(self._draws), one).squeeze(-1)
         drawn = random_streams.uniform(key, math.prod(shape), dtype if dtype.is_floating_point else torch.float32)
-        return drawn.reshape(tuple(shape)).to(drawn.device if device is None else device)
+        return drawn.reshape(tuple(shape)).to(device=device)
 
     def normals(self, shape: Sequence[int], dtype: torch.dtype, device: Any = None) -> Tensor:
         """Returns standard normal numbers of a shape."""
