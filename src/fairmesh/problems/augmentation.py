@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fairmesh.errors import BadInput, in_a_line
 from fairmesh.numerics import random_streams, trees
@@ -44,15 +44,14 @@ class Augmenter:
             BadInput: It takes more than inputs, targets and draw, or nothing.
         """
         try:
-            called = function.forward if isinstance(function, nn.Module) else function
-            parameters = list(inspect.signature(called).parameters.values())
+            parameters = list(inspect.signature(getattr(function, "forward", function)).parameters.values())
         except (TypeError, ValueError):  # some functions of C have no signature
             return Augmenter(function, "sample")
         by_place = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
         given = [p.name for p in by_place if p.default is p.empty or p is by_place[0] or p.name in ("draw", "targets")]
         several = any(p.kind == p.VAR_POSITIONAL for p in parameters)
-        needed = any(p.kind == p.KEYWORD_ONLY and p.default is p.empty for p in parameters)
-        if needed or len(given) > 3 or not (given or several):
+        needed = [p for p in parameters if (p.kind, p.default) == (p.KEYWORD_ONLY, p.empty)]
+        if needed or not (several or given) or len(given) > 3:
             raise BadInput(f"augment has the parameters {', '.join(p.name for p in parameters) or 'none'}; {_FORMS}")
         if len(given) == 2:
             return Augmenter(function, "inputs, targets" if given[1] in _TARGETS else "inputs, draw")

@@ -86,9 +86,9 @@ class Probe:
         return self.augmenter.check(self.inputs, self.targets)
 
     @cached_property
-    def why_not_stacked(self) -> str | None:
-        """Why vmap cannot evaluate several models at once, or None if it can."""
-        return why_not_stacked(self.model, self.row, self.loss, self.augmenter, self.augmented)
+    def why_not_stacked(self) -> str:
+        """Why vmap cannot evaluate several models at once; "" if it can."""
+        return why_not_stacked(self)
 
     @cached_property
     def products(self) -> int:

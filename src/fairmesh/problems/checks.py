@@ -20,7 +20,6 @@ from fairmesh.numerics import trees
 from fairmesh.numerics.generators import GeneratorStates
 from fairmesh.numerics.gradients import grad_and_value
 from fairmesh.numerics.trees import Tree
-from fairmesh.problems.augmentation import Augmenter
 from fairmesh.problems.data_checks import refuse_one_hot
 from fairmesh.problems.flat_model import FlatModel
 from fairmesh.problems.outputs import PackedLoss
@@ -28,6 +27,7 @@ from fairmesh.problems.row_loss import BoundModelLoss, Loss, batch_loss, losses_
 from fairmesh.problems.stacking import refuse_moved
 
 if TYPE_CHECKING:
+    from fairmesh.problems.bound_model import Probe
     from fairmesh.problems.prepared import Prepared
 
 _NUMBERS = 1 << 20  # of drawn outputs at most
@@ -54,7 +54,7 @@ def check_with_model(problem: "Prepared") -> None:
         )
     if isinstance(loss, NamedLoss) and loss.of_labels and task == "multi-label":
         refuse_one_hot(problem)
-    check_gradient(probe.model, probe.row, loss, probe.augmenter, probe.augmented)
+    _check_gradient(probe)
     if not isinstance(loss, BoundModelLoss):
         with torch.no_grad():
             outputs = probe.model(probe.row, probe.inputs)
@@ -65,25 +65,21 @@ def check_with_model(problem: "Prepared") -> None:
             metric.check(name, task, problem.classes)
 
 
-def check_gradient(
-    model: FlatModel, row: Tensor, loss: Loss, augment: Augmenter | None, batch: tuple[Tree, Tree]
-) -> None:
+def _check_gradient(probe: "Probe") -> None:
     """Computes one gradient on a small batch. Raises BadInput if model and loss cannot be run, if the loss is not a
     finite scalar, or if random numbers are drawn that are not the node's own."""
-    arguments = (*batch, torch.zeros((), dtype=torch.int64))
-    before = GeneratorStates.now()
+    model, row, arguments = probe.model, probe.row, (*probe.augmented, torch.zeros((), dtype=torch.int64))
+    loss, before = batch_loss(model, probe.loss, probe.augmenter), GeneratorStates.now()
     try:
         with warnings.catch_warnings():  # targets (batch,) against outputs (batch, 1): torch only warns
             warnings.filterwarnings("error", message="Using a target size")
-            value = model.with_gradient(
-                _scalar(batch_loss(model, loss, augment)), row, arguments, torch.empty_like(row)
-            )
+            value = model.with_gradient(_scalar(loss), row, arguments, torch.empty_like(row))
     except BadInput:
         raise
     except Exception as error:  # the user's code may raise anything
-        raise _failed(error, batch[1], loss) from error
+        raise _failed(error, arguments[1], probe.loss) from error
     if before.moved():
-        refuse_moved(before, *_layers_that_draw(model, row, batch[0])[:1])
+        refuse_moved(before, *_layers_that_draw(model, row, arguments[0])[:1])
     if not bool(torch.isfinite(value)):
         raise BadInput(f"the loss of the first samples of site 0 is {float(value)} before training has begun")
 
@@ -156,19 +152,18 @@ def _scalar(function):
     return checked
 
 
-def why_not_stacked(
-    model: FlatModel, row: Tensor, loss: Loss, augment: Augmenter | None, batch: tuple[Tree, Tree]
-) -> str | None:
-    """Returns why vmap cannot evaluate several models at once, in a sentence, or None if it can."""
-    arguments = trees.mapped(lambda t: t.unsqueeze(0), (row, *batch, torch.zeros((), dtype=torch.int64)))
+def why_not_stacked(probe: "Probe") -> str:
+    """Returns why vmap cannot evaluate several models at once, in a sentence; "" if it can."""
+    key = torch.zeros((), dtype=torch.int64)
+    arguments = trees.mapped(lambda t: t.unsqueeze(0), (probe.row, *probe.augmented, key))
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that an operation falls back to a loop
-            vmap(grad_and_value(batch_loss(model, loss, augment)))(*arguments)
-            vmap(model)(*arguments[:2])
+            vmap(grad_and_value(batch_loss(probe.model, probe.loss, probe.augmenter)))(*arguments)
+            vmap(probe.model)(*arguments[:2])
     except Exception as error:  # vmap may raise anything
         return in_a_line(error).split(". ")[0]  # torch goes on with advice to its own developers
-    return None
+    return ""
 
 
 def check_mean(loss: Loss, outputs: Tensor, targets: Tree) -> None:

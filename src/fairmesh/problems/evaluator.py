@@ -68,10 +68,9 @@ class Evaluator:
         used = sorted(set(splits))
         self._problems = [problem.of_split(k) for k in used]
         self._of_replica = torch.tensor([used.index(k) for k in splits])  # the split of each, among those used
-        at_once = [one.at_once(self._device) for one in self._problems]
         self._answers = [
-            answering(one.flat_model.to(self._device, dtype), one.loss, count)
-            for one, count in zip(self._problems, at_once)
+            answering(one.flat_model.to(self._device, dtype), one.loss, one.at_once(self._device))
+            for one in self._problems
         ]
         held = [one.held_out(split) for one in self._problems]
         counts = [len(sets) for sets, _ in held]
@@ -82,12 +81,12 @@ class Evaluator:
         self._sets = [samples for sets, _ in held for samples in sets]
         self._sizes = [len(samples) for samples in self._sets]
         # Whether rows can be judged by several sets in one pass, and whether by sets of several splits.
-        plain = set(at_once) == {None} and not problem.metrics
-        self._stacks = plain and not any(samples.stream for samples in self._sets)
-        self._joins = self._stacks and len(used) > 1 and counts[0] > 0 and self._alike(counts)
-        self._split_of_set = [0 if self._joins else k for k, count in enumerate(counts) for _ in range(count)]
+        stacked = {one.at_once(self._device) for one in self._problems} == {None}
+        self._stacks = stacked and not problem.metrics and not any(samples.stream for samples in self._sets)
+        self._joins = self._stacks and len(used) > 1 and counts[0] > 0 and self._are_alike(counts)
+        self._split_of_set = torch.repeat_interleave(torch.tensor(counts)).mul(not self._joins).tolist()
 
-    def _alike(self, counts: Sequence[int]) -> bool:
+    def _are_alike(self, counts: Sequence[int]) -> bool:
         """Returns whether all splits have the same model, loss and number of sets."""
         return len({(id(p.flat_model), id(p.loss), count) for p, count in zip(self._problems, counts)}) == 1
 

@@ -143,8 +143,8 @@ class FlatModel:
         self._of_statistics = [tensor.numel() for tensor in statistics.values()]
         # Where each parameter lies in a row that algorithms train and send.
         self.layout = Layout(tuple(shared), tuple(tuple(parameter.shape) for parameter in shared.values()))
-        self.dim, self.local_dim = self.layout.dim, sum(parameter.numel() for parameter in own.values())
-        self.own_dim = sum(self._sizes) - self.dim
+        self.dim, self.own_dim = self.layout.dim, sum(self._sizes) - self.layout.dim
+        self.local_dim = self.own_dim - sum(self._of_statistics)
         self._pool_statistics = pool_statistics
         rates = [
             torch.full((2 * len(norm.running_mean),), norm.momentum, dtype=torch.float64)
@@ -157,11 +157,13 @@ class FlatModel:
         self._short_floats = False  # whether it computes in bfloat16 in training mode
         self._holds_a_row = False  # whether the module's parameters are those of a row at the moment
         self._fixed = {name: t.detach() for name, t in tensors_of(self._training).items() if name not in rows}
-        self._buffers = {  # and where they are: looking for them takes time in every pass
-            name: (self._training.get_submodule(name.rpartition(".")[0]), name.rpartition(".")[2])
-            for name, _ in self._training.named_buffers()
-            if name in self._fixed and name not in self._dropouts
-        }
+        self._buffers = self._places_of_buffers()
+
+    def _places_of_buffers(self) -> dict[str, tuple[nn.Module, str]]:
+        """Returns the layer of every buffer, and its name there: looking for them takes time in every pass."""
+        names = self._fixed.keys() & dict(self._training.named_buffers()).keys() - self._dropouts.keys()
+        split = {name: name.rpartition(".") for name in names}
+        return {name: (self._training.get_submodule(path), own) for name, (path, _, own) in split.items()}
 
     def to(self, device: torch.device, dtype: torch.dtype, short_floats: bool = False) -> "FlatModel":
         """Returns the same model with frozen parameters and buffers on a device, in a dtype.

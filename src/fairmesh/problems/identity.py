@@ -9,7 +9,7 @@ import math
 import os
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from types import CellType, CodeType, FunctionType
 from typing import TYPE_CHECKING, Any
 
@@ -97,13 +97,27 @@ def described(value: Any, depth: int = 0, folder: str = "") -> Any:
         depth: How many functions and objects it is in. Default: 0.
         folder: The folder of the file of the function that holds it, left out of texts. Default: "".
     """
-    for kinds, description in _DESCRIPTIONS:
-        if isinstance(value, kinds):
-            return description(value, lambda inner: described(inner, depth, folder))
-    if isinstance(value, float) and math.isfinite(value):
+    if isinstance(value, bool | int | None) or (isinstance(value, float) and math.isfinite(value)):
         return value
     if isinstance(value, str):
         return _anywhere(value, folder)
+    if isinstance(value, Mapping):
+        return {str(key): described(value[key], depth, folder) for key in value}
+    if isinstance(value, tuple | list):
+        return [described(item, depth, folder) for item in value]
+    if isinstance(value, set | frozenset):  # whose order is another one in every process
+        return sorted((described(item, depth, folder) for item in value), key=str)
+    if isinstance(value, functools.partial):
+        return described({"function": value.func, "args": value.args, "keywords": value.keywords}, depth, folder)
+    return _object_in_words(value, depth, folder)
+
+
+def _object_in_words(value: Any, depth: int, folder: str) -> Any:
+    """Returns a description of a tensor, a module, a dataclass, a function, a class or another object."""
+    if isinstance(value, Tensor):
+        return f"tensor {hashed(value)}"
+    if isinstance(value, nn.Module):
+        return f"{type(value).__qualname__} {hashed(_module_in_words(value), *value.state_dict().values())}"
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {"class": described(type(value), depth)} | _settings(type(value), _values(value), depth, folder)
     if name := getattr(value, "__qualname__", ""):
@@ -113,24 +127,6 @@ def described(value: Any, depth: int = 0, folder: str = "") -> Any:
     if _is_own(type(value)) and not _is_installed(type(value)) and hasattr(value, "__dict__"):
         return {"class": described(type(value), depth), "attributes": sorted(vars(value))}
     return f"{type(value).__qualname__} {_anywhere(repr(value), folder)}"
-
-
-# Of some kinds of values: (the value, what describes values in it) -> plain values.
-_DESCRIPTIONS: tuple[tuple[Any, Callable[[Any, Callable[[Any], Any]], Any]], ...] = (
-    ((bool, int, type(None)), lambda value, _: value),
-    (Tensor, lambda value, _: f"tensor {hashed(value)}"),
-    (
-        nn.Module,
-        lambda value, _: f"{type(value).__qualname__} {hashed(_module_in_words(value), *value.state_dict().values())}",
-    ),
-    (Mapping, lambda value, inner: {str(key): inner(value[key]) for key in value}),
-    ((tuple, list), lambda value, inner: [inner(item) for item in value]),
-    ((set, frozenset), lambda value, inner: sorted(map(inner, value), key=str)),  # of another order in every process
-    (
-        functools.partial,
-        lambda value, inner: inner({"function": value.func, "args": value.args, "keywords": value.keywords}),
-    ),
-)
 
 
 def _values(thing: Any) -> dict[str, Any]:

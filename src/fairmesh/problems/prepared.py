@@ -120,7 +120,7 @@ class Prepared(Learning, SiteSamples, BoundModel):
         wanted = self.models_at_once
         if wanted == 1 or (wanted == "auto" and (self.slower_stacked[device.type] or self.why_not_stacked)):
             return 1
-        if self.why_not_stacked is not None:
+        if self.why_not_stacked:
             raise BadInput(
                 f"models_at_once = {wanted!r}: torch.vmap cannot evaluate several of these models at once "
                 f"({self.why_not_stacked}); use 1 or 'auto'"
@@ -128,12 +128,12 @@ class Prepared(Learning, SiteSamples, BoundModel):
         return wanted if isinstance(wanted, int) else None
 
     @property
-    def why_not_stacked(self) -> str | None:
-        """Why vmap cannot evaluate several models at once, or None if it can."""
+    def why_not_stacked(self) -> str:
+        """Why vmap cannot evaluate several models at once; "" if it can."""
         return self.probe.why_not_stacked
 
     @cached_property
-    def slower_stacked(self) -> dict[str, str | None]:
+    def slower_stacked(self) -> dict[str, str]:
         """Why models are faster one at a time, by the kind of device."""
         full = self.sampling.order == "full"
         samples = max(len(self.sites[i].train) for i in self.here) if full else self.sampling.batch

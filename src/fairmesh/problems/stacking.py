@@ -29,8 +29,8 @@ _STREAMS = 5  # of a GPU, on which models take turns; ten are no faster (benchma
 Precision = Literal["float32", "tf32", "bf16"]
 
 
-def slower_stacked(module: nn.Module, kind: str, convolved: int = 0) -> str | None:
-    """Returns why a kind of device evaluates this model faster one at a time, or None. It depends on the trained layers
+def slower_stacked(module: nn.Module, kind: str, convolved: int = 0) -> str:
+    """Returns why a kind of device evaluates this model faster one at a time, or "". It depends on the trained layers
     and on shapes, never on a timing, since a resumed run must compute the same numbers; benchmarks/notes.md has the
     measurements.
 
@@ -42,7 +42,7 @@ def slower_stacked(module: nn.Module, kind: str, convolved: int = 0) -> str | No
     if kind == "cpu" and convolved >= _CONVOLVED:
         return f"convolutions with {convolved / 1e6:,.0f} million products per batch are faster on a CPU this way"
     if sum(p.numel() for p in module.parameters() if p.requires_grad) < _LARGE:
-        return None
+        return ""
     layers = [m for m in module.modules() if any(p.requires_grad for p in m.parameters(recurse=False))]
     convolutions = [layer for layer in layers if isinstance(layer, nn.Conv1d | nn.Conv2d | nn.Conv3d)]
     wide = [layer for layer in convolutions if layer.groups == 1 and layer.in_channels >= _WIDE]
@@ -52,7 +52,7 @@ def slower_stacked(module: nn.Module, kind: str, convolved: int = 0) -> str | No
     if len(norms) >= _NORMS:
         gain = "take less memory and a shorter first round" if kind == "cpu" else "are faster on a GPU"
         return f"models with {len(norms)} normalization layers {gain} this way"
-    return None
+    return ""
 
 
 def over_models(function: Callable[..., Any], at_once: AtOnce) -> Callable[..., Any]:
