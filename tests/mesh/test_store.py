@@ -108,31 +108,16 @@ def test_checkpoints_are_kept_from_a_pinned_round_on(store):
 class Rows(NamedTuple):
     own: torch.Tensor
     of_neighbours: torch.Tensor
-    squares: torch.Tensor
-    few: torch.Tensor
+    undefined: torch.Tensor
 
 
-def _same_bits(one, other):
-    return one.shape == other.shape and one.dtype == other.dtype and one.numpy().tobytes() == other.numpy().tobytes()
-
-
-def test_row_that_occurs_twice_is_written_once_and_comes_back_bit_for_bit(tmp_path):
-    own, other = torch.randn(1, 1, 5000), torch.randn(1, 1, 1, 5000)
-    state = Rows(own, torch.cat([own.unsqueeze(2), other], dim=2), torch.zeros(1, 1, 5000), torch.ones(3))
-    path = tmp_path / "checkpoint.safetensors"
-    save_checkpoint(path, state, 3, {})
-    assert path.stat().st_size < 3 * 20_000 + 2000
-    found, done = load_checkpoint(path, state, {})
+def test_checkpoint_comes_back_bit_for_bit(tmp_path):
+    zeros = torch.zeros(1, 1, 5)
+    state = Rows(torch.randn(1, 1, 5), -zeros.unsqueeze(2), torch.full_like(zeros, torch.nan))
+    save_checkpoint(tmp_path / "checkpoint.safetensors", state, 3, {})
+    found, done = load_checkpoint(tmp_path / "checkpoint.safetensors", state, {})
     assert done == 3
-    assert all(_same_bits(one, two) for one, two in zip(found, state))
-
-
-def test_zero_and_minus_zero_are_different_rows(tmp_path):
-    zeros = torch.zeros(1, 1, 5000)
-    state = Rows(zeros, -zeros.unsqueeze(2), torch.full_like(zeros, torch.nan), torch.ones(3))
-    save_checkpoint(tmp_path / "checkpoint.safetensors", state, 0, {})
-    found, _ = load_checkpoint(tmp_path / "checkpoint.safetensors", state, {})
-    assert all(_same_bits(one, two) for one, two in zip(found, state))
+    assert [t.numpy().tobytes() for t in found] == [t.numpy().tobytes() for t in state]
 
 
 def test_end_of_a_run_leaves_results_log_and_decisions(tmp_path):

@@ -98,27 +98,39 @@ def described(hint: Any, link: Callable[[type], str] | None = None) -> str:
         hint: The type.
         link: How to name a role or a configured class; None for its name in words. Default: None.
     """
-    origin, arguments = get_origin(hint), get_args(hint)
-    if origin is typing.Annotated:
-        return described(arguments[0], link)
-    if origin in (Union, types.UnionType):
-        words = [described(one, link).split(" or ") for one in arguments if one is not type(None)]
-        return " or ".join(dict.fromkeys(word for some in words for word in some))
-    if origin is Literal:
-        return " or ".join(f"`{_toml(one)}`" for one in arguments)
-    if origin in (tuple, list, Sequence):
-        items = arguments[:1] if len(arguments) == 2 and arguments[1] is Ellipsis else arguments
-        words = dict.fromkeys(described(one, link) for one in items)
-        return f"list of {f'{len(items)} ' if len(items) > 1 else ''}{' and '.join(map(_plural, words))}"
-    if origin in (dict, Mapping):
-        return f"table of {_plural(described(arguments[1], link))} by name"
-    if hint is Callable or origin is get_origin(Callable[..., Any]):
-        return '`"file.py:function"`'
+    origin, arguments = Callable if hint is Callable else get_origin(hint), get_args(hint)
+    if origin in _DESCRIBED:
+        return _DESCRIBED[origin](arguments, lambda inner: described(inner, link))
     if hint in _PLAIN:
         return _PLAIN[hint]
     role = role_of(hint) if isinstance(hint, type) else None
     word = (link or noun)(role or hint)
-    return f"number or {word}" if role is not None and hasattr(role, "shorthand") else word
+    return f"number or {word}" if hasattr(role, "shorthand") else word
+
+
+def _either(kinds: tuple[Any, ...], told: Callable[[Any], str]) -> str:
+    words = [told(kind).split(" or ") for kind in kinds if kind is not type(None)]
+    return " or ".join(dict.fromkeys(word for some in words for word in some))
+
+
+def _list(kinds: tuple[Any, ...], told: Callable[[Any], str]) -> str:
+    items = kinds[:1] if kinds[1:] == (Ellipsis,) else kinds
+    words = dict.fromkeys(map(told, items))
+    return f"list of {f'{len(items)} ' if len(items) > 1 else ''}{' and '.join(map(_plural, words))}"
+
+
+_DESCRIBED: dict[Any, Callable[[tuple[Any, ...], Callable[[Any], str]], str]] = {  # by the origin of a type
+    typing.Annotated: lambda kinds, told: told(kinds[0]),
+    Union: _either,
+    types.UnionType: _either,
+    Literal: lambda choices, _: " or ".join(f"`{_toml(choice)}`" for choice in choices),
+    tuple: _list,
+    list: _list,
+    Sequence: _list,
+    dict: lambda kinds, told: f"table of {_plural(told(kinds[1]))} by name",
+    Mapping: lambda kinds, told: f"table of {_plural(told(kinds[1]))} by name",
+    Callable: lambda *_: '`"file.py:function"`',
+}
 
 
 def _plural(words: str) -> str:

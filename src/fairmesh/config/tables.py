@@ -254,19 +254,32 @@ def _likely(kinds: tuple[Any, ...], value: Any) -> list[Any]:
     """Returns the kinds that a value can mean, the likeliest first, so that an error is about that one. A table with a
     name means a member of a role, and one without means another dataclass. A string with a colon is the path of a
     function."""
-    kinds = tuple(kind for kind in kinds if kind is not type(None))
-    named = [kind for kind in kinds if _has_role(kind)]
-    if isinstance(value, Mapping):
-        kinds = tuple(kind for kind in kinds if get_origin(kind) not in (tuple, list, Sequence)) or kinds
-        plain = [kind for kind in kinds if dataclasses.is_dataclass(kind) and kind not in named]
-        if named and plain:
-            return named if "name" in value else plain
+    by_form: dict[str, list[Any]] = {}
+    for kind in kinds:
+        by_form.setdefault(_form_of(kind, value), []).append(kind)
+    named, plain = by_form.get("role", []), by_form.get("dataclass", [])
+    if isinstance(value, Mapping) and named and plain:
+        return named if "name" in value else plain
     if isinstance(value, str):
-        if ":" in value and (functions := [kind for kind in kinds if get_origin(kind) is Callable]):
-            return functions
-        if named and str not in kinds and not any(value in get_args(k) for k in kinds if get_origin(k) is Literal):
+        if ":" in value and "function" in by_form:
+            return by_form["function"]
+        if named and "this text" not in by_form:
             return named
-    return list(kinds)
+    unlikely = ("list",) if isinstance(value, Mapping) else ()
+    likely = [kind for kind in kinds if kind is not type(None) and _form_of(kind, value) not in unlikely]
+    return likely or list(kinds)
+
+
+def _form_of(kind: Any, value: Any) -> str:
+    """Returns what a value of this kind is in a file, as far as it helps to tell which of several kinds is meant."""
+    origin = Callable if kind is Callable else get_origin(kind)
+    if kind is str or (origin is Literal and value in get_args(kind)):
+        return "this text"
+    if _has_role(kind):
+        return "role"
+    if dataclasses.is_dataclass(kind):
+        return "dataclass"
+    return {Callable: "function", tuple: "list", list: "list", Sequence: "list"}.get(origin, "other")
 
 
 def _has_role(kind: Any) -> bool:

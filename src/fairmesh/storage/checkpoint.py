@@ -16,7 +16,6 @@ from fairmesh.storage.files import write_atomically
 from fairmesh.storage.state_tree import checked_like, flatten_state, unflatten_state
 
 _DEFAULT = "the default"  # of a setting that an identity leaves out
-_SHORT_ROW = 4096  # bytes; tensors with shorter rows stay whole
 FORMAT = 5
 
 
@@ -90,47 +89,14 @@ def read_stored(path: Path, identity: Mapping[str, Any]) -> Stored:
 
 
 def save_checkpoint(path: Path, state: Any, round_index: int, identity: Mapping[str, Any]) -> None:
-    """Writes a whole state as one file. Rows that occur more than once are written once."""
-    tensors, rows_of = _distinct_rows(flatten_state(state))
-    write_stored(path, tensors, round_index, identity, rows_of=rows_of)
+    """Writes a whole state as one file."""
+    write_stored(path, flatten_state(state), round_index, identity)
 
 
 def load_checkpoint(path: Path, like: Any, identity: Mapping[str, Any]) -> tuple[Any, int]:
     """Returns the whole state in a file, and its round."""
     stored = read_stored(path, identity)
-    tensors = _joined_rows(stored.tensors, stored.more.get("rows_of", {}))
-    return unflatten_state(like, checked_like(like, tensors)), stored.round
-
-
-def _distinct_rows(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Returns tensors with every long row as one tensor, named by its digest, and for each tensor that was taken apart
-    its shape and its rows. So equal rows are written once: a node's own public copy is also among those of its
-    neighbours, and before the first round most rows are zero or the initial model."""
-    stored: dict[str, Tensor] = {}
-    rows_of: dict[str, Any] = {}
-    for name, given in tensors.items():
-        tensor = given.detach().cpu().contiguous()
-        if tensor.ndim == 0 or tensor.shape[-1] * tensor.element_size() < _SHORT_ROW:
-            stored[name] = tensor
-            continue
-        rows = tensor.reshape(-1, tensor.shape[-1])
-        digests = [f"{row.dtype} {_digest(row)}" for row in rows]
-        stored |= dict(zip(digests, rows))
-        rows_of[name] = {"shape": list(tensor.shape), "rows": digests}
-    return stored, rows_of
-
-
-def _digest(row: Tensor) -> str:
-    return hashlib.blake2b(row.view(torch.uint8).numpy().data, digest_size=16).hexdigest()
-
-
-def _joined_rows(stored: Mapping[str, Tensor], rows_of: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Returns the tensors of which `_distinct_rows` made these."""
-    joined = {
-        name: torch.stack([stored[row] for row in entry["rows"]]).reshape(entry["shape"])
-        for name, entry in rows_of.items()
-    }
-    return {**stored, **joined}
+    return unflatten_state(like, checked_like(like, stored.tensors)), stored.round
 
 
 def _read(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:

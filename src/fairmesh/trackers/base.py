@@ -9,11 +9,13 @@ import math
 import os
 import queue
 import re
+import sys
 import threading
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -32,7 +34,43 @@ from fairmesh.training.summary import summary_of
 Status = Literal["finished", "failed", "interrupted"]
 
 _PATIENCE_S = 60.0  # without progress, after which the end of a run waits no longer for a library
-_Calls = queue.SimpleQueue[tuple[Callable[..., None], tuple[Any, ...]] | None]  # None ends the thread
+
+
+class _Library:
+    """Calls a library in a thread, one call after another, until one raises. `fail` is told why, once."""
+
+    def __init__(self, fail: Callable[[str], None]):
+        self._fail, self._failed = fail, threading.Event()
+        self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._work, daemon=True)
+        self._thread.start()
+
+    def call(self, function: Callable[..., None], *arguments: Any) -> None:
+        self._calls.put(partial(function, *arguments))
+
+    def _work(self) -> None:
+        while not self._failed.is_set():
+            try:
+                self._calls.get()()
+            except SystemExit:  # all calls are made
+                return
+            except Exception as error:
+                self._give_up(in_a_line(error))
+
+    def end(self) -> None:
+        """Waits until all calls are made, but not for a library that does not answer."""
+        self.call(sys.exit)
+        waiting = -1
+        while self._thread.is_alive() and not self._failed.is_set():
+            if waiting == self._calls.qsize():
+                self._give_up(f"it has not answered for {_PATIENCE_S:g} seconds")
+            waiting = self._calls.qsize()
+            self._thread.join(_PATIENCE_S)
+
+    def _give_up(self, reason: str) -> None:
+        if not self._failed.is_set():
+            self._failed.set()
+            self._fail(reason)
 
 
 @dataclass
@@ -115,11 +153,11 @@ class Tracker(Observer):
     extra: ClassVar[str]  # of pyproject.toml, which installs the library
     report: Callable[[str], None] = staticmethod(logging.getLogger("fairmesh").warning)
 
-    _calls: _Calls | None = None  # of the library, which a thread makes; None while no run is tracked
-    _failed: threading.Event
+    _library: _Library | None = None  # while a run is tracked
     _replicas: dict[int, TrackedReplica]  # by their number
+    _memory: dict[str, tuple[str | None, int]]  # for a resumed run: the id and the last round of each replica, by key
     _sites: Sequence[str]
-    _folder: Path | None  # for what a resumed run must know
+    _folder: Path | None  # the run's folder for what trackers write
 
     # What a tracker defines. All but `load` is called in a thread of its own.
 
@@ -179,7 +217,7 @@ class Tracker(Observer):
             self.end("interrupted" if interrupted else "failed")
 
     def after_run(self, result: Result) -> None:
-        if self._calls is not None:
+        if self._library:
             self.end_with(summary_of(result))
 
     # The same for runs without observers, such as the nodes of a mesh
@@ -192,11 +230,11 @@ class Tracker(Observer):
             folder: The run's folder; None if it has none.
         """
         self.end("interrupted")  # an earlier run, or generation of a mesh, that was not ended
-        self._replicas, self._sites = {}, list(sites)
-        self._folder = None if folder is None else folder / TRACKERS
-        self._calls, self._failed = queue.SimpleQueue(), threading.Event()
-        self._thread = threading.Thread(target=self._work, args=(self._calls, self._failed), daemon=True)
-        self._thread.start()
+        self._replicas, self._memory, self._sites = {}, {}, list(sites)
+        self._folder = folder and folder / TRACKERS
+        if folder and (folder / TRACKERS / f"{self.extra}.json").exists():
+            self._memory = json.loads((folder / TRACKERS / f"{self.extra}.json").read_text(encoding="utf-8"))
+        self._library = _Library(self._fail)
 
     def add_replica(self, number: int, replica: TrackedReplica, alone: bool = True) -> None:
         """Adds a replica of the run, and continues the library's run of it if there is one.
@@ -215,7 +253,7 @@ class Tracker(Observer):
         Args:
             records: As a run has them.
         """
-        for record in records if self._calls is not None else ():
+        for record in records if self._library else ():
             numbers = dict(numbers_of(record, self._sites))
             self._call(self._write, self._replicas[record["replica"]], record["round"], numbers)
 
@@ -226,10 +264,9 @@ class Tracker(Observer):
             summary: As summary.json has it.
         """
         for variant in summary["variants"]:
-            for number in variant["replicas"]:
-                if (replica := self._replicas.get(number)) is not None:
-                    table, intervals = final_table(summary, variant, number)
-                    self._call(self.write_result, replica, summary["rounds"], intervals, table)
+            for number in self._replicas.keys() & set(variant["replicas"]):
+                table, intervals = final_table(summary, variant, number)
+                self._call(self.write_result, self._replicas[number], summary["rounds"], intervals, table)
         self.end("finished")
 
     def end(self, status: Status) -> None:
@@ -238,42 +275,22 @@ class Tracker(Observer):
         Args:
             status: How the run ended.
         """
-        if self._calls is None:
-            return
-        for replica in self._replicas.values():
-            self._call(self.close, replica, status)
-        self._calls.put(None)
-        waiting = -1
-        while self._thread.is_alive() and not self._failed.is_set():
-            if waiting == self._calls.qsize():
-                self._fail(self._failed, f"it has not answered for {_PATIENCE_S:g} seconds")
-                break
-            waiting = self._calls.qsize()
-            self._thread.join(_PATIENCE_S)
-        self._calls = None
+        if self._library:
+            for replica in self._replicas.values():
+                self._call(self.close, replica, status)
+            self._library.end()
+            self._library = None
 
     def _call(self, function: Callable[..., None], *arguments: Any) -> None:
-        if self._calls is not None and not self._failed.is_set():
-            self._calls.put((function, arguments))
+        if self._library:
+            self._library.call(function, *arguments)
 
-    def _work(self, calls: _Calls, failed: threading.Event) -> None:
-        """Calls the library, one call after another, until one raises."""
-        while (call := calls.get()) is not None and not failed.is_set():
-            function, arguments = call
-            try:
-                function(*arguments)
-            except Exception as error:
-                self._fail(failed, in_a_line(error))
-
-    def _fail(self, failed: threading.Event, reason: str) -> None:
-        if not failed.is_set():
-            failed.set()
-            name = type(self).__name__
-            self.report(f"{name} failed, so nothing more is tracked there, and the run goes on: {reason}")
+    def _fail(self, reason: str) -> None:
+        self.report(f"{type(self).__name__} failed, so nothing more is tracked there, and the run goes on: {reason}")
 
     def _open(self, replica: TrackedReplica, alone: bool) -> None:
-        replica.id, replica.written = self._remembered().get(replica.key, (None, -1))
-        self.open(replica, Path(".") if self._folder is None else self._folder, alone)
+        replica.id, replica.written = self._memory.get(replica.key, (None, -1))
+        self.open(replica, self._folder or Path("."), alone)
         self._remember(replica)
 
     def _write(self, replica: TrackedReplica, round: int, numbers: Mapping[str, float]) -> None:
@@ -282,16 +299,11 @@ class Tracker(Observer):
             replica.written = round
             self._remember(replica)
 
-    def _remembered(self) -> dict[str, tuple[str, int]]:
-        """Returns the library's name of each replica's run, and the last round that was written."""
-        path = None if self._folder is None else self._folder / f"{self.extra}.json"
-        return json.loads(path.read_text(encoding="utf-8")) if path is not None and path.exists() else {}
-
     def _remember(self, replica: TrackedReplica) -> None:
-        if self._folder is not None:
+        self._memory[replica.key] = replica.id, replica.written
+        if self._folder:
             self._folder.mkdir(exist_ok=True)
-            table = self._remembered() | {replica.key: (replica.id, replica.written)}
-            write_atomically(self._folder / f"{self.extra}.json", json.dumps(table).encode())
+            write_atomically(self._folder / f"{self.extra}.json", json.dumps(self._memory).encode())
 
 
 def replica_names(replicas: Sequence[Replica], run: str) -> list[str]:
@@ -354,25 +366,24 @@ def final_table(
         variant: One of its variants.
         number: The number of the replica.
     """
-    metric, evidence = summary["metric"], variant.get("evidence")
-    rows_of = {row["name"]: row for row in evidence["sites"]} if evidence else {}
+    metric, evidence = summary["metric"], variant.get("evidence", {})
+    of_sites = {row["name"]: row for row in evidence.get("sites", ())}
+    of_all = {f"{metric}/{what}": evidence[what] for what in ("worst", "mean") if evidence}
     intervals: dict[str, float] = {}
-    for name, row in [*rows_of.items(), *((what, evidence[what]) for what in ("worst", "mean") if evidence)]:
-        where = f"{metric}/site/{name}" if name in rows_of else f"{metric}/{name}"
-        ends = {f"interval/{where}/{end}": value for end, value in zip(("low", "high"), row["interval"])}
-        intervals |= {key: value for key, value in ends.items() if value is not None and math.isfinite(value)}
-    final = next((one for one in summary["final"] if one["replica"] == number), summary["final"][0])
-    weights = final.get("lambda")
-    percent = "" if not evidence else f"{100 * evidence['level']:g} %"
-    columns = ["site", metric, *([f"{percent} from", f"{percent} to", "test rows"] if evidence else [])]
-    columns += ["lambda"] if weights else []
-    rows = []
-    for i, site in enumerate(map(str, summary["sites"])):
-        cells: list[Any] = [site, final[metric]["sites"][i]]
-        if evidence:
-            cells += [*rows_of[site]["interval"], rows_of[site]["n"]] if site in rows_of else [None, None, None]
-        rows.append(cells + ([weights[i]] if weights else []))
-    return FinalTable(columns, rows), intervals
+    for where, row in ({f"{metric}/site/{name}": row for name, row in of_sites.items()} | of_all).items():
+        ends = zip(("low", "high"), row["interval"])
+        intervals |= {f"interval/{where}/{end}": x for end, x in ends if x is not None and math.isfinite(x)}
+    final = next((record for record in summary["final"] if record["replica"] == number), summary["final"][0])
+    columns: dict[str, Sequence[Any]] = {"site": list(map(str, summary["sites"])), metric: final[metric]["sites"]}
+    if evidence:
+        nothing = {"interval": (None, None), "n": None}
+        rows = [of_sites.get(name, nothing) for name in columns["site"]]
+        low, high = zip(*(row["interval"] for row in rows))
+        share = f"{100 * evidence['level']:g} %"
+        columns |= {f"{share} from": low, f"{share} to": high, "test rows": [row["n"] for row in rows]}
+    if "lambda" in final:
+        columns["lambda"] = final["lambda"]
+    return FinalTable(list(columns), list(map(list, zip(*columns.values())))), intervals
 
 
 @contextmanager

@@ -1,8 +1,10 @@
 """Estimates how much memory a run needs and how much is free, before anything large is allocated."""
 
 import functools
+import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -75,24 +77,14 @@ def footprint(
     """
     device, size = device_of(options.device), DTYPES[options.dtype].itemsize
     every, dim = problem.n, problem.flat_model.dim + problem.flat_model.own_dim
-    n, at_once = every if hosted is None else hosted, problem.at_once(device)
-    batch, optimizer = _batch_bytes(problem, size), algorithm.local_optimizer()
-    copies = float(algorithm.copies_at_peak + (0 if optimizer is None else optimizer.copies_at_peak))
-    if copies * n * dim * size > _MEASURED_FROM:
-        measured = _MARGIN * measured_copies(algorithm, every, at_once is None) or copies
-        declared = "copies_at_peak" in vars(type(algorithm))  # by the class itself: fairmesh.testing checks it
-        copies = min(copies, measured) if declared else measured  # with other settings, a class may hold fewer
+    n, at_once = hosted or every, problem.at_once(device)
+    batch, copies = _batch_bytes(problem, size), _copies(algorithm, every, n * dim * size, at_once is None)
     models = int(copies * n * dim * size)
     passes = n * batch.pass_ if at_once is None else 0  # of all nodes at once, so for every replica
     fixed_passes = (at_once or 0) * batch.pass_ + batch.evaluation
     duals = _DUAL_COPIES * n * every * size if algorithm.keeps_node_rows() else 0
-    sets = [split.sites[i].train for split in problem.every_split for i in problem.here]
-    read_ahead = n * _streamed_bytes(sets, batch.samples, algorithm.oracle_calls(), problem.sampling)
-    data = 0
-    if not read_ahead and home_of_data(problem, device).type == device.type:
-        apart = stays_apart([one.inputs for one in sets], device)  # then no copy is made
-        floats = sum(trees.numbers_per_sample(one.inputs) * len(one) for one in sets) * size
-        data = (0 if apart else sum(one.nbytes for one in sets)) + (floats if floats <= AS_FLOATS_UP_TO else 0)
+    read_ahead = n * _streamed_bytes(problem, batch.samples, algorithm.oracle_calls())
+    data = 0 if read_ahead else _data_bytes(problem, device, size)
     waiting = 0
     if options.compare_weights and device.type == "cpu":  # the run with fixed weights waits while this one trains
         waiting = ((n + _KEPT) * dim + (n * every if duals else 0)) * size
@@ -113,14 +105,39 @@ def footprint(
     )
 
 
-def _streamed_bytes(sets: Sequence[Samples], samples: int, calls: int, sampling: Sampling) -> int:
+def _copies(algorithm: Algorithm, nodes: int, of_models: int, stacked: bool) -> float:
+    """Returns how many copies of all models, of which one takes so many bytes, a round holds at its peak."""
+    optimizer = algorithm.local_optimizer()
+    copies = float(algorithm.copies_at_peak + (optimizer.copies_at_peak if optimizer else 0))
+    if copies * of_models <= _MEASURED_FROM:
+        return copies
+    measured = _MARGIN * measured_copies(algorithm, nodes, stacked) or copies
+    declared = "copies_at_peak" in vars(type(algorithm))  # by the class itself: fairmesh.testing checks it
+    return min(copies, measured) if declared else measured  # with other settings, a class may hold fewer
+
+
+def _train_sets(problem: Prepared) -> list[Samples]:
+    return [split.sites[i].train for split in problem.every_split for i in problem.here]
+
+
+def _data_bytes(problem: Prepared, device: torch.device, size: int) -> int:
+    """Returns the bytes of copies of the data on the device, and of its numbers as floats of a size in bytes."""
+    if home_of_data(problem, device).type != device.type:
+        return 0
+    sets = _train_sets(problem)
+    apart = stays_apart([samples.inputs for samples in sets], device)  # then no copy is made
+    floats = sum(trees.numbers_per_sample(samples.inputs) * len(samples) for samples in sets) * size
+    return (0 if apart else sum(samples.nbytes for samples in sets)) + (floats if floats <= AS_FLOATS_UP_TO else 0)
+
+
+def _streamed_bytes(problem: Prepared, samples: int, calls: int) -> int:
     """Returns the bytes of one node's batches that are read from streams: that of the round, a copy, and those of the
     next rounds. 0 if all sets are in memory."""
-    sources = [one.stream.source for one in sets if one.stream]
-    if not sources:
+    sets, sampling = _train_sets(problem), problem.sampling
+    ahead = [stream.source.prefetch if stream.source.workers else 0 for one in sets if (stream := one.stream)]
+    if not ahead:
         return 0
-    rounds = 2 + max(source.prefetch if source.workers else 0 for source in sources)
-    batches = rounds * calls * (1 if sampling.order == "full" else sampling.batches_per_step)
+    batches = (2 + max(ahead)) * calls * (1 if sampling.order == "full" else sampling.batches_per_step)
     return batches * samples * max(one.nbytes // len(one) for one in sets)
 
 
@@ -213,42 +230,41 @@ def peak_bytes(function: Callable[[], Any]) -> tuple[int, Any]:
     return peak, result
 
 
-def free_bytes(device: torch.device) -> int | None:
-    """Returns how many bytes can still be allocated, or None if the system does not say."""
+def free_bytes(device: torch.device) -> float:
+    """Returns how many bytes can still be allocated; infinity if the system does not say."""
     if device.type == "cuda":
         held = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return torch.cuda.mem_get_info(device)[0] + held
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
-    except (OSError, StopIteration, ValueError):
-        return None
+    group = Path("/sys/fs/cgroup")
+    free = _entry(Path("/proc/meminfo"), "MemAvailable:") * 1024
     try:  # a container may allow less
-        group = Path("/sys/fs/cgroup")
-        used = int((group / "memory.current").read_text())
-        lines = (group / "memory.stat").read_text().splitlines()
-        used -= next((int(line.split()[1]) for line in lines if line.startswith("inactive_file ")), 0)  # can be dropped
+        used = int((group / "memory.current").read_text()) - _entry(group / "memory.stat", "inactive_file", 0)
         return min(free, max(0, int((group / "memory.max").read_text()) - used))
     except (OSError, ValueError):
         return free
 
 
+def _entry(path: Path, name: str, missing: float = math.inf) -> float:
+    """Returns the number after a name in one of the system's tables."""
+    try:
+        rows = (line.split() for line in path.read_text().splitlines())
+        return next(int(row[1]) for row in rows if row[0] == name)
+    except (OSError, StopIteration, ValueError):
+        return missing
+
+
 def memory_of_run(problem: Prepared, algorithm: Algorithm, replicas: int, options: Options, network: Network) -> str:
     """Returns a sentence about the memory that replicas need at once. Refuses more than fit. Where they fit only if
     freed memory is returned to the system, the process keeps none of it from now on."""
-    device, sharing = network.device, network.process_group.local_world_size
-
-    def sentence() -> str:
-        need = footprint(problem, algorithm, options, len(network.hosted))
-        return memory_sentence(need, replicas, options.memory_gib, device, sharing)
-
+    sharing = network.process_group.local_world_size
+    need = partial(footprint, problem, algorithm, options, len(network.hosted))
     try:
-        return sentence()
+        return memory_sentence(need(), replicas, options.memory_gib, network.device, sharing)
     except BadInput:
         if not malloc.is_open():
             raise
     malloc.give_back()
-    return sentence()
+    return memory_sentence(need(), replicas, options.memory_gib, network.device, sharing)
 
 
 def memory_sentence(need: Footprint, replicas: int, limit: float | None, device: torch.device, sharing: int = 1) -> str:
@@ -261,15 +277,13 @@ def memory_sentence(need: Footprint, replicas: int, limit: float | None, device:
         device: Where they train.
         sharing: How many processes share the machine's memory. Default: 1.
     """
-    free, whole = free_bytes(device), need.of(replicas)
-    usable = None if free is None else free * _SHARE / (sharing if device.type == "cpu" else 1)
-    usable = usable if limit is None else limit * _GIB
-    if usable is None:
-        return f"memory: about {whole / _GIB:.2f} GiB"
+    whole = need.of(replicas)
+    usable = limit * _GIB if limit else free_bytes(device) * _SHARE / (sharing if device.type == "cpu" else 1)
     if whole <= usable:
-        return f"memory: about {whole / _GIB:.2f} GiB of {usable / _GIB:.2f} GiB"
+        of_usable = f" of {usable / _GIB:.2f} GiB" if usable < math.inf else ""
+        return f"memory: about {whole / _GIB:.2f} GiB{of_usable}"
     fit = int((usable - need.fixed) // need.per_replica)
-    room = f"{usable / _GIB:.2f} GiB can be used" + ("" if limit is None else f" (memory_gib = {limit:g})")
+    room = f"{usable / _GIB:.2f} GiB can be used" + (f" (memory_gib = {limit:g})" if limit else "")
     if fit < 1:
         raise BadInput(
             f"one replica needs about {need.of(1) / _GIB:.2f} GiB on {device} ({need.description}), but {room}; "

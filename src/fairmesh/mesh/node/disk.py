@@ -5,7 +5,6 @@ from typing import NamedTuple
 from fairmesh.data.site import Site
 from fairmesh.mesh.node.membership import Membership, common_problem, facts
 from fairmesh.mesh.node.rounds import journal_allowed, untrained
-from fairmesh.networks.roles import roles_of
 from fairmesh.storage.state_tree import flatten_state
 from fairmesh.training.loop import TrainingState
 
@@ -44,12 +43,5 @@ def disk_of(membership: Membership, own: Site) -> Disk:
 
 
 def checkpoint_bytes(state: TrainingState) -> int:
-    """Returns a bound on the size of a checkpoint, in which equal rows are written once: a node's own public copy is
-    also the first of those per neighbour."""
-    tensors, roles = flatten_state(state), roles_of(state)
-    size = sum(tensor.nbytes for tensor in tensors.values())
-    for path, tensor in tensors.items():
-        own = tensors.get(path.rpartition(".")[0] + ".own")
-        if roles[path].per_neighbour and own is not None and tensor.ndim > own.ndim:
-            size -= own.nbytes
-    return size
+    """Returns the size of a checkpoint, without its header."""
+    return sum(tensor.nbytes for tensor in flatten_state(state).values())
