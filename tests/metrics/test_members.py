@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import fairmesh as fm
+from fairmesh.problems.problem import prepare
 from fairmesh.config.registry import registered
 from fairmesh.metrics import NamedMetric, resampled
 from tests.late import late
@@ -196,7 +197,7 @@ def test_sensitivity_takes_the_positive_class_by_its_name():
     model = torch.nn.Linear(2, 2)
     given = [fm.metrics.Sensitivity(positive="ill"), {"name": "specificity", "positive": 1}]
     problem = fm.Problem(model, sites, metrics=given, class_names=["ill", "well"])
-    assert problem.metrics == {
+    assert prepare(problem).metrics == {
         "sensitivity": fm.metrics.Sensitivity(positive=0),
         "specificity": fm.metrics.Specificity(positive=1),
     }

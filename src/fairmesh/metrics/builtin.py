@@ -18,6 +18,22 @@ from fairmesh.metrics.base import MeanMetric, NamedMetric, Task, predicted_label
 
 _ONE_CLASS: tuple[Task, ...] = ("classes", "binary")
 
+__all__ = [
+    "AUROC",
+    "F1",
+    "R2",
+    "RMSE",
+    "Accuracy",
+    "AveragePrecision",
+    "BalancedAccuracy",
+    "Brier",
+    "CalibrationError",
+    "Dice",
+    "MeanAbsoluteError",
+    "Sensitivity",
+    "Specificity",
+]
+
 
 class _Read(NamedTuple):
     """What a classifier said and what is true, float64."""
