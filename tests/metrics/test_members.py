@@ -7,9 +7,9 @@ import pytest
 import torch
 
 import fairmesh as fm
-from fairmesh.problems.problem import prepare
 from fairmesh.config.registry import registered
 from fairmesh.metrics import NamedMetric, resampled
+from fairmesh.problems.problem import prepare
 from tests.late import late
 from tests.refusals import refused
 

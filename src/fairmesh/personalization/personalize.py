@@ -33,10 +33,6 @@ PERSONAL = "personal"
 Progress = Callable[[int, int], None]  # (steps done, steps in all)
 
 
-def unwatched(done: int, steps: int) -> None:
-    """Does nothing."""
-
-
 class Trained(Protocol):
     """What is needed of a run's result."""
 
@@ -53,7 +49,7 @@ def personalize(
     *,
     replica: int = 0,
     device: str = "cpu",
-    progress: Progress = unwatched,
+    progress: Progress = lambda done, steps: None,
 ) -> Personalized:
     """Gives each site a model of its own, from the common model of a run and the site's own rows.
 
@@ -71,8 +67,7 @@ def personalize(
         method: How sites get their models; None for `fm.personalization.Mixture()`. Default: None.
         replica: The number of the replica, from 0. Default: 0.
         device: "cpu", "cuda" or "cuda:1", ... Default: "cpu".
-        progress: Called after every step with the steps done and the steps in all. Default: unwatched, which
-            does nothing.
+        progress: Called after every step with the steps done and the steps in all. Default: nothing is called.
 
     Returns:
         The models and their metrics, for the sites whose data is here.
@@ -138,7 +133,7 @@ def personalized(
     device: torch.device | None = None,
     dtype: torch.dtype = torch.float32,
     trace: bool = True,
-    progress: Progress = unwatched,
+    progress: Progress = lambda done, steps: None,
     carrier: Carrier = to_the_end,
 ) -> Personalized:
     """Returns the own models of the sites that are here, from the common model `row` (dim,)."""
