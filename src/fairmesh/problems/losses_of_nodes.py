@@ -91,7 +91,7 @@ class Losses:
     def _of_samples(self, transform: Callable, rows: Tensor, *batch: Any) -> Tensor:
         """Returns a transform of the function row -> losses of the samples in a batch, for each node."""
         why, each = self._problem.why_not_stacked, self._each
-        if why is not None:
+        if why:
             raise BadInput(
                 f"losses and gradients of single samples need torch.vmap, which cannot run this model: {why}"
             )
