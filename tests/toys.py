@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 import fairmesh as fm
-from fairmesh.config.registry import registered
+from fairmesh.config.registry import FAMILIES, registered
 from fairmesh.networks.memory import MemoryNetwork
 from fairmesh.numerics.random_streams import DITHER
 from fairmesh.problems.oracle import Oracle
@@ -34,7 +34,8 @@ def _user_entropy(weights: torch.Tensor, prior: torch.Tensor) -> torch.Tensor:
     return -(weights - prior).pow(2).sum()
 
 
-COMPRESSORS = {
+COMPRESSORS: dict[str, fm.compressors.Compressor] = {
+    **{name: kind() for name, kind in FAMILIES[fm.compressors.Compressor].items()},  # a new one with its defaults
     "none": fm.compressors.Identity(),
     "half": fm.compressors.Half(),
     "threshold": fm.compressors.Threshold(0.01),
