@@ -2,7 +2,7 @@
 
 import functools
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -57,21 +57,23 @@ class Traffic(NamedTuple):
         return Traffic(*(functools.reduce(torch.add, parts) for parts in zip(self, *more)))
 
 
-class Delivery(ABC):
+@dataclass(frozen=True, eq=False)
+class Delivery:
     """What arrived in one round."""
 
+    network: "Network"
+    rows: Callable[[str], Tensor]  # of all nodes that are known here, of a part; waits for them
+    release: Callable[[str], object]  # frees the memory of a part that is not asked for again
+    round_index: Tensor
     sent: Traffic
 
-    @abstractmethod
     def mix(self, name: str) -> Tensor:
         """Returns sum_j W[i, j] decode(code_j) for each hosted node i: (..., nodes, dim)."""
+        return self.network.mixed(self.rows(name), self.round_index)
 
-    @abstractmethod
     def follow(self, name: str, kept: Tensor) -> Tensor:
         """Returns what each node keeps of its neighbours' public copies, with the received differences added."""
-
-    def release(self, name: str) -> None:  # noqa: B027 (a network may have nothing to free)
-        """Frees the memory of a part that is not asked for again."""
+        return self.network.added_to(kept, self.rows(name), self.round_index)
 
 
 class Network(ABC):
@@ -86,18 +88,18 @@ class Network(ABC):
         process_group: ProcessGroup,  # the processes that together host all nodes
         device: torch.device | str,
         dtype: torch.dtype,
-        identities: Sequence[int] | None,  # integers that name all nodes; None: their positions
-        secrets: Sequence[bytes] | None,  # of the hosted nodes, instead of their identities in random streams
+        identities: Sequence[int],  # integers that name all nodes; (): their positions
+        secrets: Sequence[bytes],  # of the hosted nodes, instead of their identities in random streams; (): none
     ):
         self.n, self.cycle, self.process_group = cycle[0].n, cycle, process_group
         self.device = torch.device(device)
-        names = np.arange(self.n) if identities is None else np.asarray(identities)
+        names = np.asarray(identities) if len(identities) else np.arange(self.n)
         if len(set(names.tolist())) != self.n:
             raise BadInput(f"identities must be {self.n} different integers, got {names.tolist()}")
         self._names = torch.as_tensor(names, dtype=torch.int64, device=self.device)
         self.hosted = torch.as_tensor(hosted, device=self.device)  # (nodes,)
         self.identities = self._names[self.hosted]  # (nodes,)
-        self.streams = self.identities if secrets is None else SecretIdentities(secrets, self.device)
+        self.streams = SecretIdentities(secrets, self.device) if secrets else self.identities
         self.own = torch.eye(self.n, dtype=dtype, device=self.device)[self.hosted]  # (nodes, n) 1 at its own position
         self.by_identity = torch.as_tensor(names.argsort(), device=self.device)  # (n,) positions, ordered by identity
         self._nobody = torch.zeros((), dtype=torch.float64, device=self.device)
@@ -105,6 +107,14 @@ class Network(ABC):
     @abstractmethod
     def exchange(self, parts: Mapping[str, Part], round_index: Tensor) -> Delivery:
         """Sends one message from each node to each of its neighbours."""
+
+    @abstractmethod
+    def mixed(self, rows: Tensor, round_index: Tensor, onto: Tensor | None = None) -> Tensor:
+        """Returns sum_j W[i, j] rows_j over the rows of all known nodes, for each hosted node i, added to `onto`."""
+
+    @abstractmethod
+    def added_to(self, kept: Tensor, rows: Tensor, round_index: Tensor) -> Tensor:
+        """Returns what nodes keep of their neighbours' public copies, with the rows of all known nodes added."""
 
     @abstractmethod
     def copies(self, models: Tensor) -> Tensor:

@@ -1,7 +1,6 @@
 """The network with all nodes in this process: mixing is a product with W."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -9,7 +8,7 @@ from torch import Tensor
 
 from fairmesh.compression import HEADER_BYTES, part_sizes
 from fairmesh.errors import BadInput
-from fairmesh.networks.base import Delivery, Network, Part, Traffic
+from fairmesh.networks.base import Delivery, Network, Part
 from fairmesh.networks.clipping import clipped_weights
 from fairmesh.networks.process_group import ProcessGroup
 from fairmesh.networks.product import Product, current
@@ -25,21 +24,6 @@ class SingleProcess(ProcessGroup):
         return MemoryNetwork(cycle, device=device, dtype=dtype, count_bytes=count_bytes)
 
 
-class _MemoryDelivery(Delivery):
-    def __init__(self, parts: Mapping[str, Part], mixed: Callable[..., Tensor], fixed: bool, sent: Traffic):
-        self._parts, self._mixed, self._fixed, self.sent = dict(parts), mixed, fixed, sent
-
-    def mix(self, name: str) -> Tensor:
-        return self._mixed(self._parts[name].rows)
-
-    def follow(self, name: str, kept: Tensor) -> Tensor:
-        arrived = self._parts[name].rows
-        return self._mixed(arrived, onto=kept) if self._fixed else kept + arrived
-
-    def release(self, name: str) -> None:
-        del self._parts[name]
-
-
 class MemoryNetwork(Network):
     """Hosts every node in this process, in any order. The graph is fixed, or cycles through a schedule.
 
@@ -53,12 +37,12 @@ class MemoryNetwork(Network):
         *,
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
-        identities: Sequence[int] | None = None,
-        secrets: Sequence[bytes] | None = None,  # of the hosted nodes, instead of their identities in random streams
-        order: Sequence[int] | None = None,
+        identities: Sequence[int] = (),
+        secrets: Sequence[bytes] = (),  # of the hosted nodes, instead of their identities in random streams
+        order: Sequence[int] = (),  # in which the nodes are hosted; (): that of their positions
         count_bytes: bool = True,
     ):
-        place = np.arange(cycle[0].n) if order is None else np.asarray(order)
+        place = np.asarray(order) if len(order) else np.arange(cycle[0].n)
         if sorted(place.tolist()) != list(range(cycle[0].n)):
             raise BadInput(f"order must name each of the {cycle[0].n} nodes once")
         super().__init__(cycle, place.tolist(), SingleProcess(), device, dtype, identities, secrets)
@@ -80,7 +64,14 @@ class MemoryNetwork(Network):
         here = sum(part.nominal_bits for part in parts.values()) - everywhere
         bits = (everywhere + here) * degrees if self._fixed else everywhere * self._reach + here * degrees
         sent = self._sent_by_nodes(bits, self._bytes_sent(parts, degrees))
-        return _MemoryDelivery(parts, partial(self._product, round_index=round_index), self._fixed, sent)
+        held = dict(parts)
+        return Delivery(self, lambda name: held[name].rows, held.pop, round_index, sent)
+
+    def mixed(self, rows: Tensor, round_index: Tensor, onto: Tensor | None = None) -> Tensor:
+        return self._product(rows, round_index, onto)
+
+    def added_to(self, kept: Tensor, rows: Tensor, round_index: Tensor) -> Tensor:
+        return self._product(rows, round_index, kept) if self._fixed else kept + rows
 
     def copies(self, models: Tensor) -> Tensor:
         return torch.zeros_like(models)

@@ -1,5 +1,6 @@
 """The network of a process that hosts some of the nodes: messages are encoded, transported, decoded and mixed."""
 
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
@@ -9,14 +10,16 @@ import torch
 from torch import Tensor
 
 from fairmesh.compression import DecodeError, decode, encode
-from fairmesh.compression.codes import Code, Dense, row_of, tensors_in
+from fairmesh.compression.codes import Code, row_of, tensors_in
 from fairmesh.errors import BadInput, Diverged
-from fairmesh.networks.base import Delivery, Network, Part, Traffic
+from fairmesh.networks.base import Delivery, Network, Part
 from fairmesh.networks.bounds import Bounds
 from fairmesh.networks.clipping import clipped_weights
 from fairmesh.networks.product import current
 from fairmesh.networks.transport import Edge, Read, Transport
 from fairmesh.topology.mixing import Mixing, union_of
+
+Rows = list[dict[str, Tensor]]  # what a message holds: for each replica, the row of each part
 
 
 class _Norms(NamedTuple):
@@ -39,8 +42,8 @@ class RemoteNetwork(Network):
         *,
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
-        identities: Sequence[int] | None = None,  # of all nodes
-        secrets: Sequence[bytes] | None = None,  # of the hosted nodes, instead of their identities in random streams
+        identities: Sequence[int] = (),  # of all nodes
+        secrets: Sequence[bytes] = (),  # of the hosted nodes, instead of their identities in random streams
         each_copy: bool = False,
         bounds: Bounds | None = None,  # of what is accepted from nodes elsewhere; None: everything
     ):
@@ -96,7 +99,9 @@ class RemoteNetwork(Network):
         nominal = torch.tensor(bits, dtype=torch.float64, device=self.device)
         real = torch.tensor(size, dtype=torch.float64, device=self.device).mT  # (replicas, nodes)
         sent = self._sent_by_nodes(nominal, real)
-        return _RemoteDelivery(self, lambda: self._known_rows(parts, arrivals()), round_index, sent)
+        # Not a cached_property: in Python 3.11 all instances share a lock.
+        arrived = functools.cache(lambda: self._known_rows(parts, arrivals()))
+        return Delivery(self, lambda name: arrived()[name], lambda name: arrived().pop(name), round_index, sent)
 
     def _norms(self, parts: Mapping[str, Part]) -> dict[str, "_Norms"]:
         """Returns the norms of each part. Those of the copies are needed for bounds alone."""
@@ -125,9 +130,9 @@ class RemoteNetwork(Network):
         decode_from = self._decoder(parts, now)
         rows = {name: part.rows.clone() for name, part in parts.items()}
         for (i, j), text in sorted(sent.items(), key=lambda item: len(item[1])):  # the whole messages last
-            for r, codes in enumerate(decode_from((j, i), text)):
-                for name, code in codes.items():
-                    rows[name][r, self._here.index(i)] = code.decode()[0].to(rows[name])
+            for r, sent_rows in enumerate(decode_from((j, i), text)):
+                for name, row in sent_rows.items():
+                    rows[name][r, self._here.index(i)] = row.to(rows[name])
         for name, part in parts.items():
             part.was_sent_as(rows[name])
 
@@ -144,75 +149,68 @@ class RemoteNetwork(Network):
             made.append((whole, some))
         return made
 
-    def _decoder(self, parts: Mapping[str, Part], now: int) -> Callable[[Edge, bytes], list[dict[str, Code]]]:
+    def _decoder(self, parts: Mapping[str, Part], now: int) -> Callable[[Edge, bytes], Rows]:
         """Returns how the messages of each replica are decoded. If one sender sends the same bytes to several nodes of
         this process, they are decoded once."""
         templates = {name: row_of(part.code, 0, 0) for name, part in parts.items()}
         followed = {name: template for name, template in templates.items() if parts[name].followed}
         neighbours = dict(zip(self._here, self._neighbours[now % len(self._neighbours)]))
         replicas = _replicas(next(iter(parts.values())).code)
-        known: dict[bytes, list[dict[str, Code]]] = {}
+        known: dict[bytes, Rows] = {}
 
-        def read(edge: Edge, message: bytes) -> list[dict[str, Code]]:
+        def read(edge: Edge, message: bytes) -> Rows:
             if message not in known:
                 expected = templates if edge[0] in neighbours[edge[1]] else followed
                 texts = [message] if replicas == 1 else parted_texts(message)
                 if len(texts) != replicas:
                     raise DecodeError(f"{len(texts)} messages arrived where {replicas} were expected")
-                found = [decode(text, expected, now) for text in texts]
-                known[message] = found if self._bounds is None else [_decoded(codes) for codes in found]
+                codes = [decode(text, expected, now) for text in texts]
+                known[message] = [{name: code.decode()[0] for name, code in part.items()} for part in codes]
             return known[message]
 
         return read
 
-    def _checker(
-        self, parts: Mapping[str, Part], norms: Mapping[str, "_Norms"]
-    ) -> Callable[[Edge, list[dict[str, Code]]], None]:
+    def _checker(self, parts: Mapping[str, Part], norms: Mapping[str, "_Norms"]) -> Callable[[Edge, Rows], None]:
         bounds = self._bounds
         if bounds is None:
             return lambda edge, found: None
 
-        def check(edge: Edge, found: list[dict[str, Code]]) -> None:
+        def check(edge: Edge, found: Rows) -> None:
             node = self._here.index(edge[1])
             slot = 1 + self._reached[node].index(edge[0])
-            for r, codes in enumerate(found):
-                for name, code in codes.items():
+            for r, rows in enumerate(found):
+                for name, row in rows.items():
                     part, sizes = parts[name], norms[name].copies[r][node]
                     own = max(norms[name].rows[r][node], sizes[0])
                     theirs = None if self._one_row or part.kept is None else part.kept[r, node, slot]
                     known = 0.0 if theirs is None else sizes[slot]
-                    bounds.check(name, part.content, code.decode()[0], own, theirs, known)
+                    bounds.check(name, part.content, row, own, theirs, known)
 
         return check
 
-    def _known_rows(
-        self, parts: Mapping[str, Part], arrived: Mapping[Edge, list[dict[str, Code]]]
-    ) -> dict[str, Tensor]:
+    def _known_rows(self, parts: Mapping[str, Part], arrived: Mapping[Edge, Rows]) -> dict[str, Tensor]:
         """Returns every known node's rows of each part: (..., known, dim); zero where none arrived."""
-        decoded: dict[int, list[dict[str, Code]]] = {}
-        for (sender, _), codes in arrived.items():
-            if sender not in decoded or len(codes[0]) > len(decoded[sender][0]):
-                decoded[sender] = codes  # a whole message contains all that a short one does
+        by_sender: dict[int, Rows] = {}
+        for (sender, _), message in arrived.items():
+            if sender not in by_sender or len(message[0]) > len(by_sender[sender][0]):
+                by_sender[sender] = message  # a whole message contains all that a short one does
         rows = {}
         for name, part in parts.items():
             own = part.rows
             every = own.new_zeros(*own.shape[:-2], len(self._known), own.shape[-1])
             every.index_copy_(-2, self._own_places, own)
-            for sender, texts in decoded.items():
-                for r, codes in enumerate(texts):
-                    if name in codes:
-                        every[r, self._at[sender]] = codes[name].decode()[0].to(every)
+            for sender, message in by_sender.items():
+                for r, sent_rows in enumerate(message):
+                    if name in sent_rows:
+                        every[r, self._at[sender]] = sent_rows[name].to(every)
             rows[name] = every
         return rows
 
     def mixed(self, rows: Tensor, round_index: Tensor, onto: Tensor | None = None) -> Tensor:
-        """Returns sum_j W[i, j] rows_j over the known nodes' rows (replicas, known, dim), for each hosted node i, added
-        to `onto` if given."""
         matrix = current(self._weights, round_index).expand(len(rows), -1, -1)
         return torch.bmm(matrix, rows) if onto is None else torch.baddbmm(onto, matrix, rows)
 
     def added_to(self, kept: Tensor, rows: Tensor, round_index: Tensor) -> Tensor:
-        """Returns what nodes keep of their neighbours' public copies, with rows (replicas, known, dim) added."""
         return self.mixed(rows, round_index, kept) if self._one_row else kept + rows[..., self._slots, :]
 
     def copies(self, models: Tensor) -> Tensor:
@@ -228,30 +226,6 @@ class RemoteNetwork(Network):
         weights = current(self._slot_weights, round_index).squeeze(-1)
         clipped = clipped_weights(weights, torch.linalg.vector_norm(apart, dim=-1), self.liars)
         return (clipped.unsqueeze(-1) * apart).sum(dim=-2)
-
-
-class _RemoteDelivery(Delivery):
-    def __init__(
-        self, network: RemoteNetwork, arrive: Callable[[], Mapping[str, Tensor]], round_index: Tensor, sent: Traffic
-    ):
-        self._network, self._arrive, self._round, self.sent = network, arrive, round_index, sent
-        # Not a cached_property: in Python 3.11 all instances share a lock.
-        self._rows: Mapping[str, Tensor] | None = None
-
-    def _arrived(self, name: str) -> Tensor:
-        self._rows = self._arrive() if self._rows is None else self._rows
-        return self._rows[name]
-
-    def mix(self, name: str) -> Tensor:
-        return self._network.mixed(self._arrived(name), self._round)
-
-    def follow(self, name: str, kept: Tensor) -> Tensor:
-        return self._network.added_to(kept, self._arrived(name), self._round)
-
-
-def _decoded(codes: dict[str, Code]) -> dict[str, Code]:
-    """Returns a message with its rows, so that they are decoded once and not again when they are checked and used."""
-    return {name: Dense(code.decode()) for name, code in codes.items()}
 
 
 def _neighbours(mixing: Mixing, node: int) -> list[int]:

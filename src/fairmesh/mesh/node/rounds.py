@@ -84,7 +84,7 @@ def network_of(membership: Membership, problem: Prepared, mailroom: Mailroom) ->
         device=device_of(experiment.options.device),
         dtype=DTYPES[experiment.options.dtype],
         identities=present,
-        secrets=None if membership.secret is None else [membership.secret],
+        secrets=[membership.secret] if membership.secret else (),
         each_copy=True,  # one copy per neighbour, so that a site can leave
         bounds=Bounds(float(prior.max() / prior[number])),
     )
