@@ -70,6 +70,10 @@ def problem(sets, **settings) -> fm.Problem:
     return fm.Problem(torch.nn.Linear(4, 2), sites, **{"sampling": fm.Sampling(batch=3)} | settings).prepared
 
 
+def streams_of(kind=Scans, count: int = 3, workers: int = 0, **settings) -> list[fm.data.Streamed]:
+    return [fm.data.Streamed(kind(k), workers, **settings) for k in range(count)]
+
+
 def trained(problem: fm.Problem, rounds: int = 4, **settings) -> fm.Result:
     return fm.train(problem, fm.Ring(), fm.ADGDA(primal_step=0.1), rounds, **settings)
 
@@ -90,16 +94,12 @@ def same(a: fm.Result, b: fm.Result) -> bool:
 def test_streamed_run_is_bit_for_bit_the_one_in_memory(workers, sampling, objective):
     sets = [Scans(k, 20 + k) for k in range(3)]
     streamed = [fm.data.Streamed(s, workers, labels=[s[i][1] for i in range(len(s))]) for s in sets]
-    held, read, mixed = (
-        trained(
-            problem(given, sampling=sampling, objective=objective, validation=Scans(7, 9)),
-            seeds=[0, 1],
-            measure_every=2,
-        )
+    settings = {"sampling": sampling, "objective": objective, "validation": Scans(7, 9)}
+    held, *others = (
+        trained(problem(given, **settings), seeds=[0, 1], measure_every=2)
         for given in (sets, streamed, [sets[0], streamed[1], sets[2]])
     )
-    assert same(held, read)
-    assert same(held, mixed)
+    assert all(same(held, other) for other in others)
 
 
 def test_splits_and_kept_sites_of_streams_are_read_by_their_rows():
@@ -107,7 +107,7 @@ def test_splits_and_kept_sites_of_streams_are_read_by_their_rows():
     some = samples.take(torch.tensor([7, 3, 29])).take(torch.tensor([False, True, True]))
     whole = Samples.of(Scans(length=30), "a set")
     assert torch.equal(some.read(torch.arange(2)).inputs, whole.inputs[[3, 29]])
-    kept = problem([fm.data.Streamed(Scans(k)) for k in range(3)]).keeping([1])
+    kept = problem(streams_of()).keeping([1])
     assert kept.here == [1]
 
 
@@ -119,21 +119,13 @@ def test_streams_read_only_what_batches_need():
         assert len(s.reads) < 100
         s.reads.clear()
     sites = [fm.Site(site.train, test=Scans()) for site in one.sites]
-    fm.train(
-        fm.Problem(torch.nn.Linear(4, 2), sites, sampling=fm.Sampling(3)).prepared,
-        fm.Ring(),
-        fm.algorithms.DSGD(0.1),
-        5,
-    )
+    trained(fm.Problem(torch.nn.Linear(4, 2), sites, sampling=fm.Sampling(3)), 5)
     assert all(len(s.reads) < 5 * 3 + 400 for s in sets)  # batches, and 256 for the best constant answer
 
 
 def test_random_transforms_repeat_and_do_not_depend_on_the_workers():
-    first, again, by_workers = (
-        trained(problem([fm.data.Streamed(Noisy(k), workers) for k in range(3)]), 3) for workers in (0, 0, 2)
-    )
-    assert same(first, again)
-    assert same(first, by_workers)
+    first, *others = (trained(problem(streams_of(Noisy, workers=workers)), 3) for workers in (0, 0, 2))
+    assert all(same(first, other) for other in others)
 
 
 def test_random_items_differ_by_round_and_not_between_evaluations_and_leave_the_process_s_generators_alone():
@@ -191,10 +183,11 @@ def test_batch_that_is_asked_for_again_is_the_same(workers):
     reader = Reader([Samples.of(fm.data.Streamed(Noisy(), workers), "a set")])
     ahead = Ahead(reader, 1)
 
+    def wanted(rounds: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return rounds[:, None] + torch.arange(3), 5 * rounds[:, None] + torch.arange(3)
+
     def at(number: int) -> torch.Tensor:
-        return ahead.at(
-            "batch", number, lambda rounds: (rounds[:, None] + torch.arange(3), 5 * rounds[:, None] + torch.arange(3))
-        )[0]
+        return ahead.at("batch", number, wanted)[0]
 
     for number in (0, 1, 2, 7):
         first = at(number)
@@ -204,7 +197,7 @@ def test_batch_that_is_asked_for_again_is_the_same(workers):
 
 
 def test_streams_with_other_items_do_not_resume_a_run(tmp_path):
-    trained(problem([fm.data.Streamed(Scans(k)) for k in range(3)]), 2, out=tmp_path)
+    trained(problem(streams_of()), 2, out=tmp_path)
     for sets in ([Scans(k) for k in (0, 1, 5)], [Scans(k, 20 + (k == 2)) for k in range(3)]):
         with refused("problem.data", error=fm.errors.CheckpointError):
             trained(problem([fm.data.Streamed(s) for s in sets]), 4, out=tmp_path, resume=True)
@@ -237,9 +230,7 @@ def test_recorded_rounds_read_batches_that_are_handed_in_from_outside():
     replicas = replicas_of([fm.ADGDA(primal_step=0.1)], [0, 1], None, 3)
     found = []
     for recorded in (False, True):
-        one = problem(
-            [fm.data.Streamed(Scans(k)) for k in range(3)], objective=fm.Objective(judged_on="held-out", rejoin=1.0)
-        )
+        one = problem(streams_of(), objective=fm.Objective(judged_on="held-out", rejoin=1.0))
         training = Training(one, fm.Ring(), replicas, Options())
         state = training.initial()
         if not recorded:
@@ -320,7 +311,7 @@ def test_streamed_refuses_what_has_no_items_by_index_and_settings_out_of_range(d
 
 
 def test_references_of_streamed_sites_are_trained_but_for_models_of_their_own():
-    one = problem([fm.data.Streamed(Scans(k)) for k in range(2)])
+    one = problem(streams_of(count=2))
     compared = fm.compare_with_references(
         one, fm.Ring(), fm.algorithms.DSGD(0.1), 2, references=["local", "pooled", "constant"]
     )
@@ -329,7 +320,7 @@ def test_references_of_streamed_sites_are_trained_but_for_models_of_their_own():
 
 
 def test_personalization_and_balanced_weights_say_that_they_need_samples_in_memory():
-    one = problem([fm.data.Streamed(Scans(k)) for k in range(2)])
+    one = problem(streams_of(count=2))
     with refused("personalization", "memory", "memmap"):
         trained(one, 1, personalization=fm.personalization.Mixture())
     with refused("balanced", "labels="):
