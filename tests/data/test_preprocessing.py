@@ -320,3 +320,11 @@ def test_example_goes_from_a_file_with_gaps_to_predictions(tmp_path, capsys):
     labels = said.split("first new patients: ")[1].strip().split(", ")
     assert worst > 0.55
     assert (len(labels), set(labels) <= {"ill", "well"}) == (5, True)
+
+
+def test_column_of_a_contract_may_be_scaled_and_marked_alone(file):
+    age = fm.data.Column("age", fill="mean", standardize=True, indicator=True)
+    contract = fm.data.Contract((age, fm.data.Column("days")), fm.data.Column("ill", "label", classes=("well", "ill")))
+    made = made_of(contract.sites(fm.data.Table(file, "ill", site="where", indicators=False)))
+    assert made.inputs == ("age", "age missing", "days")
+    assert ([column.has_scale for column in made.columns], made.open) == ([True, False], False)
