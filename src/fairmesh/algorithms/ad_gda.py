@@ -11,7 +11,6 @@ from typing import Annotated, Literal, NamedTuple
 from torch import Tensor
 
 from fairmesh.algorithms.base import (
-    STRUCTURAL,
     Algorithm,
     Round,
     Sent,
@@ -30,7 +29,7 @@ from fairmesh.algorithms.gossip import (
 )
 from fairmesh.algorithms.optimizers import Optimizer
 from fairmesh.algorithms.schedules import Linear, Schedule
-from fairmesh.algorithms.settings import check_settings
+from fairmesh.algorithms.settings import CONSENSUS_STEP, LOCAL_STEPS, LOSS_CAP, STRUCTURAL
 from fairmesh.algorithms.steps import descended
 from fairmesh.compression.compressors import Compressor, Identity
 from fairmesh.networks.base import Network
@@ -96,17 +95,14 @@ class ADGDA(Algorithm):
 
     primal_step: Schedule | float = field(default_factory=lambda: Linear(6.0))
     dual_step: Schedule | float = 0.01
-    consensus_step: float | None = None
+    consensus_step: float | None = field(default=None, metadata=CONSENSUS_STEP)
     compressor: Compressor = field(default_factory=Identity)
     regularizer: Regularizer = field(default_factory=ChiSquare)
     dual_compressor: Compressor | None = None
     dual_order: Literal["simultaneous", "dual-first"] = "simultaneous"
-    loss_cap: float | None = None
-    local_steps: int = field(default=1, metadata=STRUCTURAL, kw_only=True)
+    loss_cap: float | None = field(default=None, metadata=LOSS_CAP)
+    local_steps: int = field(default=1, metadata=STRUCTURAL | LOCAL_STEPS, kw_only=True)
     optimizer: Optimizer | None = field(default=None, kw_only=True)
-
-    def __post_init__(self):
-        check_settings(self)
 
     def check(self, prior: Tensor, dim: int) -> None:
         check_dual_step(self.dual_step, self.regularizer, prior)

@@ -12,16 +12,14 @@ from fairmesh.algorithms.messages import plain as plain
 from fairmesh.algorithms.optimizers import Optimizer
 from fairmesh.algorithms.round import Round
 from fairmesh.algorithms.schedules import Schedule, as_schedule
+from fairmesh.algorithms.settings import CheckedSettings
 from fairmesh.errors import BadInput
 from fairmesh.networks.base import Network
 from fairmesh.problems.oracle import Oracle
 from fairmesh.regularizers.base import Regularizer
 
-EXACT = {"exact": True}  # metadata of a number that replicas stack in float64 in every run
-STRUCTURAL = {"structural": True}  # metadata of a number on which shapes depend: equal in all replicas of a run
 
-
-class Algorithm(ABC):
+class Algorithm(CheckedSettings, ABC):
     """A training algorithm, written once over a stack of nodes.
 
     A minimal algorithm is a frozen dataclass with `init` and `step`. `init` returns the state before round 0, `step`
@@ -64,7 +62,7 @@ class Algorithm(ABC):
             ctx: The round: the nodes' data, random numbers and neighbours.
         """
 
-    def check(self, prior: Tensor, dim: int) -> None:  # noqa: B027
+    def check(self, prior: Tensor, dim: int) -> None:
         """Raises BadInput for settings that cannot work for nodes with this prior (n,) and models of this size."""
 
     def oracle_calls(self) -> int:

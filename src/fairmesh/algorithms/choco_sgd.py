@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from fairmesh.algorithms.base import (
-    STRUCTURAL,
     Algorithm,
     Round,
     Sent,
@@ -24,7 +23,7 @@ from fairmesh.algorithms.gossip import (
 )
 from fairmesh.algorithms.optimizers import Optimizer
 from fairmesh.algorithms.schedules import Linear, Schedule
-from fairmesh.algorithms.settings import check_settings
+from fairmesh.algorithms.settings import CONSENSUS_STEP, LOCAL_STEPS, STRUCTURAL
 from fairmesh.algorithms.steps import descended
 from fairmesh.compression.compressors import Compressor, Identity
 from fairmesh.networks.base import Network
@@ -72,13 +71,10 @@ class ChocoSGD(Algorithm):
     """
 
     primal_step: Schedule | float = field(default_factory=lambda: Linear(0.6))
-    consensus_step: float | None = None
+    consensus_step: float | None = field(default=None, metadata=CONSENSUS_STEP)
     compressor: Compressor = field(default_factory=Identity)
-    local_steps: int = field(default=1, metadata=STRUCTURAL, kw_only=True)
+    local_steps: int = field(default=1, metadata=STRUCTURAL | LOCAL_STEPS, kw_only=True)
     optimizer: Optimizer | None = field(default=None, kw_only=True)
-
-    def __post_init__(self):
-        check_settings(self)
 
     def message(self) -> tuple[Sent, ...]:
         return (Sent("model", compressor=self.compressor, followed=True),)

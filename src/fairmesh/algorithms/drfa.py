@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fairmesh.algorithms.base import STRUCTURAL, Round
+from fairmesh.algorithms.base import Round
 from fairmesh.algorithms.schedules import Geometric, Schedule
 from fairmesh.algorithms.server import (
     AscentState,
@@ -18,7 +18,10 @@ from fairmesh.algorithms.server import (
     drawn_uniformly,
     number_of,
 )
+from fairmesh.algorithms.settings import LOCAL_STEPS, PARTICIPATION, STRUCTURAL, ranged
 from fairmesh.regularizers.simplex import project_onto_simplex
+
+_FLOOR = ranged(lambda weight: 0 <= weight < 1, "lie in [0, 1), as the smallest weight of a client")
 
 
 @dataclass(frozen=True)
@@ -62,11 +65,11 @@ class DRFA(ServerAscent):
 
     primal_step: Schedule | float = field(default_factory=lambda: Geometric(0.02, 0.998))
     dual_step: Schedule | float = 8e-3
-    participation: float = field(default=0.5, metadata=STRUCTURAL)
-    local_steps: int = 10
+    participation: float = field(default=0.5, metadata=STRUCTURAL | PARTICIPATION)
+    local_steps: int = field(default=10, metadata=LOCAL_STEPS)
     ascends: Literal["loss", "error"] = "loss"
     probed: Literal["drawn", "everyone"] = "drawn"
-    floor: float = 0.0
+    floor: float = field(default=0.0, metadata=_FLOOR)
     repeats: bool = True
 
     def oracle_calls(self) -> int:

@@ -9,7 +9,6 @@ from typing import NamedTuple
 from fairmesh.algorithms.base import Algorithm, Round, Sent, plain, prior_weights
 from fairmesh.algorithms.optimizers import Optimizer
 from fairmesh.algorithms.schedules import Linear, Schedule
-from fairmesh.algorithms.settings import check_settings
 from fairmesh.networks.base import Network
 from fairmesh.networks.roles import Models
 from fairmesh.problems.oracle import Oracle
@@ -47,9 +46,6 @@ class DSGD(Algorithm):
 
     primal_step: Schedule | float = field(default_factory=lambda: Linear(0.6))
     optimizer: Optimizer | None = field(default=None, kw_only=True)
-
-    def __post_init__(self):
-        check_settings(self)
 
     def message(self) -> tuple[Sent, ...]:
         return (Sent("model"),)

@@ -14,15 +14,13 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from fairmesh.algorithms.settings import check_settings
+from fairmesh.algorithms.settings import EXACT, MEMORY, NOT_NEGATIVE, POSITIVE, CheckedSettings
 from fairmesh.config.tables import register
 from fairmesh.errors import BadInput, nearest
 from fairmesh.networks.roles import PerNode
 from fairmesh.numerics.layout import Layout
 
 __all__ = ["SGD", "AdamW", "Momentum", "Optimizer"]
-
-_EXACT = {"exact": True}  # as EXACT in algorithms/base.py, which imports this file
 
 
 class Optimizer(ABC):
@@ -76,15 +74,12 @@ class Optimizer(ABC):
         """Raises BadInput for settings that do not fit models of this layout."""
 
 
-class _Decaying(Optimizer):
+class _Decaying(CheckedSettings, Optimizer):
     """An optimizer whose directions hold a share of the model. Its fields are those of the classes below."""
 
     decay: float
     no_decay: tuple[str, ...]
     decay_vectors: bool
-
-    def __post_init__(self):
-        check_settings(self)
 
     def check(self, layout: Layout) -> None:
         _spared(layout, self.no_decay, self.decay_vectors)
@@ -126,7 +121,7 @@ class SGD(_Decaying):
         0.01
     """
 
-    decay: float = 0.0
+    decay: float = field(default=0.0, metadata=NOT_NEGATIVE)
     no_decay: tuple[str, ...] = ()
     decay_vectors: bool = True
 
@@ -165,9 +160,9 @@ class Momentum(_Decaying):
         5
     """
 
-    momentum: float = field(default=0.9, metadata=_EXACT)
+    momentum: float = field(default=0.9, metadata=EXACT | MEMORY)
     nesterov: bool = False
-    decay: float = 0.0
+    decay: float = field(default=0.0, metadata=NOT_NEGATIVE)
     no_decay: tuple[str, ...] = ()
     decay_vectors: bool = True
 
@@ -223,10 +218,10 @@ class AdamW(_Decaying):
         2019. Chen, Karimi, Zhao, Li: On the Convergence of Decentralized Adaptive Gradient Methods, ACML 2022.
     """
 
-    beta1: float = field(default=0.9, metadata=_EXACT)
-    beta2: float = field(default=0.999, metadata=_EXACT)
-    epsilon: float = 1e-8
-    decay: float = 0.0
+    beta1: float = field(default=0.9, metadata=EXACT | MEMORY)
+    beta2: float = field(default=0.999, metadata=EXACT | MEMORY)
+    epsilon: float = field(default=1e-8, metadata=POSITIVE)
+    decay: float = field(default=0.0, metadata=NOT_NEGATIVE)
     no_decay: tuple[str, ...] = ()
     decay_vectors: bool = True
 

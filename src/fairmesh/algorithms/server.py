@@ -6,10 +6,10 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from fairmesh.algorithms.base import STRUCTURAL, Algorithm, Round
+from fairmesh.algorithms.base import Algorithm, Round
 from fairmesh.algorithms.optimizers import Optimizer
 from fairmesh.algorithms.schedules import Schedule
-from fairmesh.algorithms.settings import check_settings
+from fairmesh.algorithms.settings import LOCAL_STEPS, STRUCTURAL
 from fairmesh.algorithms.steps import Moved, ScaledSteps, coordinate_steps
 from fairmesh.networks.base import Network
 from fairmesh.networks.roles import Duals, Models
@@ -65,7 +65,7 @@ class LocalSteps(ServerSteps):
             SGD. Default: None.
     """
 
-    local_steps: int = field(default=5, metadata=STRUCTURAL, kw_only=True)
+    local_steps: int = field(default=5, metadata=STRUCTURAL | LOCAL_STEPS, kw_only=True)
     optimizer: Optimizer | None = field(default=None, kw_only=True)
 
     emphasis: ClassVar[str | None] = None  # the field by which large losses count more; at 0, none does
@@ -149,9 +149,6 @@ class ServerAscent(Algorithm):
     optimizer: Optimizer | None = field(default=None, kw_only=True)
 
     needs_server: ClassVar[bool] = True
-
-    def __post_init__(self):
-        check_settings(self)
 
     def with_fixed_weights(self) -> "ServerAscent":
         return replace(self, dual_step=0.0)

@@ -14,8 +14,6 @@ import torch
 from torch import Tensor
 
 from fairmesh.algorithms.base import (
-    EXACT,
-    STRUCTURAL,
     Round,
     Sent,
     check_dual_step,
@@ -26,7 +24,7 @@ from fairmesh.algorithms.base import (
 )
 from fairmesh.algorithms.gossip import PublicCopies, gossiped_rows, zero_copies
 from fairmesh.algorithms.schedules import Polynomial, Schedule
-from fairmesh.algorithms.settings import check_settings
+from fairmesh.algorithms.settings import EXACT, MEMORY, STRUCTURAL, CheckedSettings, ranged
 from fairmesh.compression.compressors import Compressor
 from fairmesh.config.tables import register
 from fairmesh.errors import BadInput
@@ -60,7 +58,7 @@ class Weighed(NamedTuple):
     settled: Callable[[Delivery], Any]
 
 
-class Weighting(ABC):
+class Weighting(CheckedSettings, ABC):
     """Base class of the ways in which `TrackedADGDA` finds the nodes' weights lambda.
 
     `init` returns the state before round 0. `weigh` returns the weights of a round. A state that holds lambda calls it
@@ -145,9 +143,6 @@ class ProjectedAscent(Weighting):
 
     keeps_rows: ClassVar[bool] = True
 
-    def __post_init__(self):
-        check_settings(self)
-
     def message(self) -> tuple[Sent, ...]:
         return (Sent("dual", "weights", self.compressor, followed=self.compressor is not None),)
 
@@ -205,13 +200,10 @@ class ExactMaximum(Weighting):
         torch.Size([1, 4])
     """
 
-    loss_ema: float = field(default=0.9, metadata=EXACT)
+    loss_ema: float = field(default=0.9, metadata=EXACT | MEMORY)
     compressor: Compressor | None = None
 
     keeps_rows: ClassVar[bool] = True
-
-    def __post_init__(self):
-        check_settings(self)
 
     def message(self) -> tuple[Sent, ...]:
         return (Sent("dual", "losses", self.compressor, followed=self.compressor is not None),)
@@ -254,6 +246,9 @@ class Prices(NamedTuple):
     means: Common | None  # that estimate in the last round, if the objective discounts noise (..., nodes, 1)
 
 
+_PRICE_STEP = ranged(lambda step: 0 < step <= 1, "lie in (0, 1], as the step of a price; 0.1 is a good value")
+
+
 @dataclass(frozen=True)
 class ShadowPrice(Weighting):
     """Finds the exact inner maximum by its shadow price, with one or two numbers per message for any number of nodes.
@@ -291,15 +286,10 @@ class ShadowPrice(Weighting):
         Yuan, Ying, Zhao, Sayed: Exact Diffusion for Distributed Optimization and Learning, IEEE TSP 2019.
     """
 
-    loss_ema: float = field(default=0.9, metadata=EXACT)
-    step: float = 0.1
+    loss_ema: float = field(default=0.9, metadata=EXACT | MEMORY)
+    step: float = field(default=0.1, metadata=_PRICE_STEP)
     relative: bool = field(default=True, metadata=STRUCTURAL)
     strength_annealing: Schedule | float = field(default_factory=lambda: Polynomial(30.0, power=3.0))
-
-    def __post_init__(self):
-        check_settings(self)
-        if not 0 < self.step <= 1:
-            raise BadInput(f"step of the price must lie in (0, 1], got {self.step}; 0.1 is a good value")
 
     @property
     def discounts_noise(self) -> bool:
