@@ -1,5 +1,6 @@
 """Fields of algorithms and weightings out of range are refused with the range, before anything runs."""
 
+import itertools
 import math
 
 import pytest
@@ -8,79 +9,39 @@ import fairmesh as fm
 from tests.refusals import refused
 from tests.toys import REGULARIZERS, problem, sites
 
-
-@pytest.mark.parametrize("step", [-0.1, math.nan, math.inf])
-@pytest.mark.parametrize(
-    "kind",
-    [
-        fm.ADGDA,
-        fm.TrackedADGDA,
-        fm.ChocoSGD,
-        fm.algorithms.DSGD,
-        fm.algorithms.DRDSGD,
-        fm.algorithms.DRFA,
-        fm.algorithms.AFL,
-    ],
-)
-def test_primal_step_that_is_negative_or_not_finite_is_refused(kind, step):
-    with refused("step size", ">= 0", step):
-        kind(primal_step=step)
-
-
-@pytest.mark.parametrize("step", [-0.1, math.nan])
-@pytest.mark.parametrize("kind", [fm.ADGDA, fm.algorithms.DRFA, fm.algorithms.AFL])
-def test_dual_step_that_is_negative_or_not_a_number_is_refused(kind, step):
-    with refused("step size", ">= 0", step):
-        kind(dual_step=step)
-
-
-@pytest.mark.parametrize("rate", [0.0, -0.5, 1.01, math.nan])
-@pytest.mark.parametrize("kind", [fm.ADGDA, fm.ChocoSGD, fm.TrackedADGDA])
-def test_consensus_step_outside_zero_to_one_is_refused(kind, rate):
-    with refused("consensus_step", "(0, 1]", rate):
-        kind(consensus_step=rate)
+A = fm.algorithms
+STEPPED = (fm.ADGDA, fm.TrackedADGDA, fm.ChocoSGD, A.DSGD, A.DRDSGD, A.DRFA, A.AFL)
+GOSSIPING = (fm.ADGDA, fm.ChocoSGD, fm.TrackedADGDA)
+OUT_OF_RANGE = [  # classes, a field, values, and what the refusal names
+    (STEPPED, "primal_step", (-0.1, math.nan, math.inf), ["step size", ">= 0"]),
+    ((fm.ADGDA, A.DRFA, A.AFL), "dual_step", (-0.1, math.nan), ["step size", ">= 0"]),
+    (GOSSIPING, "consensus_step", (0.0, -0.5, 1.01, math.nan), ["consensus_step", "(0, 1]"]),
+    ((fm.ADGDA, fm.ChocoSGD, A.DRFA, A.FedAvg, fm.TrackedADGDA), "local_steps", (0,), ["local_steps", ">= 1"]),
+    ((fm.ADGDA, fm.TrackedADGDA), "loss_cap", (0.0, -1.0, math.nan, math.inf), ["loss_cap", "> 0"]),
+    ((fm.TrackedADGDA, A.Local), "beta1", (1.0, -0.5), ["beta1", "[0, 1)"]),
+    ((fm.TrackedADGDA, A.Local), "beta2", (1.0, -0.1), ["beta2", "[0, 1)"]),
+    ((fm.TrackedADGDA,), "gradient_at_average", (1.5, -0.1), ["gradient_at_average", "[0, 1]"]),
+    ((fm.TrackedADGDA,), "max_drift", (-1.0, math.inf), ["max_drift", ">= 0"]),
+    ((fm.TrackedADGDA,), "local_steps", (1.5,), ["local_steps"]),
+    ((fm.TrackedADGDA,), "weighting", ("shadow-prize",), ["weighting", "'shadow-price'"]),
+    ((A.DRDSGD,), "temperature", (0.0, math.inf), ["temperature", "> 0"]),
+    ((A.DRFA,), "floor", (-0.1, 1.0), ["floor", "[0, 1)"]),
+    ((A.DRFA, A.FedAvg), "participation", (0.0, 1.5), ["participation", "(0, 1]"]),
+    ((A.FedProx,), "proximal", (-1.0, math.nan), ["proximal", ">= 0"]),
+    ((A.QFFL,), "q", (-1.0, math.inf), ["q", ">= 0"]),
+    ((A.TERM,), "tilt", (-1.0, math.inf), ["tilt", ">= 0"]),
+    ((fm.weighting.ShadowPrice, fm.weighting.ExactMaximum), "loss_ema", (1.0, -0.1), ["loss_ema", "[0, 1)"]),
+    ((fm.weighting.ShadowPrice,), "step", (2.0, 0.0), ["step", "(0, 1]"]),
+    ((fm.weighting.ProjectedAscent,), "step", (-1.0,), ["step", ">= 0"]),
+    ((fm.weighting.ProjectedAscent,), "compressor", ("zip",), ["compressor"]),
+]
 
 
-@pytest.mark.parametrize("kind", [fm.ADGDA, fm.ChocoSGD, fm.algorithms.DRFA, fm.algorithms.FedAvg])
-def test_local_steps_below_one_are_refused(kind):
-    with refused("local_steps", ">= 1", 0):
-        kind(local_steps=0)
-
-
-@pytest.mark.parametrize(
-    ("fields", "words"),
-    [
-        ({"beta1": 1.0}, ["beta1", "[0, 1)"]),
-        ({"beta1": -0.5}, ["beta1", "[0, 1)", "-0.5"]),
-        ({"beta2": 1.0}, ["beta2", "[0, 1)"]),
-        ({"beta2": -0.1}, ["beta2", "[0, 1)"]),
-        ({"gradient_at_average": 1.5}, ["gradient_at_average", "[0, 1]", "1.5"]),
-        ({"gradient_at_average": -0.1}, ["gradient_at_average", "[0, 1]"]),
-        ({"local_steps": 0}, ["local_steps", ">= 1", "0"]),
-        ({"local_steps": 1.5}, ["local_steps", "1.5"]),
-        ({"loss_cap": 0.0}, ["loss_cap"]),
-        ({"weighting": "shadow-prize"}, ["weighting", "'shadow-price'"]),
-    ],
-    ids=str,
-)
-def test_tracked_ad_gda_refuses_a_field_out_of_range_with_the_range(fields, words):
-    with refused(*words):
-        fm.TrackedADGDA(**fields)
-
-
-@pytest.mark.parametrize(
-    ("make", "words"),
-    [
-        (lambda: fm.weighting.ShadowPrice(loss_ema=1.0), ["loss_ema", "[0, 1)"]),
-        (lambda: fm.weighting.ShadowPrice(step=2.0), ["step", "(0, 1]", "2.0"]),
-        (lambda: fm.weighting.ExactMaximum(loss_ema=-0.1), ["loss_ema", "[0, 1)"]),
-        (lambda: fm.weighting.ProjectedAscent(step=-1.0), ["step", ">= 0"]),
-        (lambda: fm.weighting.ProjectedAscent(compressor="zip"), ["compressor", "zip"]),
-    ],
-)
-def test_weighting_refuses_a_field_out_of_range_with_the_range(make, words):
-    with refused(*words):
-        make()
+@pytest.mark.parametrize(("kinds", "name", "values", "words"), OUT_OF_RANGE, ids=str)
+def test_field_out_of_range_is_refused_with_the_range(kinds, name, values, words):
+    for kind, value in itertools.product(kinds, values):
+        with refused(*words, value):
+            kind(**{name: value})
 
 
 @pytest.mark.parametrize(

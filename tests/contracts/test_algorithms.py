@@ -1,15 +1,12 @@
 """What every registered algorithm promises, whatever it computes."""
 
-import dataclasses
-
 import pytest
 import torch
 
 import fairmesh as fm
 from fairmesh.networks.memory import MemoryNetwork
-from fairmesh.storage.state_tree import flatten_state
 from fairmesh.testing.messages import NoGradients
-from fairmesh.testing.stacks import relabelled, stack
+from fairmesh.testing.stacks import stack
 from tests import toys
 from tests.contracts.battery import after, same_bits, state_bits
 from tests.pairwise import covering, some_quick
@@ -31,12 +28,6 @@ def made_again() -> fm.Problem:
     return toys.problem()
 
 
-@pytest.fixture(scope="module")
-def moved(problem) -> fm.Problem:
-    """Returns the same problem when node MIXED_UP[k] is called k."""
-    return dataclasses.replace(problem, sites=[problem.sites[i] for i in MIXED_UP])
-
-
 def test_local_steps_look_at_a_batch_of_their_own_each(problem, monkeypatch):
     kinds = {type(one) for one in toys.ALGORITHMS.values() if hasattr(one, "local_steps")}
     assert {fm.ADGDA, fm.ChocoSGD, fm.TrackedADGDA, fm.algorithms.DRFA, fm.algorithms.FedAvg} <= kinds
@@ -53,48 +44,6 @@ def test_local_steps_look_at_a_batch_of_their_own_each(problem, monkeypatch):
         after(algorithm, network, oracle, 1)
         probed = [0] if kind is fm.TrackedADGDA else []  # the first batch again, to see how far the gradient drifted
         assert calls == [0, 1, 2, *probed], kind
-
-
-@every_algorithm
-@over_both_graphs
-def test_algorithm_gives_the_same_rows_in_any_order_of_the_stack(problem, algorithm, topology):
-    straight, bits, server_bits = after(algorithm, *stack(problem, topology.build(8), algorithm), 6)
-    shuffled, moved_bits, moved_server = after(
-        algorithm, *stack(problem, topology.build(8), algorithm, order=MIXED_UP), 6
-    )
-    for name, tensor in flatten_state(straight).items():
-        rows = tensor if algorithm.needs_server else tensor[:, MIXED_UP]
-        assert float((flatten_state(shuffled)[name] - rows).abs().max()) < 1e-12, name
-    assert torch.equal(moved_bits, bits[:, MIXED_UP])
-    assert torch.equal(moved_server, server_bits)
-    if not algorithm.needs_server:
-        assert not torch.allclose(shuffled.models, straight.models)
-
-
-def _check_relabelling(
-    problem: fm.Problem,
-    moved: fm.Problem,
-    algorithm: fm.algorithms.Algorithm,
-    topology: fm.topologies.Topology,
-    rounds: int,
-) -> None:
-    """Node MIXED_UP[k] is called k: its data, its edges and its random streams go along."""
-    cycle = topology.build(8)
-    named, bits, server_bits = after(algorithm, *stack(problem, cycle, algorithm), rounds)
-    renamed, moved_bits, moved_server = after(
-        algorithm, *stack(moved, relabelled(cycle, MIXED_UP), algorithm, identities=MIXED_UP), rounds
-    )
-    for name, tensor in flatten_state(named).items():
-        rows = tensor if algorithm.needs_server else tensor[:, MIXED_UP]
-        rows = rows[..., MIXED_UP] if "dual" in name else rows  # (..., nodes, n)
-        assert float((flatten_state(renamed)[name] - rows).abs().max()) < 1e-12, name
-    assert torch.equal(moved_bits, bits[:, MIXED_UP])
-    assert torch.equal(moved_server, server_bits)
-
-
-@pytest.mark.parametrize("topology", toys.TOPOLOGIES.values(), ids=toys.TOPOLOGIES)
-def test_ad_gda_renames_its_result_over_every_topology(problem, moved, topology):
-    _check_relabelling(problem, moved, toys.ALGORITHMS["ad-gda"], topology, 4)
 
 
 # Gossip --------------------------------------------------------------------------------------------------------------

@@ -16,7 +16,9 @@ from fairmesh.numerics.tracing import Traced
 from fairmesh.storage.state_tree import flatten_state
 from tests import toys
 from tests.pairwise import case
+from tests.properties.test_compressors import COMPRESSORS
 from tests.properties.test_config import FAMILIES
+from tests.properties.test_regularizers import REGULARIZERS
 
 pytestmark = pytest.mark.recorded
 
@@ -54,14 +56,20 @@ def test_algorithm_keeps_its_contract_for_longer_and_over_a_changing_graph(membe
     fm.testing.check_algorithm(member)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("topology", toys.TOPOLOGIES.values(), ids=toys.TOPOLOGIES)
+def test_ad_gda_keeps_its_contract_over_every_topology(problem, topology):
+    fm.testing.check_algorithm(toys.ALGORITHMS["ad-gda"], problem=problem, topologies=[topology], rounds=4)
+
+
 @pytest.mark.quick_cases("all")
-@every(toys.COMPRESSORS)
+@every(COMPRESSORS)
 def test_compressor_keeps_its_contract(member):
     fm.testing.check_compressor(member)
 
 
 @pytest.mark.quick_cases("all")
-@every(toys.REGULARIZERS)
+@every(REGULARIZERS)
 def test_regularizer_keeps_its_contract(member):
     fm.testing.check_regularizer(member)
 

@@ -21,7 +21,7 @@ from fairmesh.training.options import Options
 from fairmesh.training.replicas import replicas_of
 from tests import toys
 from tests.equivalence.hosts import on_hosts
-from tests.pairwise import case, covering, some_quick
+from tests.pairwise import case, covering
 from tests.refusals import refused
 
 ROUNDS = 12
@@ -65,12 +65,6 @@ def compared(problem, topology, algorithm, blocks, seeds=(0,), each_copy=False, 
     return post
 
 
-@some_quick("name", toys.ALGORITHMS.keys(), "ad-gda", "ad-gda compressed duals", "tracked", "drfa", "fedavg", "dsgd")
-@pytest.mark.quick_cases(4)
-def test_remote_network_ends_every_algorithm_as_the_simulator_does(problem, name):
-    compared(problem, toys.TOPOLOGIES["ring"], toys.ALGORITHMS[name], BLOCKS["four, uneven"])
-
-
 @covering(strength=1, blocks=BLOCKS.keys(), each_copy={"a copy of each neighbour": True, "one mixed row": False})
 @pytest.mark.quick_cases(2)
 def test_remote_network_gives_the_same_whoever_hosts_whom(problem, blocks, each_copy):
@@ -89,10 +83,6 @@ def test_remote_network_carries_every_compressor(problem, name):
 @pytest.mark.quick_cases(5)
 def test_remote_network_follows_every_topology(problem, topology, algorithm):
     compared(problem, topology, toys.ALGORITHMS[algorithm], BLOCKS["mixed up"])
-
-
-def test_remote_network_carries_replicas_together(problem):
-    compared(problem, fm.Ring(), toys.ALGORITHMS["ad-gda"], BLOCKS["two"], seeds=(0, 3, 5))
 
 
 def test_remote_network_keeps_messages_within_a_host(problem):

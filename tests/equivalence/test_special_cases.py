@@ -44,21 +44,17 @@ def test_choco_sgd_without_compression_at_rate_one_is_decentralized_sgd_that_mix
 
 
 @pytest.mark.parametrize("compressor", SOME.values(), ids=SOME)
-def test_ad_gda_with_dual_step_zero_is_choco_sgd_at_a_primal_step_m_times_smaller(equal_sites, compressor):
+@pytest.mark.parametrize("sizes", ["equal", "unequal"])
+def test_ad_gda_with_dual_step_zero_is_choco_sgd_at_a_primal_step_m_times_smaller(
+    problem, equal_sites, sizes, compressor
+):
+    """Lambda stays at the prior, so AD-GDA weighs node i by p_i where CHOCO-SGD weighs it by m p_i."""
+    chosen = equal_sites if sizes == "equal" else problem
+    prior = chosen.prior_of_sites.numpy()
+    assert (prior.max() > 1.9 * prior.min()) == (sizes == "unequal")
     adgda = fm.ADGDA(2.4, dual_step=0.0, consensus_step=0.2, compressor=compressor)
     choco = fm.ChocoSGD(2.4 / 8, consensus_step=0.2, compressor=compressor)
-    one, other = (on_the_stack(equal_sites, fm.Ring(), algorithm, 15) for algorithm in (adgda, choco))
-    assert _models_apart(one, other) < 1e-12
-    assert max(abs(duals - 1 / 8).max() for duals in one.duals) < 1e-14
-
-
-def test_ad_gda_with_dual_step_zero_is_choco_sgd_whatever_the_prior(problem):
-    """Lambda stays at the prior, so AD-GDA weighs node i by p_i where CHOCO-SGD weighs it by m p_i: at a step m times
-    larger they are the same run, for nodes of unequal size too."""
-    prior = problem.prior_of_sites.numpy()
-    assert prior.max() > 1.9 * prior.min()
-    one = on_the_stack(problem, fm.Ring(), fm.ADGDA(2.4, dual_step=0.0, consensus_step=0.4), ROUNDS)
-    other = on_the_stack(problem, fm.Ring(), fm.ChocoSGD(2.4 / 8, consensus_step=0.4), ROUNDS)
+    one, other = (on_the_stack(chosen, fm.Ring(), algorithm, ROUNDS) for algorithm in (adgda, choco))
     assert _models_apart(one, other) < 1e-12
     assert max(abs(duals - prior).max() for duals in one.duals) < 1e-14
 
@@ -133,21 +129,17 @@ def test_algorithm_at_one_node_takes_the_steps_of_plain_sgd(name):
     assert stack.bits_of_nodes.sum() == 0 or algorithm.needs_server
 
 
-@pytest.mark.parametrize("compressor", SOME.values(), ids=SOME)
-def test_changing_graph_that_never_changes_is_the_fixed_graph(problem, compressor):
+UNCHANGING = {name: fm.ADGDA(2.0, dual_step=0.1, consensus_step=0.2, compressor=SOME[name]) for name in SOME}
+UNCHANGING |= {name: toys.ALGORITHMS[name] for name in ("dsgd", "dr-dsgd")}
+
+
+@pytest.mark.parametrize("algorithm", UNCHANGING.values(), ids=UNCHANGING)
+def test_changing_graph_that_never_changes_is_the_fixed_graph(problem, algorithm):
     """Though it keeps every neighbour's copy where the fixed graph keeps one mixed row."""
-    algorithm = fm.ADGDA(2.0, dual_step=0.1, consensus_step=0.2, compressor=compressor)
     fixed = on_the_stack(problem, fm.Ring(), algorithm, ROUNDS)
     schedule = on_the_stack(problem, fm.topologies.Changing((fm.Ring(), fm.Ring())), algorithm, ROUNDS)
     assert apart(fixed, schedule) < 1e-10
     assert (fixed.bits_of_nodes == schedule.bits_of_nodes).all()
-
-
-@pytest.mark.parametrize("name", ["dsgd", "dr-dsgd"])
-def test_changing_graph_that_never_changes_is_the_fixed_graph_without_copies(problem, name):
-    fixed = on_the_stack(problem, fm.Ring(), toys.ALGORITHMS[name], ROUNDS)
-    schedule = on_the_stack(problem, fm.topologies.Changing((fm.Ring(), fm.Ring())), toys.ALGORITHMS[name], ROUNDS)
-    assert apart(fixed, schedule) < 1e-12
 
 
 # Algorithms with a server ---------------------------------------------------------------------------------------------

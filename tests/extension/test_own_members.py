@@ -7,12 +7,9 @@ from pathlib import Path
 import pytest
 
 import fairmesh as fm
-from fairmesh.algorithms import plain
 from fairmesh.testing import check_algorithm, check_compressor, check_regularizer, check_schedule, check_topology
-from tests import toys
 from tests.extension import mine
 from tests.pairwise import some_quick
-from tests.refusals import refused
 
 ALGORITHMS = {
     "mine": mine.ExactDiffusion(),
@@ -33,19 +30,6 @@ def test_checks_of_other_members_pass():
     check_topology(mine.Barbell())
     check_regularizer(mine.SquaredDistance())
     check_schedule(mine.Cosine(0.1, 40))
-
-
-class Twice(fm.algorithms.DSGD):
-    """Sends two messages in a round."""
-
-    def step(self, state, ctx):
-        first = super().step(state, ctx)
-        return first._replace(models=ctx.exchange(model=plain(first.models)).mix("model"))
-
-
-def test_algorithm_that_exchanges_twice_in_a_round_is_refused_in_a_simulation_too():
-    with refused("ctx.exchange", "twice", "one call"):
-        fm.train(toys.problem(3), fm.Ring(), Twice(0.1), 2)
 
 
 @pytest.mark.parametrize("path", sorted(Path("examples").glob("**/*.py")), ids=str)

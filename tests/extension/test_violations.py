@@ -25,18 +25,42 @@ from tests.refusals import refused
 # Algorithms -----------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class ChangesState(ExactDiffusion):
-    def step(self, state, ctx):
-        state.models.add_(1.0)
-        return super().step(state, ctx)
+def positions(ctx) -> Tensor:
+    return ctx.own.argmax(dim=-1).to(ctx.own.dtype)[:, None]
+
+
+FAULTS: dict[str, Any] = {  # (algorithm, its faultless step, state, ctx) -> state
+    "changes the state": lambda _, step, state, ctx: step(state._replace(models=state.models.add_(1.0)), ctx),
+    "two batches": lambda _, step, state, ctx: (ctx.losses(state.models, call=1), step(state, ctx))[1],
+    "needs a number": lambda of, step, state, ctx: step(state, ctx) if float(of.mixing) > 0 else state,
+    "two messages": lambda _, step, state, ctx: step(
+        state._replace(models=ctx.exchange(model=plain(state.models)).mix("model")), ctx
+    ),
+}
+CHANGES: dict[str, Any] = {  # (state after a faultless step, ctx) -> fields that are changed
+    "draws elsewhere": lambda end, ctx: {"models": end.models + torch.randn_like(end.models)},
+    "loses precision": lambda end, ctx: {"corrections": end.corrections.float()},
+    # Uses what only a simulation has: the models of all nodes.
+    "peeks at others": lambda end, ctx: {"models": torch.lerp(end.models, end.models.mean(dim=-2, keepdim=True), 0.1)},
+    "knows positions": lambda end, ctx: {"models": end.models * (1.0 + 0.01 * positions(ctx))},
+    "wrong role": lambda end, ctx: {"corrections": end.corrections + 1.0},
+    "shrinks": lambda end, ctx: {"models": 0.99 * end.models},
+    "reads the round": lambda end, ctx: {} if int(ctx.index) % 2 else {"corrections": end.corrections + 0.0},
+    "hoards": lambda end, ctx: {"models": end.models + 0.0 * [end.models + k for k in range(20)][-1]},
+}
 
 
 @dataclass(frozen=True)
-class DrawsElsewhere(ExactDiffusion):
+class Faulty(ExactDiffusion):
+    """Exact diffusion with one thing changed."""
+
+    fault: str = ""
+
     def step(self, state, ctx):
-        after = super().step(state, ctx)
-        return after._replace(models=after.models + torch.randn_like(after.models))
+        if self.fault in FAULTS:
+            return FAULTS[self.fault](self, super().step, state, ctx)
+        end = super().step(state, ctx)
+        return end._replace(**CHANGES[self.fault](end, ctx))
 
 
 @dataclass(frozen=True)
@@ -48,13 +72,6 @@ class KeepsCount(ExactDiffusion):
         return super().step(state, ctx)
 
 
-@dataclass(frozen=True)
-class LosesPrecision(ExactDiffusion):
-    def step(self, state, ctx):
-        after = super().step(state, ctx)
-        return after._replace(corrections=after.corrections.float())
-
-
 class ListState(NamedTuple):
     models: Tensor
     history: Any
@@ -64,30 +81,6 @@ class ListState(NamedTuple):
 class HoldsList(ExactDiffusion):
     def init(self, oracle, network):
         return ListState(oracle.initial_models(), [])
-
-
-@dataclass(frozen=True)
-class TwoBatches(ExactDiffusion):
-    def step(self, state, ctx):
-        ctx.losses(state.models, call=1)
-        return super().step(state, ctx)
-
-
-@dataclass(frozen=True)
-class PeeksAtOthers(ExactDiffusion):
-    """Uses what only a simulation has: the models of all nodes."""
-
-    def step(self, state, ctx):
-        after = super().step(state, ctx)
-        return after._replace(models=torch.lerp(after.models, after.models.mean(dim=-2, keepdim=True), 0.1))
-
-
-@dataclass(frozen=True)
-class KnowsPositions(ExactDiffusion):
-    def step(self, state, ctx):
-        after = super().step(state, ctx)
-        position = ctx.own.argmax(dim=-1).to(after.models.dtype)[:, None]
-        return after._replace(models=after.models * (1.0 + 0.01 * position))
 
 
 class TableState(NamedTuple):
@@ -106,13 +99,6 @@ class UndeclaredRole(ExactDiffusion):
         ctx.losses(state.models)
         table = ctx.exchange(table=plain(state.table + ctx.own)).mix("table")
         return state._replace(table=table)
-
-
-@dataclass(frozen=True)
-class WrongRole(ExactDiffusion):
-    def step(self, state, ctx):
-        after = super().step(state, ctx)
-        return after._replace(corrections=after.corrections + 1.0)
 
 
 class AdaptedState(NamedTuple):
@@ -157,73 +143,38 @@ class TracksGradients(ExactDiffusion):
         return TrackerState(delivery.mix("model") - ctx.step_size(self.primal_step) * trackers, trackers, gradients)
 
 
-@dataclass(frozen=True)
-class Shrinks(ExactDiffusion):
-    def step(self, state, ctx):
-        after = super().step(state, ctx)
-        return after._replace(models=0.99 * after.models)
-
-
-@dataclass(frozen=True)
-class NeedsNumber(ExactDiffusion):
-    def step(self, state, ctx):
-        return super().step(state, ctx) if float(self.mixing) > 0 else state
-
-
-@dataclass(frozen=True)
-class ReadsRound(ExactDiffusion):
-    def step(self, state, ctx):
-        after = super().step(state, ctx)
-        return after if int(ctx.index) % 2 else after._replace(corrections=after.corrections + 0.0)
-
-
-@dataclass(frozen=True)
-class TwoMessages(ExactDiffusion):
-    def step(self, state, ctx):
-        first = ctx.exchange(model=plain(state.models)).mix("model")
-        return super().step(state._replace(models=first), ctx)
-
-
-@dataclass(frozen=True)
-class Hoards(ExactDiffusion):
-    def step(self, state, ctx):
-        copies = [state.models + k for k in range(20)]
-        after = super().step(state, ctx)
-        return after._replace(models=after.models + 0.0 * copies[-1])
-
-
 @pytest.mark.parametrize(
-    ("kind", "names"),
+    ("algorithm", "names"),
     [
-        (ChangesState, ["step", "changes", "state.models", 1]),
-        (DrawsElsewhere, ["step", "different", "state.models"]),
-        (KeepsCount, ["step", "changes", "KeepsCount"]),
-        (LosesPrecision, ["step", "state.corrections", "'float64'", "'float32'"]),
-        (HoldsList, ["state.history", "list"]),
-        (TwoBatches, ["[0, 1]", "oracle_calls()", 1]),
-        (PeeksAtOthers, ["state.models", "nodes", "hosts"]),
-        (KnowsPositions, ["state.models", "nodes", "names"]),
-        (UndeclaredRole, ["state.table", "names", "fm.roles.OVER_NODES"]),
-        (WrongRole, ["state.corrections", "role", "sum"]),
-        (BiasedWhenOneLeaves, ["state.adapted", "left", "SumsToZero"]),
-        (TracksGradients, ["state.trackers", "left", "SumsToZero"]),
-        (Shrinks, ["gradients", "average", "round 0"]),
-        (NeedsNumber, ["replicas", "tensors"]),
-        (ReadsRound, ["GPU", ".item()"]),
-        (TwoMessages, ["ctx.exchange", "twice", "one message per round"]),
-        (Hoards, ["copies_at_peak", 12]),
+        (Faulty(fault="changes the state"), ["step", "changes", "state.models", 1]),
+        (Faulty(fault="draws elsewhere"), ["step", "different", "state.models"]),
+        (KeepsCount(), ["step", "changes", "KeepsCount"]),
+        (Faulty(fault="loses precision"), ["step", "state.corrections", "'float64'", "'float32'"]),
+        (HoldsList(), ["state.history", "list"]),
+        (Faulty(fault="two batches"), ["[0, 1]", "oracle_calls()", 1]),
+        (Faulty(fault="peeks at others"), ["state.models", "nodes", "hosts"]),
+        (Faulty(fault="knows positions"), ["state.models", "nodes", "names"]),
+        (UndeclaredRole(), ["state.table", "names", "fm.roles.OVER_NODES"]),
+        (Faulty(fault="wrong role"), ["state.corrections", "role", "sum"]),
+        (BiasedWhenOneLeaves(), ["state.adapted", "left", "SumsToZero"]),
+        (TracksGradients(), ["state.trackers", "left", "SumsToZero"]),
+        (Faulty(fault="shrinks"), ["gradients", "average", "round 0"]),
+        (Faulty(fault="needs a number"), ["replicas", "tensors"]),
+        (Faulty(fault="reads the round"), ["GPU", ".item()"]),
+        (Faulty(fault="two messages"), ["ctx.exchange", "twice", "one message per round"]),
+        (Faulty(fault="hoards"), ["copies_at_peak", 12]),
     ],
 )
 @pytest.mark.quick_cases(6)
-def test_check_algorithm_says_what_is_violated(kind, names):
+def test_check_algorithm_says_what_is_violated(algorithm, names):
     with refused(*names, error=ContractViolation):
-        check_algorithm(kind(), topologies=(fm.Ring(),), rounds=3)
+        check_algorithm(algorithm, topologies=(fm.Ring(),), rounds=3)
 
 
 @pytest.mark.slow
 def test_check_algorithm_allows_a_moving_average_where_asked():
     assert issubclass(ContractViolation, AssertionError)
-    check_algorithm(Shrinks(), topologies=(fm.Ring(),), rounds=2, keeps_average=False)
+    check_algorithm(Faulty(fault="shrinks"), topologies=(fm.Ring(),), rounds=2, keeps_average=False)
 
 
 def test_check_algorithm_refuses_settings_that_are_not_configured():

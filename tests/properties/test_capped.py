@@ -2,7 +2,6 @@
 
 import itertools
 import math
-from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +11,6 @@ from hypothesis import strategies as st
 
 import fairmesh as fm
 from fairmesh.algorithms.base import capped, check_dual_step
-from fairmesh.training.replicas import stacked
 from tests import toys
 from tests.examples import examples
 from tests.properties.test_regularizers import case, most_under_caps
@@ -61,15 +59,6 @@ def test_capped_projection_is_feasible_and_optimal(seed, level):
     beyond = rows - found
     uphill = most_under_caps(beyond, caps) - (beyond * found).sum(dim=-1)
     assert (uphill <= 1e-12 * (1 + rows.abs().amax(dim=-1))).all()
-
-
-@given(seed=SEEDS, level=LEVELS)
-def test_capped_projection_is_the_one_found_by_looking_at_each_threshold(seed, level):
-    _, prior = case(seed)
-    rows = rows_of(seed, prior.shape[-1])[:2]
-    found = fm.regularizers.Capped(level).project(rows, prior)
-    for row, one in zip(rows.flatten(0, 1).numpy(), found.flatten(0, 1).numpy()):
-        np.testing.assert_allclose(one, projected_under_caps(row, (prior / level).numpy().ravel()), atol=1e-11)
 
 
 @given(seed=SEEDS, level=LEVELS)
@@ -181,17 +170,6 @@ def test_capped_kl_is_the_tilted_prior_cut_off_and_scaled_to_one(seed, level, st
 
 
 @EVERY
-def test_capped_levels_that_differ_by_replica_act_on_their_own_replica(inner):
-    losses, prior = case(5, replicas=2)
-    members = [fm.regularizers.Capped(0.3, inner), fm.regularizers.Capped(0.9, inner)]
-    both: Any = stacked(members, torch.float64, torch.device("cpu"))  # type: ignore[arg-type]
-    rows = rows_of(5, prior.shape[-1])[:2]
-    for k, alone in enumerate(members):
-        torch.testing.assert_close(both.project(rows, prior)[k], alone.project(rows[k], prior))
-        torch.testing.assert_close(both.maximiser(losses, prior)[k], alone.maximiser(losses[k], prior))
-
-
-@EVERY
 def test_capped_keeps_value_gradient_and_stable_steps(inner):
     _, prior = case(3)
     n = prior.shape[-1]
@@ -229,12 +207,6 @@ def test_loss_cap_cuts_losses_and_takes_nan_as_the_cap(dtype):
     assert seen.dtype == dtype
     assert seen.flatten().tolist() == [0.5, 2.0, 2.5, 2.5, 2.5, 2.5]
     assert capped(losses, None) is losses
-
-
-@pytest.mark.parametrize("cap", [0.0, -1.0, math.nan, math.inf])
-def test_loss_cap_that_is_not_positive_and_finite_is_refused(cap):
-    with refused("loss_cap", "> 0", cap):
-        fm.ADGDA(loss_cap=cap)
 
 
 def test_loss_cap_above_every_loss_changes_nothing_and_below_all_makes_them_equal():

@@ -36,23 +36,6 @@ def second_modulus(matrix: np.ndarray) -> float:
     return sorted(abs(np.linalg.eigvalsh(matrix)))[-2]
 
 
-def test_toys_hold_every_registered_topology():
-    assert toys.covers(fm.topologies.Topology, toys.TOPOLOGIES)
-
-
-@EVERY
-def test_topology_gives_symmetric_doubly_stochastic_matrices_that_mix(name):
-    cycle = toys.TOPOLOGIES[name].build(8)
-    for mixing in cycle:
-        matrix = mixing.matrix.toarray()
-        assert matrix.shape == (8, 8)
-        assert (matrix >= 0).all()
-        np.testing.assert_allclose(matrix, matrix.T, atol=1e-15)
-        np.testing.assert_allclose(matrix.sum(axis=0), 1, atol=1e-12)
-        np.testing.assert_allclose(matrix.sum(axis=1), 1, atol=1e-12)
-    assert union_of(cycle).gap > 0.01
-
-
 @pytest.mark.parametrize("rule", RULES)
 @given(graph=graphs())
 def test_gap_is_positive_exactly_when_the_graph_is_connected(rule, graph):

@@ -147,8 +147,9 @@ class Oracle:
         def of_samples() -> Tensor:
             return self.sample_gradients(models, round_index, call)[..., :trained]
 
+        asked = AskedGradients(at, draws, of_samples)
         for link in self._path:
-            link.apply(changed, AskedGradients(at, draws, of_samples))
+            link.apply(changed, asked)
         return gradients
 
     def _compared(self, losses: Tensor) -> Tensor:
