@@ -288,6 +288,15 @@ def _correlation(x: np.ndarray, y: np.ndarray) -> float:
     return float(((x - x.mean()) * (y - y.mean())).mean()) / spread if spread > 0 else 0.0
 
 
+def evidence_row(estimate: Estimate, differences: Mapping[str, Difference] = {}) -> dict[str, Any]:
+    """Returns an estimate and how it differs from other models, by their names, as JSON has it."""
+    return {
+        "value": estimate.value,
+        "interval": list(estimate.interval()),
+        "versus": {name: difference.table() for name, difference in differences.items()},
+    }
+
+
 def evidence_table(
     outcomes: Outcomes,
     metric: str | None = None,
@@ -315,24 +324,17 @@ def evidence_table(
     estimates, worst = outcomes.estimates(metric), outcomes.worst(metric)
     which, few = outcomes.worst_site(metric), set(outcomes.few_rows)
 
-    def row(estimate: Estimate, differences: Mapping[str, Difference]) -> dict[str, Any]:
-        return {
-            "value": estimate.value,
-            "interval": list(estimate.interval()),
-            "versus": {name: one.table() for name, one in differences.items()},
-        }
-
     return {
         "level": LEVEL,
         "metric": metric,
         "covers": outcomes.covers,
         "notes": outcomes.notes(metric),
         "worst": {"site": None if which is None else outcomes.sites[which]}
-        | row(worst, {name: one.worst for name, one in compared.items()}),
-        "mean": row(outcomes.mean(metric), {name: one.mean for name, one in compared.items()}),
+        | evidence_row(worst, {name: one.worst for name, one in compared.items()}),
+        "mean": evidence_row(outcomes.mean(metric), {name: one.mean for name, one in compared.items()}),
         "sites": [
             {"name": name, "n": outcomes.rows(i), "few_rows": name in few}
-            | row(estimates[i], {other: one.at_sites[i] for other, one in compared.items()})
+            | evidence_row(estimates[i], {other: one.at_sites[i] for other, one in compared.items()})
             for i, name in enumerate(outcomes.sites)
         ],
     }

@@ -6,6 +6,7 @@ that predict numbers it announces the verdict only; the difference and its inter
 site can show the verdicts of all sites.
 """
 
+import dataclasses
 import itertools
 import json
 import math
@@ -24,6 +25,7 @@ from fairmesh.evidence import LEVEL, Difference, Number, Share, Worst, versus, v
 from fairmesh.evidence.answering import judged
 from fairmesh.evidence.intervals import Estimate
 from fairmesh.evidence.means import mean_of
+from fairmesh.evidence.verdicts import evidence_row
 from fairmesh.mesh.announcements import CELLS, FEW, FEWEST, KINDS, ROWS_AT_LEAST, most_rows
 from fairmesh.mesh.node.life import COMPARING
 from fairmesh.mesh.node.membership import Membership
@@ -169,36 +171,64 @@ def evidence_of(
         values: The metric of the common model at each of them; None where it is not known.
         metric: "accuracy", or "loss" of models that predict numbers.
     """
-    parts, sites, silent = list[Estimate](), list[dict[str, Any]](), list[str]()
-    for name, value in zip(names, values):
-        cells, verdict, why_not = (announced[name][key] for key in ("cells", "verdict", "why_not"))
-        told = [count for count in cells.values() if count != FEW]
-        known = math.nan if value is None else value
-        part: Estimate = Share(known, sum(told)) if metric == _ACCURACY else Number(known, 0, math.nan)
-        one, untold = difference(cells), metric == _ACCURACY and not cells
-        sites.append(
-            {"name": name, "n": part.rows or None, "few_rows": untold}
-            | _row(
-                part, {"local": one.table()} if one is not None else {"local": {"verdict": verdict}} if verdict else {}
-            )
-            | ({"n_at_least": True} if len(told) < len(cells) else {})
-            | ({"why_not": why_not} if why_not else {})
-        )
-        parts.append(Share(known, 1) if untold else part)
-        silent += [name] if untold and value is not None else []
-    counted = [k for k, site in enumerate(sites) if not site["few_rows"]]
-    worst = Worst(tuple(parts[k] for k in counted), higher_is_better=metric == _ACCURACY)
-    which = None if worst.which is None else names[counted[worst.which]]
-    mean = mean_of(parts)
+    every = [
+        _AtSite(name, math.nan if v is None else v, metric, **_told(announced[name])) for name, v in zip(names, values)
+    ]
+    counted = [site for site in every if not site.silent]
+    worst = Worst(tuple(site.estimate for site in counted), higher_is_better=metric == _ACCURACY)
+    mean = mean_of([Share(site.value, 1) if site.silent else site.estimate for site in every])
+    silent = [site.name for site in every if site.silent and not math.isnan(site.value)]
     return {
         "level": LEVEL,
         "metric": metric,
         "covers": "samples",
         "notes": [_SILENT.format(", ".join(silent))] if silent else [],
-        "worst": {"site": which} | _row(worst, {}),
-        "mean": _row(mean, {}),
-        "sites": sites,
+        "worst": {"site": None if worst.which is None else counted[worst.which].name} | evidence_row(worst),
+        "mean": evidence_row(mean),
+        "sites": [site.row() for site in every],
     }
+
+
+def _told(body: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: body[key] for key in ("cells", "verdict", "why_not")}
+
+
+@dataclasses.dataclass(frozen=True)
+class _AtSite:
+    """The common model at one site, and what the site told of it next to its own."""
+
+    name: str
+    value: float
+    metric: str
+    cells: Mapping[str, int | str]
+    verdict: str
+    why_not: str
+
+    @property
+    def _counts(self) -> list[int]:
+        return [int(count) for count in self.cells.values() if count != FEW]
+
+    @property
+    def silent(self) -> bool:
+        """Whether it has told no counts, so that it may have a single test row."""
+        return self.metric == _ACCURACY and not self.cells
+
+    @property
+    def estimate(self) -> Estimate:
+        if self.metric == _ACCURACY:
+            return Share(self.value, sum(self._counts))
+        return Number(self.value, 0, math.nan)
+
+    def row(self) -> dict[str, Any]:
+        """Returns the site's row of the evidence."""
+        versus = {"verdict": self.verdict} if self.verdict else {}
+        if (found := difference(self.cells)) is not None:
+            versus = found.table()
+        row = {"name": self.name, "n": self.estimate.rows or None, "few_rows": self.silent}
+        row |= evidence_row(self.estimate) | {"versus": {"local": versus} if versus else {}}
+        if len(self._counts) < len(self.cells):
+            row["n_at_least"] = True
+        return row | ({"why_not": self.why_not} if self.why_not else {})
 
 
 def contradiction(cells: Mapping[str, int | str], accuracy: float | None) -> str:
@@ -263,7 +293,3 @@ def sentences(summary: Mapping[str, Any]) -> list[str]:
             said = Difference(one["difference"], tuple(one["interval"]), one["verdict"]).sentence("alone")
             found.append(f"{site['name']}: {said}")
     return found
-
-
-def _row(estimate: Estimate, against: Mapping[str, Any]) -> dict[str, Any]:
-    return {"value": estimate.value, "interval": list(estimate.interval()), "versus": against}
