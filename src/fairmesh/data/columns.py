@@ -149,23 +149,25 @@ class Column:
 
     def complaints(self, values: np.ndarray, where: str) -> list[str]:
         """Returns what is wrong with the values of a table, in sentences."""
-        missing = tables.missing_in(values)
+        try:
+            read = tables.encoded(values, self.kind, self.name, where)
+        except BadInput as error:
+            return [str(error)]
+        missing = tables.absent(read)
         wrong = [tables.no_value(where, self.name, values, missing)] if missing.any() and self.required else []
+        place = f"{where}, column {self.name!r}"
+        if self.kind == "number":
+            return wrong + self.implausible(read, place)
         if not self.has_classes:
-            try:
-                numbers = tables.encoded(values, self.kind, self.name, where)
-            except BadInput as error:
-                return [*wrong, str(error)]
-            where = f"{where}, column {self.name!r}"
-            return wrong + (self.implausible(numbers, where) if self.kind == "number" else [])
+            return wrong
         as_text = tables.whole_number_text if self.type == "label" else tables.category_text
         texts = np.array([as_text(value) for value in values.tolist()])
         unknown = ~missing & ~np.isin(texts, self.classes)
         if unknown.any():
+            kinds = "classes" if self.type == "label" else "categories"
             wrong.append(
-                f"{where}, column {self.name!r}, {tables.rows_in_words(unknown)}: {str(texts[unknown][0])!r}, but the "
-                f"contract's {'classes' if self.type == 'label' else 'categories'} are {list(self.classes)}; write "
-                "them as the contract does"
+                f"{place}, {tables.rows_in_words(unknown)}: {str(texts[unknown][0])!r}, but the contract's {kinds} are "
+                f"{list(self.classes)}; write them as the contract does"
             )
         return wrong
 

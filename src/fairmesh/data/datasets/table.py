@@ -193,9 +193,10 @@ class Table(Data):
 
     def _read(self, columns: Mapping[str, np.ndarray], column: Column) -> np.ndarray:
         values = tables.column_of(columns, column.name, self.file)
-        if column.required and (missing := tables.missing_in(values)).any():
+        read = tables.encoded(values, column.kind, column.name, self.file)
+        if column.required and (missing := tables.absent(read)).any():
             raise BadInput(f'{tables.no_value(self.file, column.name, values, missing)}; or write missing = "impute"')
-        return tables.encoded(values, column.kind, column.name, self.file)
+        return read
 
     def _with_rows(self, i: int, site: Site, table: SiteTable) -> Site:
         """Returns a site with its table, whose rows are divided for training, testing and validation."""
