@@ -12,6 +12,7 @@ import json
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
@@ -22,11 +23,10 @@ from torch import Tensor, nn
 
 import fairmesh as fm
 from fairmesh.problems import oracle as oracle_module
-from fairmesh.problems.flat_model import FlatModel
-from fairmesh.problems.local_work import Node, Work
+from fairmesh.problems.local_work import LocalWorker, Node, Work
 from fairmesh.problems.row_loss import batch_loss
 from fairmesh.problems.stacking import gradients
-from fairmesh.trainers.local_trainer import LocalContext, LocalTrainer, SiteData
+from fairmesh.trainers.local_trainer import LocalContext, SiteData
 from reproduction.recorded import write_or_show
 
 RESULTS = Path(__file__).parent / "results" / "trainers.json"
@@ -186,31 +186,27 @@ def _batches(work: LocalWork, rows: int, seed: int) -> Tensor:
 
 
 class Together:
-    """Does the local work of all nodes at once, with the steps of `train_with`. Takes the place of `LocalWorker`."""
+    """Does the local work of all nodes at once, with the steps of `train_with`. Takes the place of `LocalWorker`.
 
-    def __init__(self, model: FlatModel, work: LocalWork):
-        self._model, self._work = model, work
+    Args:
+        work: What a site does in a round.
+        given: What `LocalWorker` takes: the training function, the model, the nodes, their rows and their batches.
+    """
+
+    def __init__(self, work: LocalWork, *given: Any):
+        self._work, self._model, self._division = work, given[1], given[3]
+        self._worker = LocalWorker(*given)  # which knows the nodes and their data
         self._data: dict[str, tuple[int, SiteData]] = {}  # of each site, with its first row in the pool
         self._pool: tuple[Tensor, Tensor] | None = None
         self._memory: dict[str, Tensor] = {}
         self._gradients: Callable[..., Any] | None = None
-        self.together = None  # what `LocalWorker` has, for a run in one process
-        self.done = None
 
-    def work(
-        self,
-        round_number: int,
-        models: Tensor,
-        own: Tensor,
-        memory: Tensor,
-        nodes: list[Node],
-        data: Callable[[Node], SiteData],
-        batch: Callable[[Node], Any],
-    ) -> Work:
+    def work(self, rows: Tensor, round_index: Tensor, call: int, memory: Tensor, at_work: Tensor | None) -> Work:
         """Returns the work of a round, as `LocalWorker.work` does. The optimizers' states stay in this object."""
-        rows = models.flatten(0, 1)
+        models, own = rows.split([self._model.dim, self._model.own_dim], dim=-1)
+        nodes, rows = self._worker._nodes_at_work(int(round_index), at_work), models.flatten(0, 1)
         if self._gradients is None:
-            self._prepare(rows, nodes, data)
+            self._prepare(rows, nodes, self._division.sizes_in(round_index))
         chosen = [_batches(self._work, len(self._data[node.site][1]), node.seed) for node in nodes]
         lengths = torch.tensor([len(one) for one in chosen]).unsqueeze(-1)
         firsts = torch.tensor([self._data[node.site][0] for node in nodes])[:, None, None]
@@ -222,7 +218,7 @@ class Together:
             after = torch.where(step < lengths, self._stepped(after, slopes, step < lengths), after)
         return Work(torch.full_like(models[..., :1], torch.nan), models - after.view_as(models), own, memory)
 
-    def _prepare(self, rows: Tensor, nodes: list[Node], data: Callable[[Node], SiteData]) -> None:
+    def _prepare(self, rows: Tensor, nodes: list[Node], sizes: Tensor) -> None:
         loss = batch_loss(self._model, nn.functional.cross_entropy, None)
         self._gradients = gradients(self._model, loss, None, len(rows), rows.device, trace=True)
         self._memory = {name: torch.zeros_like(rows) for name in ("first", "second")}
@@ -230,7 +226,8 @@ class Together:
         first = 0
         for node in nodes:
             if node.site not in self._data:
-                self._data[node.site] = first, data(node)
+                data = self._worker._data_of(node, int(sizes[node.replica, node.place]))
+                self._data[node.site] = first, data
                 first += len(self._data[node.site][1])
         sites = [site for _, site in self._data.values()]
         self._pool = torch.cat([site.inputs for site in sites]), torch.cat([site.targets for site in sites])
@@ -253,11 +250,7 @@ class Together:
 
 def measured(problem: Problem, work: LocalWork, algorithms: Algorithms) -> list[dict[str, Any]]:
     """Returns a row for each algorithm of a group."""
-
-    def together(trainer: LocalTrainer, model: FlatModel) -> Together:
-        return Together(model, work)
-
-    with patch.object(oracle_module, "LocalWorker", together):
+    with patch.object(oracle_module, "LocalWorker", partial(Together, work)):
         result = fm.train(
             problem.with_trainer(train_with(work)),
             fm.Ring(),

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from fairmesh.data.site import Site
-from fairmesh.problems.problem import Problem, Sampling
+from fairmesh.problems.prepared import Prepared
+from fairmesh.problems.problem import Problem, Sampling, prepare
 from fairmesh.regularizers.builtin import ChiSquare, worst_case
 from reproduction.lines import Line
 
@@ -37,11 +38,12 @@ class Sites:
         flips = noise[:, None] * torch.randn(n, SAMPLES, generator=generator)
         return Sites(inputs, (margins + flips > 0).long())
 
-    def problem(self) -> Problem:
+    def problem(self) -> Prepared:
         layer = nn.Linear(INPUTS, 2)
         for parameter in layer.parameters():
             nn.init.zeros_(parameter)
-        return Problem(layer, [Site(held) for held in zip(self.inputs, self.targets)], sampling=Sampling(batch=BATCH))
+        sites = [Site(held) for held in zip(self.inputs, self.targets)]
+        return prepare(Problem(layer, sites, sampling=Sampling(batch=BATCH)))
 
     def outcome(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Returns each site's loss and accuracy (n,) over all its samples, at one model (dim,) or one row per site."""

@@ -1,6 +1,7 @@
 """The algorithms for updates of training functions: steps at once are those of the function, and what was recorded."""
 
 import json
+from functools import partial
 from statistics import mean
 from unittest.mock import patch
 
@@ -21,9 +22,9 @@ def test_steps_at_once_are_those_of_the_training_function(optimizer):
     sites = fm.data.Digits(nodes=3, odd=1, sizes=(70, 40, 30)).sites
     problem, work = Problem("three sites", trainers.logistic, sites, []), LocalWork(optimizer, 0.01, EPOCH, 2)
     options = {"rounds": 2, "seeds": (0, 1), "placements": "by-seed", "measure_every": 2}
-    given = problem.with_trainer(trainers.train_with(work))
+    given = problem.with_trainer(trainers.train_with(work)).prepared
     one_by_one = fm.train(given, fm.Ring(), FOR_UPDATES, **options)
-    with patch.object(trainers.oracle_module, "LocalWorker", lambda trainer, model: Together(model, work)):
+    with patch.object(trainers.oracle_module, "LocalWorker", partial(Together, work)):
         at_once = fm.train(given, fm.Ring(), FOR_UPDATES, **options)
     moved = one_by_one.state.algorithm.models - given.initial_row(0)
     assert moved.abs().max() > 1e-3
