@@ -57,18 +57,6 @@ def prepare(plan: Plan) -> Ready:
     return Ready(plan, network, memory)
 
 
-def with_reference_losses(ready: Ready, phases: Phases) -> Ready:
-    """Returns the plan with the losses that sites are compared with, for which they may train alone.
-
-    Args:
-        ready: The plan and its network.
-        phases: Watch and keep what sites train alone.
-    """
-    plan = ready.plan
-    alone = AloneRun(plan.topology, plan.rounds, plan.replicas[0].seed, plan.options, ready.network, phases)
-    return ready._replace(plan=replace(plan, problem=with_references(plan.problem, alone)))
-
-
 class Surroundings(NamedTuple):
     """What is around a run: whom it tells, who stops it, and where it is written."""
 
@@ -79,6 +67,17 @@ class Surroundings(NamedTuple):
     def phases(self) -> Phases:
         """Returns who watches what sites train alone, and where it is kept."""
         return Phases(self.folder.path / ALONE if self.folder else None, Notices(self.stop, self.announce))
+
+
+def with_reference_losses(ready: Ready, around: Surroundings) -> Ready:
+    """Returns the plan with the losses that sites are compared with, for which they may train alone."""
+    plan, objective = ready.plan, ready.plan.problem.objective
+    needed = objective.needs_local_models or objective.needs_constants
+    if not needed and objective.with_run_length(plan.rounds) is objective:
+        return ready
+    seed = plan.replicas[0].seed
+    alone = AloneRun(plan.topology, plan.rounds, seed, plan.options, ready.network, around.phases())
+    return ready._replace(plan=replace(plan, problem=with_references(plan.problem, alone)))
 
 
 @contextmanager

@@ -406,6 +406,8 @@ def outcomes_name(variant: int, which: str, own_models: bool) -> str:
 def variants_of(replicas: Sequence[Replica]) -> list[dict[str, Any]]:
     """Returns the distinct algorithms among the replicas: their differences by dotted name, and their replicas."""
     known = {id(replica.algorithm): replica.algorithm for replica in replicas}  # splits and seeds share theirs
+    if len(known) == 1:
+        return [{"changes": {}, "replicas": list(range(len(replicas)))}]
     by_id = {key: flat_table(to_table(algorithm)) for key, algorithm in known.items()}
     tables = [by_id[id(replica.algorithm)] for replica in replicas]
     varying = [key for key in tables[0] if any(table.get(key) != tables[0][key] for table in tables)]

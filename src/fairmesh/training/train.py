@@ -130,7 +130,7 @@ def train_plan(
     folder = None if out is None else _opened(out, resume, plan.process_group, announce)
     with stop_signals(handle_signals) as stop:
         around = Surroundings(stop, announce, folder)
-        ready = with_reference_losses(ready, around.phases())
+        ready = with_reference_losses(ready, around)
         with with_threads(plan.options):
             fixed = _trained_with_fixed_weights(ready, around) if plan.options.compare_weights else None
             _say_choices(ready, announce)
