@@ -10,7 +10,6 @@ from torch.nn import functional as F
 from torch.utils.data import Dataset, TensorDataset
 
 import fairmesh as fm
-from tests.refusals import refused
 from tests.toys import CLASSES, FEATURES, problem, sites, small_model
 
 ALGORITHM = fm.ADGDA(primal_step=1.0, dual_step=0.05, consensus_step=0.5, compressor=fm.compressors.Quantize(bits=4))
@@ -165,11 +164,3 @@ def test_fashion_mnist_is_read_from_its_files_one_class_to_a_site(tmp_path):
         2,
     )
     assert len(result.final[0]["accuracy"]["sites"]) == 20
-
-
-def test_fashion_mnist_says_where_it_looked_and_which_file_is_damaged(tmp_path):
-    with refused("Fashion-MNIST", tmp_path, "4 files"):
-        fm.data.FashionMNIST(folder=str(tmp_path)).sites()
-    (tmp_path / "train-images-idx3-ubyte.gz").write_bytes(b"no gzip")
-    with refused(tmp_path / "train-images-idx3-ubyte.gz"):
-        fm.data.FashionMNIST(folder=str(tmp_path)).sites()

@@ -38,27 +38,22 @@ def test_files_name_metrics_in_a_list_or_in_a_table():
     assert len(result.final[0]["auroc"]["sites"]) == 3
 
 
-def test_unknown_metric_is_refused_with_the_nearest_name():
-    with refused("metrics[0]", "aurok", "auroc"):
-        from_table(fm.Experiment, DIGITS | {"metrics": ["aurok"]})
-    with refused("metrics", "aurok", "auroc"):
-        problem(3, metrics=["aurok"])
-    with refused("metrics.x", "aurok", "auroc"):
-        from_table(fm.Experiment, DIGITS | {"metrics": {"x": "aurok"}})
-    with refused("metrics", "auroc", "twice"):
-        problem(3, metrics=["auroc", fm.metrics.AUROC()])
-    with refused("metrics", '["auroc"]'):
-        problem(3, metrics="auroc")
-
-
-def test_metric_that_does_not_fit_is_refused_before_the_first_round():
+def test_metric_that_is_unknown_or_does_not_fit_is_refused_before_the_first_round():
+    for metrics, place in ((["aurok"], "metrics[0]"), ({"x": "aurok"}, "metrics.x")):
+        with refused(place, "aurok", "auroc"):
+            from_table(fm.Experiment, DIGITS | {"metrics": metrics})
+    for metrics, words in (
+        (["aurok"], ("metrics", "aurok", "auroc")),
+        (["auroc", fm.metrics.AUROC()], ("metrics", "auroc", "twice")),
+        ("auroc", ("metrics", '["auroc"]')),
+        (["r2"], ("r2", "auroc")),
+        ([fm.metrics.Sensitivity(positive=7)], ("sensitivity", "positive = 7", "0..2")),
+    ):
+        with refused(*words):
+            problem(3, metrics=metrics)
     numbers = [fm.Site((torch.randn(8, 2), torch.randn(8))) for _ in range(3)]
     with refused("auroc", "numbers", "mae, r2, rmse"):
         fm.Problem(torch.nn.Linear(2, 1), numbers, loss=squared, metrics=["auroc"])
-    with refused("r2", "auroc"):
-        problem(3, metrics=["r2"])
-    with refused("sensitivity", "positive = 7", "0..2"):
-        problem(3, metrics=[fm.metrics.Sensitivity(positive=7)])
 
 
 def squared(outputs, targets):
@@ -159,11 +154,6 @@ def test_hosts_agree_on_a_site_without_test_data_and_on_a_metric_that_fails_at_o
         assert result.notes == alone.notes
         for metric in ("accuracy", "own", "auroc"):
             assert result.final[0][metric]["sites"] == pytest.approx(alone.final[0][metric]["sites"], nan_ok=True)
-
-
-def test_sites_without_any_test_data_are_judged_on_training_data():
-    given = [fm.Site(site.train) for site in one_class_at(3, -1)]
-    assert train(fm.Problem(torch.nn.Linear(2, 2), given)).judged_on == "train"
 
 
 def test_keep_best_leaves_out_a_site_without_validation_data():

@@ -72,11 +72,6 @@ def test_run_leaves_its_settings_records_summary_models_and_checkpoint(straight)
     }
 
 
-def test_same_run_again_is_bit_identical(straight, tmp_path):
-    train(tmp_path / "run")
-    assert outcome(tmp_path / "run") == straight
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, case(signal.SIGINT, quick=False)])
 def test_signal_writes_a_checkpoint_and_the_resumed_run_ends_bit_identical(straight, tmp_path, number):
@@ -129,51 +124,28 @@ def stop_after(folder: Path, done: int, **options) -> None:
         train(folder, checkpoint_every=1, observers=[watch], **options)
 
 
-@pytest.mark.parametrize("done", [0, case(9, quick=False), case(ROUNDS - 1, quick=False)])
-def test_run_broken_off_after_any_round_is_resumed_bit_identical(straight, tmp_path, done):
-    stop_after(tmp_path / "run", done)
-    assert round_of(tmp_path / "run") == done
+@pytest.mark.parametrize(
+    "stops", [(), (0,), case((9,), quick=False), case((ROUNDS - 1,), quick=False), case((5, 13), quick=False)], ids=str
+)
+def test_run_broken_off_after_any_rounds_is_resumed_bit_identical(straight, tmp_path, stops):
+    for done in stops:
+        stop_after(tmp_path / "run", done, resume=True)
+        assert round_of(tmp_path / "run") == done
     train(tmp_path / "run", resume=True)
     assert outcome(tmp_path / "run") == straight
 
 
-@pytest.mark.slow
-def test_run_broken_off_twice_is_resumed_bit_identical(straight, tmp_path):
-    stop_after(tmp_path / "run", 5)
-    stop_after(tmp_path / "run", 13, resume=True)
-    train(tmp_path / "run", resume=True)
-    assert outcome(tmp_path / "run") == straight
-
-
-def test_resuming_a_finished_run_changes_nothing(straight, tmp_path):
-    train(tmp_path / "run")
+@pytest.mark.parametrize("rounds", [ROUNDS, case(ROUNDS // 2, quick=False)])
+def test_finished_run_is_resumed_as_if_asked_for_all_rounds_at_once(straight, tmp_path, rounds):
+    train(tmp_path / "run", rounds=rounds)
     again = train(tmp_path / "run", resume=True)
     assert outcome(tmp_path / "run") == straight
     assert again.final[0]["round"] == ROUNDS
 
 
-def test_resuming_where_nothing_is_begins_anew(straight, tmp_path):
-    train(tmp_path / "run", resume=True)
-    assert outcome(tmp_path / "run") == straight
-
-
-@pytest.mark.slow
-def test_finished_run_can_be_extended_and_is_then_as_if_asked_for_more_at_once(straight, tmp_path):
-    folder = tmp_path / "run"
-    train(folder, rounds=ROUNDS // 2)
-    train(folder, resume=True)
-    assert outcome(folder) == straight
-
-
 def test_checkpoints_and_measurements_do_not_change_the_trajectory(tmp_path):
     rows = [train(tmp_path / str(every), checkpoint_every=every).row() for every in (1, RARELY)]
     assert torch.equal(*rows)
-
-
-def test_handlers_of_signals_are_put_back(tmp_path):
-    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
-    train(tmp_path / "run", rounds=2, handle_signals=True)
-    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
 
 
 @pytest.fixture
@@ -193,13 +165,15 @@ def test_second_ctrl_c_stops_at_once(python_s_ctrl_c, tmp_path):
         train(tmp_path / "run", observers=[impatient], handle_signals=True)
 
 
-def test_request_to_stop_in_the_last_round_lets_the_run_finish(tmp_path):
+def test_request_to_stop_in_the_last_round_lets_the_run_finish_and_handlers_are_put_back(tmp_path):
     def late(now: int, state) -> None:
         if now == 4:
             signal.raise_signal(signal.SIGTERM)
 
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     assert train(tmp_path / "run", rounds=4, observers=[late], handle_signals=True).rounds == 4
     assert (tmp_path / "run" / "summary.json").exists()
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
 
 
 def test_run_leaves_ctrl_c_alone_unless_told_to_handle_it(python_s_ctrl_c):
