@@ -76,7 +76,7 @@ class Advice:
         """Returns what the experiment file should say. A file without `[algorithm]` uses Tracked AD-GDA with its
         defaults and an objective to match."""
         chosen = self.experiment
-        if chosen.algorithm == default_for(chosen.objective, chosen.trainer is not None).algorithm:
+        if chosen.algorithm == default_for(chosen.objective, bool(chosen.trainer)).algorithm:
             return {"rounds": chosen.rounds}
         names = ("algorithm", "objective")
         return {"rounds": chosen.rounds} | {name: to_table(getattr(chosen, name)) for name in names}
@@ -156,7 +156,7 @@ def advise(experiment: Experiment, announce: Callable[[str], None] | None = None
     network = MemoryNetwork(plain.topology.build(problem.n))
     facts = _facts(problem, network)
     step = steady_consensus_step(algorithm.compressor, facts["parameters"], network)
-    if plain.trainer is None and step * facts["spectral_gap"] < _SLOW:
+    if not plain.trainer and step * facts["spectral_gap"] < _SLOW:
         algorithm = replace(algorithm, compressor=_FINER)
         step = steady_consensus_step(_FINER, facts["parameters"], network)
     rounds, why = _rounds(facts, step, plain)
@@ -164,7 +164,7 @@ def advise(experiment: Experiment, announce: Callable[[str], None] | None = None
     bears = f"what this compressor bears on a graph with {facts['neighbours']} neighbours at most"
     recommended = (
         _algorithm(experiment, chosen),
-        _compressor(algorithm, chosen.trainer is not None, facts),
+        _compressor(algorithm, bool(chosen.trainer), facts),
         Recommended("consensus_step", f"{step:g}, chosen by itself", bears),
         why,
     )
@@ -182,13 +182,13 @@ def _facts(problem: Prepared, network: MemoryNetwork) -> dict[str, Any]:
         "parameters": problem.flat_model.dim,
         "neighbours": max(int(mixing.degrees.max()) for mixing in network.cycle),
         "spectral_gap": network.gap(),
-        "untested_sites": sum(site.test is None or len(site.test) == 0 for site in problem.sites),
+        "untested_sites": sum(not site.test for site in problem.sites),
     }
 
 
 def _rounds(facts: dict[str, Any], step: float, experiment: Experiment) -> tuple[int, Recommended]:
     """Returns the number of rounds and its reason."""
-    if experiment.trainer is not None:
+    if experiment.trainer:
         return 20, Recommended("rounds", "20", "a training function does an epoch or more in each")
     mixing = _MIXED / max(1e-6, step * facts["spectral_gap"])
     passes = _PASSES * facts["largest_site"] / max(1, experiment.sampling.batch)
@@ -210,12 +210,12 @@ def _rounded_up(value: float) -> int:
 
 
 def _algorithm(given: Experiment, chosen: Experiment) -> Recommended:
-    own = "with the settings for training functions" if chosen.trainer is not None else "with its default steps"
+    own = "with the settings for training functions" if chosen.trainer else "with its default steps"
     reason = (
         'the best worst site without tuning on the problems that fairmesh was tried on (in the documentation: "How to '
         'choose")'
     )
-    left_out = default_for(given.objective, given.trainer is not None).algorithm  # what a file without [algorithm] has
+    left_out = default_for(given.objective, bool(given.trainer)).algorithm  # what a file without [algorithm] has
     if given.algorithm not in (chosen.algorithm, left_out):
         named = to_table(given.algorithm).get("name", type(given.algorithm).__name__)
         reason += f"; the experiment names {named}" + (" with other settings" if named == "tracked-ad-gda" else "")
@@ -284,7 +284,7 @@ class _Clock(Observer):
 
 def _predicted(chosen: Experiment, problem: Prepared, announce: Callable[[str], None] | None) -> Predicted:
     """Returns what a run takes, from some of its rounds."""
-    clock, some = _Clock(), min(chosen.rounds, 2 if chosen.trainer is not None else _MEASURED_ROUNDS)
+    clock, some = _Clock(), min(chosen.rounds, 2 if chosen.trainer else _MEASURED_ROUNDS)
     if announce:
         announce(f"training up to {some} rounds to see how long they take")
     options = replace(chosen.options, measure_every=some, compare_weights=False, keep_best=False)

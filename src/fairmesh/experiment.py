@@ -117,12 +117,12 @@ class Experiment(Learning):
         """Returns the fields that follow from others: what a run uses that names no algorithm."""
         if self.algorithm is not DEFAULT_ALGORITHM:  # this object: it was left out
             return {}
-        algorithm, objective, _ = default = default_for(self.objective, self.trainer is not None)
+        algorithm, objective, _ = default = default_for(self.objective, bool(self.trainer))
         return {"algorithm": algorithm, "objective": objective, "options": default.completed(self.options)}
 
     def __post_init__(self):
         super().__post_init__()
-        if self.data is None and self.contract is None:
+        if not self.data and not self.contract:
             raise BadInput(
                 "data: missing; name the data of all sites in [data]; or, if every site has its own, write a "
                 "[contract] that they must fulfil: fairmesh data contract TABLE --target COLUMN drafts it"
@@ -143,7 +143,7 @@ class Experiment(Learning):
 
     def known_data(self) -> Data:
         """Returns the data of all sites. Refuses an experiment whose sites have data of their own."""
-        if self.data is None:
+        if not self.data:
             raise BadInput(
                 "data: missing; this experiment has a [contract] only, since every site names its own data in its "
                 "site.toml. To train or look at it in one place, add [data]"
@@ -152,7 +152,7 @@ class Experiment(Learning):
 
     def sites(self, data: Data) -> list[Site]:
         """Returns the sites of a source, checked by the contract if there is one."""
-        return data.sites() if self.contract is None else self.contract.sites(data)
+        return self.contract.sites(data) if self.contract else data.sites()
 
     def problem(self, sites: Sequence[Site] | None = None, outputs: int | None = None) -> Prepared:
         """Returns the learning problem, with data, model and loss checked together. With a personalization, sites that
@@ -162,13 +162,13 @@ class Experiment(Learning):
             sites: The sites; None to load them from `data`. Default: None.
             outputs: The number of outputs of the model; None for as many as the labels need. Default: None.
         """
-        names = () if self.contract is None else self.contract.classes
+        names = self.contract.classes if self.contract else ()
         if sites is not None:
             return self._of_sites(sites, names, outputs)
         data = self.known_data()
         splits = [data] if self.splits == 1 else [data.resplit(k) for k in range(self.splits)]
         loaded = aligned([self.sites(split) for split in splits])
-        if self.personalization is not None:
+        if self.personalization:
             loaded = [reserve(sites, self.personalization.share) for sites in loaded]
         names = names or data.class_names()
         first = self._of_sites(loaded[0], names, outputs)
@@ -183,7 +183,7 @@ class Experiment(Learning):
             return like.changed(sites=sites)
         learning = {setting.name: getattr(self, setting.name) for setting in fields(Learning)}
         problem = prepare(Problem(model, sites, loss, self.sampling, self.prior, class_names=names, **learning))
-        if self.personalization is not None:
+        if self.personalization:
             problem.refuse_own_parts("personalization")
         return problem
 

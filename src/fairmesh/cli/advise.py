@@ -30,15 +30,14 @@ def advise(
     from fairmesh.advice import advise as advice_for
     from fairmesh.experiment import load_experiment
 
-    if write is not None:
-        if write.exists():
-            raise BadInput(f"--write {write}: there is such a file already; name another")
-        if write.resolve().parent != experiment.resolve().parent:
-            raise BadInput(f"--write {write}: name a file next to {experiment}, since paths in it start at its folder")
+    if write and write.exists():
+        raise BadInput(f"--write {write}: there is such a file already; name another")
+    if write and write.resolve().parent != experiment.resolve().parent:
+        raise BadInput(f"--write {write}: name a file next to {experiment}, since paths in it start at its folder")
     use_data(data)
     assignments = [*set_, *([f"options.device={device}"] if device else [])]
     advice = advice_for(load_experiment(experiment, assignments), None if json_ else say)
-    if write is not None:
+    if write:
         _write(write, experiment, set_, advice.settings())
     if json_:
         print_json(advice.as_json() | ({"written": str(write)} if write else {}))

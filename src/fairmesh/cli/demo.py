@@ -202,7 +202,7 @@ def demo(seed: int, out: Path | None, watch: Callable[[str, int], Watching] | No
         runs[name] = replace(run, summary=run.summary | more)
     fixed, default = trained["fixed-weights"][1], trained["default"][1]
     outcome = Outcome(runs, versus(fixed, alone), versus(default, fixed), joining=versus(default, alone))
-    if out is None:
+    if not out:
         return outcome
     try:
         return replace(outcome, report=_write_report(outcome, out))
@@ -247,7 +247,7 @@ def _trained(task: _Task) -> tuple[str, Run, Outcomes]:
     validation digits."""
     name, seed, rounds, splits, out = task
     contender = contenders()[name]
-    folder = None if out is None else out / name
+    folder = out and out / name
     result = run_experiment(experiment(contender, seed, rounds, splits), out=folder)
     worst = _worst_on_validation(result, contender.alone)
     chosen = [

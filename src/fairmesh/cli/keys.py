@@ -35,8 +35,8 @@ def page() -> str:
 
 def keys(
     name: Annotated[
-        str | None, typer.Argument(metavar="[name]", help="A section such as algorithm, or a name such as ad-gda.")
-    ] = None,
+        str, typer.Argument(metavar="[name]", help="A section such as algorithm, or a name such as ad-gda.")
+    ] = "",
 ) -> None:
     """Explain the keys of experiment files.
 
@@ -44,4 +44,4 @@ def keys(
     from fairmesh.config.reference import found_by
     from fairmesh.experiment import Experiment
 
-    print(page() if name is None else "\n".join(found_by(Experiment, name)), end="")
+    print("\n".join(found_by(Experiment, name)) if name else page(), end="")

@@ -50,8 +50,8 @@ def export(
     if len(chosen) != 1:
         raise BadInput("say one format: --onnx, --torch-export, --safetensors, --peft or --merged")
     model = load_model(run, which, site=site, replica=replica, allow=allow)  # type: ignore[arg-type]
-    stem = "-".join(["exported", *([] if which == "final" else [which]), *([] if site is None else [site])])
-    stem += "" if replica is None else f"-{replica}"
+    names = ("exported", which if which != "final" else "", site or "", "" if replica is None else str(replica))
+    stem = "-".join(filter(None, names))
     path = out or finished_run(run) / f"{stem.replace('/', '_')}{ENDINGS[chosen[0]]}"
     about = export_model(model, path, chosen[0])  # type: ignore[arg-type]
     if json_:
@@ -86,7 +86,7 @@ def predict(
     model = load_model(run, which, site=site, replica=replica, allow=allow)  # type: ignore[arg-type]
     found = predict_rows(model, data)
     table = found.table()
-    if out is not None:
+    if out:
         try:
             with open(out, "w", newline="", encoding="utf-8") as file:
                 csv.writer(file).writerows(table)

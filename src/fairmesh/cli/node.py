@@ -28,8 +28,8 @@ def seconds_of(text: str, option: str) -> float:
 def node(
     site: Site,
     patience: Annotated[
-        str | None, typer.Option(help="Stop after waiting this long for a neighbour, such as 30m or 2h.")
-    ] = None,
+        str, typer.Option(help="Stop after waiting this long for a neighbour, such as 30m or 2h.")
+    ] = "",
     prometheus: Annotated[int | None, typer.Option(help="A port of 127.0.0.1 for Prometheus metrics.")] = None,
     track: Track = [],  # noqa: B006
     json_: Json = False,
@@ -39,7 +39,7 @@ def node(
     It runs unattended. Started again, it continues where it was."""
     from fairmesh.mesh.node.state_lock import LEFT_S, locked
 
-    waits = None if patience is None else seconds_of(patience, "--patience")
+    waits = seconds_of(patience, "--patience") if patience else None
     with locked(SiteFile.read(site).state, LEFT_S) as lock:  # before imports, so that `status` sees that it starts
         from fairmesh.mesh.node.running import run_node
         from fairmesh.trackers import trackers_of

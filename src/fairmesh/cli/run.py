@@ -180,7 +180,7 @@ def _memory_reused(experiment: "Experiment") -> Iterator[None]:
 
 def use_data(folder: Path | None) -> None:
     """Sets $FAIRMESH_DATA to the folder of --data."""
-    if folder is None:
+    if not folder:
         return
     if not folder.is_dir():
         raise BadInput(f"--data {folder}: no such folder")

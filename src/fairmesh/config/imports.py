@@ -65,15 +65,15 @@ def class_at(path: str, where: str) -> Any:
     """Returns what is at an import path; also a class that `path_of` named in this process and nobody can import."""
     module, _, name = path.partition(":")
     known, importable = _NAMED.get(path), module != "__main__" and "<locals>" not in name
-    if known is not None and not importable:
+    if known and not importable:
         return known
     main = _main_file()
-    if main is not None and module.endswith(".py") and Path(module).resolve() == main and _in_main(name) is not None:
+    if main and module.endswith(".py") and Path(module).resolve() == main and _in_main(name) is not None:
         return _in_main(name)  # importing the script that is being run would run it again
     try:
         return imported(path, where)
     except BadInput as error:
-        if known is not None:
+        if known:
             return known
         if importable:
             raise
@@ -115,11 +115,11 @@ def _module_from_file(path: str) -> types.ModuleType:
         return SEALED[path]()
     # The module is named by its path, so that a user's types.py does not replace Python's.
     spec = importlib.util.spec_from_file_location(path, path)
-    if spec is None or spec.loader is None or not Path(path).is_file():
+    if not spec or not spec.loader or not Path(path).is_file():
         raise OSError("no such Python file")
     known = sys.modules.get(path)
     written = Path(path).stat().st_mtime_ns
-    if known is not None and getattr(known, "_fairmesh_written", None) == written:
+    if known and getattr(known, "_fairmesh_written", None) == written:
         return known
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module

@@ -22,7 +22,7 @@ class Key(NamedTuple):
 
     name: str
     value: str  # what it may be, in words
-    default: str | None  # as a file has it, "left out" for None; None if the key is required
+    default: str  # as a file has it, "left out" for None; empty if the key is required
     what: str
 
 
@@ -58,11 +58,11 @@ def _arguments(kind: type) -> dict[str, str]:
     return {name: " ".join(text.split()) for name, text in zip(entries[1::2], entries[2::2])}
 
 
-def _default(field: dataclasses.Field, stated: str) -> str | None:
+def _default(field: dataclasses.Field, stated: str) -> str:
     """Returns a field's default as a file has it, and what the docstring says of it after a comma."""
     made = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
     if made is dataclasses.MISSING:
-        return None
+        return ""
     remark = re.search(r"(?<=\)), [a-z].*(?=\.$)", stated)  # "Ring(), which ...": of an object only
     return ("left out" if made is None else f"`{_toml(_short(made))}`") + (remark[0] if remark else "")
 
@@ -71,7 +71,7 @@ def _short(thing: Any) -> Any:
     """Returns a configured object as a file would have it: a number or a name where that is enough."""
     table = to_table(thing, defaults=False)
     role = role_of(type(thing))
-    if role is None:
+    if not role:
         return table
     if table.keys() == {"name"}:
         return table["name"]
@@ -150,7 +150,7 @@ def reached(root: type) -> list[type]:
         for one in get_args(hint):
             visit(one)
         kind = role_of(hint) or hint if isinstance(hint, type) else None
-        if kind in found or kind is None or not (kind in FAMILIES or dataclasses.is_dataclass(kind)):
+        if kind in found or not kind or not (kind in FAMILIES or dataclasses.is_dataclass(kind)):
             return
         found.append(kind)
         waiting.extend(FAMILIES.get(kind, {}).values() or [kind])
@@ -166,7 +166,7 @@ def text_of(kind: type, heading: str, link: Callable[[type], str] | None = None)
     """Returns a class as Markdown that can also be read in a terminal: a heading, a sentence, and its keys."""
     lines = [heading, "", *textwrap.wrap(first_line(kind), _WIDTH), ""]
     for key in keys_of(kind, link):
-        default = "required" if key.default is None else f"default: {key.default}"
+        default = f"default: {key.default}" if key.default else "required"
         text = f"- **`{key.name}`** ({key.value}; {default}): {key.what}"
         lines += textwrap.wrap(text, _WIDTH, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
     return "\n".join(lines).rstrip() + "\n"

@@ -108,7 +108,7 @@ class SealedFiles:
             return self._modules[file]
         path = str(self._folder / file)
         spec = importlib.util.spec_from_file_location(path, path)
-        module = ModuleType(path) if spec is None else importlib.util.module_from_spec(spec)
+        module = importlib.util.module_from_spec(spec) if spec else ModuleType(path)
         namespace = vars(module)
         namespace["__builtins__"] = vars(builtins) | {"__import__": functools.partial(self._import, file)}
         self._modules[file] = sys.modules[path] = module

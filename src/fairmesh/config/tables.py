@@ -94,10 +94,10 @@ def to_table(thing: Any, defaults: bool = True) -> Any:
     The table of an object with a role names its class, by its registered name or as "import" with its import path. So
     two classes with the same fields have different tables."""
     role = None if isinstance(thing, type) else role_of(type(thing))
-    if role is not None and not is_registered(type(thing)):
+    if role and not is_registered(type(thing)):
         check_configurable(type(thing), role)
-    if role is not None or (dataclasses.is_dataclass(thing) and not isinstance(thing, type)):
-        table: dict[str, Any] = {} if role is None else _heading(thing)
+    if role or (dataclasses.is_dataclass(thing) and not isinstance(thing, type)):
+        table: dict[str, Any] = _heading(thing) if role else {}
         for name, field in settings(type(thing)).items():
             value = getattr(thing, name)
             if value is not None and (defaults or not _is_default(field, value)):
@@ -132,11 +132,11 @@ def check_configurable(kind: type, role: type, where: str = "") -> None:
     who = f"{where}: {kind.__qualname__}" if where else kind.__qualname__
     params = getattr(kind, "__dataclass_params__", None)
     own = inspect.get_annotations(kind)
-    if params is not None and "__dataclass_params__" not in vars(kind):  # inherited, so its own fields would be none
+    if params and "__dataclass_params__" not in vars(kind):  # inherited, so its own fields would be none
         params = None if any("ClassVar" not in str(hint) for hint in own.values()) else params
     frozen = any(member.__dataclass_params__.frozen for member in FAMILIES[role].values())  # type: ignore[attr-defined]
     plain = not frozen and not own and kind.__init__ is object.__init__
-    if not plain and (params is None or (frozen and not params.frozen)):
+    if not plain and (not params or (frozen and not params.frozen)):
         what, line = ("frozen dataclass", "@dataclass(frozen=True)") if frozen else ("dataclass", "@dataclass")
         raise BadInput(
             f"{who} is not a {what}, so its settings are not known; write {line} above `class {kind.__name__}`"
@@ -154,14 +154,14 @@ def from_table(kind: Any, value: Any, where: str = "") -> Any:
     origin = Callable if kind is Callable else get_origin(kind)
     if kind is Any:
         return value
-    if origin is not None:
+    if origin:
         if origin not in _READERS:
             raise BadInput(
                 f"{where}: a file cannot hold a field of type {kind}; use a number, a string, a list or a table"
             )
         return _READERS[origin](get_args(kind), value, where)
     role = role_of(kind) if isinstance(kind, type) else None
-    if role is not None and not (isinstance(value, Mapping) and "name" not in value and is_registered(kind)):
+    if role and not (isinstance(value, Mapping) and "name" not in value and is_registered(kind)):
         made = _member_from(role, value, where)
         if not isinstance(made, kind):
             raise BadInput(f"{where}: expected a {kind.__name__}, got a {type(made).__name__}")
@@ -283,7 +283,7 @@ def _form_of(kind: Any, value: Any) -> str:
 
 
 def _has_role(kind: Any) -> bool:
-    return isinstance(kind, type) and role_of(kind) is not None
+    return isinstance(kind, type) and bool(role_of(kind))
 
 
 def _member_from(role: type, value: Any, where: str) -> Any:
@@ -300,7 +300,7 @@ def _member_from(role: type, value: Any, where: str) -> Any:
     known = {IMPORT: role, **FAMILIES[role]}
     fields = dict(table)
     name = fields.pop("name", None)
-    if name is None:
+    if not name:
         raise BadInput(f"{where}: the table has no name; known: {', '.join(sorted(known))}")
     if not isinstance(name, str) or name not in known:
         noun = getattr(role, "noun", role.__name__.lower())

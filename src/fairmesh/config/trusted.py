@@ -39,4 +39,4 @@ def is_harmless(module: str, name: str) -> bool:
     if module == "torch.nn.functional":
         home = getattr(found, "__module__", None)
         return callable(found) and home in ("torch.nn.functional", "torch._C._nn", "torch")
-    return under(module, ("fairmesh",)) and isinstance(found, type) and role_of(found) is not None
+    return under(module, ("fairmesh",)) and isinstance(found, type) and bool(role_of(found))

@@ -25,7 +25,7 @@ class FinishedWork:
     Args:
         folder: Where to keep it. It is made when something is written.
         before_sending: Whether all work is written at once. Default: False.
-        damaged: Is called with the name of a damaged file and the reason. Default: None, damaged files are passed over.
+        damaged: Is called with the name of a damaged file and the reason. Default: they are passed over.
         storing: Surrounds every write, to say what to do if the disk fails. Default: nullcontext.
     """
 
@@ -34,7 +34,7 @@ class FinishedWork:
         folder: Path,
         *,
         before_sending: bool = False,
-        damaged: Callable[[str, str], None] | None = None,
+        damaged: Callable[[str, str], None] = lambda file, reason: None,
         storing: Callable[[], AbstractContextManager[None]] = nullcontext,
     ):
         self._folder, self._before_sending, self._damaged, self._storing = folder, before_sending, damaged, storing
@@ -54,8 +54,7 @@ class FinishedWork:
         try:
             stored = read_stored(path, {})
         except CheckpointError as error:
-            if self._damaged is not None:
-                self._damaged(path.name, error.what)
+            self._damaged(path.name, error.what)
             return None
         if not self._before_sending and stored.more.get("start") != _digest(start):
             return None

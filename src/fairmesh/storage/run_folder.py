@@ -76,12 +76,12 @@ class RunFolder:
             raise BadInput(f"cannot write to the run folder {self.path}: permission denied")
         self.resuming = is_occupied(self.path, resume=resume, own=own)
         (self.path / DIVERGED).unlink(missing_ok=True)
-        if self._process_group.job is not None:
+        if self._process_group.job:
             self._write(JOB, self._process_group.job.encode())
 
     def _begun_by_this_job(self) -> bool:
         mark = self.path / JOB
-        return self._process_group.job is not None and mark.exists() and mark.read_text() == self._process_group.job
+        return mark.exists() and mark.read_text() == self._process_group.job
 
     def close(self) -> None:
         """Marks the run as ended, so that a later start of the same job in this folder is another run."""
@@ -124,7 +124,7 @@ class RunFolder:
     def write_preprocessing(self, splits: Sequence[Preprocessing | None]) -> None:
         """Writes how rows of a table become inputs of the models, for each split of the data."""
         for k, one in enumerate(splits):
-            if one is not None:
+            if one:
                 self._write(preprocessing_file(k), one.to_json().encode())
 
     def write_outcomes(self, content: bytes) -> None:

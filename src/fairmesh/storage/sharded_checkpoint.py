@@ -96,17 +96,16 @@ class _Pieces:
                     f"{path} is not the file that {self._path} was written with; delete the folder to start again"
                 )
             self._stored[file] = stored
-        tensor = self._stored[file].tensors.get(name)
-        if tensor is None:
+        if name not in self._stored[file].tensors:
             raise CheckpointError(f"{self._path.with_name(file)} does not contain {name}; it is of another run")
-        return tensor
+        return self._stored[file].tensors[name]
 
     def _file_of(self, nodes: Sequence[int]) -> str | None:
         return next((file for file, there in self._nodes.items() if there == nodes), None)
 
     def rows(self, name: str, nodes: Sequence[int]) -> Tensor:
         """Returns the rows of these nodes: (replicas, nodes, ...)."""
-        if (file := self._file_of(nodes)) is not None:
+        if file := self._file_of(nodes):
             return self._tensor(file, name)
         absent = [node for node in nodes if node not in self._place]
         if absent:
@@ -116,7 +115,7 @@ class _Pieces:
 
     def mean(self, name: str, nodes: Sequence[int]) -> Tensor:
         """Returns what a process with the same nodes had, to the bit, or else the mean over all nodes."""
-        if (file := self._file_of(nodes)) is not None:
+        if file := self._file_of(nodes):
             return self._tensor(file, name)
         parts = [self._tensor(file, name) * (len(there) / len(self._place)) for file, there in self._nodes.items()]
         return torch.stack(parts).sum(dim=0)

@@ -212,7 +212,7 @@ class Tracker(Observer):
             self.add_records(self.run.new_records)
 
     def finish(self, error: BaseException | None) -> None:
-        if error is not None:
+        if error:
             interrupted = type(error).__name__ in ("Interrupted", "KeyboardInterrupt")
             self.end("interrupted" if interrupted else "failed")
 
@@ -395,7 +395,7 @@ def environment(name: str, value: str) -> Iterator[None]:
         yield
     finally:
         del os.environ[name]
-        os.environ.update({} if before is None else {name: before})
+        os.environ.update({name: before} if before else {})
 
 
 def file_name(text: str) -> str:

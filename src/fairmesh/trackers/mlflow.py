@@ -52,17 +52,16 @@ class MLflow(Tracker):
         from mlflow import MlflowClient
         from mlflow.entities import Param
 
-        uri = self.uri
-        if uri is None:
+        if not self.uri:
             folder.mkdir(exist_ok=True)
-            uri = f"sqlite:///{(folder / 'mlflow.db').resolve()}"
+        uri = self.uri or f"sqlite:///{(folder / 'mlflow.db').resolve()}"
         if uri.startswith(("http://", "https://")):
             _reach(uri)
         for name in ("mlflow.store.db.utils", "alembic"):  # which tell how they make a new database
             logging.getLogger(name).setLevel(logging.WARNING)
         client = MlflowClient(tracking_uri=uri)
         replica.handle = client
-        if replica.id is not None:
+        if replica.id:
             client.update_run(replica.id, status="RUNNING")
             return
         found = client.get_experiment_by_name(self.experiment)

@@ -35,7 +35,7 @@ class TensorBoard(Tracker):
         import tensorboard  # noqa: F401
 
     def open(self, replica: TrackedReplica, folder: Path, alone: bool) -> None:
-        base = Path(self.folder) if self.folder is not None else folder / "tensorboard"
+        base = Path(self.folder) if self.folder else folder / "tensorboard"
         replica.id = str(base if alone else base / f"{replica.key}-{file_name(replica.name)}")
         replica.handle = _EventFile(Path(replica.id), forget_from=replica.written + 1)
         if replica.written < 0:

@@ -36,7 +36,7 @@ class WandB(Tracker):
     def open(self, replica: TrackedReplica, folder: Path, alone: bool) -> None:
         import wandb
 
-        base = Path(self.folder) if self.folder is not None else folder
+        base = Path(self.folder or folder)
         base.mkdir(parents=True, exist_ok=True)
         replica.id = replica.id or uuid.uuid4().hex[:16]
         quiet = wandb.Settings(

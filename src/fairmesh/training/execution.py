@@ -153,11 +153,11 @@ def _finished_work(training: Training, around: Surroundings) -> FinishedWork | N
     """Says for which site's training function the run waits, and returns where its finished work is kept, if sites have
     training functions and the run has a folder."""
     worker, process_group = training.oracle.worker, training.network.process_group
-    if worker is None:
+    if not worker:
         return None
     if process_group.is_leader:
         worker.together = functools.partial(process_group.long_work, seen=LongWorkNotices(around.announce))
-    if around.folder is None:
+    if not around.folder:
         return None
     finished = worker.done = FinishedWork(around.folder.work)
     return finished

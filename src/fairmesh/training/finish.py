@@ -71,7 +71,7 @@ def _chosen_by_sites(run: Execution, result: Result) -> list[Personalized]:
     """Returns the sites' own models, if the run has a personalization. Each process finds those of its own sites; all
     processes know all numbers."""
     training, method, process_group = run.training, run.plan.personalization, run.process_group
-    if method is None:
+    if not method:
         return []
     if run.around.announce:
         run.around.announce(f"choosing a model of its own for each of {run.plan.problem.n} sites")
@@ -140,7 +140,7 @@ def write_outcome(folder: RunFolder, result: Result, provenance: dict[str, Any])
     """Writes the models and the summary of a finished run."""
     folder.write_preprocessing([split.preprocessing for split in result.problem.every_split])
     for file in [*model_files(result), *site_files(result)]:
-        about = about_model(result, file.replica, file.which) | ({} if file.site is None else {"site": file.site})
+        about = about_model(result, file.replica, file.which) | ({"site": file.site} if file.site else {})
         state_dict = result.state_dict(file.replica, file.which, file.site)  # type: ignore[arg-type]
         folder.write_model(file.name, state_dict, about)
     for personal in result.personal:

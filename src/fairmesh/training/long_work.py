@@ -26,11 +26,11 @@ class LongWorkNotices:
 
     def __call__(self, every: list[Any]) -> None:
         """Takes what the processes that still work do: activities, None where a process has not begun."""
-        working = [Activity(*one) for one in every if one is not None]
-        longest = min(working, key=lambda one: one.since, default=None)
-        if longest is None or longest != self._longest:
+        working = [Activity(*activity) for activity in every if activity]
+        longest = min(working, key=lambda activity: activity.since, default=None)
+        if longest != self._longest:
             self._longest, self._next = longest, _FIRST_S
-        if longest is None:
+        if not longest:
             return
         seconds = self._clock() - longest.since
         if seconds >= self._next:

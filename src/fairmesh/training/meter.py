@@ -85,7 +85,7 @@ class Meter:
     def note(self, text: str) -> None:
         """Keeps what a reader of the numbers must know, and says it."""
         self.notes.append(text)
-        if self._announce is not None:
+        if self._announce:
             self._announce(text)
         elif self._network.process_group.is_leader:
             warnings.warn(text, UserWarning, stacklevel=2)

@@ -28,7 +28,7 @@ def model_files(result: Result) -> list[ModelFile]:
     several = len(variants_of(result.replicas)) > 1
     files = []
     for which, stem in _FILES.items():
-        if which == "best" and result.state.best is None:
+        if which == "best" and not result.state.best:
             continue
         if result.chosen is not None:
             files.append(ModelFile(stem, result.chosen, which))
@@ -54,7 +54,7 @@ def site_files(result: Result) -> list[ModelFile]:
 def about_model(result: Result, replica: int, which: str) -> dict[str, Any]:
     """Returns what a model's file says about itself. It is the same wherever the same model was trained."""
     best = result.state.best
-    rounds = {"final": result.rounds} | ({} if best is None else {"best": int(best.round[replica])})
+    rounds = {"final": result.rounds} | ({"best": int(best.round[replica])} if best else {})
     about = {"architecture": result.problem.flat_model.architecture, "which": which, "replica": replica}
     return about | ({"round": rounds[which]} if which in rounds else {})
 
@@ -74,7 +74,7 @@ def model_facts(problem: Prepared) -> dict[str, Any]:
 
 def _output(problem: Prepared) -> str:
     """Returns what the model's outputs are, by its task and the loss that it is trained with."""
-    if problem.structured is not None:
+    if problem.structured:
         return "structure"
     if problem.task in ("binary", "multi-label"):
         return "logit"

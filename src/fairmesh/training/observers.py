@@ -90,12 +90,12 @@ class ObservedRun:
     @property
     def name(self) -> str:
         """Returns the name of the run's folder, or "fairmesh" if it has none."""
-        return "fairmesh" if self.folder is None else self.folder.resolve().name
+        return self.folder.resolve().name if self.folder else "fairmesh"
 
     @property
     def is_last(self) -> bool:
         """Returns whether this round ends the run."""
-        return self.round == self.rounds or self.stop_reason is not None
+        return self.round == self.rounds or bool(self.stop_reason)
 
     @property
     def measure_due(self) -> bool:
@@ -198,7 +198,7 @@ def observe(run: ObservedRun, states: Iterable[tuple[int, TrainingState]], obser
             run.state, run.new_records = state._replace(best=run.best), []
             for observer in observers:
                 observer.after_round(run.round, run.state)
-            if run.stop_reason is not None:
+            if run.stop_reason:
                 return
     except BaseException as raised:
         error = raised
@@ -210,7 +210,7 @@ def observe(run: ObservedRun, states: Iterable[tuple[int, TrainingState]], obser
                 observer.finish(error)
             except Exception as failure:  # the others finish too
                 failures.append(failure)
-        if failures and error is None:
+        if failures and not error:
             raise failures[0]
 
 
@@ -255,7 +255,7 @@ class Divergence(Observer):
         self._every = min(options.measure_every, _LOOK_EVERY) if on_cpu else options.measure_every
 
     def after_round(self, round: int, state: TrainingState) -> None:
-        checkpoint_due = self._checkpoints is not None and self._checkpoints.due(round)
+        checkpoint_due = self._checkpoints and self._checkpoints.due(round)
         if not (self.run.measure_due or self.run.interrupted or checkpoint_due or round % self._every == 0):
             return
         training, process_group = self.run.training, self.run.training.network.process_group
@@ -298,7 +298,7 @@ class KeepBest(Observer):
 
     def start(self, run: ObservedRun) -> None:
         self.run, self._newest, options = run, -1, run.training.options
-        if run.best is None:
+        if not run.best:
             return
         self._scores = RoundScores(run.training.problem, options.best_by, options.cvar_level)
         for records in by_round(run.records):  # if the run was resumed
@@ -308,7 +308,7 @@ class KeepBest(Observer):
 
     def after_round(self, round: int, state: TrainingState) -> None:
         run, best = self.run, self.run.best
-        if not run.new_records or best is None or round % run.training.options.measure_every or round == self._newest:
+        if not run.new_records or not best or round % run.training.options.measure_every or round == self._newest:
             return
         self._newest, scores = round, self._scores.add_records(run.new_records)
         better = replaces(scores, best.score)
@@ -342,7 +342,7 @@ class Checkpointing(Observer):
     def _save(self, round: int) -> None:
         self._checkpoints.save(self.run.state, round)
         self.saved = round
-        if self._finished is not None:
+        if self._finished:
             self._finished.drop_before(round)
             if self.run.is_last:
                 self._finished.close()
@@ -365,9 +365,9 @@ class Ending(Observer):
         if process_group.world_size > 1 and run.new_records:
             reasons = process_group.all_gather_json(run.stop_reason or self._pending)
             run.stop_reason = next(filter(None, reasons), None)
-        elif process_group.world_size > 1 and run.stop_reason is not None:
+        elif process_group.world_size > 1 and run.stop_reason:
             self._pending, run.stop_reason = self._pending or run.stop_reason, None  # until a round is measured
-        if run.stop_reason is not None:
+        if run.stop_reason:
             for observer in self._last_words:
                 observer.after_round(round, run.state)
         elif run.interrupted and not run.is_last:

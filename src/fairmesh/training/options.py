@@ -1,5 +1,6 @@
 """Options of a run: measurements, checkpoints, device, memory."""
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -130,12 +131,9 @@ def with_threads(options: Options) -> Iterator[None]:
 
 def device_of(name: str) -> torch.device:
     """Returns the device. Refuses one that is not available."""
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        device = None
-    if device is None or device.type not in ("cpu", "cuda"):
+    if not re.fullmatch(r"cpu|cuda(:\d+)?", name):
         raise BadInput(f"unknown device {name!r}: use 'cpu' or 'cuda'")
+    device = torch.device(name)
     if device.type == "cuda" and not torch.cuda.is_available():
         raise BadInput("no CUDA device is available; use device = 'cpu', or install a CUDA build of torch")
     return device

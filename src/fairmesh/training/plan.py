@@ -86,7 +86,7 @@ class Plan:
         algorithms = _fitted(algorithm, rounds)
         replicas = replicas_of(algorithms, seeds, placements, problem.n, len(problem.every_split))
         _refuse(problem, algorithms, chosen)
-        if personalization is not None:
+        if personalization:
             method: Personalization = from_table(Personalization, personalization, "personalization")
             problem, personalization = _with_reserve(problem, method.share), method
         if process_group.world_size > 1:
@@ -109,7 +109,7 @@ def with_fixed_weights(plan: Plan) -> Plan:
 
 def _with_defaults(problem: Prepared, options: Options) -> tuple[Prepared, Algorithm, Options]:
     """Returns what a run has that names no algorithm: its objective, its algorithm, and and `compare_weights`."""
-    default = default_for(problem.objective, updates=problem.trainer is not None)
+    default = default_for(problem.objective, updates=bool(problem.trainer))
     if default.objective is not problem.objective:
         problem = problem.each(lambda split: split.changed(objective=default.objective))
     return problem, default.algorithm, default.completed(options)
@@ -128,7 +128,7 @@ def _refuse(problem: Prepared, algorithms: Sequence[Algorithm], options: Options
     """Refuses what does not go together."""
     if options.keep_best and not problem.held_out("validation")[1]:
         raise BadInput("keep_best needs validation sets; give each Site, or the Problem, one")
-    if options.compare_weights and any(a.with_fixed_weights() is None for a in algorithms):
+    if options.compare_weights and not all(a.with_fixed_weights() for a in algorithms):
         raise BadInput("compare_weights needs an algorithm with weights of its own, such as tracked-ad-gda")
     if options.own_models and any(a.needs_server for a in algorithms):
         raise BadInput("own_models: nodes of an algorithm with a server have no models of their own")

@@ -24,7 +24,7 @@ def provenance_of(problem: Prepared, process_group: ProcessGroup) -> dict[str, A
     sites = []
     for i, site in enumerate(problem.sites):
         sets = {name: getattr(site, name) for name in _SETS}
-        counts = {name: 0 if samples is None else len(samples) for name, samples in sets.items()}
+        counts = {name: len(samples or ()) for name, samples in sets.items()}
         digest, facts = known[i]
         sites.append({"name": site.name, "group": site.group, **counts, **facts, "digest": digest.split(" ")[0]})
     return {

@@ -218,8 +218,7 @@ class Result:
         """
         splits = zip(self.problem.every_split, problem.every_split)
         whole = with_splits([here.changed(sites=every.sites) for here, every in splits])
-        fixed = None if self.fixed is None else self.fixed.with_data_of(problem)
-        return replace(self, problem=whole, fixed=fixed)
+        return replace(self, problem=whole, fixed=self.fixed and self.fixed.with_data_of(problem))
 
     def every_outcome(self) -> dict[str, Outcomes]:
         """Returns all that a run keeps of what its models answered: of the last and the best round, of every algorithm
@@ -228,7 +227,7 @@ class Result:
         for variant, one in enumerate(variants_of(self.replicas)):
             if set(one["replicas"]) <= set(self.diverged):
                 continue
-            for which in ("last", *(["best"] if self.state.best is not None and not self.judged_alone else [])):
+            for which in ("last", *(["best"] if self.state.best and not self.judged_alone else [])):
                 found[outcomes_name(variant, which, self.judged_alone)] = self.outcomes(variant, which)  # type: ignore[arg-type]
         return found
 
@@ -254,7 +253,7 @@ class Result:
         Raises:
             BadInput: The run was not compared with fixed weights.
         """
-        if self.fixed is None:
+        if not self.fixed:
             raise BadInput("the run was not compared with fixed weights; train with compare_weights = True")
         return verdict_of(self, self.fixed)
 
@@ -293,7 +292,7 @@ class Result:
             "final": self._last.model,
             "last": self._last.model,
             "time-average": self.state.average_model,
-            "best": None if self.state.best is None else self.state.best.model,
+            "best": self.state.best and self.state.best.model,
         }
         if which not in rows:
             raise BadInput(f"there is no model {which!r}{nearest(which, rows)}")
@@ -309,8 +308,8 @@ class Result:
         Args:
             which: As in `row`. Own parts are kept for the "best" round; of other models they are those of the last.
         """
-        best = self.state.best
-        return best.own if which == "best" and best is not None else self._last.own
+        best = self.state.best if which == "best" else None
+        return best.own if best else self._last.own
 
     def whole_row(self, replica: int = 0, which: str = "final", site: str | None = None) -> Tensor:
         """Returns a model as one row, with what stays at the sites.
@@ -354,7 +353,7 @@ class Result:
 
     @cached_property
     def _last(self) -> Averages:
-        if self.averages is not None:
+        if self.averages:
             return self.averages
         state, view = self.state.algorithm, StateView(self.state.algorithm)
         models, duals, own = view.models(state), view.duals(state), view.own_weights(state)
@@ -424,7 +423,7 @@ def chosen_replica(result: Result, best_by: str) -> int | None:
     variants = variants_of(result.replicas)
     if len(variants) == 1:
         return 0
-    if result.state.best is not None:
+    if result.state.best:
         scores = result.state.best.score
     elif "validation" in result.records[0]:
         rule = RoundScores(result.problem, "worst" if best_by == "last" else best_by, result.cvar_level)

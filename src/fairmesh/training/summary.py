@@ -106,7 +106,7 @@ def _evidence_of(result: Result, variant: int, replicas: Sequence[int]) -> dict[
     elsewhere = any(not site.train.here for split in result.problem.every_split for site in split.sites)
     if set(replicas) <= set(result.diverged) or (elsewhere and not result.answered):
         return {}
-    fixed = {} if result.fixed is None else {"fixed weights": result.fixed}
+    fixed = {"fixed weights": result.fixed} if result.fixed else {}
     return {"evidence": result.evidence(against=fixed, variant=variant)}
 
 

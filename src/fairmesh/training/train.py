@@ -189,7 +189,7 @@ def _say_choices(ready: Ready, announce: Announce) -> None:
     if announce:
         for line in filter(None, (*special, switched_off, data, ready.memory)):
             announce(line)
-        if problem.preprocessing is not None:
+        if problem.preprocessing:
             announce(f"table: {'; '.join(problem.preprocessing.in_words())}")
     elif plan.process_group.is_leader:
         if switched_off:
