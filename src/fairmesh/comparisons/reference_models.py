@@ -1,7 +1,6 @@
 """Compares a run with reference models: each site alone, all data in one place, the average model, the common model
 fine-tuned at each site, and a constant answer."""
 
-import itertools
 import math
 import os
 import shutil
@@ -40,7 +39,7 @@ from fairmesh.problems.parts import Parts
 from fairmesh.problems.prepared import Prepared
 from fairmesh.problems.problem import Problem, prepare
 from fairmesh.storage.occupied import ALONE
-from fairmesh.storage.run_folder import RunFolder, extend_summary, read_model, read_summary
+from fairmesh.storage.run_folder import RunFolder, extend_summary
 from fairmesh.topology.graphs import Ring, Topology
 from fairmesh.training.defaults import ROUNDS
 from fairmesh.training.finish import write_outcome
@@ -135,10 +134,10 @@ class ReferenceComparison:
         found = self.versus("local")
         return [*found.sentences("alone"), found.sentence("alone")]
 
-    def constant_sentence(self) -> str | None:
-        """Returns what a constant answer reaches, and at which sites it does as well as the run; None if that is not
+    def constant_sentence(self) -> str:
+        """Returns what a constant answer reaches, and at which sites it does as well as the run; nothing if that is not
         known."""
-        return constant_sentence(self.result, self.values("constant")) if self._sound("constant") else None
+        return constant_sentence(self.result, self.values("constant")) if self._sound("constant") else ""
 
     def _sound(self, name: str) -> bool:
         """Returns whether some replicas of the run and of a reference did not diverge."""
@@ -209,28 +208,28 @@ def site_means(result: Result, metric: str | None = None) -> list[float]:
     return [_mean(column) for column in zip(*rows)] if rows else [math.nan] * result.problem.n
 
 
-def constant_sentence(result: Result, constants: Sequence[float] | None = None) -> str | None:
+def constant_sentence(result: Result, constants: Sequence[float] = ()) -> str:
     """Returns what a constant answer would reach, which any model should exceed, and at which sites it does as well.
 
     Args:
         result: The run.
-        constants: The primary metric of the constant answer at every site; None to compute it. Default: None.
+        constants: The primary metric of the constant answer at every site; () to compute it. Default: ().
 
     Returns:
-        The sentence; None if sites have no constant answer, or no number to compare it with.
+        The sentence; nothing if sites have no constant answer, or no number to compare it with.
     """
     problem = result.problem.of_split(0)
     if problem.task not in ("classes", "binary", "numbers") or isinstance(problem.loss, ModelLoss):
-        return None
+        return ""
     unit, higher = Unit(problem.primary, problem.is_share(problem.primary)), problem.higher_is_better(problem.primary)
-    constants = constant_values(problem, result.judged_on) if constants is None else constants
+    constants = constants or constant_values(problem, result.judged_on)
     known = [
         (site, constant, reached)
         for site, constant, reached in zip(problem.sites, constants, site_means(result))
         if math.isfinite(constant) and math.isfinite(reached)
     ]
     if not known:
-        return None
+        return ""
     values = [constant for _, constant, _ in known]
     counted = [c for site, c, _ in known if len(getattr(site, result.judged_on)) >= result.worst_needs_rows]
     worst, mean = (min if higher else max)(counted or values), _mean(values)
@@ -400,17 +399,18 @@ class _Work:
         self._alone = self._problem.each(lambda split: split.changed(parts=replace(split.parts, local=())))
 
     def reference(self, name: str) -> Result:
-        """Returns a reference, from its folder if it is finished there."""
+        """Returns a reference, trained or as it was kept."""
         if name not in _OWN:
             return self._trained(name)
         problem = self._constant_problem() if name == "constant" else self._alone
-        models = self._read(name, problem)
-        started, fresh = time.perf_counter(), models is None
+        started, kept = time.perf_counter(), self.phases.finished(name, self._identity())
+        models = kept.get("models")
         if models is None:
             models = {"local": self._local, "fine-tuned": self._fine_tuned, "constant": self._constants}[name]()
         result = self._result_of(problem, models, time.perf_counter() - started)
-        if fresh and self._folder is not None:
+        if not kept and self._folder is not None:
             self._write(self._folder / name, result, models)
+            self.phases.finish(name, self._identity(), {"models": models})
             self.phases.forget(f"{name}-*")
         return result
 
@@ -569,24 +569,9 @@ class _Work:
         folder.write_preprocessing([split.preprocessing for split in result.problem.every_split])
         folder.replace_records(result.records)
         folder.write_outcomes(packed(result.every_outcome()))
-        summary = summary_of(result) | {"algorithm": name, "models": [], "identity": self._identity()}
-        folder.write_summary(summary)  # last: with it the reference is finished
+        summary = summary_of(result) | {"algorithm": name, "models": []}
+        folder.write_summary(summary)
         folder.close()
-
-    def _read(self, name: str, problem: Prepared) -> Tensor | None:
-        """Returns the models that a folder has of a reference of this run, if it is finished there."""
-        path = None if self._folder is None else self._folder / name
-        if path is None or not self._resume or not (path / "summary.json").exists():
-            return None
-        if read_summary(path).get("identity") != self._identity():
-            return None
-        rows = []
-        for r, i in itertools.product(range(len(self._replicas)), range(problem.n)):
-            tensors, _ = read_model(path / f"{_file(i, r)}.safetensors")
-            state = {key.removeprefix(f"{name}."): tensor for key, tensor in tensors.items()}
-            rows.append(problem.flat_model.row_of_state_dict(state))
-        return torch.stack(rows).view(len(self._replicas), problem.n, -1)
-
 
 def _file(site: int, replica: int) -> str:
     return f"personal-{site}{f'-{replica}' if replica else ''}"

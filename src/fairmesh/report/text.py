@@ -65,10 +65,10 @@ def run_in_words(
     if references:
         yield Table(of_worst_sites(references.table(), run), "Next to references")
         *of_sites, of_all = references.sentences() or [""]
-        yield from (*some_sentences(of_sites, "worse"), of_all, references.constant_sentence() or "")
+        yield from (*some_sentences(of_sites, "worse"), of_all, references.constant_sentence())
         yield from (f"the reference {name} failed: {reason}" for name, reason in references.failed.items())
     elif data_is_here:
-        yield constant_sentence(result) or ""
+        yield constant_sentence(result)
     if left_out:
         means = map(mean_of, zip(*left_out["values"][run.metric]))
         rows = [[str(site), run.unit().shown(mean)] for site, mean in zip(left_out["sites"], means)]
