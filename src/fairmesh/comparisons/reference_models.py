@@ -573,6 +573,7 @@ class _Work:
         folder.write_summary(summary)
         folder.close()
 
+
 def _file(site: int, replica: int) -> str:
     return f"personal-{site}{f'-{replica}' if replica else ''}"
 
