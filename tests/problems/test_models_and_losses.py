@@ -25,35 +25,15 @@ def image_model_with(layer: nn.Module) -> nn.Module:
     return nn.Sequential(nn.Conv2d(2, 4, 3), layer, nn.Flatten(), nn.Linear(16, CLASSES))
 
 
-def test_batch_norm_in_training_mode_is_refused_by_layer_with_what_to_use():
-    problem_refused(
-        "layer 1 (BatchNorm1d)",
-        "GroupNorm",
-        ".eval()",
-        model=model_with(nn.BatchNorm1d(4)),
-        sites=SITES,
-    )
-
-
 def test_batch_norm_is_refused_without_blaming_the_inputs():
-    with refused("layer 1") as caught:
+    with refused("layer 1 (BatchNorm1d)", "GroupNorm", ".eval()") as caught:
         fm.Problem(model=model_with(nn.BatchNorm1d(4)), sites=SITES)
     assert "inputs" not in str(caught.value)
-
-
-def test_batch_norm_without_running_statistics_is_refused_even_in_eval_mode():
-    layer = nn.BatchNorm1d(4, track_running_stats=False).eval()
-    problem_refused("BatchNorm1d", model=model_with(layer), sites=SITES)
 
 
 def test_frozen_batch_norm_in_eval_mode_is_allowed():
     layer = nn.BatchNorm1d(4).eval().requires_grad_(False)
     assert fm.Problem(model=model_with(layer), sites=SITES).flat_model.dim == 6 * 4 + 4 + 4 * 3 + 3
-
-
-def test_instance_norm_with_running_statistics_is_refused():
-    layer = nn.InstanceNorm2d(4, track_running_stats=True)
-    problem_refused("layer 1 (InstanceNorm2d)", model=image_model_with(layer), sites=IMAGES)
 
 
 @pytest.mark.parametrize("layer", [nn.InstanceNorm2d(4, affine=True), nn.GroupNorm(2, 4), nn.LayerNorm((4, 2, 2))])
@@ -65,60 +45,12 @@ def test_norm_layers_of_single_samples_are_allowed_and_train(layer):
     assert norm.abs().max() > 0
 
 
-def test_lazy_module_is_refused_by_parameter():
-    problem_refused("0.weight", model=nn.Sequential(nn.LazyLinear(3)), sites=SITES)
-
-
-def test_model_without_a_trainable_parameter_is_refused():
-    problem_refused("requires_grad", model=nn.Linear(6, 3).requires_grad_(False), sites=SITES)
-
-
-def test_model_that_does_not_accept_the_inputs_is_refused_with_their_shape():
-    problem_refused("(6,)", model=nn.Linear(5, 3), sites=SITES)
-
-
-def test_loss_per_sample_is_refused_with_its_shape():
-    problem_refused(
-        "scalar",
-        "(4,)",
-        "reduction='mean'",
-        sites=SITES,
-        loss=nn.CrossEntropyLoss(reduction="none"),
-    )
-
-
-@pytest.mark.parametrize("count", [1, 12])
-def test_loss_that_sums_is_refused_whatever_the_size_of_the_first_site(count):
-    train = [fm.Site((INPUTS[:count], LABELS[:count]))]
-    problem_refused("reduction='mean'", sites=train, loss=nn.CrossEntropyLoss(reduction="sum"))
-
-
-@pytest.mark.filterwarnings("ignore:Using a target size")  # a user sees a warning at most
-def test_targets_that_broadcast_against_the_outputs_are_refused_with_both_shapes():
-    train = [fm.Site((INPUTS, torch.linspace(-1, 1, 12)))]
-    problem_refused(
-        "torch.Size([2])",
-        "torch.Size([2, 1])",
-        sites=train,
-        model=nn.Linear(6, 1),
-        loss=F.mse_loss,
-    )
-
-
 @pytest.mark.parametrize("kind", [KeyError, RuntimeError, AssertionError, ZeroDivisionError])
 def test_loss_that_raises_is_refused_with_what_it_said(kind):
     def loss(outputs, targets):
         raise kind("no such instrument")
 
     problem_refused(kind.__name__, "no such instrument", sites=SITES, loss=loss)
-
-
-def test_loss_that_returns_no_tensor_is_refused():
-    problem_refused("loss", "float", sites=SITES, loss=lambda outputs, targets: 1.0)
-
-
-def test_loss_that_is_not_finite_before_training_is_refused():
-    problem_refused("loss", "inf", sites=SITES, loss=lambda outputs, targets: -(outputs * 0).sum().log())
 
 
 class Drawing(nn.Module):
@@ -132,32 +64,54 @@ class Drawing(nn.Module):
         return self.layer(self.draw(inputs))
 
 
-@pytest.mark.parametrize(
-    ("draw", "whose"),
-    [
-        (lambda inputs: inputs + torch.poisson(torch.ones_like(inputs)), "torch"),
-        (lambda inputs: inputs * random.random(), "Python"),
-        (lambda inputs: inputs * np.random.rand(), "numpy"),  # noqa: NPY002
-    ],
-    ids=["torch.poisson", "random", "numpy"],
-)
-def test_model_that_draws_what_no_stream_replaces_is_refused(draw, whose):
-    problem_refused("generator", whose, "torch.rand", model=Drawing(draw), sites=SITES)
+GENERATOR = torch.Generator()
+PER_SAMPLE, SUM = nn.CrossEntropyLoss(reduction="none"), nn.CrossEntropyLoss(reduction="sum")
+NUMBERS = [fm.Site((INPUTS, torch.linspace(-1, 1, 12)))]
+REFUSED = {
+    "BatchNorm without statistics": (
+        ("BatchNorm1d",),
+        {"model": model_with(nn.BatchNorm1d(4, track_running_stats=False).eval())},
+    ),
+    "InstanceNorm with statistics": (
+        ("layer 1 (InstanceNorm2d)",),
+        {"model": image_model_with(nn.InstanceNorm2d(4, track_running_stats=True)), "sites": IMAGES},
+    ),
+    "lazy module": (("0.weight",), {"model": nn.Sequential(nn.LazyLinear(3))}),
+    "nothing to train": (("requires_grad",), {"model": nn.Linear(6, 3).requires_grad_(False)}),
+    "other inputs": (("(6,)",), {"model": nn.Linear(5, 3)}),
+    "loss per sample": (("scalar", "(4,)", "reduction='mean'"), {"loss": PER_SAMPLE}),
+    "sum of 1": (("reduction='mean'",), {"sites": [fm.Site((INPUTS[:1], LABELS[:1]))], "loss": SUM}),
+    "sum of 12": (("reduction='mean'",), {"sites": [fm.Site((INPUTS, LABELS))], "loss": SUM}),
+    "targets that broadcast": (
+        ("torch.Size([2])", "torch.Size([2, 1])"),
+        {"sites": NUMBERS, "model": nn.Linear(6, 1), "loss": F.mse_loss},
+    ),
+    "loss without a tensor": (("loss", "float"), {"loss": lambda outputs, targets: 1.0}),
+    "infinite loss": (("loss", "inf"), {"loss": lambda outputs, targets: -(outputs * 0).sum().log()}),
+    "torch.poisson": (
+        ("generator", "torch", "torch.rand"),
+        {"model": Drawing(lambda inputs: inputs + torch.poisson(torch.ones_like(inputs)))},
+    ),
+    "random": (("generator", "Python", "torch.rand"), {"model": Drawing(lambda inputs: inputs * random.random())}),
+    "numpy": (
+        ("generator", "numpy", "torch.rand"),
+        {"model": Drawing(lambda inputs: inputs * np.random.rand())},  # noqa: NPY002
+    ),
+    "own generator": (
+        ("torch.rand", "generator="),
+        {"model": lambda: Drawing(lambda inputs: inputs + torch.rand(FEATURES, generator=GENERATOR))},
+    ),
+    "augment by Python's generator": (
+        ("augment", "draw(*shape)"),
+        {"augment": lambda batch, draw: batch + random.random()},
+    ),
+}
 
 
-def test_model_with_a_generator_of_its_own_is_refused():
-    generator = torch.Generator()
-    model = Drawing(lambda inputs: inputs + torch.rand(FEATURES, generator=generator))
-    problem_refused("torch.rand", "generator=", model=model, sites=SITES)
-
-
-def test_augmentation_that_draws_from_pythons_generator_is_refused():
-    problem_refused(
-        "augment",
-        "draw(*shape)",
-        sites=SITES,
-        augment=lambda batch, draw: batch + random.random(),
-    )
+@pytest.mark.parametrize(("words", "fields"), REFUSED.values(), ids=REFUSED)
+@pytest.mark.filterwarnings("ignore:Using a target size")  # a user sees a warning at most
+def test_unfit_model_or_loss_is_refused_with_what_to_use(words, fields):
+    problem_refused(*words, **{"sites": SITES} | fields)
 
 
 def test_loss_with_class_weights_is_refused_also_where_site_0_holds_one_class():

@@ -1,11 +1,8 @@
-"""Models, losses and data as users bring them. Each works, or is refused with the way out: a row per case.
-
-Rows with a test elsewhere are in ELSEWHERE, so that this file lists all of them."""
+"""Models, losses and data as users bring them. Each works, or is refused with the way out: a row per case."""
 
 import random
 import warnings
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -23,7 +20,6 @@ from tests.refusals import missing_from, refused
 transformers = late("transformers")
 pytestmark = pytest.mark.filterwarnings("ignore:There is a performance drop")  # vmap runs attention in a loop
 
-ROOT = Path(__file__).parents[2]
 ROWS: dict[str, Callable[[], None]] = {}
 INPUTS = torch.linspace(-1, 1, 72).reshape(12, 6)
 LABELS = torch.arange(12) % 3
@@ -365,158 +361,3 @@ SLOW = (
 @some_quick("name", list(ROWS), *[name for name in ROWS if name not in SLOW])
 def test_row_works_or_is_refused_with_the_way_out(name: str):
     ROWS[name]()
-
-
-ELSEWHERE = {
-    "ResNet-18 under each policy, also between organisations": (
-        "tests.mesh.test_real_models",
-        "test_killed_nodes_of_an_example_end_bit_for_bit_where_undisturbed_ones_end",
-    ),
-    "convnext_tiny, efficientnet_b0 (stochastic depth), VAE, nn.TransformerEncoder": (
-        "tests.problems.test_torch_draws",
-        "test_model_that_draws_by_itself_trains_as_it_is_and_repeats_bit_for_bit",
-    ),
-    "dict and tuple inputs": (
-        "tests.problems.test_structures",
-        "test_several_inputs_train_as_the_same_numbers_in_one_tensor",
-    ),
-    "HF-style Dataset of dicts": ("tests.problems.test_structures", "test_samples_of_every_form_are_the_same"),
-    "a Dataset with text in it": (
-        "tests.problems.test_structures",
-        "test_text_and_items_of_unequal_length_are_refused_by_name",
-    ),
-    "tuple inputs (features, adjacency)": (
-        "tests.problems.test_structures",
-        "test_a_graph_network_takes_features_and_adjacency_as_a_tuple",
-    ),
-    "HF model as it is": (
-        "tests.problems.test_structures",
-        "test_bert_as_it_is_trains_on_a_dataset_of_dictionaries",
-    ),
-    "BERT wrapped, ids and mask stacked in one tensor": (
-        "tests.problems.test_hugging_face_models",
-        "test_bert_with_masks_and_default_dropout_trains_and_repeats_bit_for_bit",
-    ),
-    "token classification, plain cross-entropy": (
-        "tests.problems.test_structures",
-        "test_tokens_with_classes_on_the_last_axis_take_the_plain_cross_entropy",
-    ),
-    "padding with ignore_index": (
-        "tests.problems.test_structures",
-        "test_a_padded_loss_of_torch_is_refused_and_the_named_one_is_offered",
-    ),
-    "per-sample mean over unpadded tokens": (
-        "tests.problems.test_structures",
-        "test_bert_classifies_tokens_and_padding_does_not_count",
-    ),
-    "nn.LSTM, nn.GRU, checkpointing, branch on data": (
-        "tests.problems.test_models_at_once",
-        "test_model_that_vmap_cannot_take_trains_one_by_one_and_says_so",
-    ),
-    "mask with void label, one wholly void; NaN of one test sample": (
-        "tests.training.test_named_metrics",
-        "test_sample_without_a_loss_is_named_once_and_other_sites_keep_theirs",
-    ),
-    "targets (B,) against outputs (B, 1)": (
-        "tests.problems.test_models_and_losses",
-        "test_targets_that_broadcast_against_the_outputs_are_refused_with_both_shapes",
-    ),
-    "multi-label BCE with integer targets": (
-        "tests.problems.test_structures",
-        "test_whole_numbers_for_a_loss_of_floats_are_refused_with_the_loss_that_takes_them",
-    ),
-    "class-weighted CE with a zero-initialised head": (
-        "tests.problems.test_models_and_losses",
-        "test_loss_with_class_weights_is_refused_though_the_last_layer_starts_at_zero",
-    ),
-    "class-weighted CE by name": ("tests.losses.test_builtin", "test_weighted_losses_train"),
-    "batch Dice and padded token losses": (
-        "tests.problems.test_models_and_losses",
-        "test_loss_that_is_no_mean_over_samples_is_refused_whatever_the_initial_outputs",
-    ),
-    "two outputs (tuple)": (
-        "tests.problems.test_structures",
-        "test_two_outputs_and_two_targets_train_by_a_loss_of_the_users_own",
-    ),
-    "two outputs that nothing says how to read": (
-        "tests.problems.test_structures",
-        "test_outputs_that_nothing_says_how_to_read_are_refused",
-    ),
-    "unlabelled samples": (
-        "tests.problems.test_structures",
-        "test_samples_without_a_label_train_with_ignore_index_and_cannot_judge",
-    ),
-    "Dataset with RandomCrop and flip": (
-        "tests.data.test_own_data",
-        "test_dataset_with_a_random_flip_is_refused_every_time",
-    ),
-    "DataLoader": ("tests.problems.test_structures", "test_a_data_loader_is_refused_with_the_way_out"),
-    "np.memmap larger than the memory limit": (
-        "tests.data.test_rows",
-        "test_a_mapped_file_larger_than_the_memory_limit_trains",
-    ),
-    "spectral_norm, and weight_norm in its old form": (
-        "tests.problems.test_unfit_models",
-        "test_norms_of_weights_with_a_state_or_a_hook_are_refused_by_the_name_of_the_layer",
-    ),
-    "other parametrizations": ("tests.problems.test_unfit_models", "test_other_parametrizations_train"),
-    "a Dataset larger than memory": (
-        "tests.mesh.test_real_models",
-        "test_killed_nodes_of_an_example_end_bit_for_bit_where_undisturbed_ones_end",
-    ),
-    "torchvision.transforms.v2 within augment": (
-        "tests.problems.test_augmentation",
-        "test_transforms_of_torchvision_train_and_repeat",
-    ),
-    "mixup, cutmix, any augmentation of the targets": (
-        "tests.problems.test_augmentation",
-        "test_mixed_labels_train_with_named_losses_metrics_and_algorithms_that_follow_errors",
-    ),
-    "a loss that calls the model": (
-        "tests.problems.test_model_loss",
-        "test_model_loss_that_calls_the_model_once_trains_and_measures_as_the_loss_of_outputs",
-    ),
-    "AdamW with decay by parameter": (
-        "tests.algorithms.test_optimizers",
-        "test_optimizer_at_one_node_is_that_of_torch",
-    ),
-    "clip_norm clips as torch.optim does": (
-        "tests.training.test_batches",
-        "test_weight_decay_is_added_after_clipping_as_in_torch",
-    ),
-    "shuffled epochs": (
-        "tests.problems.test_sampling",
-        "test_shuffled_sampling_takes_every_row_once_per_epoch",
-    ),
-    "a schedule of one's own": (
-        "tests.properties.test_schedules",
-        "test_schedule_of_a_user_learns_the_length_of_the_run",
-    ),
-    "sizes and layout in a round": ("tests.problems.test_sampling", "test_round_tells_sizes_and_layout"),
-    "EXTRA, BEER, DM-HSGD, q-FFL over a graph, low-rank gossip": (
-        "tests.extension.test_research_examples",
-        "test_example_keeps_the_contract",
-    ),
-    "a user's algorithm has no name": (
-        "tests.extension.test_identity",
-        "test_checkpoint_is_not_continued_by_another_class_with_the_same_fields",
-    ),
-    "memory is promised from above": (
-        "tests.training.test_footprint",
-        "test_round_needs_no_more_than_estimated_and_not_far_less",
-    ),
-    "a module in eval mode trains in eval mode": (
-        "tests.problems.test_models_at_once",
-        "test_module_in_evaluation_mode_trains_without_dropout_and_says_how_to_change_it",
-    ),
-    "a site that leaves": (
-        "tests.mesh.test_leaving",
-        "test_fields_that_sum_to_zero_are_reset_and_the_rest_of_a_tracked_state_stays",
-    ),
-}
-
-
-@pytest.mark.parametrize("name", ELSEWHERE)
-def test_row_has_a_test_elsewhere(name: str):
-    module, test = ELSEWHERE[name]
-    assert f"\ndef {test}(" in (ROOT / f"{module.replace('.', '/')}.py").read_text()
