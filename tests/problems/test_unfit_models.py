@@ -18,7 +18,8 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # torch's own, of what it dep
 
 
 def problem(model, targets=LABELS, **fields) -> fm.Problem:
-    return fm.Problem(model, fields.pop("sites", [(INPUTS, targets)] * 2), sampling=fm.Sampling(batch=4), **fields)
+    sites = fields.pop("sites", [(INPUTS, targets)] * 2)
+    return fm.Problem(model, sites, **{"sampling": fm.Sampling(batch=4)} | fields)
 
 
 def network(layer: nn.Module) -> nn.Module:
@@ -111,16 +112,6 @@ def test_sparse_embedding_is_refused_by_name(kind):
     problem(model(sparse=False), sites=[(tokens, LABELS)] * 2)
 
 
-def test_sparse_gradients_of_a_function_are_refused_with_the_way_out():
-    class Words(nn.Embedding):
-        def forward(self, inputs):
-            return nn.functional.embedding(inputs, self.weight, sparse=True).flatten(1)
-
-    tokens = torch.arange(2 * len(LABELS)).reshape(-1, 2) % 5
-    with refused("leave out sparse=True"):
-        problem(nn.Sequential(Words(5, 4), nn.Linear(8, CLASSES)), sites=[(tokens, LABELS)] * 2)
-
-
 @pytest.mark.parametrize("inputs", [INPUTS, INPUTS.numpy(), (INPUTS,), INPUTS[:2]])
 def test_inputs_without_targets_are_refused_and_the_way_out_trains(inputs):
     with refused("site 0", "no targets", "fm.Site((x, x))", "mse_loss"):
@@ -128,20 +119,6 @@ def test_inputs_without_targets_are_refused_and_the_way_out_trains(inputs):
     sites = [fm.Site((INPUTS, INPUTS))] * 2
     coder = problem(nn.Linear(FEATURES, FEATURES), sites=sites, loss=nn.functional.mse_loss)
     fm.train(coder, fm.Ring(), fm.algorithms.DSGD(0.1), 1, trace="no")
-
-
-def test_floats_that_are_no_shares_of_classes_are_refused_by_cross_entropy():
-    model = nn.Linear(FEATURES, 3)
-    for targets in (INPUTS[:, :1].repeat(1, 3), torch.ones(len(INPUTS), 3)):
-        with refused("3 floats", "do not sum to 1", "mse_loss", "BinaryCrossEntropy"):
-            problem(model, targets.double())
-    problem(model, torch.softmax(torch.randn(len(INPUTS), 3).double(), dim=1))
-
-
-def test_labels_and_a_single_output_are_refused_with_the_loss_that_takes_them():
-    with refused("one output", "BinaryCrossEntropy"):
-        problem(nn.Linear(FEATURES, 1), LABELS % 2)
-    problem(nn.Linear(FEATURES, 1), LABELS % 2, loss=fm.losses.BinaryCrossEntropy())
 
 
 def test_targets_0_and_1_as_floats_are_predicted_by_squared_error_and_a_line_says_so():
@@ -157,47 +134,11 @@ def test_targets_0_and_1_as_floats_are_predicted_by_squared_error_and_a_line_say
     assert ["squared error" in lines for lines in said] == [True, False, False]
 
 
-def test_model_without_values_is_refused():
-    with refused("0.weight", "meta", "load_state_dict"):
-        problem(nn.Sequential(nn.Linear(FEATURES, CLASSES, device="meta")))
-
-
-def test_float_labels_are_told_apart_from_numbers():
-    with refused("squared error", "targets.long()"):
-        problem(network(layer()), LABELS.float())
-
-
-@pytest.mark.parametrize("targets", [LABELS.float(), LABELS + 0.5, nn.functional.one_hot(LABELS, CLASSES).float()])
-def test_floats_are_no_labels_for_a_loss_of_labels(targets):
-    with refused("cross-entropy", "floats", "targets.long()", "cross_entropy"):
-        problem(network(layer()), targets, loss=fm.losses.CrossEntropy())
-
-
-def test_one_hot_labels_are_told_the_way():
-    targets = nn.functional.one_hot(LABELS, CLASSES)
-    with refused("one-hot", "argmax(dim=1)", "BinaryCrossEntropy"):
-        problem(network(layer()), targets, loss=fm.losses.CrossEntropy())
-    problem(network(layer()), targets, loss=fm.losses.BinaryCrossEntropy())
-
-
 def test_shares_of_classes_train_by_the_cross_entropy_of_torch_and_are_no_numbers():
     made = problem(network(layer()), nn.functional.one_hot(LABELS, CLASSES).float())
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert not fm.train(made, fm.Ring(), fm.algorithms.DSGD(0.1), 1, trace="no").notes
-
-
-def test_labels_in_a_column_are_told_the_way():
-    with refused("(samples, 1)", "squeeze(1)"):
-        problem(network(layer()), LABELS[:, None])
-
-
-@pytest.mark.parametrize(
-    ("loss", "names"), [(None, ["None"]), ("focal", ["'focal'"]), (fm.losses.Focal, ["class Focal", "Focal()"])]
-)
-def test_loss_that_is_no_function_is_refused(loss, names):
-    with refused("fm.losses", *names):
-        problem(network(layer()), loss=loss)
 
 
 def test_metric_that_fits_no_such_problem_names_no_other():
@@ -209,59 +150,6 @@ def test_metric_that_fits_no_such_problem_names_no_other():
     assert "metrics that fit it" not in str(caught.value)
 
 
-def test_read_of_a_dictionary_is_suggested_by_its_key():
-    class Named(nn.Linear):
-        def forward(self, inputs):
-            return {"risk": super().forward(inputs), "size": inputs.sum(dim=1)}
-
-    with refused("'size'", "outputs['risk']"):
-        problem(Named(FEATURES, CLASSES))
-
-
-def test_yes_or_no_targets_are_told_the_way():
-    with refused("True and False", "long()"):
-        problem(network(layer()), LABELS > 0)
-
-
-def test_complex_targets_are_refused():
-    with refused("site 0", "targets", "complex"):
-        problem(network(layer()), LABELS.to(torch.complex64))
-
-
-def test_loss_of_logits_with_labels_is_told_the_way():
-    with refused("BinaryCrossEntropy"):
-        problem(nn.Linear(FEATURES, 1), LABELS % 2, loss=nn.functional.binary_cross_entropy_with_logits)
-
-
-def test_outputs_that_the_loss_cannot_read_are_named():
-    class Two(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.head = nn.Linear(FEATURES, CLASSES)
-
-        def forward(self, inputs):
-            return self.head(inputs), inputs.mean()
-
-    with refused("tuple of 2", "one row per sample", "ModelLoss"):
-        problem(Two(), loss=lambda outputs, targets: outputs[1], read=lambda outputs: outputs[0])
-
-
-def test_full_batches_of_one_sample_with_batch_norm_are_refused():
-    with refused("batch_norm", "site 0 (node 0)", "frozen", "convert"):
-        fm.Problem(
-            network(nn.Sequential(layer(), nn.BatchNorm1d(4))), [(INPUTS[:1], LABELS[:1])] * 2,
-            sampling=fm.Sampling(order="full"), batch_norm="shared",
-        )  # fmt: skip
-
-
-def test_site_with_a_single_sample_is_refused_with_batch_norm():
-    with refused("batch_norm", "site 1 (north)", "frozen", "convert"):
-        fm.Problem(
-            network(nn.Sequential(layer(), nn.BatchNorm1d(4))),
-            [fm.Site((INPUTS, LABELS)), fm.Site((INPUTS[:1], LABELS[:1]), name="north")], batch_norm="local",
-        )  # fmt: skip
-
-
 def test_checkpoint_of_another_architecture_is_refused(tmp_path):
     def run(width: int, rounds: int, **options):
         model = nn.Sequential(nn.Linear(FEATURES, width), nn.Tanh(), nn.Linear(width, CLASSES))
@@ -271,3 +159,108 @@ def test_checkpoint_of_another_architecture_is_refused(tmp_path):
     run(3, 1)
     with refused("model", error=fm.errors.FairmeshError):
         run(4, 2, resume=True)
+
+
+class Words(nn.Embedding):
+    def forward(self, inputs):
+        return nn.functional.embedding(inputs, self.weight, sparse=True).flatten(1)
+
+
+class Returning(nn.Linear):
+    """Returns what a function makes of its outputs and its inputs."""
+
+    def __init__(self, returned):
+        super().__init__(FEATURES, CLASSES)
+        self.returned = returned
+
+    def forward(self, inputs):
+        return self.returned(super().forward(inputs), inputs)
+
+
+def named(outputs, inputs):
+    return {"risk": outputs, "size": inputs.sum(dim=1)}
+
+
+ONE, NORMED = nn.Linear(FEATURES, 1), network(nn.Sequential(layer(), nn.BatchNorm1d(4)))
+ALONE = [fm.Site((INPUTS, LABELS)), fm.Site((INPUTS[:1], LABELS[:1]), name="north")]
+TOKENS = torch.arange(2 * len(LABELS)).reshape(-1, 2) % 5
+ONE_HOT = nn.functional.one_hot(LABELS, CLASSES)
+NO_SHARES = ("3 floats", "do not sum to 1", "mse_loss", "BinaryCrossEntropy")
+NO_LABELS = ("cross-entropy", "floats", "targets.long()", "cross_entropy")
+REFUSED = {  # words of the refusal, model, targets, and other settings
+    "sparse gradients": (
+        ("leave out sparse=True",),
+        nn.Sequential(Words(5, 4), nn.Linear(8, CLASSES)),
+        LABELS,
+        {"sites": [(TOKENS, LABELS)] * 2},
+    ),
+    "negative shares": (NO_SHARES, nn.Linear(FEATURES, 3), INPUTS[:, :1].repeat(1, 3).double(), {}),
+    "shares beyond 1": (NO_SHARES, nn.Linear(FEATURES, 3), torch.ones(len(INPUTS), 3).double(), {}),
+    "one output": (("one output", "BinaryCrossEntropy"), ONE, LABELS % 2, {}),
+    "no values": (
+        ("0.weight", "meta", "load_state_dict"),
+        nn.Sequential(nn.Linear(FEATURES, CLASSES, device="meta")),
+        LABELS,
+        {},
+    ),
+    "float labels": (("squared error", "targets.long()"), network(layer()), LABELS.float(), {}),
+    **{
+        f"floats for a loss of labels {k}": (NO_LABELS, network(layer()), targets, {"loss": fm.losses.CrossEntropy()})
+        for k, targets in enumerate((LABELS.float(), LABELS + 0.5, ONE_HOT.float()))
+    },
+    "one-hot labels": (
+        ("one-hot", "argmax(dim=1)", "BinaryCrossEntropy"),
+        network(layer()),
+        ONE_HOT,
+        {"loss": fm.losses.CrossEntropy()},
+    ),
+    "labels in a column": (("(samples, 1)", "squeeze(1)"), network(layer()), LABELS[:, None], {}),
+    "no loss": (("fm.losses", "None"), network(layer()), LABELS, {"loss": None}),
+    "name of a loss": (("fm.losses", "'focal'"), network(layer()), LABELS, {"loss": "focal"}),
+    "class of a loss": (("fm.losses", "class Focal", "Focal()"), network(layer()), LABELS, {"loss": fm.losses.Focal}),
+    "dictionary": (("'size'", "outputs['risk']"), Returning(named), LABELS, {}),
+    "yes or no": (("True and False", "long()"), network(layer()), LABELS > 0, {}),
+    "complex targets": (("site 0", "targets", "complex"), network(layer()), LABELS.to(torch.complex64), {}),
+    "loss of logits": (
+        ("BinaryCrossEntropy",),
+        ONE,
+        LABELS % 2,
+        {"loss": nn.functional.binary_cross_entropy_with_logits},
+    ),
+    "outputs without rows": (
+        ("tuple of 2", "one row per sample", "ModelLoss"),
+        Returning(lambda outputs, inputs: (outputs, inputs.mean())),
+        LABELS,
+        {"loss": lambda outputs, targets: outputs[1], "read": lambda outputs: outputs[0]},
+    ),
+    "BatchNorm of one sample": (
+        ("batch_norm", "site 0 (node 0)", "frozen", "convert"),
+        NORMED,
+        LABELS,
+        {"sites": [(INPUTS[:1], LABELS[:1])] * 2, "sampling": fm.Sampling(order="full"), "batch_norm": "shared"},
+    ),
+    "BatchNorm at a site with one sample": (
+        ("batch_norm", "site 1 (north)", "frozen", "convert"),
+        NORMED,
+        LABELS,
+        {"sites": ALONE, "sampling": fm.Sampling(), "batch_norm": "local"},
+    ),
+}
+
+
+@pytest.mark.parametrize(("words", "model", "targets", "fields"), REFUSED.values(), ids=REFUSED)
+def test_unfit_models_and_targets_are_refused_with_the_way_out(words, model, targets, fields):
+    with refused(*words):
+        problem(model, targets, **fields)
+
+
+@pytest.mark.parametrize(
+    ("model", "targets", "fields"),
+    [
+        (nn.Linear(FEATURES, 3), torch.softmax(torch.randn(len(INPUTS), 3).double(), dim=1), {}),
+        (ONE, LABELS % 2, {"loss": fm.losses.BinaryCrossEntropy()}),
+        (network(layer()), ONE_HOT, {"loss": fm.losses.BinaryCrossEntropy()}),
+    ],
+)
+def test_ways_out_are_accepted(model, targets, fields):
+    problem(model, targets, **fields)
