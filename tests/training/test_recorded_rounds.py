@@ -150,7 +150,7 @@ def test_convolution_of_many_models_is_the_same_however_it_is_done(models, layer
     def loss(weight: torch.Tensor, inputs: torch.Tensor) -> torch.Tensor:
         return torch.func.functional_call(layer, {"weight": weight}, (inputs,)).square().mean()
 
-    other = convolutions.of_many(loss, models, torch.device("cuda"))
+    other = convolutions.of_many(loss, models)
     for got, wanted in zip(*(torch.func.vmap(torch.func.grad_and_value(f))(weights, images) for f in (other, loss))):
         torch.testing.assert_close(got, wanted, rtol=1e-12, atol=1e-14)
 
@@ -164,11 +164,9 @@ def test_convolutions_are_rewritten_only_if_plain_with_few_channels(monkeypatch)
         nn.Conv2d(2, 2, 3, padding="same"),
         nn.Conv2d(2, 2, 3, groups=2),
     ):
-        convolutions.of_many(lambda x, layer=layer: layer(x), 500, torch.device("cuda"))(
-            torch.randn(1, layer.in_channels, 9, 9)
-        )
+        convolutions.of_many(lambda x, layer=layer: layer(x), 500)(torch.randn(1, layer.in_channels, 9, 9))
         assert not done
-    convolutions.of_many(nn.Conv2d(2, 2, 3), 500, torch.device("cuda"))(torch.randn(1, 2, 9, 9))
+    convolutions.of_many(nn.Conv2d(2, 2, 3), 500)(torch.randn(1, 2, 9, 9))
     assert len(done) == 1
 
 

@@ -49,9 +49,10 @@ class Augmenter:
             return Augmenter(function, "sample")
         by_place = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
         given = [p.name for p in by_place if p.default is p.empty or p is by_place[0] or p.name in ("draw", "targets")]
-        several = any(p.kind == p.VAR_POSITIONAL for p in parameters)
+        if not given and any(p.kind == p.VAR_POSITIONAL for p in parameters):
+            return Augmenter(function, "sample")
         needed = [p for p in parameters if (p.kind, p.default) == (p.KEYWORD_ONLY, p.empty)]
-        if needed or not (several or given) or len(given) > 3:
+        if needed or not 1 <= len(given) <= 3:
             raise BadInput(f"augment has the parameters {', '.join(p.name for p in parameters) or 'none'}; {_FORMS}")
         if len(given) == 2:
             return Augmenter(function, "inputs, targets" if given[1] in _TARGETS else "inputs, draw")

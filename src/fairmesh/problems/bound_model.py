@@ -3,7 +3,6 @@
 import copy
 import dataclasses
 import functools
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -25,7 +24,7 @@ from fairmesh.problems.batch_norm import BatchNormPolicy, under_policy
 from fairmesh.problems.checks import refuse_no_shares, refuse_unwrapped, why_not_stacked
 from fairmesh.problems.convolutions import products_in
 from fairmesh.problems.data_checks import few_samples
-from fairmesh.problems.flat_model import FlatModel, own_copy
+from fairmesh.problems.flat_model import FlatModel, has_adapters, own_copy
 from fairmesh.problems.lora import check_adapters
 from fairmesh.problems.outputs import PackedLoss, Readings, is_built_in, readings
 from fairmesh.problems.parts import Parts
@@ -203,7 +202,7 @@ def bind(problem: "Problem", samples: SiteSamples) -> BoundModel:
 
 def _flat(initial: InitialModels) -> FlatModel:
     names = initial.parts.local_names(initial.first)
-    if "peft" in sys.modules:
+    if has_adapters(initial.first):
         check_adapters(initial.first, names)
     return FlatModel(initial.first, names, initial.batch_norm == "local", initial.batch_norm == "shared")
 

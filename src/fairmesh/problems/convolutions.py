@@ -34,10 +34,8 @@ class _FewChannels(TorchFunctionMode):
         return function(*args, **kwargs)
 
 
-def of_many(function: Callable[..., Out], models: int, device: torch.device) -> Callable[..., Out]:
-    """Returns the same function, to be run by vmap for this number of models."""
-    if device.type != "cuda":
-        return function
+def of_many(function: Callable[..., Out], models: int) -> Callable[..., Out]:
+    """Returns the same function, to be run on a GPU by vmap for this number of models."""
 
     def changed(*arguments: Tensor) -> Out:
         with _FewChannels(models):

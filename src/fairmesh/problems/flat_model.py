@@ -40,6 +40,12 @@ def architecture_of(module: nn.Module) -> str:
     return hashlib.sha256(f"{layers}\n{shapes}".encode()).hexdigest()[:16]
 
 
+def has_adapters(module: nn.Module) -> bool:
+    """Returns whether some layer is one of `peft`."""
+    kinds = {base for layer in module.modules() for base in type(layer).__mro__}
+    return any(kind.__module__.startswith("peft.") for kind in kinds)
+
+
 def tensors_of(module: nn.Module) -> dict[str, Tensor]:
     """Returns the parameters and buffers of a module by name."""
     return {**dict(module.named_parameters()), **dict(module.named_buffers())}
@@ -491,7 +497,7 @@ def _refuse_norms_of_weights(module: nn.Module) -> None:
 def _refuse_unsuitable(module: nn.Module) -> None:
     _refuse_norms_of_weights(module)
     for name, layer in module.named_modules():
-        why = None
+        why = ""
         if isinstance(getattr(layer, "_orig_mod", None), nn.Module):
             why = "was compiled by torch.compile, which does not work inside fairmesh's own gradients; give the module "
             why += "as it was before: fairmesh traces it, and compiles it with fuse = 'yes'"
@@ -501,7 +507,7 @@ def _refuse_unsuitable(module: nn.Module) -> None:
         if isinstance(layer, nn.Embedding | nn.EmbeddingBag) and layer.sparse and layer.weight.requires_grad:
             why = "has sparse=True, but gradients of all nodes are rows of one dense tensor; leave out sparse=True, "
             why += "which gives the same numbers"
-        if why is not None:
+        if why:
             raise BadInput(f"layer {name or 'itself'} ({type(layer).__name__}) {why}")
     for name, tensor in module.named_parameters():
         if is_lazy(tensor):

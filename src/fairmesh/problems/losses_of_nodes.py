@@ -43,7 +43,7 @@ class Losses:
         loss = (
             (lambda *arguments: each(*arguments)[0]) if weighted else batch_loss(model, problem.loss, problem.augmenter)
         )
-        many = convolutions.of_many(loss, self._at_once or rows, device)
+        many = convolutions.of_many(loss, self._at_once or rows) if device.type == "cuda" else loss
         self.of_batch = over_models(many, self._at_once)  # (rows, *batch) -> (nodes,)
         self.gradients = gradients(  # (rows, *batch) -> gradients and losses
             model, loss, self._at_once, rows, device, trace=trace, precision=precision

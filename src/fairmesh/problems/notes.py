@@ -1,6 +1,5 @@
 """What a user is told of a problem when training starts: choices that fairmesh made, in a line each."""
 
-import sys
 from typing import TYPE_CHECKING
 
 import torch
@@ -9,6 +8,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from fairmesh.data.rows import stays_apart
 from fairmesh.data.streams import HELD_UP_TO
 from fairmesh.losses.builtin import squared_error
+from fairmesh.problems.flat_model import has_adapters
 from fairmesh.problems.lora import said_of_adapters
 
 _NORMS = {
@@ -109,10 +109,10 @@ def on_parts(problem: "Prepared") -> str | None:
     elif layers:
         policy = "frozen" if problem.batch_norm == "refuse" else problem.batch_norm
         said.append(f'batch_norm = "{policy}": BatchNorm layers ({layers}) {_NORMS[policy]}')
-    if "peft" in sys.modules and (adapted := said_of_adapters(module, problem.parts.local_names(module))):
-        said.append(adapted)
+    if has_adapters(module):
+        said.append(said_of_adapters(module, problem.parts.local_names(module)))
     if flat.local_dim or problem.parts.frozen:
         every = sum(p.numel() for p in module.parameters())
         still = every - flat.dim - flat.local_dim
         said.append(f"parameters: {flat.dim:,} shared, {flat.local_dim:,} local and never sent, {still:,} frozen")
-    return "; ".join(said) or None
+    return "; ".join(filter(None, said)) or None

@@ -160,7 +160,7 @@ class Prepared(Learning, SiteSamples, BoundModel):
         """Returns the names of the subgroups that have weights at site i, in the order of their numbers."""
         if self.objective.subgroups == "within":
             return own_names(self.sites[i].train)
-        if self.objective.subgroups is None or self.objective.subgroup_names:
+        if not self.objective.subgroups or self.objective.subgroup_names:
             return self.objective.subgroup_names
         unknown = [site.name for site in self.sites if not site.train.subgroup_names and not site.train.here]
         if unknown:
@@ -190,15 +190,15 @@ class Prepared(Learning, SiteSamples, BoundModel):
     def _digests(self) -> dict[int, str]:
         names = ("train", "validation") if self.objective.judged_on == "validation" else ("train",)
         sets: dict[int, list[Samples | None]] = {i: [getattr(self.sites[i], name) for name in names] for i in self.here}
-        return {i: " ".join(fingerprint(rows) for rows in of_site if rows is not None) for i, of_site in sets.items()}
+        return {i: " ".join(fingerprint(rows) for rows in of_site if rows) for i, of_site in sets.items()}
 
-    def identity(self, of_sites: Mapping[int, str] | None = None) -> dict[str, Any]:
+    def identity(self, of_sites: Mapping[int, str] = {}) -> dict[str, Any]:
         """Returns data, model and settings by name, so that a checkpoint is not continued with others.
 
         It covers the sites that are here, or those whose fingerprints are given."""
-        return identity_of(self, self.digests_here() if of_sites is None else of_sites)
+        return identity_of(self, of_sites or self.digests_here())
 
-    def digest(self, of_sites: Mapping[int, str] | None = None) -> str:
+    def digest(self, of_sites: Mapping[int, str] = {}) -> str:
         """Returns a fingerprint of the identity."""
         return digest_of(self.identity(of_sites))
 

@@ -42,7 +42,7 @@ class SiteSamples:
     @property
     def preprocessing(self) -> Preprocessing | None:
         """How rows of a table became inputs, or None if the sites' data is not from a table."""
-        return next((site.table.preprocessing for site in self.sites if site.table is not None), None)
+        return next((site.table.preprocessing for site in self.sites if site.table), None)
 
     @cached_property
     def prior_of_sites(self) -> Tensor:
@@ -60,10 +60,9 @@ class SiteSamples:
         The index is -1 if another process holds the set, or if the site has none. There are no indices if no site has
         one."""
         every = [getattr(site, split) for site in self.sites]
-        here = dict.fromkeys(samples for samples in every if samples is not None and samples.here)
+        here = dict.fromkeys(samples for samples in every if samples and samples.here)
         places = {samples: k for k, samples in enumerate(here)}
-        any_site = any(samples is not None for samples in every)
-        return list(places), [places.get(samples, -1) for samples in every] if any_site else []
+        return list(places), [places.get(samples, -1) for samples in every] if any(every) else []
 
     def sites_keeping(self, kept: Collection[int]) -> list[Site]:
         """Returns the sites for a process that holds the data of some of them, and the sizes of the others."""

@@ -111,7 +111,7 @@ def gradients(
         function: Callable[..., Any] = _OneByOne(model, loss, has_aux)
     else:
         at_once = None if at_once is None or at_once >= models else at_once
-        loss = convolutions.of_many(loss, at_once or models, device)
+        loss = convolutions.of_many(loss, at_once or models) if device.type == "cuda" else loss
         function = vmap(grad_and_value(loss, has_aux=has_aux))
         function = Traced(function) if trace and not has_aux else function
         function = function if at_once is None else functools.partial(_in_portions, function, at_once)
