@@ -101,34 +101,51 @@ class Objective:
     constant_losses: Mapping[str, float] | None = None
 
     def __post_init__(self):
-        if not 0 < self.share <= 0.5:
-            raise BadInput(f"objective.share must lie in (0, 0.5], got {self.share}")
-        if not 0 < self.rejoin <= 1:
-            raise BadInput(f"objective.rejoin must lie in (0, 1], got {self.rejoin}; 1 keeps the rows out to the end")
-        if self.judged_on == "training" and (self.against == "local" or self.discount_noise):
-            what = "discount_noise" if self.discount_noise else 'against = "local"'
-            raise BadInput(
-                f'objective.{what} needs judged_on = "held-out" or "validation", got "training": on the rows that it '
-                "was trained on, a local model has almost no loss"
-            )
-        if self.against is not None and self.discount_noise:
-            raise BadInput("objective.against and objective.discount_noise exclude each other; give one of them")
         object.__setattr__(self, "subgroup_names", tuple(self.subgroup_names))
-        if self.subgroups is not None and self.judged_on == "validation":
-            raise BadInput('objective.subgroups needs judged_on = "training" or "held-out", got "validation"')
-        if self.subgroups is not None and self.against is not None:
-            raise BadInput("objective.subgroups and objective.against exclude each other; give one of them")
-        if not 0 < self.subgroup_strength < math.inf:
-            raise BadInput(f"objective.subgroup_strength must be a finite number > 0, got {self.subgroup_strength}")
-        if self.subgroup_names and self.subgroups != "across":
-            raise BadInput('objective.subgroup_names needs subgroups = "across"; with "within" each site has its own')
-        if len(set(self.subgroup_names)) < len(self.subgroup_names):
-            raise BadInput(f"objective.subgroup_names has a name twice: {', '.join(self.subgroup_names)}")
+        for wrong, refusal in (*self._ranges(), *self._combinations()):
+            if wrong:
+                raise BadInput(f"objective.{refusal}")
         for field in ("against", "local_losses", "untrained_losses", "constant_losses"):
             table = getattr(self, field)
             for name, value in (table if isinstance(table, Mapping) else {}).items():
                 if not math.isfinite(value):
                     raise BadInput(f"objective.{field} of site {name!r} is {value}; a reference loss must be finite")
+
+    def _ranges(self) -> list[tuple[bool, str]]:
+        """Returns whether each number is out of its range, and the refusal."""
+        names, strength = self.subgroup_names, self.subgroup_strength
+        return [
+            (not 0 < self.share <= 0.5, f"share must lie in (0, 0.5], got {self.share}"),
+            (
+                not 0 < self.rejoin <= 1,
+                f"rejoin must lie in (0, 1], got {self.rejoin}; 1 keeps rows out to the end",
+            ),
+            (not 0 < strength < math.inf, f"subgroup_strength must be a finite number > 0, got {strength}"),
+            (len(set(names)) < len(names), f"subgroup_names has a name twice: {', '.join(names)}"),
+        ]
+
+    def _combinations(self) -> list[tuple[bool, str]]:
+        """Returns whether settings exclude each other, and the refusal."""
+        what = "discount_noise" if self.discount_noise else 'against = "local"'
+        needs_other_rows = self.against == "local" or self.discount_noise
+        weighed, compared = self.subgroups is not None, self.against is not None
+        return [
+            (
+                self.judged_on == "training" and needs_other_rows,
+                f'{what} needs judged_on = "held-out" or "validation", got "training": on the rows that it was '
+                "trained on, a local model has almost no loss",
+            ),
+            (compared and self.discount_noise, "against and objective.discount_noise exclude each other; give one"),
+            (
+                weighed and self.judged_on == "validation",
+                'subgroups needs judged_on = "training" or "held-out", got "validation"',
+            ),
+            (weighed and compared, "subgroups and objective.against exclude each other; give one of them"),
+            (
+                bool(self.subgroup_names) and self.subgroups != "across",
+                'subgroup_names needs subgroups = "across"; with "within" each site has its own',
+            ),
+        ]
 
     @property
     def needs_local_models(self) -> bool:

@@ -227,26 +227,29 @@ class Training:
             self.oracle.source.capture(False)
         return captured
 
-    def unsound(self, state: TrainingState) -> Tensor:
-        """Returns where a node's model or dual is not finite or has exploded: (replicas, nodes)."""
+    def _faults(self, state: TrainingState) -> dict[str, Tensor]:
+        """Returns where models, duals and own parts are not finite or have exploded, (replicas, nodes), in words."""
         models, duals = self.view.models(state.algorithm), self.view.duals(state.algorithm)
         start = torch.linalg.vector_norm(self.oracle.initial_rows, dim=-1, keepdim=True).clamp(min=1.0)
-        bad = ~(torch.linalg.vector_norm(models, dim=-1) <= _EXPLODED * start)
+        norms = torch.linalg.vector_norm(models, dim=-1)
+        faults = {}
         if state.own is not None:
-            exploded = ~(torch.linalg.vector_norm(state.own.rows, dim=-1) < torch.inf)
-            bad = bad | (exploded.any(dim=-1, keepdim=True) if bad.shape != exploded.shape else exploded)
-        return bad if duals is None else bad | ~torch.isfinite(duals).all(dim=-1)
+            broken = ~(torch.linalg.vector_norm(state.own.rows, dim=-1) < torch.inf)
+            at_server = norms.shape != broken.shape
+            faults["non-finite local parts; lower parts.step"] = broken.any(-1, keepdim=True) if at_server else broken
+        if duals is not None:
+            faults["non-finite dual weights"] = ~torch.isfinite(duals).all(dim=-1)
+        return faults | {"an exploded model": ~(norms <= _EXPLODED * start)}
+
+    def unsound(self, state: TrainingState) -> Tensor:
+        """Returns where a node's model or dual is not finite or has exploded: (replicas, nodes)."""
+        return functools.reduce(torch.logical_or, self._faults(state).values())
 
     def unsound_quantity(self, state: TrainingState, replica: int, row: int) -> str:
         """Returns what the node in a row that is unsound has, in words."""
         norm = float(torch.linalg.vector_norm(self.view.models(state.algorithm)[replica, row]))
-        duals = self.view.duals(state.algorithm)
-        finite_duals = duals is None or bool(torch.isfinite(duals[replica, row]).all())
-        own = None if state.own is None or state.own.rows.shape[1] <= row else state.own.rows[replica, row]
-        if own is not None and not bool(torch.isfinite(own).all()):
-            return "non-finite local parts; lower parts.step"
-        model = "a non-finite model" if norm != norm else "an exploded model"
-        return f"{model if finite_duals else 'non-finite dual weights'} (norm {norm:.3g})"
+        fault = next(words for words, where in self._faults(state).items() if bool(where[replica, row]))
+        return f"{'a non-finite model' if norm != norm else fault} (norm {norm:.3g})"
 
     def divergence_message(self, state: TrainingState, done: int, sound: int) -> str:
         """Returns a sentence about which node diverged between two rounds, in which quantity, and what to lower."""

@@ -31,36 +31,45 @@ def replicas_of(
 ) -> list[Replica]:
     """Returns a replica for every algorithm, split, placement and seed. A number of placements means random ones;
     placement k is the same in every experiment over n nodes. "by-seed" gives seed k only the random placement k."""
+    seeds = _checked_seeds(seeds)
+    if not algorithms or not seeds:
+        raise BadInput("a run needs at least one algorithm and one seed")
+    if placements == "by-seed":
+        placed = [(seed, random_placement(seed, n)) for seed in seeds]
+    else:
+        placed = [(seed, placement) for placement in _checked_placements(placements, n) for seed in seeds]
+    return [Replica(seed, placement, a, k) for a in algorithms for k in range(splits) for seed, placement in placed]
+
+
+def _checked_seeds(seeds: Sequence[int]) -> list[int]:
     try:
-        seeds = [int(seed) for seed in seeds]
+        numbers = [int(seed) for seed in seeds]
     except (TypeError, ValueError) as error:
         raise BadInput(
             f"seeds must be a list of whole numbers, got {seeds!r}; for three seeds write range(3)"
         ) from error
-    if any(not 0 <= seed < 2**63 for seed in seeds):
-        raise BadInput(f"seeds must lie in 0..2^63 - 1, got {seeds}")
-    if not algorithms or not seeds:
-        raise BadInput("a run needs at least one algorithm and one seed")
-    if len(set(seeds)) != len(seeds):
-        raise BadInput(f"seeds repeat: {seeds}")
-    if placements is None or placements == "by-seed":
-        chosen = [tuple(range(n))]
-    elif isinstance(placements, int):
+    if any(not 0 <= seed < 2**63 for seed in numbers):
+        raise BadInput(f"seeds must lie in 0..2^63 - 1, got {numbers}")
+    if len(set(numbers)) != len(numbers):
+        raise BadInput(f"seeds repeat: {numbers}")
+    return numbers
+
+
+def _checked_placements(placements: int | Sequence[Sequence[int]] | None, n: int) -> list[tuple[int, ...]]:
+    if placements is None:
+        return [tuple(range(n))]
+    if isinstance(placements, int):
         if placements < 1:
             raise BadInput(f"placements must be >= 1, got {placements}")
-        chosen = [random_placement(k, n) for k in range(placements)]
-    else:
-        try:
-            chosen = [tuple(int(i) for i in placement) for placement in placements]
-        except (TypeError, ValueError) as error:
-            raise BadInput(f"placements must be a number or a list of permutations, got {placements!r}") from error
+        return [random_placement(k, n) for k in range(placements)]
+    try:
+        chosen = [tuple(int(i) for i in placement) for placement in placements]
+    except (TypeError, ValueError) as error:
+        raise BadInput(f"placements must be a number or a list of permutations, got {placements!r}") from error
     for placement in chosen:
         if sorted(placement) != list(range(n)):
             raise BadInput(f"a placement must name each of the {n} sites once, got {list(placement)}")
-    placed = [(seed, placement) for placement in chosen for seed in seeds]
-    if placements == "by-seed":
-        placed = [(seed, random_placement(seed, n)) for seed in seeds]
-    return [Replica(seed, placement, a, k) for a in algorithms for k in range(splits) for seed, placement in placed]
+    return chosen
 
 
 def sites_at(nodes: Sequence[int], replicas: Sequence[Replica]) -> set[int]:
