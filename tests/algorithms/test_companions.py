@@ -30,7 +30,7 @@ def test_plain_run_has_no_companions_and_others_have_those_that_their_settings_b
 
 def test_states_of_companions_can_be_copied_and_pickled():
     states = carried({"own": DSGDState(torch.ones(1, 2, 3))})
-    for again in (copy.deepcopy(states), pickle.loads(pickle.dumps(states))):
+    for again in (copy.deepcopy(states), pickle.loads(pickle.dumps(states))):  # noqa: S301
         assert type(again) is type(states)
         assert torch.equal(again.own.models, states.own.models)
 

@@ -10,14 +10,7 @@ from typing import Annotated, Literal, NamedTuple
 
 from torch import Tensor
 
-from fairmesh.algorithms.base import (
-    Algorithm,
-    Round,
-    Sent,
-    capped,
-    check_dual_step,
-    prior_rows,
-)
+from fairmesh.algorithms.base import Algorithm, Round, Sent, capped, check_dual_step, prior_rows
 from fairmesh.algorithms.gossip import (
     PublicCopies,
     compressed_difference,

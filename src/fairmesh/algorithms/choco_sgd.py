@@ -7,12 +7,7 @@ ICML 2019.
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from fairmesh.algorithms.base import (
-    Algorithm,
-    Round,
-    Sent,
-    prior_weights,
-)
+from fairmesh.algorithms.base import Algorithm, Round, Sent, prior_weights
 from fairmesh.algorithms.gossip import (
     PublicCopies,
     compressed_difference,

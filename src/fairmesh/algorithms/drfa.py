@@ -11,13 +11,7 @@ from torch import Tensor
 
 from fairmesh.algorithms.base import Round
 from fairmesh.algorithms.schedules import Geometric, Schedule
-from fairmesh.algorithms.server import (
-    AscentState,
-    ServerAscent,
-    by_position,
-    drawn_uniformly,
-    number_of,
-)
+from fairmesh.algorithms.server import AscentState, ServerAscent, by_position, drawn_uniformly, number_of
 from fairmesh.algorithms.settings import LOCAL_STEPS, PARTICIPATION, STRUCTURAL, ranged
 from fairmesh.regularizers.simplex import project_onto_simplex
 

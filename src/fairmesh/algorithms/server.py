@@ -68,16 +68,16 @@ class LocalSteps(ServerSteps):
     local_steps: int = field(default=5, metadata=STRUCTURAL | LOCAL_STEPS, kw_only=True)
     optimizer: Optimizer | None = field(default=None, kw_only=True)
 
-    emphasis: ClassVar[str | None] = None  # the field by which large losses count more; at 0, none does
+    emphasis: ClassVar[str] = ""  # the field by which large losses count more, if there is one; at 0, none does
 
     def with_fixed_weights(self) -> "LocalSteps | None":
-        if self.emphasis is None or getattr(self, self.emphasis) == 0:
+        if not self.emphasis or getattr(self, self.emphasis) == 0:
             return None
         return replace(self, **{self.emphasis: 0.0})
 
     def init(self, oracle: Oracle, network: Network) -> ServerState:
         state = super().init(oracle, network)
-        return state if self.emphasis is None else state._replace(duals=oracle.prior.clone())
+        return state._replace(duals=oracle.prior.clone()) if self.emphasis else state
 
     def step(self, state: ServerState, ctx: Round) -> ServerState:
         weights, duals = self.taking_part(ctx), None

@@ -11,13 +11,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from fairmesh.algorithms.base import (
-    Algorithm,
-    Round,
-    Sent,
-    capped,
-    fresh_share,
-)
+from fairmesh.algorithms.base import Algorithm, Round, Sent, capped, fresh_share
 from fairmesh.algorithms.gossip import (
     PublicCopies,
     compressed_difference,

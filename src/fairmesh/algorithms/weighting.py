@@ -13,15 +13,7 @@ from typing import Annotated, Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from fairmesh.algorithms.base import (
-    Round,
-    Sent,
-    check_dual_step,
-    fresh_share,
-    plain,
-    prior_rows,
-    prior_weights,
-)
+from fairmesh.algorithms.base import Round, Sent, check_dual_step, fresh_share, plain, prior_rows, prior_weights
 from fairmesh.algorithms.gossip import PublicCopies, gossiped_rows, zero_copies
 from fairmesh.algorithms.schedules import Polynomial, Schedule
 from fairmesh.algorithms.settings import EXACT, MEMORY, STRUCTURAL, CheckedSettings, ranged

@@ -78,6 +78,19 @@ class Done(Protocol):
         ...
 
 
+class NothingDone:
+    """A run without a folder, where nothing is kept."""
+
+    def read(self, round_number: int, node: Node, start: Tensor) -> None:
+        return None
+
+    def write(self, round_number: int, node: Node, start: Tensor, work: Work, seconds: float) -> None:
+        pass
+
+    def flush(self) -> None:
+        pass
+
+
 LongWork = Callable[[Callable[[], Activity | None]], AbstractContextManager[Any]]
 
 
@@ -99,7 +112,7 @@ class LocalWorker:
         self._nodes, self._division, self._batches = nodes, division, batches
         # Surrounds a round: processes that wait and fail together.
         self.together: LongWork = lambda doing: nullcontext()
-        self.done: Done | None = None  # None: a run without a folder
+        self.done: Done = NothingDone()
         # Told when a node begins, and None at the end.
         self.watch: Callable[[Activity | None], None] = lambda activity: None
 
@@ -122,7 +135,7 @@ class LocalWorker:
             nonlocal activity
             at = (node.replica, node.place)
             start = rows[at].clone()
-            work = None if self.done is None else self.done.read(number, node, start)
+            work = self.done.read(number, node, start)
             if work is not None:
                 return [part[0, 0].to(like.device) for part, like in zip(work, after)]
             activity, began = Activity(number, node.site, time.time()), time.monotonic()
@@ -144,8 +157,7 @@ class LocalWorker:
                 end[models.shape[-1] :][None, None],
                 _packed(context)[None, None],
             )
-            if self.done is not None:
-                self.done.write(number, node, start, work, time.monotonic() - began)
+            self.done.write(number, node, start, work, time.monotonic() - began)
             return [part[0, 0] for part in work]
 
         number = int(round_index)
@@ -157,9 +169,8 @@ class LocalWorker:
                     for whole, part in zip(after, parts):
                         whole[node.replica, node.place] = part
         except BaseException:
-            if self.done is not None:
-                with suppress(FairmeshError):  # of the disk; what failed first is told
-                    self.done.flush()
+            with suppress(FairmeshError):  # of the disk; what failed first is told
+                self.done.flush()
             raise
         if activity is not None:
             self.watch(None)

@@ -171,15 +171,13 @@ class Training:
         """Returns the state after the round whose number is in a scalar tensor. Uses operations on tensors only."""
         ctx = Round(index, self.oracle, self.network, self._round_cache, state.companions, self._around.optimizer)
         current = self.view.models(state.algorithm).mean(dim=-2)  # theta-bar^t, before the step: t = 0 .. T - 1
-        duals, average_dual = self.view.duals(state.algorithm), state.average_dual
+        duals = self.view.duals(state.algorithm)
         share = self._round_cache.at("share", self._shares, index)
         stepped = self.algorithm.step(state.algorithm, ctx)
         return TrainingState(
             algorithm=stepped,
             average_model=torch.lerp(state.average_model, current, share),
-            average_dual=average_dual
-            if duals is None or average_dual is None
-            else torch.lerp(average_dual, duals.mean(dim=-2), share),
+            average_dual=None if duals is None else torch.lerp(state.average_dual, duals.mean(dim=-2), share),
             sent=state.sent.plus(ctx.sent),
             best=state.best,
             companions=ctx.carried_after(),
@@ -255,8 +253,8 @@ class Training:
         """Returns a sentence about which node diverged between two rounds, in which quantity, and what to lower."""
         replica, row = (int(i) for i in self.unsound(state).nonzero()[0])
         what, node = self.unsound_quantity(state, replica, row), int(self.network.hosted[row])
-        algorithm, found = self.replicas[replica].algorithm, self.view.consensus_steps(state.algorithm)
-        step = None if found is None else float(found.flatten()[0])
+        algorithm, steps = self.replicas[replica].algorithm, self.view.consensus_steps(state.algorithm)
+        step = 0.0 if steps is None else float(steps.flatten()[0])
         advice = what_to_lower(algorithm, self.problem.flat_model.dim, step)
         site = self.problem.sites[self.replicas[replica].placement[node]].name
         who = "the server" if algorithm.needs_server else f"node {node} ({site})"
@@ -264,21 +262,20 @@ class Training:
         return f"diverged between rounds {sound} and {done}: {which}{who} has {what}; {advice}"
 
 
-def what_to_lower(algorithm: Algorithm, dim: int, consensus_step: float | None = None) -> str:
+def what_to_lower(algorithm: Algorithm, dim: int, consensus_step: float = 0.0) -> str:
     """Returns which settings of an algorithm to lower if it diverges.
 
     Args:
         algorithm: The algorithm.
         dim: The number of parameters of the model.
-        consensus_step: The one that the algorithm has chosen, if it chooses by itself. Default: None.
+        consensus_step: The one that the algorithm has chosen, if it chooses by itself; 0 if it has not. Default: 0.0.
     """
     now = torch.zeros((), dtype=torch.int64)
     steps = [f"{name} (starts at {float(as_schedule(s).at(now)):g})" for name, s in algorithm.steps().items()]
     advice = f"lower {' or '.join(steps)}"
     gossip = algorithm.gossip_settings()
-    delta = gossip.compressor.delta(dim) if gossip is not None else 1.0
-    if gossip is None or delta == 1.0:  # delta = 1: compression loses nothing
+    if gossip is None or gossip.compressor.delta(dim) == 1.0:  # then compression loses nothing
         return advice
-    known = f"guarantees delta = {delta:.3g}" if delta else "guarantees no delta"
-    step = gossip.consensus_step if gossip.consensus_step is not None else consensus_step
-    return advice + f", or consensus_step{'' if step is None else f' ({step:g})'}: the compressor {known}"
+    delta, step = gossip.compressor.delta(dim), gossip.consensus_step or consensus_step
+    guaranteed = f"guarantees delta = {delta:.3g}" if delta else "guarantees no delta"
+    return advice + f", or consensus_step{f' ({step:g})' if step else ''}: the compressor {guaranteed}"
