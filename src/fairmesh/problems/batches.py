@@ -41,11 +41,11 @@ class Batches:
         round_cache: RoundCache,
     ):
         self._nodes, self._division, self._sampling = nodes, division, nodes.problem.sampling
-        self._calls, self._data_device, self._round_cache = calls, data_device, round_cache
+        self._calls, self.data_device, self._round_cache = calls, data_device, round_cache
         self._full = self._sampling.order == "full"
         self.repeats = 1 if self._full else self._sampling.batches_per_step
         even = division.order is None and bool((division.sizes == division.sizes.min()).all())
-        self._largest = int(division.sizes.max())
+        self._largest, self._most_judges = int(division.sizes.max()), int(division.judges.max())
         self.padded = self._full and not even
         self.weighted = self.padded or nodes.problem.objective.subgroups is not None
         self.source = self._source()
@@ -55,7 +55,7 @@ class Batches:
         numbers_here = sum(len(part) * trees.numbers_per_sample(part.inputs) for part in samples)
         floats = nodes.device.type == "cpu" and numbers_here * nodes.dtype.itemsize <= AS_FLOATS_UP_TO
         change = (lambda part: as_floats(part, nodes.dtype)) if floats else None
-        rows = SampleRows(samples, self._data_device, self._division.order, change)
+        rows = SampleRows(samples, self.data_device, self._division.order, change)
         if rows.reader is None:
             return RowsInMemory(rows, self._round_cache)
         return StreamedRows(rows.reader, nodes.rows, nodes.device)
@@ -149,15 +149,15 @@ class Batches:
         nodes, counts = self._nodes, self._division.judges
         inputs, targets = self._read(("held-out", call), self._judging_rows(call), None, round_index)
         if self._full:
-            largest = torch.arange(int(counts.max()), device=nodes.device)
-            return inputs, targets, ((largest < counts).to(nodes.dtype) / counts).flatten(0, 1)
+            steps = torch.arange(self._most_judges, device=nodes.device)
+            return inputs, targets, ((steps < counts).to(nodes.dtype) / counts).flatten(0, 1)
         count = self._sampling.batch
         weights = torch.full((1, count), 1.0 / count, dtype=nodes.dtype, device=nodes.device)
         return inputs, targets, weights.expand(nodes.rows, -1)
 
     def of_rows(self, numbers: Tensor, round_index: Tensor, number: int) -> Tensor:
         """Returns the entries of a batch's rows (nodes, rows) among `numbers` of all rows, in the order of the
-        division."""
+        division and on the data's device."""
         indices = self._rows_in(number, self._calls * self.repeats)
         return self._chosen(numbers, self._round_cache.at(("batch", number), indices, round_index))
 
@@ -166,23 +166,23 @@ class Batches:
         return self._chosen(numbers, self._round_cache.at(("held-out", call), self._judging_rows(call), round_index))
 
     def _chosen(self, numbers: Tensor, rows: Tensor) -> Tensor:
-        chosen = numbers.to(self._data_device).index_select(0, rows)
+        chosen = numbers.index_select(0, rows)
         return chosen.to(self._nodes.device, non_blocking=True).unflatten(0, (self._nodes.rows, -1))
 
     def _rows_in(self, number: int, calls: int) -> OfRounds:
-        return lambda rounds: self.indices(rounds, number, calls).flatten(1).to(self._data_device)
+        return lambda rounds: self.indices(rounds, number, calls).flatten(1).to(self.data_device)
 
     def _judging_rows(self, call: int) -> OfRounds:
         first, counts = self._division.judged_from, self._division.judges
 
         def indices(rounds: Tensor) -> Tensor:
             if self._full:
-                steps = torch.arange(int(counts.max()), device=self._nodes.device)
+                steps = torch.arange(self._most_judges, device=self._nodes.device)
                 chosen = (first + steps % counts).expand(len(rounds), -1, -1, -1)
             else:
                 key = self._nodes.keys(f"held-out {call}", rounds.unsqueeze(-1))
                 chosen = first + random_streams.integers(key, self._sampling.batch, counts)
-            return chosen.flatten(1).to(self._data_device)
+            return chosen.flatten(1).to(self.data_device)
 
         return indices
 

@@ -26,7 +26,7 @@ class SubgroupLosses:
         self._count = problem.subgroup_count
         numbers = {i: problem.subgroup_numbers(i) for i in problem.here}
         of_rows = torch.cat(list(numbers.values()))
-        self._numbers = of_rows if order is None else of_rows[order]  # of each row
+        self._numbers = (of_rows if order is None else of_rows[order]).to(batches.data_device)  # of each row
         shares = torch.zeros(problem.n, self._count, dtype=torch.float64)
         for i, of_site in numbers.items():
             shares[i] = torch.bincount(of_site, minlength=self._count) / len(of_site)
