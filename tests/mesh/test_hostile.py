@@ -171,7 +171,7 @@ def babbling(flag: Path) -> Callable[[], None]:
             for kind, body in itertools.islice(others if flag.exists() else passing, 3):
                 entry = Announcement("delta", kind, board.next_number(kind), body, b"")
                 with board._lock:
-                    board._put(board._signed_here(entry))
+                    board._put(board._signed_here(entry), board)
                 board.changed()
 
         encoded = remote.encode
