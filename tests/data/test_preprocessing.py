@@ -108,13 +108,13 @@ def test_site_tells_no_category_and_no_number_of_fewer_than_5_rows(tmp_path):
     }
     data = fm.data.Table(write(tmp_path / "t.csv", columns), "y", partition=fm.data.Even(1), test_share=0.05)
     (site,) = data.sites()
-    told = {c.name: s for c, s in zip(site.table.plan.columns, site.table.sums().columns)}
+    told = site.table.sums().columns
     assert told["kind"].names == ("two",)
     assert (told["flag"].mean, told["flag"].squares) == (0.0, 0.0)
     assert (told["gap"].missing, told["few"].known) == (0, 0)
     assert told["x"].known == 19
     withheld = site.table.sums().withheld()
-    assert all(not any(one) for one in withheld.columns)
+    assert all(not any(one) for one in withheld.columns.values())
 
 
 def test_unknown_category_and_missing_value_have_inputs_of_their_own(file):

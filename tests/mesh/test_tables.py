@@ -150,12 +150,13 @@ def test_sums_of_another_form_are_refused_before_anything_is_computed(tmp_path):
     accepts = KINDS["table"].fields["sums"]
     assert accepts(good)
     for spoil in (
-        lambda table: table["columns"][0].__setitem__(2, 1e300),
-        lambda table: table["columns"][0].__setitem__(3, -1.0),
-        lambda table: table["columns"][0].__setitem__(0, 1.5),
-        lambda table: table["columns"][0].__setitem__(2, float("nan")),
-        lambda table: table["columns"].pop(),
-        lambda table: table["columns"][1].__setitem__(4, ["x" * 1000]),
+        lambda table: table["columns"]["age"].__setitem__(2, 1e300),
+        lambda table: table["columns"]["age"].__setitem__(3, -1.0),
+        lambda table: table["columns"]["age"].__setitem__(0, 1.5),
+        lambda table: table["columns"]["age"].__setitem__(2, float("nan")),
+        lambda table: table["columns"].pop("age"),
+        lambda table: table.__setitem__("columns", []),
+        lambda table: table["columns"]["ward"].__setitem__(4, ["x" * 1000]),
         lambda table: table["plan"].pop("target"),
         lambda table: table["plan"].__setitem__("more", 1),
         lambda table: table["plan"]["columns"][0].__setitem__("type", "picture"),
@@ -175,9 +176,8 @@ def test_sums_of_another_form_are_refused_before_anything_is_computed(tmp_path):
 def announced_sums(tmp_path, spoil, fewer=0):
     """What site a says about the sums of b, which has changed them; with a contract on the age."""
     (site,) = fm.data.Table(write(tmp_path / "t.csv", clinic()), "ill", partition=fm.data.Even(1)).sites()
-    ages = [column.name for column in site.table.plan.columns].index("age")
     said = {name: site.table.sums().to_table() for name in NAMES}
-    spoil(said["b"]["columns"][ages])
+    spoil(said["b"]["columns"]["age"])
     bodies = {name: {"sums": sums, "fitted_by": []} for name, sums in said.items()}
     board = SimpleNamespace(of=lambda name, kind: bodies[name], of_all=lambda kind: bodies)
     contract = fm.data.Contract((fm.data.Column("age", min=0, max=120),))
@@ -244,7 +244,9 @@ def test_site_that_would_make_a_column_constant_is_named_and_the_others_wait_for
 
         def many(self) -> TableSums:
             told = honest(self)
-            return replace(told, columns=tuple(one._replace(known=10**9 * bool(one.known)) for one in told.columns))
+            return replace(
+                told, columns={name: one._replace(known=10**9 * bool(one.known)) for name, one in told.columns.items()}
+            )
 
         SiteTable.sums = many
 

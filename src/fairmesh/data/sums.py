@@ -55,12 +55,12 @@ class TableSums:
     """
 
     plan: Preprocessing
-    columns: tuple[Sums, ...]
+    columns: Mapping[str, Sums]  # by the column's name
     target: Sums
 
     def withheld(self) -> "TableSums":
         """Returns the same without any number, for a site that tells nothing about its values."""
-        return replace(self, columns=tuple(Sums() for _ in self.columns), target=Sums(names=self.target.names))
+        return replace(self, columns=dict.fromkeys(self.columns, Sums()), target=Sums(names=self.target.names))
 
     def to_table(self) -> dict[str, Any]:
         """Returns it as a JSON table."""
@@ -74,7 +74,8 @@ class TableSums:
             rows: How many it declares.
             ranges: The smallest and the largest value that a contract allows, by column.
         """
-        for column, sums in zip((self.plan.target, *self.plan.columns), (self.target, *self.columns)):
+        told = [(column, self.columns[column.name]) for column in self.plan.columns]
+        for column, sums in [(self.plan.target, self.target), *told]:
             ends = (0.0, 1.0) if column.type == "yes-no" else ranges.get(column.name, (-math.inf, math.inf))
             reason = sums.contradiction(rows, *ends)
             if not reason and column.type == "category" and FEWEST * len(sums.names) > rows:
@@ -91,10 +92,11 @@ class TableSums:
             BadInput: It has another form.
         """
         try:
-            made = TableSums(_plan(table["plan"]), tuple(map(_sums, table["columns"])), _sums(table["target"]))
-            if len(made.columns) != len(made.plan.columns) or not made.columns:
-                raise ValueError("another number of columns than planned")
-        except (KeyError, TypeError, ValueError, OverflowError) as error:
+            columns = {name: _sums(row) for name, row in table["columns"].items()}
+            made = TableSums(_plan(table["plan"]), columns, _sums(table["target"]))
+            if sorted(columns) != sorted(column.name for column in made.plan.columns) or not columns:
+                raise ValueError("other columns than planned")
+        except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
             raise BadInput(f"sums of a table cannot be read: {error}") from error
         return made
 
@@ -158,10 +160,10 @@ def table_sums(
         target: The targets of the training rows, if they are numbers.
         labels: The labels that the site has in all its rows, if targets are labels. Default: ().
     """
-    told = [_sums_of(columns[column.name], column.kind) if column.open else Sums() for column in plan.columns]
+    told = {c.name: _sums_of(columns[c.name], c.kind) if c.open else Sums() for c in plan.columns}
     if plan.target.standardize:
-        return TableSums(plan, tuple(told), _sums_of(np.asarray(target, np.float64), "number"))
-    return TableSums(plan, tuple(told), Sums(names=() if plan.target.classes else tuple(labels)))
+        return TableSums(plan, told, _sums_of(np.asarray(target, np.float64), "number"))
+    return TableSums(plan, told, Sums(names=() if plan.target.classes else tuple(labels)))
 
 
 class Misfit(BadInput):
@@ -182,8 +184,7 @@ def fitted(sums: Mapping[str, TableSums]) -> Preprocessing:
         Misfit: The tables do not have the same columns, kinds or settings.
     """
     plan = _common_plan({site: told.plan for site, told in sums.items()})
-    by_name = [{c.name: s for c, s in zip(told.plan.columns, told.columns)} for told in sums.values()]
-    columns = [_completed(column, [told[column.name] for told in by_name]) for column in plan.columns]
+    columns = [_completed(column, [told.columns[column.name] for told in sums.values()]) for column in plan.columns]
     return Preprocessing(tuple(columns), _completed(plan.target, [told.target for told in sums.values()]))
 
 

@@ -125,11 +125,7 @@ def _ranges(contract: Contract) -> dict[str, tuple[float, float]]:
 def _outweighing(told: Mapping[str, TableSums]) -> tuple[list[str], str] | None:
     """Returns a site whose values alone make the spread of a column so large that the rows of all others look equal in
     it, and what to do; or None."""
-    by_site = {
-        site: {column.name: sums for column, sums in zip(one.plan.columns, one.columns)}
-        | {one.plan.target.name: one.target}
-        for site, one in told.items()
-    }
+    by_site = {site: {**one.columns, one.plan.target.name: one.target} for site, one in told.items()}
     for name in next(iter(by_site.values()), {}):
         sums = {site: of_site[name] for site, of_site in by_site.items() if of_site[name].known}
         if len(sums) < 2:
