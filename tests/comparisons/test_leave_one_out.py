@@ -38,11 +38,11 @@ def test_leave_one_site_out_is_training_without_the_site():
         alone = fm.train(replace(problem, sites=rest), fm.Ring(), fm.TrackedADGDA(), **options)
         mine = [r for r, one in enumerate(left_out.result.replicas) if one.split == k]
         assert torch.equal(left_out.result.row()[mine], alone.row())
-        judge = problem.sites[k].test
+        inputs, targets = problem.sites[k].test
         for s, state in enumerate(alone.state_dict(r) for r in range(2)):
             model = torch.nn.Linear(2, 2)
             model.load_state_dict(state)
-            expected = (model(judge.inputs).argmax(-1) == judge.targets).double().mean()
+            expected = (model(inputs).argmax(-1) == targets).double().mean()
             assert left_out.values["accuracy"][s][k] == pytest.approx(float(expected))
 
 

@@ -1,6 +1,7 @@
 """What models answer on the test rows of every site."""
 
 import hashlib
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -67,32 +68,33 @@ def judged(
         on,
         dict(problem.metrics),
         _trained_in_common(problem, list(rows)) if trained_alone else (),
-        lowest_loss(problem.loss),
-        _guessed_overlaps(problem, list(rows)) if on == "test" else None,
+        -math.inf if (lowest := lowest_loss(problem.loss)) is None else lowest,
+        _guessed_overlaps(problem, list(rows)) if on == "test" else {},
     )
 
 
-def _guessed_overlaps(problem: Prepared, splits: Sequence[int]) -> tuple[float | None, ...] | None:
+def _guessed_overlaps(problem: Prepared, splits: Sequence[int]) -> dict[int, float]:
     """Returns, for each site whose splits have the same number of rows and the same targets but not one row, the share
-    of test rows that random splits have in common; None if there is no such site. Such inputs were changed in each
-    split, as by scaling with its training rows."""
+    of test rows that random splits have in common. Such inputs were changed in each split, as by scaling with its
+    training rows."""
     if len(splits) < 2:
-        return None
+        return {}
     sites = zip(*(problem.of_split(split).sites for split in splits))
-    found = tuple(_guessed_overlap(of_site) for of_site in sites)
-    return found if any(found) else None
+    found = {i: _guessed_overlap(of_site) for i, of_site in enumerate(sites)}
+    return {i: overlap for i, overlap in found.items() if overlap}
 
 
-def _guessed_overlap(of_splits: Sequence[Site]) -> float | None:
+def _guessed_overlap(of_splits: Sequence[Site]) -> float:
+    """Returns the share of a site's test rows that random splits have in common; 0 if there is nothing to guess."""
     if any(site.rows is not None or site.test is None for site in of_splits):
-        return None
+        return 0.0
     sets = [[one for one in (site.train, site.test, site.validation) if one is not None] for site in of_splits]
     if not all(one.here and not one.stream and isinstance(one.targets, Tensor) for of in sets for one in of):
-        return None
+        return 0.0
     targets = [torch.cat([one.targets for one in of]).sort(dim=0).values for of in sets]
     same = all(torch.equal(one, targets[0]) for one in targets[1:])
     apart = same and in_common([torch.cat([_numbered(one) for one in of]) for of in sets]) == 0.0
-    return len(of_splits[0].test) / len(targets[0]) if apart else None
+    return len(of_splits[0].test) / len(targets[0]) if apart else 0.0
 
 
 def _trained_in_common(problem: Prepared, splits: Sequence[int]) -> tuple[float, ...]:

@@ -15,7 +15,7 @@ from fairmesh.errors import BadInput
 from fairmesh.evidence.outcomes import Answers, Outcomes
 from fairmesh.metrics.base import NamedMetric
 
-_FORMAT = 1
+_FORMAT = 2
 _TENSORS = ("losses", "right", "outputs", "targets", "rows")  # of Answers
 
 
@@ -56,8 +56,9 @@ def packed(outcomes: Mapping[str, Outcomes]) -> bytes:
             for what in _TENSORS:
                 if (tensor := getattr(answers, what)) is not None:
                     tensors[f"{name}/{k}/{what}"] = tensor.contiguous().clone()
-        plain = [of.name for of in fields(one) if of.name not in ("answers", "functions")]
+        plain = [of.name for of in fields(one) if of.name not in ("answers", "functions", "guessed_overlaps")]
         tables[name] = {key: getattr(one, key) for key in plain} | {
+            "guessed_overlaps": list(one.guessed_overlaps.items()),
             "digests": [answers.digest for answers in one.answers],
             "metrics": {key: to_table(f) for key, f in one.functions.items() if isinstance(f, NamedMetric)},
         }
@@ -99,7 +100,9 @@ def unpacked(content: bytes) -> dict[str, Outcomes]:
             keys = {what: f"{name}/{k}/{what}" for what in _TENSORS}
             answers.append(Answers(digest, **{what: tensors[key] for what, key in keys.items() if key in tensors}))
         metrics = {key: from_table(NamedMetric, one, key) for key, one in table.pop("metrics").items()}
-        found[name] = Outcomes(answers=tuple(answers), functions=metrics, **{k: _frozen(v) for k, v in table.items()})
+        guessed = dict(table.pop("guessed_overlaps"))
+        plain = {key: _frozen(value) for key, value in table.items()}
+        found[name] = Outcomes(answers=tuple(answers), functions=metrics, guessed_overlaps=guessed, **plain)
     return found
 
 

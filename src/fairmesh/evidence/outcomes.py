@@ -84,10 +84,9 @@ class Outcomes:
             `fm.metrics` with their settings, but no function of your own. Default: {}.
         trained_in_common: For each site, the share of its training rows that a split has in common with another, if
             every site trains alone; () for models of all sites. Default: ().
-        lowest_loss: The lowest possible loss of a row; None if that is not known. Default: None.
-        guessed_overlaps: For each site whose splits have no row in common although they must, the share of its test
-            rows that random splits of that size have in common; None for other sites, and if there is no such site.
-            Default: None.
+        lowest_loss: The lowest possible loss of a row; -inf if that is not known. Default: -inf.
+        guessed_overlaps: By the number of a site whose splits have no row in common although they must, the share of
+            its test rows that random splits of that size have in common. Default: {}.
         worst_needs_rows: How many test rows a site needs to be the worst one. If no site has as many, all count.
             Default: 5.
 
@@ -108,8 +107,8 @@ class Outcomes:
     judged_on: str = "test"
     functions: Mapping[str, Callable[[Tensor, Tensor], Any]] = field(default_factory=dict, repr=False)
     trained_in_common: tuple[float, ...] = ()
-    lowest_loss: float | None = None
-    guessed_overlaps: tuple[float | None, ...] | None = None
+    lowest_loss: float = -math.inf
+    guessed_overlaps: Mapping[int, float] = field(default_factory=dict)
     worst_needs_rows: int = WORST_NEEDS_ROWS
 
     @property
@@ -117,7 +116,7 @@ class Outcomes:
         """What the intervals cover: "samples", "samples and seeds", "samples and splits", or all three. They are not
         said to cover splits whose common rows are not known."""
         seeds = any(answer.losses.shape[0] > 1 for answer in self.answers)
-        splits = len(self.of_sites) > 1 and self.guessed_overlaps is None
+        splits = len(self.of_sites) > 1 and not self.guessed_overlaps
         parts = ["samples", *(["seeds"] if seeds else []), *(["splits"] if splits else [])]
         return " and ".join([", ".join(parts[:-1]), parts[-1]] if len(parts) > 1 else parts)
 
@@ -129,8 +128,7 @@ class Outcomes:
         for key in set(keys):
             sets = [self.answers[k].rows for k in key if k >= 0]
             found[key] = in_common([rows for rows in sets if rows is not None])
-        guessed = self.guessed_overlaps or (None,) * len(keys)
-        return [found[key] if guess is None else guess for key, guess in zip(keys, guessed)]
+        return [self.guessed_overlaps.get(i, found[key]) for i, key in enumerate(keys)]
 
     def training_overlap(self, site: int) -> float:
         """Returns the share of its training rows that a split has in common with another; 1 for a model of all sites.
@@ -158,9 +156,9 @@ class Outcomes:
         here = self.at(site)
         return round(sum(map(len, here)) / len(here)) if here else 0
 
-    def scores(self, site: int, metric: str | None = None) -> list[np.ndarray] | None:
-        """Returns a number for each row whose mean is the metric: one array (seeds, rows) per split. None for a metric
-        that is no mean over rows.
+    def scores(self, site: int, metric: str | None = None) -> list[np.ndarray]:
+        """Returns a number for each row whose mean is the metric: one array (seeds, rows) per split. Nothing for a
+        metric that is no mean over rows, or whose outputs were not kept.
 
         Args:
             site: The number of the site.
@@ -177,13 +175,13 @@ class Outcomes:
             return [one.masked_fill(one == UNPREDICTED, math.nan).numpy() for one in found]
         function = self.function(metric)
         if not isinstance(function, MeanMetric):
-            return None
+            return []
         each = [
             torch.stack([function.each(outputs, answers.targets) for outputs in answers.outputs]).double().numpy()
             for answers in here
             if answers.outputs is not None and answers.targets is not None  # else they were not kept
         ]
-        return each if len(each) == len(here) and not any(np.isnan(values).any() for values in each) else None
+        return each if len(each) == len(here) and not any(np.isnan(values).any() for values in each) else []
 
     def counts_right(self, metric: str | None = None) -> bool:
         """Returns whether the metric is a share of rows that are right.
@@ -212,12 +210,10 @@ class Outcomes:
         }
         return [found[key] for key in keys]
 
-    def _estimate(
-        self, site: int, metric: str, scores: Sequence[np.ndarray] | None, skewness: float | None
-    ) -> Estimate:
+    def _estimate(self, site: int, metric: str, scores: Sequence[np.ndarray], skewness: float | None) -> Estimate:
         here, function, overlap = self.at(site), self.function(metric), self.overlaps[site]
         training, limits = self.training_overlap(site), _limits(function)
-        if scores is None:
+        if not scores:
             sizes, seeds = [len(answers) for answers in here], [len(answers.losses) for answers in here]
 
             def resample(split: int, seed: int, counts: np.ndarray) -> np.ndarray:
@@ -241,8 +237,8 @@ class Outcomes:
         if metric in self.functions:
             return self.functions[metric]
         if metric == "loss":
-            lowest = -math.inf if self.lowest_loss is None else self.lowest_loss
-            return SimpleNamespace(higher_is_better=False, limits=(lowest, math.inf))  # each row's loss was kept
+            # Each row's loss was kept.
+            return SimpleNamespace(higher_is_better=False, limits=(self.lowest_loss, math.inf))
         try:
             return chosen_metrics([metric])[metric]  # one that the run did not measure
         except BadInput as error:
@@ -295,8 +291,8 @@ class Outcomes:
                 "few rows decide it, and rarer ones may be missing. More test rows, or a metric that limits the "
                 "influence of single rows, such as mean-absolute-error, say more."
             )
-        if self.guessed_overlaps is not None:
-            sites = [name for name, one in zip(self.sites, self.guessed_overlaps) if one is not None]
+        if self.guessed_overlaps:
+            sites = [self.sites[i] for i in self.guessed_overlaps]
             found.append(
                 f"Intervals do not cover splits: at {listed(sites)} all splits have the same targets but no input in "
                 "common, so inputs were changed in each split, and it is not known which rows splits share. Name the "
@@ -334,9 +330,9 @@ class Outcomes:
         metric = metric or self.metric
         known = [i for i in range(len(self.sites)) if self.at(i)]
         scores = {i: self.scores(i, metric) for i in known}
-        if any(one is None for one in scores.values()):
+        if not all(scores.values()):
             return mean_of(self.estimates(metric))
-        strata = self.strata({i: one for i, one in scores.items() if one is not None})
+        strata = self.strata(scores)
         training = float(np.mean(self.trained_in_common)) if self.trained_in_common else 1.0
         if self.counts_right(metric):
             return mean_share(strata, training)
@@ -352,12 +348,12 @@ class Outcomes:
         for i, of_site in scores.items():
             if of_site and not any(np.isnan(of_split).any() for of_split in of_site):
                 groups.setdefault(self.rows_key(i), []).append(i)
-        guessed, count = self.guessed_overlaps or (None,) * len(self.sites), sum(map(len, groups.values()))
+        count = sum(map(len, groups.values()))
         strata = []
         for sites in groups.values():
             first = sites[0]
             numbers = [of_split.rows.numpy() for of_split in self.at(first) if of_split.rows is not None]
-            known = len(numbers) == len(self.of_sites) and guessed[first] is None
+            known = len(numbers) == len(self.of_sites) and first not in self.guessed_overlaps
             means = [np.mean(of_split, axis=0) for of_split in zip(*(scores[i] for i in sites))]
             strata.append(Stratum(means, len(sites) / count, numbers if known else None, self.overlaps[first]))
         return strata

@@ -223,7 +223,7 @@ def _paired(a: Outcomes, b: Outcomes, site: int, metric: str) -> Estimate:
     if not all(one.predicted for one in (*a.at(site), *b.at(site))):
         return Share(math.nan, a.rows(site))
     mine, theirs = a.scores(site, metric), b.scores(site, metric)
-    if mine is not None and theirs is not None:
+    if mine and theirs:
         training = _training_overlap(a, b, site, mine, theirs)
         return paired(mine, theirs, a.overlaps[site], shares=a.counts_right(metric), training=training)
     here, there, function = a.at(site), b.at(site), a.function(metric)
@@ -264,9 +264,9 @@ def mean_difference(a: Outcomes, b: Outcomes, metric: str | None = None) -> Esti
     if known != [i for i in range(len(a.sites)) if a.at(i) or b.at(i)]:
         return Combined((a.mean(metric), b.mean(metric)), (1.0, -1.0))
     scores = {i: (a.scores(i, metric), b.scores(i, metric)) for i in known}
-    if any(x is None or y is None for x, y in scores.values()):
+    if not all(x and y for x, y in scores.values()):
         return mean_of([_paired(a, b, i, metric) for i in known])
-    strata = a.strata({i: [row_differences(p, q) for p, q in zip(x or [], y or [])] for i, (x, y) in scores.items()})
+    strata = a.strata({i: [row_differences(p, q) for p, q in zip(x, y)] for i, (x, y) in scores.items()})
     return mean_paired_share(strata) if a.counts_right(metric) else mean_number(strata)
 
 
@@ -278,7 +278,7 @@ def _of_worst(a: Outcomes, b: Outcomes, metric: str) -> Estimate:
     correlation = 0.0
     if i is not None and k is not None and a.rows_key(i) and a.rows_key(i) == b.rows_key(k):
         mine, theirs = a.scores(i, metric), b.scores(k, metric)
-        if mine is not None and theirs is not None:
+        if mine and theirs:
             correlation = float(np.mean([_correlation(x.mean(axis=0), y.mean(axis=0)) for x, y in zip(mine, theirs)]))
     return Combined((one, other), (1.0, -1.0), max(0.0, correlation), debiased=i != k)
 
