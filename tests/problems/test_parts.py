@@ -94,40 +94,38 @@ def test_convert_takes_groups_that_divide_the_channels_and_keeps_weights(channel
     assert torch.equal(made.weight, layer.weight)
 
 
-def test_pattern_that_matches_nothing_is_refused_with_the_nearest_name():
-    with refused("parts.local", "haed.*", "head.*"):
-        problem(batch_norm="frozen", parts=fm.Parts(local=("haed.*",)))
-    with refused("parts.frozen", "body"):
-        problem(batch_norm="frozen", parts=fm.Parts(frozen=("body",)))
+UNEVEN = [*sites(2), fm.Site((torch.randn(5, 1, 4, 4), torch.arange(5) % CLASSES))]
+REFUSED = {
+    "no local name": (("parts.local", "haed.*", "head.*"), {"parts": fm.Parts(local=("haed.*",))}),
+    "no frozen name": (("parts.frozen", "body"), {"parts": fm.Parts(frozen=("body",))}),
+    "local and frozen": (
+        ("head.weight", "local", "frozen"),
+        {"parts": fm.Parts(local=("head.*",), frozen=("head.weight",))},
+    ),
+    "nothing shared": (
+        ("fm.algorithms.Local()",),
+        {"batch_norm": "local", "parts": fm.Parts(local=("stem.*", "head.*"))},
+    ),
+    "batch of one, local": (("sampling.batch", "2", "local"), {"batch": 1, "batch_norm": "local"}),
+    "batch of one, shared": (("sampling.batch", "2", "shared"), {"batch": 1, "batch_norm": "shared"}),
+    "padded batches": (
+        ("sampling.order", "full", "cyclic"),
+        {"sites": UNEVEN, "order": "full", "batch_norm": "local"},
+    ),
+}
 
 
-def test_parameter_that_is_local_and_frozen_is_refused():
-    with refused("head.weight", "local", "frozen"):
-        problem(batch_norm="frozen", parts=fm.Parts(local=("head.*",), frozen=("head.weight",)))
-
-
-def test_model_without_shared_parameters_is_refused():
-    with refused("fm.algorithms.Local()"):
-        problem(batch_norm="local", parts=fm.Parts(local=("stem.*", "head.*")))
+@pytest.mark.parametrize(("words", "settings"), REFUSED.values(), ids=REFUSED)
+def test_parts_and_batches_that_do_not_fit_the_model_are_refused(words, settings):
+    with refused(*words):
+        problem(**{"batch_norm": "frozen"} | settings)
+    problem(batch=1, batch_norm="convert")
 
 
 @pytest.mark.parametrize(("field", "value"), [("step", 0.0), ("beta1", 1.0), ("beta2", -0.1)])
 def test_parts_refuse_numbers_out_of_range(field: str, value: float):
     with refused(f"parts.{field}", value):
         fm.Parts(**{field: value})
-
-
-@pytest.mark.parametrize("policy", ["local", "shared"])
-def test_batch_of_one_is_refused_before_round_0(policy: str):
-    with refused("sampling.batch", "2", policy):
-        problem(batch=1, batch_norm=policy)
-    problem(batch=1, batch_norm="convert")
-
-
-def test_padded_full_batches_are_refused():
-    uneven = [*sites(2), fm.Site((torch.randn(5, 1, 4, 4), torch.arange(5) % CLASSES))]
-    with refused("sampling.order", "full", "cyclic"):
-        problem(sites=uneven, order="full", batch_norm="local")
 
 
 def test_layers_that_cannot_follow_a_policy_are_refused():

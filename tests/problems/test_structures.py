@@ -1,8 +1,6 @@
 """Inputs, targets and outputs may be tensors, tuples, dictionaries or ModelOutputs."""
 
 import dataclasses
-import pathlib
-import re
 
 import numpy as np
 import pytest
@@ -417,16 +415,6 @@ def test_several_inputs_come_from_an_experiment_file_with_a_module_of_ones_own(t
     assert loaded(left=torch.zeros(4, 2), right=torch.zeros(4, 3)).shape == (4, 2)
     with refused("'logistic'", "several inputs"):
         fm.run(dataclasses.replace(fm.load_experiment("experiment.toml"), model=fm.models.Logistic()))
-
-
-def test_the_code_of_the_documentation_runs():
-    page = (pathlib.Path(__file__).parents[2] / "docs" / "howto" / "data.md").read_text()
-    section = page.split("### Several inputs, targets and outputs")[1].split("\n### ")[0]
-    (code,) = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
-    found: dict = {}
-    exec(code, found)
-    assert found["problem"].classes == 2
-    assert found["result"].rounds == 2
 
 
 def test_what_a_site_announces_of_several_inputs_are_their_forms():
