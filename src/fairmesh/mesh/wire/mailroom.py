@@ -168,26 +168,24 @@ class Mailroom:
         known = {payload: before[position] for position, payload in payloads.items() if position in before}
         lost = [p for p, payload in payloads.items() if p not in before and payload not in known]
         if lost and self.other_machine:  # they may have it, though the journal does not
-            refusal = FairmeshError(
+            refusal = (
                 f"the journal has lost the message of step {step}, which a neighbour has, and this machine may compute "
                 f"another one ({self.other_machine}). Start the node once on a machine and with settings as before, "
                 "until the log says that it trains; then it can move. Or let the other sites vote this site out"
             )
             self._wait_for(lambda: [p for p in lost if self._edges[p].had < 0], time.monotonic(), refusal)
             if any(step < self._edges[position].had for position in lost):
-                raise refusal
+                raise FairmeshError(refusal)
         return {position: before.get(position, known.get(text, text)) for position, text in payloads.items()}
 
-    def _wait_for(
-        self, awaited: Callable[[], Iterable[int]], since: float, if_alone: FairmeshError | None = None
-    ) -> None:
-        """Waits as long as there are neighbours to wait for, from a moment on by time.monotonic(). Raises `if_alone` if
-        none can answer."""
+    def _wait_for(self, awaited: Callable[[], Iterable[int]], since: float, if_alone: str = "") -> None:
+        """Waits as long as there are neighbours to wait for, from a moment on by time.monotonic(). Raises an error with
+        the text `if_alone`, if one is given and none can answer."""
         with self._changed:
             while positions := awaited():
                 self._raise_if_stopped()
                 if self.alone and if_alone:
-                    raise if_alone
+                    raise FairmeshError(if_alone)
                 self.waiting_for = dict.fromkeys(positions, since)
                 self._changed.wait(_LOOK_EVERY_S)
             self.waiting_for = {}
@@ -283,7 +281,7 @@ class Mailroom:
     def _arrived(self, step: int, missing: Sequence[int], since: float) -> list[tuple[int, bytes]]:
         """Waits for at least one missing message of a step; returns those that are there."""
 
-        lost = FairmeshError(
+        lost = (
             f"the journal has lost messages of step {step}, which this node needs to go back; put back its state from "
             "a backup, or let all sites vote to give it a new one with `fairmesh mesh restore`"
         )
