@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Iterator, Sequence
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -171,13 +171,13 @@ class Training:
         """Returns the state after the round whose number is in a scalar tensor. Uses operations on tensors only."""
         ctx = Round(index, self.oracle, self.network, self._round_cache, state.companions, self._around.optimizer)
         current = self.view.models(state.algorithm).mean(dim=-2)  # theta-bar^t, before the step: t = 0 .. T - 1
-        duals = self.view.duals(state.algorithm)
+        duals, average_dual = self.view.duals(state.algorithm), cast(Tensor, state.average_dual)  # both or none
         share = self._round_cache.at("share", self._shares, index)
         stepped = self.algorithm.step(state.algorithm, ctx)
         return TrainingState(
             algorithm=stepped,
             average_model=torch.lerp(state.average_model, current, share),
-            average_dual=None if duals is None else torch.lerp(state.average_dual, duals.mean(dim=-2), share),
+            average_dual=None if duals is None else torch.lerp(average_dual, duals.mean(dim=-2), share),
             sent=state.sent.plus(ctx.sent),
             best=state.best,
             companions=ctx.carried_after(),
