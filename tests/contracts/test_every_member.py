@@ -23,6 +23,8 @@ from tests.properties.test_regularizers import REGULARIZERS
 pytestmark = pytest.mark.recorded
 
 SCHEDULES = FAMILIES[fm.schedules.Schedule]
+# A function that tells nodes apart by their place changes with their names.
+SYMMETRIC = {name: member for name, member in REGULARIZERS.items() if name != "custom quartic"}
 
 
 def first_of_each_class(table: Mapping[str, Any]) -> set[str]:
@@ -69,7 +71,7 @@ def test_compressor_keeps_its_contract(member):
 
 
 @pytest.mark.quick_cases("all")
-@every(REGULARIZERS)
+@every(SYMMETRIC)
 def test_regularizer_keeps_its_contract(member):
     fm.testing.check_regularizer(member)
 

@@ -142,48 +142,34 @@ def test_as_schedule_takes_a_number_as_a_constant_step():
     assert as_schedule(fm.schedules.Theorem1(4)) == fm.schedules.Theorem1(4)
 
 
-@pytest.mark.parametrize("step", [-1.0, -1e-9, math.nan, math.inf])
-@pytest.mark.parametrize(
-    "make",
-    [
-        fm.schedules.Constant,
-        lambda s: fm.schedules.Geometric(s, 0.9),
-        lambda s: fm.schedules.Staircase(s, 0.9, 5),
-        as_schedule,
-        fm.schedules.Linear,
-    ],
-)
-def test_schedule_refuses_a_step_that_is_negative_or_not_finite(make, step):
-    with refused("step size", ">= 0", step):
-        make(step)
+S = fm.schedules
+OUT_OF_RANGE = [  # a schedule of one number, values of it, and what the refusal names
+    *(
+        (make, (-1.0, -1e-9, math.nan, math.inf), ["step size", ">= 0"])
+        for make in (S.Constant, S.Linear, as_schedule, lambda s: S.Geometric(s, 0.9), lambda s: S.Staircase(s, 0.9, 5))
+    ),
+    (lambda r: S.Geometric(1.0, r), (0.0, -0.5, 1.001, math.nan), ["ratio", "(0, 1]"]),
+    (lambda r: S.Staircase(1.0, r, 5), (0.0, -0.5, 1.001, math.nan), ["ratio", "(0, 1]"]),
+    (lambda every: S.Staircase(1.0, 0.5, every), (0,), ["every", ">= 1"]),
+    *(
+        (make, (0, -3), ["rounds", ">= 1"])
+        for make in (
+            lambda rounds: S.Linear(1.0, rounds),
+            lambda rounds: S.Polynomial(1.0, rounds),
+            S.Theorem1,
+            lambda rounds: S.Theorem2Dual(1.0, rounds),
+            lambda rounds: S.Theorem2Primal(1.0, 2.0, rounds),
+        )
+    ),
+    (lambda power: S.Polynomial(1.0, 10, power), (0.0, math.inf), ["power", "> 0"]),
+    (lambda smoothness: S.Theorem2Dual(smoothness, 10), (0.0, -1.0), ["smoothness", "> 0"]),
+    (lambda smoothness: S.Theorem2Primal(smoothness, 2.0, 10), (math.nan,), ["smoothness", "> 0"]),
+    (lambda condition: S.Theorem2Primal(1.0, condition, 10), (0.5,), ["condition", ">= 1"]),
+]
 
 
-@pytest.mark.parametrize("ratio", [0.0, -0.5, 1.001, math.nan])
-@pytest.mark.parametrize(
-    "make", [lambda r: fm.schedules.Geometric(1.0, r), lambda r: fm.schedules.Staircase(1.0, r, 5)]
-)
-def test_schedule_refuses_a_ratio_outside_0_1(make, ratio):
-    with refused("ratio", "(0, 1]", ratio):
-        make(ratio)
-
-
-@pytest.mark.parametrize(
-    ("make", "names"),
-    [
-        (lambda: fm.schedules.Staircase(1.0, 0.5, 0), ["every", ">= 1", "0"]),
-        (lambda: fm.schedules.Linear(1.0, 0), ["rounds", ">= 1", "0"]),
-        (lambda: fm.schedules.Polynomial(1.0, 0), ["rounds", ">= 1", "0"]),
-        (lambda: fm.schedules.Polynomial(1.0, 10, 0.0), ["power", "> 0", "0.0"]),
-        (lambda: fm.schedules.Polynomial(1.0, 10, math.inf), ["power", "> 0", "inf"]),
-        (lambda: fm.schedules.Theorem1(0), ["rounds", ">= 1", "0"]),
-        (lambda: fm.schedules.Theorem2Dual(1.0, 0), ["rounds", ">= 1", "0"]),
-        (lambda: fm.schedules.Theorem2Dual(0.0, 10), ["smoothness", "> 0", "0.0"]),
-        (lambda: fm.schedules.Theorem2Dual(-1.0, 10), ["smoothness", "> 0", "-1.0"]),
-        (lambda: fm.schedules.Theorem2Primal(math.nan, 2.0, 10), ["smoothness", "> 0", "nan"]),
-        (lambda: fm.schedules.Theorem2Primal(1.0, 2.0, -3), ["rounds", ">= 1", "-3"]),
-        (lambda: fm.schedules.Theorem2Primal(1.0, 0.5, 10), ["condition", ">= 1", "0.5"]),
-    ],
-)
-def test_schedule_refuses_numbers_out_of_range(make, names):
-    with refused(*names):
-        make()
+@pytest.mark.parametrize(("make", "values", "names"), OUT_OF_RANGE)
+def test_schedule_refuses_numbers_out_of_range(make, values, names):
+    for value in values:
+        with refused(*names, value):
+            make(value)
