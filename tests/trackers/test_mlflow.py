@@ -9,16 +9,10 @@ from pathlib import Path
 import pytest
 
 import fairmesh as fm
-from tests import toys
 from tests.refusals import missing_from
+from tests.trackers import train
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("default")]  # slow to import, and to make a database
-
-
-def train(tracker, rounds=4, **options):
-    algorithm = toys.ALGORITHMS["ad-gda"]
-    options = {"measure_every": 2, "trace": "no"} | options
-    return fm.train(toys.problem(4), fm.Ring(), algorithm, rounds, observers=[tracker], **options)
 
 
 def runs_in(uri, experiment="fairmesh"):

@@ -9,7 +9,7 @@ import textwrap
 import pytest
 
 import fairmesh as fm
-from tests import toys
+from tests.trackers import train
 
 pytestmark = pytest.mark.filterwarnings("default")  # those of the library
 
@@ -23,12 +23,6 @@ def read(folder):
 
 def texts(events, tag):
     return [(one.step, one.tensor_proto.string_val[0].decode()) for one in events.Tensors(f"{tag}/text_summary")]
-
-
-def train(tracker, rounds=4, **options):
-    algorithm = toys.ALGORITHMS["ad-gda"]
-    options = {"measure_every": 2, "trace": "no"} | options
-    return fm.train(toys.problem(4), fm.Ring(), algorithm, rounds, observers=[tracker], **options)
 
 
 def test_tensorboard_reads_back_curves_settings_and_the_result(tmp_path):

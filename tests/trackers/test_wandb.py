@@ -7,15 +7,9 @@ import struct
 import pytest
 
 import fairmesh as fm
-from tests import toys
+from tests.trackers import train
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("default")]  # starts a process
-
-
-def train(tracker, rounds=4, **options):
-    algorithm = toys.ALGORITHMS["ad-gda"]
-    options = {"measure_every": 2, "trace": "no"} | options
-    return fm.train(toys.problem(4), fm.Ring(), algorithm, rounds, observers=[tracker], **options)
 
 
 def logged(content):

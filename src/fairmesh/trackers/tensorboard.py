@@ -36,9 +36,10 @@ class TensorBoard(Tracker):
 
     def open(self, replica: TrackedReplica, folder: Path, alone: bool) -> None:
         base = Path(self.folder) if self.folder else folder / "tensorboard"
+        known = replica.id is not None
         replica.id = str(base if alone else base / f"{replica.key}-{file_name(replica.name)}")
         replica.handle = _EventFile(Path(replica.id), forget_from=replica.written + 1)
-        if replica.written < 0:
+        if not known:  # readers forget curves, but no texts
             rows = [[key, str(value)] for key, value in replica.flat_settings.items()]
             replica.handle.write(0, {}, {"settings": FinalTable(["setting", "value"], rows).markdown()})
 
