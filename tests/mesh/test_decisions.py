@@ -126,7 +126,7 @@ class Site:
 
     @property
     def paused(self):
-        return self.pending or self.lost or self.voter().waits_for(self.seen()) is not None
+        return self.pending or self.lost or self.voter().is_committed
 
     def claim(self):
         return Claim(tuple(self.begun), 10)

@@ -2,6 +2,7 @@
 written, or they are read by everything that reads announcements without an error."""
 
 import json
+import math
 import time
 from pathlib import Path
 from typing import Any
@@ -45,7 +46,7 @@ class Reader:
         membership = Membership.read(folder / "b" / "site.toml")
         ledger.wish(self.folder, membership.mesh, "b", ["c"])
         log: Any = self.said
-        self.node = node = Node(membership, own_data(membership), log, None, None, lambda point, step: None)
+        self.node = node = Node(membership, own_data(membership), log, math.inf, None, lambda point, step: None)
         node.ledger.begin(0)
         node.ledger.vote()
         node.oversight.prior = dict.fromkeys(NAMES, 1 / 3)
@@ -92,12 +93,12 @@ class Reader:
         """Reads all announcements, as a node does before the first round, in each second, and at the end."""
         node, bulletin = self.node, self.node.bulletin
         known = bulletin.of_all("facts")
-        if misfit(known) is None:
+        if not misfit(known).sites:
             too_heavy(node.membership, known)
             every = dict.fromkeys(NAMES, self.facts) | known
             common_problem(node.membership, node.own, every, node.outputs_for(every))
         data_agreement._unusual(node)
-        if not self.tables.misfit(NAMES, known):
+        if not self.tables.misfit(NAMES, known).sites:
             self.tables.agreed(NAMES)
         oversight = node.oversight
         self.measure()

@@ -14,6 +14,7 @@ from fairmesh.data.site_tables import SiteTable
 from fairmesh.data.sums import TableSums, fitted
 from fairmesh.data.tables import in_order
 from fairmesh.mesh.announcements import KINDS
+from fairmesh.mesh.node.membership import Objection
 from fairmesh.mesh.node.table_agreement import TableAgreement
 from fairmesh.storage.run_folder import PREPROCESSING
 from tests.data.test_preprocessing import clinic, write
@@ -222,13 +223,15 @@ def test_sums_must_be_those_of_as_many_rows_as_the_site_declares(tmp_path):
 def test_sums_lie_in_the_range_of_the_contract(tmp_path):
     for spoil in (set_to(mean=130.0, squares=1.0), set_to(mean=60.0, squares=1e9)):
         without, (sites, reason) = announced_sums(tmp_path, spoil)
-        assert without is None
+        assert without == Objection()
         assert (sites, missing_from(reason, "120")) == (["b"], [])
 
 
 def test_sums_of_honest_tables_fit(tmp_path):
-    assert announced_sums(tmp_path, lambda sums: None) == [None, None]
-    assert announced_sums(tmp_path, set_to(known=0, missing=0, mean=0, squares=0)) == [None, None]  # it tells nothing
+    assert announced_sums(tmp_path, lambda sums: None) == [Objection()] * 2
+    assert (
+        announced_sums(tmp_path, set_to(known=0, missing=0, mean=0, squares=0)) == [Objection()] * 2
+    )  # it tells nothing
 
 
 @pytest.mark.parametrize("labels", [["1", "²"], ["1", "--5"], ["1", ""], ["1", "-"]])

@@ -1,5 +1,6 @@
 """`fairmesh node` and `fairmesh status`: run one site of a mesh, and show its status and that of the others."""
 
+import math
 import re
 import time
 from collections.abc import Iterator
@@ -39,7 +40,7 @@ def node(
     It runs unattended. Started again, it continues where it was."""
     from fairmesh.mesh.node.state_lock import LEFT_S, locked
 
-    waits = seconds_of(patience, "--patience") if patience else None
+    waits = seconds_of(patience, "--patience") if patience else math.inf
     with locked(SiteFile.read(site).state, LEFT_S) as lock:  # before imports, so that `status` sees that it starts
         from fairmesh.mesh.node.running import run_node
         from fairmesh.trackers import trackers_of

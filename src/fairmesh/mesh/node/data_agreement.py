@@ -4,13 +4,14 @@ data of some site looks different."""
 import hashlib
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fairmesh.errors import BadInput
 from fairmesh.mesh.node import life
 from fairmesh.mesh.node.data_consent import unaccepted
 from fairmesh.mesh.node.membership import (
+    Objection,
     facts,
     freeze_facts,
     frozen_facts,
@@ -35,7 +36,7 @@ def announce(node: Node) -> None:
     said, membership = facts(node.own), node.membership
     refuse_many_outputs(said, membership.experiment)
     node.facts = frozen_facts(node.folder, membership.name, said, node.digest)
-    if node.facts is not None:
+    if node.facts:
         node.own = node.tables.prepared(membership.names, membership.experiment)
         return
     tells = membership.site.announce_statistics
@@ -47,7 +48,7 @@ def announce(node: Node) -> None:
 def settle(node: Node, mailroom: Mailroom) -> tuple[Prepared, Start]:
     """Waits until all sites have agreed on their data, unless they have done so before a restart. Bounds the
     messages by the size of the model. Returns the problem of all sites and the start of the run."""
-    if node.facts is None:
+    if not node.facts:
         node.life.enter(life.ON_DATA)
         with node.linked(mailroom, only_news=True):
             node.facts = _agreed_facts(node)
@@ -64,7 +65,7 @@ def settle(node: Node, mailroom: Mailroom) -> tuple[Prepared, Start]:
 def show(node: Node, problem: Prepared) -> None:
     """Logs and shows the weight of every site before training and what it declared about its data: sites that declare
     many samples have much weight, so people should look at this. Names the sites whose data looks different."""
-    said, oversight = node.facts or {}, node.oversight
+    said, oversight = node.facts, node.oversight
     digest = hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
     node.log("info", "the sites' data is agreed", facts=digest, data_and_model=problem.digest())
     oversight.prior = dict(zip(node.membership.names, problem.prior_of_sites.tolist()))
@@ -81,23 +82,24 @@ def _agreed_facts(node: Node) -> dict[str, Any]:
     present, agreed = node.membership.names, dict[str, Any]()
     noticed = Notices()
 
-    def wait_for(sites: list[str], reason: str, what: str) -> list[str]:
+    def wait_for(sites: Sequence[str], reason: str, what: str) -> Sequence[str]:
         node.aside.once((what, reason), "error", what, site=", ".join(sites), reason=reason)
         node.life.enter(life.ON_DATA, f"{what}; waiting for {', '.join(sites)}")
         return sites
 
-    def missing() -> list[str]:
+    def missing() -> Sequence[str]:
         announced, statistics = node.bulletin.of_all("facts"), node.bulletin.of_all("statistics")
         known = {name: announced[name] for name in present if name in announced}
-        unlike = misfit(known) or node.tables.misfit(present, known)
+        unlike = misfit(known)
+        unlike = unlike if unlike.sites else node.tables.misfit(present, known)
         _stop_if_alone(node, unlike, len(known), noticed)
-        if unlike is not None:
+        if unlike.sites:
             return wait_for(*unlike, "the data of the sites does not fit together")
         silent = {name for name in present if name not in known or name not in statistics}
         silent.update(node.tables.silent(present))
         if not silent:
             heavy = too_heavy(node.membership, known)
-            if heavy is not None:
+            if heavy.sites:
                 return wait_for(*heavy, "a site would have most of the weight before training")
             if _waits_for_consent(node):
                 return [node.membership.name]
@@ -139,9 +141,9 @@ def _waits_for_consent(node: Node) -> bool:
     return bool(oversight.unaccepted)
 
 
-def _stop_if_alone(node: Node, unlike: tuple[list[str], str] | None, known: int, noticed: Notices) -> None:
+def _stop_if_alone(node: Node, unlike: Objection, known: int, noticed: Notices) -> None:
     """Ends the node if the data of this site has another form than that of most sites. The others wait for it."""
-    sites, reason = unlike or ([], "")
+    sites, reason = unlike
     if node.membership.name not in sites or known < len(node.membership.mesh.present) or 2 * len(sites) >= known:
         noticed.since = time.monotonic()
     elif noticed.seconds > _NOTICED_S:

@@ -3,6 +3,7 @@ to end because this site's own numbers have diverged."""
 
 import math
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 
 from fairmesh.algorithms.schedules import with_run_length
@@ -34,25 +35,25 @@ def decide(node: Node) -> str:
             node.wait(lambda: _undecided(node, mailroom))
             if ledger.pending and not _unready(node):
                 break
-            if not ledger.pending and ledger.waits_for() is None:
+            if not ledger.pending and not ledger.is_committed:
                 node.log("info", "the vote is off; continuing")
                 return life.ON_DATA if ledger.begun else life.LOST
     _begin(node)
     return life.ON_DATA
 
 
-def _undecided(node: Node, mailroom: Mailroom) -> list[str]:
+def _undecided(node: Node, mailroom: Mailroom) -> Sequence[str]:
     """Takes the next step of a decision, and returns whom it waits for; nobody after a step, or if it is over."""
     ledger = node.ledger
     ledger.vote()
     _stop_if_removed(node)
     if _promise(node, mailroom):
         return []
+    whom: Sequence[str] = ()
     if ledger.pending:
         whom = _unready(node)
-    else:
-        committed = ledger.waits_for()
-        whom = [] if committed is None else committed or ["the others"]
+    elif ledger.is_committed:
+        whom = ledger.waits_for() or ["the others"]
     node.life.enter(life.DECIDING, f"waiting for {', '.join(whom)}" if whom else "")
     return whom
 
@@ -90,7 +91,7 @@ def votes_are_in(node: Node) -> bool:
     if not node.ledger.begun or node.membership.name in divergence.told(node.bulletin, node.membership):
         return False  # it has no state, or had diverged, and then votes are heard after that
     due = _decision_is_due(node, _LISTENING_S)
-    if node.ledger.without_vote() is not None:
+    if node.ledger.has_voted:
         node.remember()
     return due
 
@@ -105,7 +106,7 @@ def after_failure(node: Node, error: Exception) -> None:
         return
     if node.oversight.stopping or isinstance(error, Removed | Diverged | Interrupted):
         raise error
-    if node.ledger.without_vote() is not None:
+    if node.ledger.has_voted:
         node.log("error", "failed; this site has voted, so its node waits for the others", reason=in_a_line(error))
     if not _decision_is_due(node):
         raise error
@@ -143,13 +144,13 @@ def _decision_is_due(node: Node, seconds: float = math.inf) -> bool:
     takes its vote back."""
     ledger, until = node.ledger, time.monotonic() + seconds
     ledger.vote()
-    if ledger.without_vote() is None:
+    if not ledger.has_voted:
         return False
     with node.opened(0) as mailroom, node.linked(mailroom, only_news=True):
 
         def missing() -> list[str]:
-            sites = ledger.without_vote()
-            return [] if sites is None or time.monotonic() > until else sites or ["the others"]
+            waits = ledger.has_voted and time.monotonic() <= until
+            return (ledger.without_vote() or ["the others"]) if waits else []
 
         try:
             node.life.enter(life.VOTING)

@@ -55,6 +55,9 @@ class Vote(NamedTuple):
     proposal: Proposal
 
 
+NO_VOTE = Vote(-1, Proposal(-1))  # of a site that has not voted
+
+
 class Begun(NamedTuple):
     """How far a site came in a generation that it began."""
 
@@ -181,15 +184,15 @@ class Voter:
     def ballot(self, votes: Mapping[str, Vote]) -> Ballot | None:
         """Returns the ballot of this site's own vote if all sites that remain have voted for the same. Only the newest
         vote of each site counts, also if this site knows of it and no longer has it."""
-        mine = votes.get(self.own)
-        if mine is None or mine.proposal.empty or not self._possible(mine.proposal):
+        mine = votes.get(self.own, NO_VOTE)
+        if mine.proposal.empty or not self._possible(mine.proposal):
             return None
         sites = self.remaining(mine.proposal)
         if self.own not in sites or not self.is_majority(mine.proposal):
             return None
         for site in sites:
-            vote = votes.get(site)
-            if vote is None or vote.proposal != mine.proposal or vote.number < self.numbers.get(site, -1):
+            vote = votes.get(site, NO_VOTE)
+            if vote.proposal != mine.proposal or vote.number < self.numbers.get(site, -1):
                 return None
         return Ballot(mine.proposal, tuple((site, votes[site].number) for site in sites))
 
@@ -199,19 +202,23 @@ class Voter:
         found = self.ballot(votes)
         return None if found is None or (self.commits and self.commits[-1].ballot == found) else found
 
-    def waits_for(self, seen: Seen) -> list[str] | None:
-        """Returns the sites whose commit is missing for the ballot that this site has committed to, or None if there
-        is no such ballot: it has not committed, or somebody has voted otherwise since."""
-        if not self.commits:
-            return None
-        ballot = self.commits[-1].ballot
-        if any(self.numbers.get(site, -1) > number for site, number in ballot.votes):
-            return None
-        return [s for s, _ in ballot.votes if s != self.own and self._commit_of(s, seen, ballot) is None]
+    @property
+    def is_committed(self) -> bool:
+        """Returns whether this site has committed to a ballot, and nobody has voted otherwise since."""
+        votes = self.commits[-1].ballot.votes if self.commits else ()
+        return bool(votes) and all(self.numbers.get(site, -1) <= number for site, number in votes)
 
-    def _commit_of(self, site: str, seen: Seen, ballot: Ballot) -> Commit | None:
-        commit = self.commits[-1] if site == self.own else seen.commits.get(site)
-        return commit if commit is not None and commit.ballot == ballot else None
+    def waits_for(self, seen: Seen) -> list[str]:
+        """Returns the sites whose commit is missing for the ballot that this site has committed to."""
+        ballot = self.commits[-1].ballot
+        committed = self._committed_to(ballot, seen)
+        return [site for site, _ in ballot.votes if site not in committed]
+
+    def _committed_to(self, ballot: Ballot, seen: Seen) -> dict[str, Claim]:
+        """Returns the claims with which sites have committed to a ballot."""
+        commits = dict(seen.commits) | {self.own: self.commits[-1]}
+        voters = [site for site, _ in ballot.votes]
+        return {site: commits[site].claim for site in voters if site in commits and commits[site].ballot == ballot}
 
     def to_follow(self, seen: Seen) -> Certificate | None:
         """Returns the certificate that this site must follow, or None.
@@ -219,16 +226,15 @@ class Voter:
         A site follows the ballot that it committed to last. It goes back to an earlier one only if no site that remains
         by both can follow the later one, because one of them follows the earlier one. One site may lie about that, so
         two must say it, where the ballots differ in what they decide."""
-        complete = [self._completed(seen), *seen.follows.values()]
-        return next((one for one in complete if one is not None and self._must_follow(one, seen)), None)
+        complete = [*self._completed(seen), *seen.follows.values()]
+        return next((certificate for certificate in complete if self._must_follow(certificate, seen)), None)
 
-    def _completed(self, seen: Seen) -> Certificate | None:
-        if not self.commits:
-            return None
+    def _completed(self, seen: Seen) -> list[Certificate]:
+        """Returns the certificate of the ballot that this site has committed to last, once all others have."""
+        if not self.commits or self.waits_for(seen):
+            return []
         ballot = self.commits[-1].ballot
-        found = [(site, self._commit_of(site, seen, ballot)) for site, _ in ballot.votes]
-        claims = tuple((site, commit.claim) for site, commit in found if commit is not None)
-        return Certificate(ballot, claims) if len(claims) == len(found) else None
+        return [Certificate(ballot, tuple(self._committed_to(ballot, seen).items()))]
 
     def _must_follow(self, certificate: Certificate, seen: Seen) -> bool:
         ballot = certificate.ballot
@@ -298,41 +304,51 @@ def base_of(
     Raises:
         Lie: If the claims cannot all be true, or a site is further behind than the others can go back.
     """
-    lost = without_state(claims)
-    begun = {s: {one.generation: one for one in claim.begun} for s, claim in claims.items() if s not in lost}
-    common = set.intersection(*(set(one) for one in begun.values())) if begun else set()
+    begun = {site: {part.generation: part for part in claim.begun} for site, claim in claims.items() if claim.begun}
+    common = set.intersection(*map(set, begun.values())) if begun else set()
     if not common:
         raise Lie(sorted(claims), "the sites have no generation in common: " + _shown(claims))
     generation = max(common)
-    restored = {site for one in decided if one.generation + 1 >= generation for site in one.restored}
-    for site in lost:
+    restored = {site for proposal in decided if proposal.generation + 1 >= generation for site in proposal.restored}
+    for site in without_state(claims):
         if site not in restored:
             raise Lie([site], f"{site} says that it has lost its state, but the sites have not voted to restore it")
-    for site, mine in sorted(begun.items()):
+    _refuse_neighbours_apart(begun, neighbours, generation)
+    here = {site: parts[generation] for site, parts in begun.items()}
+    last = min(part.done for part in here.values())
+    back_to = [p.round for p in decided if p.round is not None and p.generation >= generation and p.round <= last]
+    if back_to:
+        return Base(generation, min(back_to))
+    _refuse_one_behind(here, last)
+    return Base(generation, last)
+
+
+def _refuse_neighbours_apart(
+    begun: Mapping[str, Mapping[int, Begun]], neighbours: Mapping[str, Sequence[str]], generation: int
+) -> None:
+    """Refuses claims of neighbours, from a generation on, that are further apart than neighbours can be."""
+    for site, parts in sorted(begun.items()):
         for other in neighbours.get(site, ()):
-            for one in mine.values():
-                theirs = begun.get(other, {}).get(one.generation)
-                at = one.start if theirs is None else theirs.done
-                if other in begun and one.generation >= generation and one.done - at > BEHIND:
+            for part in parts.values():
+                at = begun.get(other, {}).get(part.generation, part._replace(done=part.start)).done
+                if other in begun and part.generation >= generation and part.done - at > BEHIND:
                     raise Lie(
                         [other, site],
-                        f"{site} has done {one.done} rounds and its neighbour {other} {at}, but neighbours are never "
+                        f"{site} has done {part.done} rounds and its neighbour {other} {at}, but neighbours are never "
                         f"more than {BEHIND} rounds apart: one of them does not tell the truth",
                     )
-    here = {site: mine[generation] for site, mine in begun.items()}
-    behind = min(here, key=lambda site: (here[site].done, site))
-    last = here[behind].done
-    back_to = [one.round for one in decided if one.round is not None and one.generation >= generation]
-    if back_to and min(back_to) <= last:
-        return Base(generation, min(back_to))
-    cannot = [site for site, one in sorted(here.items()) if one.oldest > last]
+
+
+def _refuse_one_behind(here: Mapping[str, Begun], last: int) -> None:
+    """Refuses the claim of a site that is further behind than the others can go back."""
+    behind = min(site for site, part in here.items() if part.done == last)
+    cannot = [site for site, part in sorted(here.items()) if part.oldest > last]
     if cannot:
         raise Lie(
             [behind],
             f"{behind} says that it has done {last} rounds only, but {', '.join(cannot)} can go back to round "
             f"{max(here[site].oldest for site in cannot)} at most",
         )
-    return Base(generation, last)
 
 
 def without_state(claims: Mapping[str, Claim]) -> list[str]:

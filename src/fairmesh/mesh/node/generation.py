@@ -51,7 +51,7 @@ def agree_on_data(node: Node) -> str:
     membership = node.membership
     diverged = divergence.told(node.bulletin, membership).get(membership.name)
     node.ledger.vote()
-    if diverged and node.ledger.without_vote() is None:  # else it must compute again how far it had come
+    if diverged and not node.ledger.has_voted:  # else it must compute again how far it had come
         raise diverged
     node.reached = lambda: 0
     node.generation = generation = Generation(node)

@@ -13,6 +13,7 @@ from fairmesh.errors import BadInput, FairmeshError
 from fairmesh.mesh.announcements import FOLLOW_AT_MOST
 from fairmesh.mesh.enrol.roster import Mesh
 from fairmesh.mesh.node.decisions import (
+    NO_VOTE,
     Ballot,
     Base,
     Begun,
@@ -258,24 +259,25 @@ class Ledger:
         """Returns whether a site votes to go back to a round, which must be kept while it does."""
         return any(vote.proposal.round is not None for vote in self.seen().votes.values())
 
-    def impossible(self) -> str | None:
-        """Returns why this site's own vote can no longer be fulfilled here, or None."""
-        mine = self.seen().votes.get(self._own)
-        if mine is None or mine.proposal.round is None:
-            return None
-        kept = landmarks_in(self._state, _last_generation(self._table))
-        if mine.proposal.round in kept:
-            return None
-        return f"this site no longer has round {mine.proposal.round} to go back to, but {', '.join(map(str, kept))}"
+    def _own_proposal(self) -> Proposal:
+        return self.seen().votes.get(self._own, NO_VOTE).proposal
 
-    def without_vote(self) -> list[str] | None:
-        """Returns the sites that have not voted for what this site has voted for and must do so, or None if this site
-        has not voted."""
-        votes, voter = self.seen().votes, self.voter()
-        mine = votes.get(self._own)
-        if mine is None or mine.proposal.empty:
-            return None
-        return [s for s in voter.remaining(mine.proposal) if s not in votes or votes[s].proposal != mine.proposal]
+    def impossible(self) -> str:
+        """Returns why this site's own vote can no longer be fulfilled here, or ""."""
+        back_to, kept = self._own_proposal().round, landmarks_in(self._state, _last_generation(self._table))
+        if back_to is None or back_to in kept:
+            return ""
+        return f"this site no longer has round {back_to} to go back to, but {', '.join(map(str, kept))}"
+
+    @property
+    def has_voted(self) -> bool:
+        """Returns whether this site has voted for something."""
+        return not self._own_proposal().empty
+
+    def without_vote(self) -> list[str]:
+        """Returns the sites that have not voted for what this site has voted for and must do so."""
+        votes, proposal = self.seen().votes, self._own_proposal()
+        return [site for site in self.voter().remaining(proposal) if votes.get(site, NO_VOTE).proposal != proposal]
 
     def voter(self) -> Voter:
         with self._lock:
@@ -377,9 +379,13 @@ class Ledger:
         pause = min(2.0 ** (commits - _COMMITS_AT_ONCE + 1), _LONGEST_PAUSE_S)
         return time.monotonic() - self._committed_at < pause
 
-    def waits_for(self) -> list[str] | None:
-        """Returns the sites whose commit is missing for the ballot that this node has committed to, or None if there is
-        no such ballot."""
+    @property
+    def is_committed(self) -> bool:
+        """Returns whether this node has committed to a ballot, and nobody has voted otherwise since."""
+        return self.voter().is_committed
+
+    def waits_for(self) -> list[str]:
+        """Returns the sites whose commit is missing for the ballot that this node has committed to."""
         return self.voter().waits_for(self.seen())
 
     def voted_otherwise_since(self, certificate: Certificate) -> list[str]:

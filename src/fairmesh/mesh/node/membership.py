@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from fairmesh.data.samples import Samples
 from fairmesh.data.site import Site
@@ -143,6 +143,14 @@ def own_data(membership: Membership) -> Prepared:
     return own_problem(own_site(membership.site, membership.experiment, membership.mesh), membership.experiment)
 
 
+class Objection(NamedTuple):
+    """Why the run cannot begin yet: the sites whose announcements stand against it, and what to do about them. Without
+    sites it can."""
+
+    sites: Sequence[str] = ()
+    reason: str = ""
+
+
 def facts(site: Site) -> dict[str, Any]:
     """Returns what the others must know about a site's data to agree on one problem: its size and its form."""
     columns = ["table", []] if is_fitted(site) else None  # the number of inputs follows from all sites' tables
@@ -170,10 +178,10 @@ def frozen_outputs(folder: Path) -> int:
     return int(json.loads(read_bytes(folder / _OUTPUTS)))
 
 
-def frozen_facts(folder: Path, name: str, mine: Mapping[str, Any], digest: str) -> dict[str, Any] | None:
-    """Returns what all sites said about their data when the run began, or None before. Refuses data of this site that
+def frozen_facts(folder: Path, name: str, mine: Mapping[str, Any], digest: str) -> dict[str, Any]:
+    """Returns what all sites said about their data when the run began; nothing before. Refuses data of this site that
     has changed since."""
-    frozen = json.loads(read_bytes(folder / _FACTS)) if (folder / _FACTS).exists() else None
+    frozen = json.loads(read_bytes(folder / _FACTS)) if (folder / _FACTS).exists() else {}
     before = frozen[name] if frozen else mine
     changed = [f"{what}: {before.get(what)} then, {now} now" for what, now in mine.items() if before.get(what) != now]
     begun_with = folder / _DIGEST  # missing before the run begins; kept when the site is restored
@@ -189,8 +197,8 @@ def frozen_facts(folder: Path, name: str, mine: Mapping[str, Any], digest: str) 
     return frozen
 
 
-def misfit(known: Mapping[str, Mapping[str, Any]]) -> tuple[list[str], str] | None:
-    """Returns the sites whose data has another form than that of most sites, and what differs, or None."""
+def misfit(known: Mapping[str, Mapping[str, Any]]) -> Objection:
+    """Returns the sites whose data has another form than that of most sites, and what differs."""
     for what in _FORM:
         said = {name: json.dumps(one.get(what)) for name, one in known.items()}
         usual, count = Counter(said.values()).most_common(1)[0]
@@ -198,26 +206,28 @@ def misfit(known: Mapping[str, Mapping[str, Any]]) -> tuple[list[str], str] | No
             unlike = [name for name, form in said.items() if form != usual]
             shown = "; ".join(f"{said[name]} at {name}" for name in unlike)
             others = ", ".join(name for name in said if name not in unlike)
-            return unlike, f"the {what} are {usual} at {others}, but {shown}; all sites need data of the same form"
-    return None
+            reason = f"the {what} are {usual} at {others}, but {shown}; all sites need data of the same form"
+            return Objection(unlike, reason)
+    return Objection()
 
 
-def too_heavy(membership: Membership, known: Mapping[str, Mapping[str, Any]]) -> tuple[list[str], str] | None:
+def too_heavy(membership: Membership, known: Mapping[str, Mapping[str, Any]]) -> Objection:
     """Returns the other site that would have more weight before training, by the number of samples that it declares,
-    than this site accepts, and what to do; or None. A prior in the experiment was approved with it."""
+    than this site accepts, and what to do. A prior in the experiment was approved with it."""
     if membership.experiment.prior is not None:
-        return None
+        return Objection()
     total, limit = sum(int(one["samples"]) for one in known.values()), membership.site.largest_prior
     for name, one in known.items():
         share = int(one["samples"]) / total
         if name != membership.name and share > limit:
-            return [name], (
+            return Objection(
+                [name],
                 f"{name} declares {one['samples']:,} of {total:,} samples, so that its weight before training would be "
                 f"{share:.3g}, more than largest_prior = {limit:g} of this site; ask {name}. If the number is right, "
                 f"set largest_prior = {min(1.0, math.ceil(100 * share) / 100):g} in {membership.site.path.name} and "
-                f"start the node again; if not, {name} corrects its data, or is voted out"
+                f"start the node again; if not, {name} corrects its data, or is voted out",
             )
-    return None
+    return Objection()
 
 
 def outputs_allowed(experiment: Experiment) -> int:
@@ -269,8 +279,8 @@ def common_problem(
     model has as many outputs as any site's labels need, and at least `outputs`."""
     names = membership.names
     unlike = misfit({name: known[name] for name in names})
-    if unlike is not None:
-        raise BadInput(unlike[1])
+    if unlike.sites:
+        raise BadInput(unlike.reason)
     outputs = max(outputs, shape_of([mine])[1], *(int(known[name]["outputs"]) for name in names))
 
     def elsewhere(name: str) -> Site:

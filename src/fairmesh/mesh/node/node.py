@@ -50,7 +50,7 @@ class Node:
         membership: Membership,
         alone: Prepared,  # of this site
         log: Log,
-        patience_s: float | None,
+        patience_s: float,
         monitor: Monitor | None,
         observe: Observe,
         trackers: Sequence[Tracker] = (),
@@ -62,7 +62,7 @@ class Node:
         self.reached: Callable[[], int] = lambda: 0  # returns how many rounds of this generation it has done
         self.folder, self.limiter, self.aside = membership.site.state, LogLimiter(log), Aside(log)
         self.digest = alone.digests_here()[0]  # of this site's data
-        self.facts: dict[str, Any] | None = None  # about the data of all sites, once they have agreed on it
+        self.facts: dict[str, Any] = {}  # about the data of all sites, once they have agreed on it
         self.keys = KnownKeys(self.folder, log)
         names, trusted, outputs = membership.mesh.names, self.keys.refusal, outputs_allowed(membership.experiment)
         self.bulletin = Bulletin(membership.name, membership.credentials, names, trusted, outputs)
@@ -140,7 +140,7 @@ class Node:
 
     def problem(self, membership: Membership) -> Prepared:
         """Returns the problem of all sites. Its model is the one that all start from, once that is known."""
-        made = common_problem(membership, self.own, self.facts or {}, self.outputs())
+        made = common_problem(membership, self.own, self.facts, self.outputs())
         if not Start.known(self.folder):
             return made
         return made.changed(model=self.start_of(made, membership).model())
@@ -148,7 +148,7 @@ class Node:
     def outputs(self) -> int:
         """Returns how many outputs the model has that this node may have kept, whether it has trained it or not. Once
         the run has begun here, nothing that others claim changes that."""
-        return self.outputs_for({}) if self.facts is None else frozen_outputs(self.folder)
+        return frozen_outputs(self.folder) if self.facts else self.outputs_for({})
 
     def outputs_for(self, known: Mapping[str, Any]) -> int:
         """Returns how many outputs the model needs, given what sites say about their data."""

@@ -95,7 +95,7 @@ class WeightWatch:
 class Oversight(Observer):
     """Collects the status of this node while it trains, and stops it on request, after a timeout, or after a vote."""
 
-    def __init__(self, node: "Node", alone: Prepared, patience_s: float | None, monitor: Monitor | None):
+    def __init__(self, node: "Node", alone: Prepared, patience_s: float, monitor: Monitor | None):
         self._node, self._patience_s, self._monitor = node, patience_s, monitor
         self._bulletin, self._ledger, self._log, self._folder = node.bulletin, node.ledger, node.log, node.folder
         self._life = node.life
@@ -153,7 +153,7 @@ class Oversight(Observer):
         self._end(Interrupted(f"stopped after round {self._round}; start the node again to continue"))
 
     def stop_if_waited_too_long(self, seconds: float, whom: str) -> None:
-        if self._patience_s is not None and seconds > self._patience_s:
+        if seconds > self._patience_s:
             waited = f"waited {seconds:.0f} s for {whom}, longer than --patience"
             self._end(Interrupted(f"{waited}; start the node again to continue"))
 
@@ -323,9 +323,8 @@ class Oversight(Observer):
             forgotten = "this site has forgotten what it had agreed to with the others"
             self._end(BadInput(f"{forgotten}. {claims.HOW_TO_RESTORE}"))
         due = ledger.due() or ledger.removed_by()
-        committed = ledger.waits_for() is not None  # before a restart
         with self._votes_lock:
-            if (due or committed) and self._mailroom and not self._deciding:
+            if (due or ledger.is_committed) and self._mailroom and not self._deciding:
                 self._interruption = Decide("the sites decide")
                 self._mailroom.stop(self._interruption)
 

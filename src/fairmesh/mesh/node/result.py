@@ -4,7 +4,7 @@ what is announced of it shows whether it is."""
 import hashlib
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -38,6 +38,7 @@ from fairmesh.training.summary import summary_of
 
 _BEST, _OF_BEST = "best_model", "best "  # where a record has the best round's model's metrics; how they are summed
 _MOMENTS = "moments of "  # how BatchNorm statistics are summed
+_ALL = torch.tensor([-1])  # owns what all sites contribute to
 
 
 class _Averages(NamedTuple):
@@ -52,68 +53,93 @@ def write_result(rounds: Rounds, folder: Path) -> None:
     duals and traffic, then of each site's own evaluation of the average models. Only partial sums travel."""
     if folder.exists():
         return
-    problem, training, state = rounds.problem, rounds.training, rounds.state
-    membership, measurements, view = rounds.membership, rounds.node.measurements, training.view
-    n, number, last = problem.n, membership.number, membership.experiment.rounds
-    step, adder = last + FIRST_ROUND, sums_of(rounds)
-    own, sites, all_sites = torch.eye(n, dtype=torch.float64)[number], torch.arange(n), torch.tensor([-1])
-    pieces = _pieces(state, view, own)
-    flat, own_of = problem.flat_model, {} if state.own is None else {"model": state.own.rows[0, 0].cpu()}
-    best = measurements.best()
-    if best not in (None, last):
-        kept = measurements.model(best)
-        pieces["best"] = kept[: flat.dim]
-        own_of |= {"best": kept[flat.dim :]}
-    if flat.pools_statistics:  # averages over all samples: sums are divided by n below
-        weight = n * float(problem.shares_of_samples[number])
-        pieces |= {_MOMENTS + name: weight * flat.moments(part) for name, part in own_of.items()}
-    duals = view.duals(state.algorithm)
-    of_sites = {"bits", "bytes"} | ({"dual"} if duals is None else set())
-    owners = [sites if name in of_sites else all_sites.expand(len(piece)) for name, piece in pieces.items()]
-    row = torch.cat([piece.double().cpu() for piece in pieces.values()]).detach()
-    sums = adder.over_sites(row, step, torch.cat(owners))
-    totals = dict(zip(pieces, sums.split([len(piece) for piece in pieces.values()])))
-    means = {name: sums / n for name, sums in totals.items() if name not in ("bits", "bytes")}
-    start = problem.initial_whole_row(membership.experiment.seeds[0])[flat.dim :]  # local parts never leave their site
-    commons = {}
-    for name in own_of:
-        statistics = flat.statistics_of(means[_MOMENTS + name]) if flat.pools_statistics else start[flat.local_dim :]
-        commons[name] = torch.cat([start[: flat.local_dim], statistics])
-
-    def judged_here(name: str) -> dict[str, Tensor]:
-        row = means[name]
-        if name in own_of:
-            row = flat.at_site(torch.cat([row, commons[name]]), own_of[name])
-        return rounds.judge.of_sites(row.to(training.device, training.dtype).unsqueeze(0))
-
-    found = judged_here("model")
-    if "best" in means:
-        of_best = judged_here("best")
-        found |= {_OF_BEST + name: value for name, value in of_best.items()}
-    apart = (view.models(state.algorithm)[0, 0].double().cpu() - means["model"]).square().sum()
-    duals_apart = torch.zeros(()) if duals is None else (duals[0, 0].double().cpu() - means["dual"]).square().sum()
-    judged = torch.cat([apart.reshape(1), duals_apart.reshape(1)]).detach().cpu()
-    judged = torch.cat([*(_told(float(value[0, number]), own) for value in found.values()), judged])
-    owners = torch.cat([sites.repeat(2 * len(found)), all_sites, all_sites])
-    judged = adder.over_sites(judged, step + 1, owners, FACTOR**2)  # distances are squared
-    by_site = {name: _read_back(*told) for name, told in zip(found, judged[:-2].reshape(-1, 2, n))}
+    problem, training, state, membership = rounds.problem, rounds.training, rounds.state, rounds.membership
+    measurements, last = rounds.node.measurements, membership.experiment.rounds
+    best, has_duals = measurements.best(), training.view.duals(state.algorithm) is not None
+    own_of, totals = _added_up(rounds, best)
+    means = {name: sums / problem.n for name, sums in totals.items() if name not in ("bits", "bytes")}
+    commons = _common_parts(rounds, own_of, means)
+    by_site, (models_apart, duals_apart) = _judged(rounds, own_of, means, commons)
     record: Record = {"round": last, "replica": 0, "seed": membership.experiment.seeds[0], "models": "average"}
     add_metrics([record], by_site, problem, _OF_BEST, _BEST)
-    record |= traffic(totals["bits"], totals["bytes"]) | {"consensus_models": float(judged[-2] / n)}
+    record |= traffic(totals["bits"], totals["bytes"]) | {"consensus_models": models_apart}
     weighed = float(means["dual"].sum()) > 0  # some algorithms have no weights
     if weighed:
-        means["dual"] = means["dual"] if duals is not None else means["dual"] / math.fsum(means["dual"].tolist())
+        means["dual"] = means["dual"] if has_duals else means["dual"] / math.fsum(means["dual"].tolist())
         record |= {"lambda": means["dual"].tolist()}
-    if duals is not None:
-        record |= {"consensus_duals": float(judged[-1] / n)}
+    if has_duals:
+        record |= {"consensus_duals": duals_apart}
     whole = _whole(state, means, training.dtype, weighed, best, commons)
-    records = [*(one for one in measurements.records if one["round"] < last), record]
+    records = [*(earlier for earlier in measurements.records if earlier["round"] < last), record]
     on, level = judged_on(problem), membership.experiment.options.cvar_level
     measured = [None if getattr(site, on) is None else {} for site in problem.sites]  # counts stay at their sites
     result = Result(problem, training.replicas, last, records, whole, [], on, support=measured, cvar_level=level)
     chosen = {"best_by": membership.experiment.options.best_by, "best_chosen_on": measurements.chosen_on}
     more = ({} if best is None else chosen) | {"measured": measurements.digests()}
     _write(result, membership, more, folder)
+
+
+def _added_up(rounds: Rounds, best: int | None) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Returns this site's own parts of the models that are averaged, by the model's name, and the sums over all
+    sites."""
+    problem, state, view, number = rounds.problem, rounds.state, rounds.training.view, rounds.membership.number
+    flat, n, last = problem.flat_model, problem.n, rounds.membership.experiment.rounds
+    pieces = _pieces(state, view, torch.eye(n, dtype=torch.float64)[number])
+    own_of = {} if state.own is None else {"model": state.own.rows[0, 0].cpu()}
+    if best not in (None, last):
+        kept = rounds.node.measurements.model(best)
+        pieces["best"] = kept[: flat.dim]
+        own_of |= {"best": kept[flat.dim :]}
+    if flat.pools_statistics:  # averages over all samples: sums are divided by n
+        weight = n * float(problem.shares_of_samples[number])
+        pieces |= {_MOMENTS + name: weight * flat.moments(part) for name, part in own_of.items()}
+    of_sites = {"bits", "bytes"} | ({"dual"} if view.duals(state.algorithm) is None else set())
+    owners = [torch.arange(n) if name in of_sites else _ALL.expand(len(piece)) for name, piece in pieces.items()]
+    row = torch.cat([piece.double().cpu() for piece in pieces.values()]).detach()
+    sums = sums_of(rounds).over_sites(row, last + FIRST_ROUND, torch.cat(owners))
+    return own_of, dict(zip(pieces, sums.split([len(piece) for piece in pieces.values()])))
+
+
+def _common_parts(rounds: Rounds, own_of: Iterable[str], means: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Returns what the common models have in place of sites' own parts: local parts, which never leave their site, as
+    they start, and the statistics of all samples, if the sites pool them."""
+    flat = rounds.problem.flat_model
+    start = rounds.problem.initial_whole_row(rounds.membership.experiment.seeds[0])[flat.dim :]
+    statistics = {
+        name: flat.statistics_of(means[_MOMENTS + name]) if flat.pools_statistics else start[flat.local_dim :]
+        for name in own_of
+    }
+    return {name: torch.cat([start[: flat.local_dim], part]) for name, part in statistics.items()}
+
+
+def _judged(
+    rounds: Rounds, own_of: Mapping[str, Tensor], means: Mapping[str, Tensor], commons: Mapping[str, Tensor]
+) -> tuple[dict[str, Tensor], tuple[float, float]]:
+    """Returns how every site judges the average models on its own data, by metric, and how far the models and the duals
+    of the sites are from their averages, squared."""
+    problem, training, state, number = rounds.problem, rounds.training, rounds.state, rounds.membership.number
+    n, view = problem.n, training.view
+
+    def judged_here(name: str) -> dict[str, Tensor]:
+        row = means[name]
+        if name in own_of:
+            row = problem.flat_model.at_site(torch.cat([row, commons[name]]), own_of[name])
+        return rounds.judge.of_sites(row.to(training.device, training.dtype).unsqueeze(0))
+
+    metrics = judged_here("model")
+    if "best" in means:
+        metrics |= {_OF_BEST + name: value for name, value in judged_here("best").items()}
+    duals = view.duals(state.algorithm)
+    apart = (view.models(state.algorithm)[0, 0].double().cpu() - means["model"]).square().sum()
+    duals_apart = torch.zeros(()) if duals is None else (duals[0, 0].double().cpu() - means["dual"]).square().sum()
+    own = torch.eye(n, dtype=torch.float64)[number]
+    told = [_told(float(value[0, number]), own) for value in metrics.values()]
+    row = torch.cat([*told, torch.stack([apart, duals_apart.to(apart)]).detach().cpu()])
+    owners = torch.cat([torch.arange(n).repeat(2 * len(metrics)), _ALL, _ALL])
+    step = rounds.membership.experiment.rounds + FIRST_ROUND + 1
+    sums = sums_of(rounds).over_sites(row, step, owners, FACTOR**2)  # distances are squared
+    by_site = {name: _read_back(*parts) for name, parts in zip(metrics, sums[:-2].reshape(-1, 2, n))}
+    return by_site, (float(sums[-2] / n), float(sums[-1] / n))
 
 
 def sums_of(rounds: Rounds) -> Sums:

@@ -1,5 +1,6 @@
 """Runs the node of a site: from its files, through the states of its life, to the end of its run."""
 
+import math
 import platform
 import signal
 import threading
@@ -33,7 +34,7 @@ from fairmesh.trackers import Tracker
 def run_node(
     path: str | Path,
     *,
-    patience_s: float | None = None,
+    patience_s: float = math.inf,
     monitor_port: int | None = None,
     observe: Observe = lambda point, step: None,
     stream: Any = None,

@@ -101,26 +101,29 @@ def unusual(said: Mapping[str, Mapping[str, Sequence[float]]], columns: Sequence
         said: What each site has announced.
         columns: The contract's columns, in whose units the statistics are compared and shown. Default: none.
     """
-    shown = {site: one for site, one in said.items() if one["mean"]}
-    if not shown:
+    compared = _alike(said)
+    if len(compared) < 3:
         return {}
-    inputs = Counter(len(one["mean"]) for one in shown.values()).most_common(1)[0][0]
-    sites = [site for site, one in shown.items() if len(one["mean"]) == len(one["spread"]) == inputs]
-    if len(sites) < 3:
-        return {}
+    inputs = len(next(iter(compared.values()))["mean"])
     if len(columns) != inputs:
         names = ["all inputs together"] if inputs == 1 else [f"input {k + 1}" for k in range(inputs)]
         columns = [Column(name) for name in names]
     center, scale = (np.array([getattr(column, what) for column in columns]) for what in ("center", "scale"))
-    means = np.array([shown[site]["mean"] for site in sites], float) * scale + center
-    spreads = np.abs(np.array([shown[site]["spread"] for site in sites], float)) * scale
+    means, spreads = (np.array([told[what] for told in compared.values()], float) for what in ("mean", "spread"))
     with np.errstate(all="ignore"):
-        inputs_of = _Inputs([column.name for column in columns], means, spreads)
-    sentences = {site: inputs_of.sentences(k) for k, site in enumerate(sites)}
-    every = {site: shown[site] for site in sites}
-    for site, sentence in (*_one_class(every), *_reversed(every)):
+        inputs_of = _Inputs([column.name for column in columns], means * scale + center, np.abs(spreads) * scale)
+    sentences = {site: inputs_of.sentences(k) for k, site in enumerate(compared)}
+    for site, sentence in (*_one_class(compared), *_reversed(compared)):
         sentences[site].append(sentence)
     return {site: some for site, some in sentences.items() if some}
+
+
+def _alike(said: Mapping[str, Mapping[str, Sequence[float]]]) -> dict[str, Mapping[str, Sequence[float]]]:
+    """Returns what sites say that tell of as many inputs as most of those that tell of any."""
+    telling = {site: told for site, told in said.items() if told["mean"]}
+    counts = Counter(len(told["mean"]) for told in telling.values()) or Counter([0])
+    usual = counts.most_common(1)[0][0]
+    return {site: told for site, told in telling.items() if len(told["mean"]) == len(told["spread"]) == usual}
 
 
 class _Inputs:

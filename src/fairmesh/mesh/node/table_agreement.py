@@ -21,6 +21,7 @@ from fairmesh.errors import BadInput
 from fairmesh.experiment import Experiment
 from fairmesh.mesh.announcements import TABLE_AT_MOST
 from fairmesh.mesh.enrol.agreement import own_problem
+from fairmesh.mesh.node.membership import Objection
 from fairmesh.mesh.wire.bulletin import Bulletin
 from fairmesh.storage.files import read_bytes, write_atomically
 from fairmesh.storage.run_folder import PREPROCESSING
@@ -63,20 +64,20 @@ class TableAgreement:
         """Returns the sites whose sums are not known yet."""
         return [name for name in self._sites(present) if name not in self._bulletin.of_all(_KIND)]
 
-    def misfit(self, present: Sequence[str], facts: Mapping[str, Mapping[str, Any]]) -> tuple[list[str], str] | None:
-        """Returns the sites whose tables do not fit those of most, or whose sums cannot be true, and what is wrong; or
-        None. `facts` has what sites declare about their data."""
+    def misfit(self, present: Sequence[str], facts: Mapping[str, Mapping[str, Any]]) -> Objection:
+        """Returns the sites whose tables do not fit those of most, or whose sums cannot be true, and what is
+        wrong. `facts` has what sites declare about their data."""
         told = self._told(self._sites(present))
         for name, sums in told.items():
             rows = facts.get(name, {}).get("samples")
             reason = "" if rows is None else sums.contradiction(rows, self._ranges)
             if reason:
-                return [name], f"{name} has announced sums of its table that cannot be true; {reason}"
+                return Objection([name], f"{name} has announced sums of its table that cannot be true; {reason}")
         try:
             if told:
                 fitted(told)
         except Misfit as error:
-            return error.sites, error.reason
+            return Objection(error.sites, error.reason)
         return _outweighing(told)
 
     def agreed(self, present: Sequence[str]) -> Preprocessing | None:
@@ -122,7 +123,7 @@ def _ranges(contract: Contract) -> dict[str, tuple[float, float]]:
     return {column.name: column.limits for column in columns if column.type not in ("yes-no", "date")}
 
 
-def _outweighing(told: Mapping[str, TableSums]) -> tuple[list[str], str] | None:
+def _outweighing(told: Mapping[str, TableSums]) -> Objection:
     """Returns a site whose values alone make the spread of a column so large that the rows of all others look equal in
     it, and what to do; or None."""
     by_site = {site: {**one.columns, one.plan.target.name: one.target} for site, one in told.items()}
@@ -134,12 +135,13 @@ def _outweighing(told: Mapping[str, TableSums]) -> tuple[list[str], str] | None:
         farthest = max(sums, key=lambda site: sums[site].squares + sums[site].known * (sums[site].mean - middle) ** 2)
         spread, others = _spread(sums.values()), _spread(one for site, one in sums.items() if site != farthest)
         if spread > _TIMES * others > 0:
-            return [farthest], (
+            return Objection(
+                [farthest],
                 f"column {name!r} of {farthest} makes the spread over all sites {spread / others:.2g} times that of "
                 f"the others, whose rows would look equal in it; ask {farthest} for its unit and for outliers, or give "
-                "the column center and scale in a contract"
+                "the column center and scale in a contract",
             )
-    return None
+    return Objection()
 
 
 def _spread(sums: Iterable[Sums]) -> float:
