@@ -24,7 +24,7 @@ _ENDED = os.WEXITED | os.WNOHANG | os.WNOWAIT
 
 
 class Run:
-    """A mesh of real nodes, five unless others are named."""
+    """A mesh of real nodes, five unless others are named. Those that still run are killed when its `with` ends."""
 
     def __init__(
         self,
@@ -84,6 +84,12 @@ class Run:
             state = self.folder / name / "state"
             ledger.wish(state, ledger.still_in(state, self.mesh), name, out, back_to, restored)
 
+    def live(self, **options) -> None:
+        """Starts all nodes, and waits until they have ended with the same model."""
+        names = self.mesh.names
+        self.start(*names, **options)
+        self.end(*names)
+
     def end(self, *names: str) -> bytes:
         """Waits until nodes have ended, and returns their model, which must be the same."""
         for name in names:
@@ -127,6 +133,12 @@ class Run:
     def crash(self, name: str) -> None:
         os.kill(self.running[name], 9)
         os.waitpid(self.running.pop(name), 0)
+
+    def __enter__(self) -> "Run":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.kill()
 
     def kill(self) -> None:
         for process in self.running.values():

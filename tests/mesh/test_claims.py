@@ -346,8 +346,5 @@ def test_claims_of_hostile_members_end_no_node(scenario, tmp_path):
 
 
 if __name__ == "__main__":
-    made = Run(Path(sys.argv[2]), NAMES, EXPERIMENT)
-    try:
+    with Run(Path(sys.argv[2]), NAMES, EXPERIMENT) as made:
         SCENARIOS[sys.argv[1]](made)
-    finally:
-        made.kill()

@@ -80,11 +80,6 @@ class Tables(Run):
         for seed, name in enumerate(NAMES):
             write(folder / name, rows(seed), settings)
 
-    def finish(self) -> None:
-        """Starts all nodes and waits for their ends."""
-        self.start(*NAMES)
-        self.end(*NAMES)
-
     def refused(self, name: str, *names: object) -> None:
         """Passes if a node ends at once with a sentence that has these words."""
         before = (self.folder / f"{name}.log").read_text() if (self.folder / f"{name}.log").exists() else ""
@@ -209,10 +204,8 @@ def test_nodes_name_the_site_whose_data_looks_different_and_begin(tmp_path, call
     columns, names = LOOKS[mistake]
     run = Tables(tmp_path, contract="", settings=FREE)
     write(tmp_path / "c", columns, FREE)
-    try:
-        run.finish()
-    finally:
-        run.kill()
+    with run:
+        run.live()
     for name in NAMES:
         said = run.events(name, "a site's data looks different")
         assert [one["site"] for one in said] == (["c"] if names else [])
@@ -228,10 +221,8 @@ def test_site_may_withhold_its_statistics(tmp_path, called):
     write(tmp_path / "c", LOOKS["another unit"][0], FREE)
     path = tmp_path / "c" / "site.toml"
     path.write_text("announce_statistics = false\n" + path.read_text())
-    try:
-        run.finish()
-    finally:
-        run.kill()
+    with run:
+        run.live()
     assert run.status("a")["unusual"] == {}
     shown, withheld = (json.loads(called("mesh", "show", tmp_path / name / "site.toml", "--json")[1]) for name in "ac")
     said = [sum("spread" in part for part in one["leaves"]["to_all_sites"]) for one in (shown, withheld)]
@@ -271,7 +262,7 @@ def test_node_that_is_told_to_wait_begins_once_a_person_accepts_the_data_or_it_i
     site = tmp_path / "a" / "site.toml"
     site.write_text('on_unusual_data = "wait"\n' + site.read_text())
     assert "waits until somebody here accepts it" in called("mesh", "show", site)[1]
-    try:
+    with run:
         run.start(*NAMES)
         run.until(lambda: run.events("a", ACCEPT))
         (said,) = run.events("a", ACCEPT)
@@ -289,8 +280,6 @@ def test_node_that_is_told_to_wait_begins_once_a_person_accepts_the_data_or_it_i
             write(tmp_path / "c", rows(2), FREE)
             run.start("c")
         run.end(*NAMES)
-    finally:
-        run.kill()
     assert len(run.events("a", "accepted here")) == (ends_by == "accepting")
     assert run.status("a")["unusual"].keys() == ({"c"} if ends_by == "accepting" else set())
     assert run.status("a")["unaccepted"] == []
@@ -339,10 +328,8 @@ def test_nodes_warn_of_a_site_that_takes_most_of_the_weight(tmp_path, called):
     for name in NAMES:
         fleet.amend(tmp_path / "mesh", tmp_path / name, {"experiment.toml": text})
     write(tmp_path / "c", rows(2) | {"ill": np.array(["no", "yes"] * 30)}, scaled)
-    try:
-        run.finish()
-    finally:
-        run.kill()
+    with run:
+        run.live()
     for name in NAMES:
         assert [one["site"] for one in run.events(name, WEIGHTS)] == ["c"]
         assert run.events(name, WEIGHTS)[0]["weight"] > 0.66
@@ -355,7 +342,7 @@ def test_nodes_warn_of_a_site_that_takes_most_of_the_weight(tmp_path, called):
 def test_node_waits_and_names_the_site_that_declares_most_of_the_samples_until_this_site_accepts_it(tmp_path, called):
     run = Tables(tmp_path)
     write(tmp_path / "c", rows(2, 600))
-    try:
+    with run:
         run.start(*NAMES)
         run.until(lambda: run.events("a", PRIOR) and run.events("b", PRIOR))
         (said,) = run.events("a", PRIOR)
@@ -371,8 +358,6 @@ def test_node_waits_and_names_the_site_that_declares_most_of_the_samples_until_t
             path.write_text("largest_prior = 0.84\n" + path.read_text())
         run.start("a", "b")
         run.end(*NAMES)
-    finally:
-        run.kill()
     assert run.status("a")["prior"]["c"] == pytest.approx(480 / 576)
 
 
@@ -390,7 +375,7 @@ def test_data_that_has_changed_since_the_run_began_is_found_by_the_check_and_may
         "other values or another order": lambda home: write(home, rows(2) | {"age": rows(2)["age"][::-1]}),
     }
     run, home, go = Tables(tmp_path), tmp_path / "c", tmp_path / "go"
-    try:
+    with run:
         run.start(*NAMES, observe=waits_at(10, go))
         run.until(lambda: run.round("c") >= 5)
         run.crash("c")
@@ -408,8 +393,6 @@ def test_data_that_has_changed_since_the_run_began_is_found_by_the_check_and_may
         go.touch()
         run.start("c")
         run.end(*NAMES)
-    finally:
-        run.kill()
     assert not run.events("a", "stopped")
 
 
@@ -420,9 +403,9 @@ def test_data_that_has_changed_since_the_run_began_is_found_by_the_check_and_may
 def waiting(tmp_path_factory):
     """A mesh of which two nodes run and wait for the third."""
     run = Tables(tmp_path_factory.mktemp("waiting"))
-    run.start("a", "b")
-    yield run
-    run.kill()
+    with run:
+        run.start("a", "b")
+        yield run
 
 
 @pytest.mark.slow
@@ -459,7 +442,7 @@ def test_site_with_another_dtype_stops_the_others_name_it_and_all_finish_once_it
         save(seed, np.float64 if name == "c" else np.float32)
         path = tmp_path / name / "site.toml"
         path.write_text(path.read_text().replace('data = "experiment"\n', "") + arrays)
-    try:
+    with run:
         run.start(*NAMES)
         run.stops("c", '["torch.float64", [2]] at c; all sites need data of the same form. Give this site')
         for name in ("a", "b"):
@@ -469,5 +452,3 @@ def test_site_with_another_dtype_stops_the_others_name_it_and_all_finish_once_it
         save(2, np.float32)
         run.start("c")
         run.end(*NAMES)
-    finally:
-        run.kill()

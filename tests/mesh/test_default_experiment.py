@@ -288,8 +288,5 @@ def test_nodes_with_the_default_experiment(scenario, tmp_path):
 
 if __name__ == "__main__":
     play, sites, text = SCENARIOS[sys.argv[1]]
-    made = _mesh(Path(sys.argv[2]), sites, text)
-    try:
+    with _mesh(Path(sys.argv[2]), sites, text) as made:
         play(made)
-    finally:
-        made.kill()

@@ -171,11 +171,9 @@ def a_metric_without_a_value(folder: Path) -> None:
     folder.mkdir()
     (folder / "scores.py").write_text(SCORES.replace("ODD", "1"))
     run = Run(folder, list(NAMES), EXPERIMENT)
-    try:
+    with run:
         run.start(*NAMES)
         run.end(*NAMES)
-    finally:
-        run.kill()
     results = {(folder / name / "state" / "result" / "metrics.jsonl").read_text() for name in NAMES}
     assert len(results) == 1
     record = json.loads(results.pop().splitlines()[-1])

@@ -398,8 +398,5 @@ def test_run_of_the_honest_ends_as_it_should(scenario, tmp_path):
 
 
 if __name__ == "__main__":
-    made = Run(Path(sys.argv[2]))
-    try:
+    with Run(Path(sys.argv[2])) as made:
         SCENARIOS[sys.argv[1]](made)
-    finally:
-        made.kill()

@@ -1,7 +1,6 @@
 """Nodes choose models of their own as a simulation does, each from its own data."""
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
@@ -13,8 +12,8 @@ from fairmesh.experiment import load_experiment
 from fairmesh.personalization import PersonalModel
 from tests.mesh import fleet
 from tests.mesh.experiments import AD_GDA, experiment
+from tests.mesh.scenarios import Run, played
 
-ROOT = Path(__file__).parents[2]
 NAMES = ["a", "b", "c"]
 EXPERIMENT = experiment(
     15,
@@ -24,20 +23,10 @@ EXPERIMENT = experiment(
 )
 
 
-def _scenario(folder: Path) -> None:
-    (folder / "experiment.toml").write_text(EXPERIMENT)
-    fleet.provisioned(folder, folder / "experiment.toml", NAMES)
-    running = {name: fleet.start(folder, name) for name in NAMES}
-    ends = {name: fleet.ended(process, 120) for name, process in running.items()}
-    (folder / "ends.json").write_text(json.dumps(ends))
-
-
 @pytest.fixture(scope="module")
 def lived(tmp_path_factory):
     folder = tmp_path_factory.mktemp("personal")
-    command = [sys.executable, "-m", "tests.mesh.test_personal_models", str(folder)]
-    subprocess.run(command, cwd=ROOT, check=True, timeout=200)
-    assert json.loads((folder / "ends.json").read_text()) == dict.fromkeys(NAMES, 0)
+    played("tests.mesh.test_personal_models", str(folder), seconds=200)
     experiment = load_experiment(folder / "experiment.toml")
     return folder, fm.run(experiment, process_group=fleet.KnowingSecrets(NAMES))
 
@@ -71,4 +60,4 @@ def test_result_stays_the_same_at_every_site(lived):
 
 
 if __name__ == "__main__":
-    _scenario(Path(sys.argv[1]))
+    Run(Path(sys.argv[1]), NAMES, EXPERIMENT).live()

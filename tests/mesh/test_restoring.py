@@ -262,8 +262,5 @@ def test_site_that_has_lost_its_state_takes_part_again(scenario, algorithm, tmp_
 
 
 if __name__ == "__main__":
-    made = Run(Path(sys.argv[3]), experiment=ALGORITHMS[sys.argv[2]])
-    try:
+    with Run(Path(sys.argv[3]), experiment=ALGORITHMS[sys.argv[2]]) as made:
         SCENARIOS[sys.argv[1]](made)
-    finally:
-        made.kill()

@@ -1,7 +1,6 @@
 """A mesh whose experiment sets no field of Tracked AD-GDA runs to its end with the defaults."""
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
@@ -14,37 +13,26 @@ from fairmesh.experiment import load_experiment
 from fairmesh.mesh.node.watching import read_status
 from tests.mesh import fleet
 from tests.mesh.experiments import experiment
+from tests.mesh.scenarios import Run, played
 
-ROOT = Path(__file__).parents[2]
 NAMES = ["a", "b", "c"]
 EXPERIMENT = experiment(
     40, algorithm="tracked-ad-gda", options={"measure_every": 20, "checkpoint_every": 15, "dtype": "float64"}
 )
 
 
-def _scenario(folder: Path) -> None:
-    (folder / "experiment.toml").write_text(EXPERIMENT)
-    fleet.provisioned(folder, folder / "experiment.toml", NAMES)
-    running = [fleet.start(folder, name) for name in NAMES]
-    (folder / "ends.json").write_text(json.dumps([fleet.ended(process, 120) for process in running]))
-
-
 @pytest.fixture(scope="module")
 def lived(tmp_path_factory):
     folder = tmp_path_factory.mktemp("tracked")
-    subprocess.run(
-        [sys.executable, "-m", "tests.mesh.test_tracked_nodes", str(folder)], cwd=ROOT, check=True, timeout=300
-    )
+    played("tests.mesh.test_tracked_nodes", str(folder))
     return folder
 
 
 @pytest.mark.slow
 def test_sites_end_where_the_simulator_ends(lived):
     """Its steps reach zero at the run's end, and each site's weight is that of the simulation."""
-    assert json.loads((lived / "ends.json").read_text()) == [0, 0, 0]
     expected = fm.run(load_experiment(lived / "experiment.toml"), process_group=fleet.KnowingSecrets(NAMES))
     results = [lived / name / "state" / "result" for name in NAMES]
-    assert len({(result / "model.safetensors").read_bytes() for result in results}) == 1
     record, alone = json.loads((results[0] / "metrics.jsonl").read_text().splitlines()[-1]), expected.final[0]
     assert record["bytes_total"] == alone["bytes_total"]
     assert record["lambda"] == pytest.approx(alone["lambda"], abs=1e-10)
@@ -61,4 +49,4 @@ def test_site_s_status_tells_its_weight(lived):
 
 
 if __name__ == "__main__":
-    _scenario(Path(sys.argv[1]))
+    Run(Path(sys.argv[1]), NAMES, EXPERIMENT).live()

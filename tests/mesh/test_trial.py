@@ -78,8 +78,5 @@ def test_trouble_of_the_trial_is_named_or_does_not_happen_again(scenario, tmp_pa
 
 
 if __name__ == "__main__":
-    made = Run(Path(sys.argv[2]), NAMES, EXPERIMENT, listening=["a", "b"])
-    try:
+    with Run(Path(sys.argv[2]), NAMES, EXPERIMENT, listening=["a", "b"]) as made:
         SCENARIOS[sys.argv[1]](made)
-    finally:
-        made.kill()

@@ -252,8 +252,5 @@ def test_nodes_show_the_verdicts_of_all_sites(scenario, tmp_path):
 
 if __name__ == "__main__":
     place = Path(sys.argv[2])
-    made = Run(place, NAMES, _table_of_numbers(place) if sys.argv[1] == "verdicts_on_numbers" else EXPERIMENT)
-    try:
+    with Run(place, NAMES, _table_of_numbers(place) if sys.argv[1] == "verdicts_on_numbers" else EXPERIMENT) as made:
         SCENARIOS[sys.argv[1]](made)
-    finally:
-        made.kill()
