@@ -80,8 +80,7 @@ def test_schedules_of_steps_and_of_graphs_follow_the_tensor_that_holds_the_round
         compressor=fm.compressors.Quantize(4),
     )
     changing = fm.topologies.Changing((fm.Ring(), fm.topologies.Star(), fm.topologies.Complete()))
-    problem = toys.problem()
-    problem = fm.Problem(problem.model, problem.sites, sampling=sampling)
+    problem = toys.problem(sampling=sampling)
     assert _apart(_training(algorithm, changing, problem), recorded_at=1, start=4, rounds=5) < 1e-12
 
 
