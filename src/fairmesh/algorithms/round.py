@@ -50,9 +50,11 @@ class Round:
         self._companions = [KINDS[name](state, self, run) for name, state in zip(carried._fields, carried)]
 
     def losses_and_gradients(self, models: Tensor, call: int = 0) -> tuple[Tensor, Tensor]:
-        """Returns each node's loss and gradient on its batch: (..., nodes, 1) and (..., nodes, dim). With an optimizer,
-        the gradients are the directions that it makes of them. With a trainer, they are the updates that the sites' own
-        training functions make.
+        """Returns each node's loss (..., nodes, 1), and its gradient (..., nodes, dim) on its batch.
+
+        The loss is the one that weights follow: on the same batch, unless the problem's objective says on which other
+        rows, or what it is compared with. With an optimizer, the gradients are the directions that it makes of them.
+        With a trainer, they are the updates that the sites' own training functions make.
 
         Args:
             models: Where to evaluate, one row per hosted node: (..., nodes, dim).
@@ -67,7 +69,8 @@ class Round:
         return question.losses, question.gradients
 
     def _asked(self, models: Tensor, call: int) -> Question:
-        """Returns what an algorithm asks for, as companions change it."""
+        """Returns what an algorithm asks for, as companions change it. Losses and gradients are not known yet: `models`
+        stands in their places."""
         question = Question(models, self.index, call, models, self._evaluated, self._receivers, models, models)
         for companion in self._companions:
             companion.before(question)
@@ -77,16 +80,17 @@ class Round:
         return self._oracle.losses_and_gradients(question.rows, self.index, question.call)
 
     def losses(self, models: Tensor, call: int = 0) -> Tensor:
-        """Returns each node's loss on its batch: (..., nodes, 1). Arguments as in `losses_and_gradients`."""
+        """Returns each node's loss (..., nodes, 1), on the rows and with the arguments of `losses_and_gradients`."""
         return self._oracle.losses(self._asked(models, call).rows, self.index, call)
 
     def errors(self, models: Tensor, call: int = 0) -> Tensor:
-        """Returns each node's 0-1 error on its batch: (..., nodes, 1). Arguments as in `losses_and_gradients`."""
+        """Returns each node's 0-1 error (..., nodes, 1), on the rows and with the arguments of `losses`."""
         return self._oracle.errors(self._asked(models, call).rows, self.index, call)
 
     def sample_losses(self, models: Tensor, call: int = 0) -> Tensor:
         """Returns the loss of every sample of each node's batch: (..., nodes, samples). Arguments as in
-        `losses_and_gradients`. Refused for models that are evaluated one by one."""
+        `losses_and_gradients`. Refused for models that torch.vmap cannot run, for BatchNorm layers in training mode,
+        and for full batches of unequal size."""
         return self._oracle.sample_losses(self._asked(models, call).rows, self.index, call)
 
     def sample_gradients(self, models: Tensor, call: int = 0) -> Tensor:

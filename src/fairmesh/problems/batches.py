@@ -29,7 +29,7 @@ class Batches:
         division: Their rows.
         calls: How many different batches an algorithm asks for in a round.
         data_device: Where rows in memory are kept.
-        round_cache: What depends on the round alone.
+        round_cache: Keeps what depends on the round alone, for several rounds at once.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class Batches:
         Args:
             rounds: The rounds (rounds,).
             number: Which of the batches of a round.
-            calls: How many it has.
+            calls: How many batches the round has, which is `calls` of the class times `repeats`.
         """
         sampling, device = self._sampling, self._nodes.device
         starts, sizes = self._division.starts, self._division.sizes_in(rounds[:, None, None, None])
@@ -156,13 +156,18 @@ class Batches:
         return inputs, targets, weights.expand(nodes.rows, -1)
 
     def of_rows(self, numbers: Tensor, round_index: Tensor, number: int) -> Tensor:
-        """Returns the entries of a batch's rows (nodes, rows) among `numbers` of all rows, in the order of the
-        division and on the data's device."""
+        """Returns the numbers of the rows of a batch: (nodes, rows).
+
+        Args:
+            numbers: One number per row of all sites, in the order of the division, on the data's device.
+            round_index: The round.
+            number: Which of the batches of the round.
+        """
         indices = self._rows_in(number, self._calls * self.repeats)
         return self._chosen(numbers, self._round_cache.at(("batch", number), indices, round_index))
 
     def of_judging_rows(self, numbers: Tensor, round_index: Tensor, call: int) -> Tensor:
-        """Returns the same for the rows that judge."""
+        """Returns the same for the rows of a call that judge, as in `judging`."""
         return self._chosen(numbers, self._round_cache.at(("held-out", call), self._judging_rows(call), round_index))
 
     def _chosen(self, numbers: Tensor, rows: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ from fairmesh.numerics.random_streams import Draw
 
 
 class AskedGradients(NamedTuple):
-    """Which gradients a link changes, and what else it may ask for."""
+    """What a link may read besides the gradients that it changes."""
 
     models: Tensor  # where the gradients were taken (replicas, nodes, dim)
     draws: Callable[[str], Draw]  # purpose -> random numbers of each hosted node, of this round and batch
@@ -31,7 +31,7 @@ class Link(ABC):
     checks on construction.
 
     Attributes:
-        of_updates: Whether it means the same for the updates of the user's own training function.
+        of_updates: Whether it also applies to the updates of a user's own training function. Default: False.
     """
 
     of_updates: ClassVar[bool] = False

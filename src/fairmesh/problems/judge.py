@@ -36,7 +36,7 @@ class Judge(ABC):
 
     @abstractmethod
     def settled(self, on_batch: Tensor, rows: Tensor, round_index: Tensor, call: int) -> Tensor:
-        """Returns the losses that count, (nodes,), if those on the training batch are known already."""
+        """Returns the same as `losses`, without another pass where those on the training batch, `on_batch`, count."""
 
 
 class ByBatches(Judge):
@@ -73,7 +73,7 @@ class ByRowsApart(Judge):
 
 
 class Standard:
-    """What a loss is held against: a reference that each site has, or how much of the loss a model can lower."""
+    """How losses become what the weights follow. Here they stay as they are; subclasses compare them."""
 
     discounts_noise = False
 
@@ -87,7 +87,7 @@ class Standard:
 
 
 class AgainstReferences(Standard):
-    """The excess of a loss over the site's reference, plus the references' mean.
+    """The weights follow a loss minus the site's reference plus the mean of all references, at least 0.
 
     Args:
         excess: Each node's reference minus the mean (replicas, nodes, 1).
@@ -101,7 +101,8 @@ class AgainstReferences(Standard):
 
 
 class DiscountedNoise(Standard):
-    """A loss counts only as far as a model can lower it and chance does not explain it.
+    """A loss counts only as far as a model can lower it and chance does not explain it. The losses stay as they are
+    here: a weighting discounts them, by `learnable_shares` and by how many rows judge.
 
     Args:
         local: The loss that each site reaches alone (replicas, nodes, 1).

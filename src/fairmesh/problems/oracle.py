@@ -1,7 +1,7 @@
 """Losses and gradients of all hosted nodes at once: what algorithms ask for.
 
 `Batches` says which rows a node sees in a round, `Losses` what its model makes of them, `Judge` which of the losses the
-weights follow, and the gradient path what is done with gradients.
+weights follow, `Standard` what these are compared with, and the gradient path what is done with gradients.
 """
 
 import functools
@@ -65,7 +65,7 @@ class Oracle:
         self._path = tuple(gradient_path(problem).values())
 
     def _learn_of_sites(self) -> None:
-        """Finds what every node knows of the sites: the prior, and how many training rows each has."""
+        """Sets `prior`, `sizes` and `all_sizes`: what every node knows of the sites."""
         every, nodes = self.problem.every_split, self._nodes
         prior = torch.cat([split.prior_of_sites for split in every])
         self.prior = nodes.of_all(prior).to(self.dtype)  # p (replicas, 1, n)
@@ -99,8 +99,8 @@ class Oracle:
         return rows.unsqueeze(1).expand(*self._nodes.shape, -1).clone()
 
     def losses_and_gradients(self, models: Tensor, round_index: Tensor, call: int) -> tuple[Tensor, Tensor]:
-        """Returns losses (replicas, nodes, 1), and gradients of the same shape as the models, which are (replicas,
-        nodes, dim + own_dim): the nodes' own parts follow the shared parameters."""
+        """Returns the losses that weights follow (replicas, nodes, 1), and gradients on the nodes' batches, of the same
+        shape as the models: (replicas, nodes, dim + own_dim), where the own parts follow the shared parameters."""
         rows = _stacked(models)
         function = functools.partial(self._losses.gradients, rows)
         gradients, on_batch = self.batches.mean(function, round_index, call)
@@ -153,15 +153,15 @@ class Oracle:
         return gradients
 
     def _compared(self, losses: Tensor) -> Tensor:
-        """Returns the losses of a stack (nodes,) as the weights follow them: (replicas, nodes, 1)."""
+        """Returns the losses of a stack (nodes,), compared with what the objective says: (replicas, nodes, 1)."""
         return self._standard.excess(losses.view(*self._nodes.shape, 1))
 
     def losses(self, models: Tensor, round_index: Tensor, call: int) -> Tensor:
-        """Returns losses (replicas, nodes, 1)."""
+        """Returns the losses that weights follow (replicas, nodes, 1)."""
         return self._compared(self._judge.losses(_stacked(models), round_index, call))
 
     def errors(self, models: Tensor, round_index: Tensor, call: int) -> Tensor:
-        """Returns the share of each node's batch that its row misclassifies: (replicas, nodes, 1)."""
+        """Returns the share of the rows that judge each node which its model misclassifies: (replicas, nodes, 1)."""
         return self._judge.errors(_stacked(models), round_index, call).view(*self._nodes.shape, 1)
 
     def sample_losses(self, models: Tensor, round_index: Tensor, call: int) -> Tensor:

@@ -42,8 +42,8 @@ class Prepared(Learning, SiteSamples, BoundModel):
     class_names: Sequence[str]
     metrics: dict[str, Callable[[Tensor, Tensor], Any]] = field(default_factory=dict)
     trainer: LocalTrainer | None = None
-    further: Mapping[str, Any]  # the other settings of a problem, also of a class of the user's own
-    splits: tuple["Prepared", ...] = ()  # the further ones
+    further: Mapping[str, Any]  # the problem's settings without a field here, also of a user's own class
+    splits: tuple["Prepared", ...] = ()  # splits 1, 2, ...; this problem is split 0
 
     def settings(self) -> dict[str, Any]:
         """Returns the arguments of a problem that is like this one, without its splits."""
@@ -60,8 +60,8 @@ class Prepared(Learning, SiteSamples, BoundModel):
         check_with_model(self)
 
     def changed(self, **settings: Any) -> "Prepared":
-        """Returns the same problem, without its splits, with other settings. Model and loss were checked on samples of
-        this form, so that they are not run again for other samples or another objective."""
+        """Returns the same problem, without its splits, with other settings. Other sites with samples of the same form,
+        another prior or another objective do not need another check of model and loss, which is skipped."""
         if "sites" in settings:
             settings["sites"] = read_sites(settings["sites"], {}, self.targets)
         if not settings.keys() <= _BESIDE_THE_MODEL or _form(settings.get("sites", self.sites)) != _form(self.sites):
@@ -100,7 +100,7 @@ class Prepared(Learning, SiteSamples, BoundModel):
 
     @property
     def primary(self) -> str:
-        """The metric that sites are compared by: "accuracy" if targets are labels, else "loss"."""
+        """The metric that sites are compared by: "accuracy" if targets are labels or `metrics` has it, else "loss"."""
         return "accuracy" if self.classes or "accuracy" in self.metrics else "loss"
 
     def higher_is_better(self, metric: str) -> bool:
@@ -142,8 +142,7 @@ class Prepared(Learning, SiteSamples, BoundModel):
 
     @property
     def structured(self) -> str | None:
-        """What model and samples have several of, or read in a special way; None if inputs, targets and outputs are one
-        tensor each, as the model takes and gives it."""
+        """Which of "inputs", "targets" and "outputs" are not one plain tensor, joined by "and"; None if all are."""
         train = self.sites[0].train
         several = [name for name in ("inputs", "targets") if not isinstance(getattr(train, name), Tensor)]
         outputs = [] if self.readings == Readings() else ["outputs"]

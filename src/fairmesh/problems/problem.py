@@ -77,7 +77,7 @@ class Problem(Learning):
 
     model: nn.Module | Callable[[], nn.Module]
     sites: Sequence[Site]
-    loss: Loss = field(default_factory=lambda: nn.functional.cross_entropy)  # whose docstring is not part of this class
+    loss: Loss = field(default_factory=lambda: nn.functional.cross_entropy)  # help() leaves out torch's text so
     sampling: Sampling = field(default_factory=Sampling)
     prior: Sequence[float] | None = None
     test: Any = None
@@ -115,7 +115,7 @@ class Problem(Learning):
 
     @property
     def primary(self) -> str:
-        """The metric that sites are compared by: "accuracy" if targets are labels, else "loss"."""
+        """The metric that sites are compared by: "accuracy" if targets are labels or `metrics` has it, else "loss"."""
         return self.prepared.primary
 
     @property
@@ -139,7 +139,7 @@ class Problem(Learning):
         return self.prepared.preprocessing
 
 
-_PREPARED: dict[int, Prepared] = {}  # by the id of a problem that exists
+_PREPARED: dict[int, Prepared] = {}  # by id, while the problem lives: a user's subclass may have no hash
 
 
 def prepare(problem: Problem | Prepared | Sequence[Problem | Prepared]) -> Prepared:

@@ -1,4 +1,7 @@
-"""What rides along with an algorithm's state, for any algorithm. Each file of this folder has one companion."""
+"""Companions: states and steps that go along with any algorithm, unseen by it. Each file of this folder has one.
+
+The states of a run's companions are one NamedTuple with a field for each, called *carried*.
+"""
 
 import functools
 import importlib
@@ -24,7 +27,7 @@ def _form(names: tuple[str, ...]) -> type[tuple]:
     """Returns the class of the companions' states: a NamedTuple with a field for each."""
     held = Annotated[Any, Role(held_by="node")]
     form: Any = NamedTuple("Carried", [(name, held) for name in names])  # type: ignore[misc]
-    form.__reduce__ = lambda self: (carried, (self._asdict(),))  # copies and pickles find no class of this name
+    form.__reduce__ = lambda self: (carried, (self._asdict(),))  # copies and pickles cannot find the class by name
     return form
 
 

@@ -1,4 +1,4 @@
-"""The base class of companions: what rides along with an algorithm's state, which the algorithm sees nothing of."""
+"""The base class of companions: states and steps that go along with an algorithm, unseen by it."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
@@ -26,7 +26,8 @@ class CompanionInputs(NamedTuple):
 
 @dataclass(slots=True)
 class Question:
-    """Losses and gradients that an algorithm asks for, on their way to the oracle and back."""
+    """Losses and gradients that an algorithm asks for. Companions change the question before the oracle sees it, and
+    the answer before the algorithm does."""
 
     models: Tensor  # where it asks (..., nodes, dim)
     index: Tensor  # in which round
@@ -56,13 +57,14 @@ class Companion(ABC):
     Args:
         state: The state before the round.
         ctx: The round, which it must not keep: a cycle of references would hold on to the tensors of past rounds.
-        run: What else there is.
+        run: What it may read of the run.
 
     Attributes:
-        name: Of its state.
-        order: Questions and answers pass companions with lower numbers first.
+        name: The name of its state.
+        order: Questions and answers pass companions with lower numbers first. If several replace `evaluate`, the last
+            one counts.
         needed: CompanionInputs -> a true value if the run has this companion.
-        outlives_run: Whether results read its state. Default: False, further rounds alone need it.
+        outlives_run: Whether results read its state. Default: False, only further rounds need it.
     """
 
     name: ClassVar[str]
@@ -100,11 +102,11 @@ class Companion(ABC):
         return self.state
 
     def seen_with(self, call: int) -> Any:
-        """Returns the state with which a batch was seen first."""
+        """Returns the state before the batch of a call was first asked for, so that a second question sees the same."""
         return self._seen_with.get(call, self.state)
 
     def advance(self, question: Question, after: Callable[[], Any]) -> None:
-        """Takes over the state after a batch, the first time for each batch, at the nodes that take part."""
+        """Sets the state to `after()` at the nodes that take part. Only the first question about a batch does so."""
         if question.call not in self._seen_with:
             before = self._seen_with[question.call] = self.state
             self.state = question.at_receivers(after(), before)

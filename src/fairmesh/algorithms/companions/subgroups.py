@@ -27,7 +27,7 @@ class SubgroupState(NamedTuple):
     """What each hosted node remembers of its subgroups, (replicas, nodes, subgroups)."""
 
     sums: PerNode  # moving sums of the losses of each subgroup's rows
-    counts: PerNode  # and of the number of these rows
+    counts: PerNode  # moving sums of the number of these rows
     balances: Annotated[
         Tensor | None, Role(held_by="node", sums_to_zero=True)
     ]  # what gossip added to the node's part of the table (replicas, nodes, 2 subgroups), if subgroups span sites
