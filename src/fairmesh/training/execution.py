@@ -1,4 +1,4 @@
-"""A plan while it is carried out: what it reads and allocates, its rounds, and what is around them."""
+"""A plan while it is carried out: its network, its rounds, and the folder, checkpoints and observers around them."""
 
 import functools
 import threading
@@ -39,15 +39,15 @@ Announce = Callable[[str], None] | None
 
 
 class Ready(NamedTuple):
-    """A plan with what was read and computed for it before the first round."""
+    """A plan with its network, which fits into memory."""
 
     plan: Plan
     network: Network
-    memory: str  # a sentence about what the run takes
+    memory: str  # a sentence about the memory that the run takes
 
 
 def prepare(plan: Plan) -> Ready:
-    """Returns a plan with its network. Refuses more than memory has."""
+    """Returns a plan with its network. Raises BadInput if the run does not fit into memory."""
     options, process_group = plan.options, plan.process_group
     kind = {"device": device_of(options.device), "dtype": DTYPES[options.dtype], "count_bytes": options.count_bytes}
     with process_group.fail_together():
@@ -65,12 +65,12 @@ class Surroundings(NamedTuple):
     folder: RunFolder | None = None
 
     def phases(self) -> Phases:
-        """Returns who watches what sites train alone, and where it is kept."""
+        """Returns what carries out long work outside of the rounds, such as sites that train alone."""
         return Phases(self.folder.path / ALONE if self.folder else None, Notices(self.stop, self.announce))
 
 
 def with_reference_losses(ready: Ready, around: Surroundings) -> Ready:
-    """Returns the plan with the losses that sites are compared with, for which they may train alone."""
+    """Returns the plan with the reference losses that its objective needs. To find them, sites may train alone."""
     plan, objective = ready.plan, ready.plan.problem.objective
     needed = objective.needs_local_models or objective.needs_constants
     if not needed and objective.with_run_length(plan.rounds) is objective:
@@ -92,7 +92,7 @@ def execution(
     except FairmeshError as error:
         if folder and isinstance(error, Diverged):
             folder.mark_diverged(str(error))
-        if folder and not isinstance(error, LostProcess):  # its launcher restarts the run, which must find its mark
+        if folder and not isinstance(error, LostProcess):  # after that, its launcher continues the run
             folder.close()
         raise
     if folder:
@@ -120,7 +120,8 @@ class Execution:
         self._observers = [*before, *recorders, *observers, Ending(recorders)]
 
     def _checkpointing(self, folder: RunFolder, initial: TrainingState, finished: FinishedWork | None) -> Checkpointing:
-        """Continues from the folder's checkpoint, if the run is resumed. Returns what writes the next ones."""
+        """Loads the folder's checkpoint and records, if the run is resumed, and writes the settings. Returns the
+        observer that writes the next checkpoints."""
         training, run, rounds = self.training, self.observed, self.plan.rounds
         checkpoints = Checkpoints(folder.checkpoint, training.network, training.roles(initial), training.identity())
         if folder.resuming:
@@ -150,8 +151,8 @@ class Execution:
 
 
 def _finished_work(training: Training, around: Surroundings) -> FinishedWork | None:
-    """Says for which site's training function the run waits, and returns where its finished work is kept, if sites have
-    training functions and the run has a folder."""
+    """Connects the sites' training functions, if there are any, with the run: it announces for which of them it waits.
+    Returns where their finished work is kept, or None without a folder."""
     worker, process_group = training.oracle.worker, training.network.process_group
     if not worker:
         return None

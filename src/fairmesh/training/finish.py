@@ -104,7 +104,7 @@ def _chosen_by_sites(run: Execution, result: Result) -> list[Personalized]:
 
 
 def _answered(process_group: ProcessGroup, result: Result) -> dict[str, Outcomes]:
-    """Returns what the models answered on the test rows of all sites, if several processes have them."""
+    """Returns what the models answered on the test rows of all sites; {} if this process has all of them itself."""
     if process_group.world_size == 1:
         return {}
     with process_group.fail_together():
@@ -116,7 +116,7 @@ def _answered(process_group: ProcessGroup, result: Result) -> dict[str, Outcomes
 
 
 def _notes(run: Execution, result: Result) -> list[str]:
-    """Returns what a reader of the numbers must know: also whether the models do worse than a constant answer."""
+    """Returns what a reader of the numbers must know, including whether the models do worse than a constant answer."""
     diverged = set(variants_of(result.replicas)[result.chosen_variant]["replicas"]) <= set(result.diverged)
     if run.plan.problem.task == "numbers" and not diverged:
         worse = worse_than_constant(result.outcomes(), run.plan.problem, run.process_group)

@@ -1,4 +1,4 @@
-"""The plan of a run: every default is decided and every refusal raised here, before a tensor of the run exists."""
+"""The plan of a run: its defaults are decided, and settings that do not go together refused, before it allocates."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -30,7 +30,7 @@ from fairmesh.training.replicas import Placements, Replica, replicas_of, sites_a
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """A run that was not refused. `Plan.of` makes it."""
+    """A run whose settings are checked and complete. `Plan.of` makes it."""
 
     problem: Prepared  # with the data of the nodes hosted here
     topology: Topology
@@ -58,7 +58,7 @@ class Plan:
         """Returns the plan of a run, with the data of the nodes hosted here.
 
         Args:
-            problem: As in `fm.train`, like all others but the last three.
+            problem: As in `fm.train`, like all that follow up to `process_group`.
             topology: Who talks to whom.
             algorithm: The algorithm, several, or None for the default one.
             rounds: Rounds to train.
@@ -92,7 +92,7 @@ class Plan:
         if process_group.world_size > 1:
             problem = problem.keeping(sites_at(process_group.nodes(problem.n), replicas))
         cycle = cycle or with_liars(topology.build(problem.n), chosen.lying_neighbours)
-        device_of(chosen.device)
+        device_of(chosen.device)  # refuses one that this machine does not have
         return Plan(problem, topology, cycle, replicas, rounds, chosen, process_group, personalization)
 
     def training(self, network: Network) -> Training:
@@ -108,7 +108,7 @@ def with_fixed_weights(plan: Plan) -> Plan:
 
 
 def _with_defaults(problem: Prepared, options: Options) -> tuple[Prepared, Algorithm, Options]:
-    """Returns what a run has that names no algorithm: its objective, its algorithm, and and `compare_weights`."""
+    """Returns what a run has that names no algorithm: its objective, its algorithm, and `compare_weights`."""
     default = default_for(problem.objective, updates=bool(problem.trainer))
     if default.objective is not problem.objective:
         problem = problem.each(lambda split: split.changed(objective=default.objective))

@@ -124,8 +124,8 @@ def train_plan(
     announce: Announce,
     handle_signals: bool,
 ) -> Result:
-    """Carries out a plan, as `train` says, and returns its result. Without settings, those of the topology and the
-    algorithm are written."""
+    """Carries out a plan and returns its result. The arguments are those of `train`; empty settings stand for those of
+    the topology and the algorithm."""
     ready = prepare(plan)
     folder = None if out is None else _opened(out, resume, plan.process_group, announce)
     with stop_signals(handle_signals) as stop:
@@ -139,7 +139,7 @@ def train_plan(
                 result = finish(run, fixed)
     for observer in observers:
         observer.after_run(result)
-    if fixed and announce is None and (text := result.weights_verdict().warning):  # who announces shows the verdict too
+    if fixed and announce is None and (text := result.weights_verdict().warning):  # else the caller shows the verdict
         warnings.warn(text, UserWarning, stacklevel=3)
     return result
 
@@ -152,7 +152,7 @@ def _opened(out: str | os.PathLike, resume: bool, process_group: ProcessGroup, a
 
 
 def _settings_of(plan: Plan) -> dict[str, Any]:
-    """Returns the settings of a run whose data and model were given in Python."""
+    """Returns what is known of the settings of a run whose data and model were given in Python."""
     algorithm = plan.replicas[0].algorithm
     return {"rounds": plan.rounds, "topology": to_table(plan.topology), "algorithm": to_table(algorithm)}
 
@@ -174,7 +174,7 @@ def _log_once(line: str) -> None:
 
 
 def _say_choices(ready: Ready, announce: Announce) -> None:
-    """Announces what was chosen for a run, or else logs what is special about it."""
+    """Announces all that was chosen for a run. Without `announce`, logs once per process what is special about it."""
     plan, problem, device = ready.plan, ready.plan.problem, ready.network.device
     special = (
         notes.on_binary_numbers(problem),
