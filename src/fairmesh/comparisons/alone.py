@@ -1,15 +1,15 @@
 """The model that a site trains alone, on its own rows only.
 
-Three questions need one. By their definitions these are three models, which share no row that may not be seen:
+Three questions need one, and each needs another model, since the rows that must not be seen in training differ:
 
 - What could the site reach on the rows that judge it, for an objective with `against` or `discount_noise`? The model
   has seen none of these rows, a third of the training rows by default (`reference_losses.py`).
 - Is the common model better for the site than its own, between organisations? The model stops early by a fifth of the
   training rows, or by the validation rows, and is judged on test rows (`mesh/node/versus_local.py`).
-- The same in a simulation, where time is no matter: the model has seen all rows, and as many steps as five folds of
-  them say (`reference_models.py`).
+- The same question in a simulation, where there is time: the model is trained on all rows, for as many steps as a
+  cross-validation with five folds finds (`reference_models.py`).
 
-Each is trained once in a run, as one of its `Phases`.
+Each is trained once in a run, by `Phases`, which continues it after a restart.
 """
 
 import dataclasses
@@ -33,7 +33,7 @@ from fairmesh.training.loop import Training, TrainingState
 from fairmesh.training.options import Options
 from fairmesh.training.replicas import Replica
 
-LOOKS = 20  # times that a model is measured; the best time counts, as with early stopping
+LOOKS = 20  # how often a model is measured; the best time counts, as with early stopping
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -46,7 +46,7 @@ class AloneRun:
         seed: The seed of start and batches.
         options: How the run is carried out.
         network: The network of the hosted nodes.
-        phases: Who watches, and where the outcome is kept. Default: nobody, and nowhere.
+        phases: What carries out the training, and keeps its outcome. Default: Phases(), which keeps nothing.
     """
 
     topology: Topology
@@ -64,7 +64,7 @@ class AloneRun:
 
 
 class EarlyStopped(NamedTuple):
-    """Models of sites alone that are early stopped, in the rounds until now."""
+    """The training of sites alone after some rounds, with each site's best model so far."""
 
     training: TrainingState
     losses: Tensor  # the least loss so far of each split and site (splits, nodes)
@@ -80,31 +80,31 @@ def early_stopped_models(
         problem: The problem, of which each site has validation rows.
         run: How they train.
         looks: After which rounds.
-        what: What this is for, in words.
+        what: What is done, in words.
         name: The name of the work.
         identity: All that determines its outcome.
     """
     splits, local = range(len(problem.every_split)), with_run_length(Local(), run.rounds)
     replicas = [Replica(run.seed, tuple(range(problem.n)), local, k) for k in splits]
     training = Training(problem, run.topology, replicas, run.options, network=run.network)
-    judge = Evaluator(problem, "validation", training.device, training.dtype, training.data_home, splits=splits)
+    evaluator = Evaluator(problem, "validation", training.device, training.dtype, training.data_home, splits=splits)
     nodes = run.network.hosted.cpu()
     start = training.initial()
-    best = torch.full((len(replicas), len(nodes)), torch.inf, dtype=torch.float64)
+    unmeasured = torch.full((len(replicas), len(nodes)), torch.inf, dtype=torch.float64)
 
-    def onwards(found: EarlyStopped, done: int) -> Iterator[tuple[int, EarlyStopped]]:
-        for now, state in training.states(found.training, done, run.rounds):
-            found = found._replace(training=state)
+    def onwards(progress: EarlyStopped, done: int) -> Iterator[tuple[int, EarlyStopped]]:
+        for now, state in training.states(progress.training, done, run.rounds):
+            progress = progress._replace(training=state)
             if now in looks and now > done:
                 models = training.whole_models(state)
-                of_sites = judge.of_own_models(models, nodes.expand(len(replicas), -1))["loss"]
+                of_sites = evaluator.of_own_models(models, nodes.expand(len(replicas), -1))["loss"]
                 losses = of_sites.nan_to_num(nan=torch.inf)
-                better = (losses < found.losses).unsqueeze(-1).to(models.device)
-                kept = torch.where(better, models, found.models)
-                found = EarlyStopped(state, torch.minimum(found.losses, losses), kept)
-            yield now, found
+                better = (losses < progress.losses).unsqueeze(-1).to(models.device)
+                best = torch.where(better, models, progress.models)
+                progress = EarlyStopped(state, torch.minimum(progress.losses, losses), best)
+            yield now, progress
 
-    first = EarlyStopped(start, best, training.whole_models(start))
+    first = EarlyStopped(start, unmeasured, training.whole_models(start))
     return run.phases.carried_out(what, name, identity, run.rounds, first, onwards)
 
 

@@ -1,4 +1,4 @@
-"""Long work outside of a run's rounds: shown while it lasts, stopped between two steps, and done once."""
+"""Long work outside of a run's rounds: shown while it lasts, stopped between two steps, and continued on resuming."""
 
 import threading
 import time
@@ -20,7 +20,7 @@ _State = TypeVar("_State")
 
 
 class Notices:
-    """Says how far long work is, at growing intervals if it takes long, and stops it on request.
+    """The `go_on` of `Phases` in a run: announces at growing intervals how far long work is, and stops it on request.
 
     Args:
         stop: Is set to stop it.
@@ -44,12 +44,12 @@ class Notices:
 
 @dataclass(frozen=True)
 class Phases:
-    """Who watches long work, and where its states and outcomes are kept, as NAME.safetensors.
+    """Carries out long work step by step, and keeps its state and outcome in a folder, as NAME.safetensors.
 
     Args:
         folder: Where; None to keep nothing. Default: None.
-        go_on: Is called before the first step and after every step with what is done, how many steps are done, and how
-            many there are. What it raises stops the work. Default: nobody watches.
+        go_on: Is called before the first step and after every step with the work in words, how many steps are done, and
+            how many there are. If it raises an error, the work is saved and stops. Default: nobody watches.
         unusable: Is called with the name of a file that is damaged or of another run. Its work is done again. Default:
             nobody is told.
         storing: Surrounds every write, to say what to do if the disk fails. Default: nullcontext.
@@ -61,7 +61,7 @@ class Phases:
     storing: Callable[[], AbstractContextManager[None]] = nullcontext
 
     def finished(self, name: str, identity: Mapping[str, Any]) -> dict[str, Tensor]:
-        """Returns the outcome of work that is done; nothing if it is not.
+        """Returns the outcome that `finish` has kept; {} if there is none.
 
         Args:
             name: The name of the work.
@@ -74,12 +74,12 @@ class Phases:
         self._write(name, lambda path: write_stored(path, outcome, 0, identity))
 
     def forget(self, name: str) -> None:
-        """Removes what is kept of work, whose outcome is kept in another form. The name may be a pattern."""
+        """Removes the files of work whose outcome is kept elsewhere. The name may be a pattern."""
         for path in self.folder.glob(f"{name}.safetensors") if self.folder else ():
             path.unlink(missing_ok=True)
         if self.folder:
             with suppress(OSError):
-                self.folder.rmdir()  # if nothing is left in it
+                self.folder.rmdir()  # fails if other files are in it, and then it stays
 
     def carried_out(
         self,
@@ -98,15 +98,15 @@ class Phases:
             identity: All that determines its outcome.
             steps: How many steps there are.
             first: The state before the first one, a NamedTuple of tensors and of such NamedTuples.
-            onwards: Yields how many steps are done and the state then, from a state after some steps.
+            onwards: (state, steps done) -> yields, from there on, how many steps are done and the state then.
         """
-        last, before = self._read(name, lambda path: load_checkpoint(path, first, identity), (first, 0))
+        last, done_before = self._read(name, lambda path: load_checkpoint(path, first, identity), (first, 0))
         began = saved = time.monotonic()
 
         def save(state: _State, done: int) -> None:
             self._write(name, lambda path: save_checkpoint(path, state, done, identity))
 
-        for done, state in onwards(last, before):
+        for done, state in onwards(last, done_before):
             try:
                 self.go_on(what, done, steps)
             except FairmeshError:

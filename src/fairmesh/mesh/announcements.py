@@ -13,15 +13,15 @@ from fairmesh.errors import BadInput
 Field = Callable[[Any], bool]
 
 LARGEST_COUNT = 1 << 53
-SAMPLES_AT_MOST = 10**12  # so that a product with the size of an input is an integer, and intervals take moments
+SAMPLES_AT_MOST = 10**12  # so that its product with the size of an input stays exact, and intervals are quick
 _FINITE = 1.7e308
 FOLLOW_AT_MOST = TABLE_AT_MOST = 1 << 18  # bytes; `follow` has all sites' signatures
 _SHORT = 200  # characters of a string that is shown to people
 _DEEP = 24  # tables within tables, of any body
 _ENTRIES = 1 << 14  # of a list or table; the bytes of an announcement are bounded too
 
-CELLS = ("both", "only_common", "only_local", "neither")  # test rows that these models answer right
-FEWEST, FEW = 5, "<5"  # a smaller count is told as this
+CELLS = ("both", "only_common", "only_local", "neither")  # which of the two models answer a test row right
+FEWEST, FEW = 5, "<5"  # the smallest count that is told, and what is told of a smaller one
 ROWS_AT_LEAST = 20  # of a test set; with fewer, counts would say much about single rows
 VERDICTS = ("better", "worse", "unclear")  # of a comparison of which no number is told
 FURTHER = ("weight", "bits", "bytes")  # what a measured row has after its metrics
@@ -122,17 +122,17 @@ _MOMENT = number(-LARGEST_COUNT, LARGEST_COUNT)
 _WEIGHT = number(-LARGEST_COUNT, LARGEST_COUNT)  # estimates of lambda may be a little below 0
 _STATISTICS = number(-STATISTICS[1], STATISTICS[1], STATISTICS[0])
 
-# What the fields of a body must mean together: each function returns the field that cannot be true, and why.
+# What the fields of a body must mean together. Each function returns what is wrong, as `wrong` does.
 
 
-def _of_statistics(body: Mapping[str, Any]) -> str:
+def _wrong_statistics(body: Mapping[str, Any]) -> str:
     inputs = len(body["mean"])
     if len(body["spread"]) != inputs:
         return f"spread of {len(body['spread'])} inputs and mean of {inputs}"
     return "" if len(body["relation"]) in (0, inputs) else f"relation of {len(body['relation'])} of {inputs} inputs"
 
 
-def _of_rows(body: Mapping[str, Any]) -> str:
+def _wrong_rows(body: Mapping[str, Any]) -> str:
     columns = body["columns"]
     if tuple(columns[-len(FURTHER) :]) != FURTHER:
         return "columns that are not those of measured rows"
@@ -157,7 +157,7 @@ def wrong_row(columns: Collection[str], row: Any) -> str:
     return "" if all(map(number(0, 2.0**63), traffic)) else "traffic that is negative, too large or not known"
 
 
-def _of_counts(body: Mapping[str, Any]) -> str:
+def _wrong_cells(body: Mapping[str, Any]) -> str:
     cells, verdict, why_not = body["cells"], body["verdict"], body["why_not"]
     if bool(cells) + bool(verdict) + bool(why_not) > 1:
         return "cells, verdict and why_not, of which it can have one only,"
@@ -178,10 +178,10 @@ class Announced:
     Args:
         tells: What it tells about a site, in words, for those who decide whether to take part (`fairmesh mesh show`).
         fields: The fields that its body must have, with the type and the range of each.
-        meaning: Returns which fields cannot be true together, and why, or "". Default: all can.
+        meaning: Returns which fields contradict each other, as `wrong` does. Default: none.
         at_most: How many bytes an announcement may have. Default: 16 KiB.
-        told: Returns a table with at least the fields, of a `Node`. It is announced every few seconds, and
-            `fairmesh status` shows it for every site. Default: None, a step of the run announces it.
+        told: (a `Node`) -> the values of the fields, and maybe others. They are announced every few seconds, and
+            `fairmesh status` shows them for every site. Default: None, the code of a run's step announces it.
     """
 
     tells: str
@@ -216,7 +216,7 @@ KINDS = {
             "shares": list_of(number(0, 1, STATISTICS[0]), CLASSES_AT_MOST),
             "relation": list_of(number(-1, 1, STATISTICS[0]), INPUTS_AT_MOST),
         },
-        meaning=_of_statistics,
+        meaning=_wrong_statistics,
     ),
     "table": Announced(
         "of a table whose columns are scaled or filled by the rows of all sites: names, kinds and settings of its "
@@ -255,7 +255,7 @@ KINDS = {
             "complete": count(),
             "kept": maybe(list_of(count())),
         },
-        meaning=_of_rows,
+        meaning=_wrong_rows,
         at_most=1 << 16,
     ),
     "refusing": Announced(
@@ -288,7 +288,7 @@ KINDS = {
             "verdict": one_of("", *VERDICTS),
             "why_not": text(),
         },
-        meaning=_of_counts,
+        meaning=_wrong_cells,
     ),
     "certificate": Announced(
         "its certificate",
@@ -312,11 +312,11 @@ KINDS = {
 
 
 TOLD = {kind: announced.told for kind, announced in KINDS.items() if announced.told is not None}
-SHOWN = [field for kind in TOLD if kind != "status" for field in KINDS[kind].fields]  # in columns of their own
+SHOWN = [field for kind in TOLD if kind != "status" for field in KINDS[kind].fields]  # columns of `status`
 
 
 def wrong(kind: str, body: Mapping[str, Any], outputs: int) -> str:
-    """Returns what is wrong with the body of an announcement, or "" if nothing is.
+    """Returns what is wrong with the body of an announcement, as words for "news with ... in it", or "" if nothing is.
 
     Args:
         kind: A kind of `KINDS`.

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 if TYPE_CHECKING:
     from fairmesh.mesh.node.node import Node
 
-_CHARACTERS = 200  # at most, of what a node says that it does
+_CHARACTERS = 200  # of an activity at most; a longer one would be refused as an announcement
 
 
 class State(NamedTuple):
@@ -22,7 +22,7 @@ class State(NamedTuple):
         act: "module:function" in this folder. It is imported when a node enters the state, since `fairmesh status`
             must not import torch. Default: none.
         means: What it means, if the name does not say it. Default: nothing.
-        may_take_long: Whether others that wait for this site should know that it is at this. Default: False.
+        may_take_long: Whether sites that wait for this one are told that it is in this state. Default: False.
     """
 
     follow: tuple[str, ...]
@@ -77,13 +77,13 @@ STATES = {
 def described(name: str, detail: str = "") -> str:
     """Returns a state as it is shown: its name, with a detail or with what it means."""
     more = detail or STATES[name].means
-    if not more or more.startswith(name):
+    if not more or more.startswith(name):  # a detail may say the state itself, so that it reads as one sentence
         return more or name
     return f"{name}: {more}"
 
 
 def state_in(activity: str) -> str:
-    """Returns the name of the state in what a node has shown or announced, "" if there is none in it."""
+    """Returns the name of the state that a shown or announced activity begins with, "" if there is none."""
     return max((name for name in STATES if activity.startswith(name)), key=len, default="")
 
 
