@@ -17,16 +17,19 @@ def experiment(
     data: dict[str, Any] | None = None,
     **sections: Any,
 ) -> str:
-    """Returns an experiment file.
+    """Returns an experiment file. Sections and settings that are None are left out.
 
     Args:
         rounds: How many rounds it has.
         nodes: How many sites.
         algorithm: The section of the algorithm.
         topology: The section of the graph.
-        data: Settings of the digits, besides the number of sites and one site with another scanner; None for no more.
+        data: Settings of the digits, besides the number of sites and one site with another scanner; or another section
+            with a name of its own.
         sections: Others, such as options.
     """
-    digits = {"name": "digits", "nodes": nodes, "odd": 1} | (data or {})
-    given = {key: value for key, value in digits.items() if value is not None}
-    return tomli_w.dumps({"rounds": rounds, "data": given, "topology": topology, "algorithm": algorithm} | sections)
+    given = data or {}
+    digits = given if "name" in given else {"name": "digits", "nodes": nodes, "odd": 1} | given
+    data = {key: value for key, value in digits.items() if value is not None}
+    table = {"rounds": rounds, "data": data or None, "topology": topology, "algorithm": algorithm} | sections
+    return tomli_w.dumps({name: section for name, section in table.items() if section is not None})

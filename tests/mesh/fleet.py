@@ -11,11 +11,13 @@ import socket
 import sys
 import tempfile
 import time
+import tomllib
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import tomli_w
 import torch
 import torch._dynamo  # otherwise torch.func imports it at the first gradient, which takes each node seconds
 
@@ -93,6 +95,12 @@ def provisioned(folder: Path, experiment: Path, names: Sequence[str], listening:
         SiteFile.of(site / SITE, table | allow | {"data": OF_THE_EXPERIMENT}).write()
         approve_at(site)
     return mesh
+
+
+def settle(home: Path, **settings: Any) -> None:
+    """Changes settings in a site's site.toml."""
+    table = tomllib.loads((home / SITE).read_text()) | settings
+    (home / SITE).write_text(tomli_w.dumps(table))
 
 
 def approve_at(home: Path) -> None:

@@ -2,7 +2,7 @@
 
 import copy
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from fairmesh.mesh.announcements import CELLS, KINDS
@@ -21,7 +21,7 @@ _SUMS = {
         ],
         "target": {"name": "ill", "type": "label"},
     },
-    "columns": [[60, 0, 50.0, 900.0, []], [0, 0, 0.0, 0.0, ["north", "south"]]],
+    "columns": {"age": [60, 0, 50.0, 900.0, []], "ward": [0, 0, 0.0, 0.0, ["north", "south"]]},
     "target": [0, 0, 0.0, 0.0, ["0", "1"]],
 }
 _PROPOSAL = {"generation": 1, "sites": ["c"], "round": None, "restored": []}
@@ -32,7 +32,12 @@ _CERTIFICATE = _PROPOSAL | {
 }
 
 
-def sound(facts: dict[str, Any], columns: list[str], pem: str) -> dict[str, dict[str, Any]]:
+FACTS = {"samples": 100, "inputs": ["torch.float32", [8, 8]], "targets": ["torch.int64", []], "outputs": 10}
+FACTS |= {"test": True, "validation": False, "group": "north"}
+COLUMNS = ("accuracy", "loss", "weight", "bits", "bytes")
+
+
+def sound(facts: dict[str, Any] = FACTS, columns: Sequence[str] = COLUMNS, pem: str = "") -> dict[str, dict[str, Any]]:
     """A sound body of every kind, from a site whose data has these facts."""
     row = [0.5] * (len(columns) - 3)
     return {
@@ -42,7 +47,7 @@ def sound(facts: dict[str, Any], columns: list[str], pem: str) -> dict[str, dict
         "table": {"sums": _SUMS, "fitted_by": []},
         "status": {"round": 3, "activity": "training", "metric": 0.5, "metric_round": 2, "weight": 0.9}
         | {"waiting_for": {"b": 1.5}, "bytes_out": 0, "time": 2.5},
-        "measured": {"generation": 1, "columns": columns, "complete": 1, "kept": [10]}
+        "measured": {"generation": 1, "columns": [*columns], "complete": 1, "kept": [10]}
         | {"rows": [[done, *row, 0.3, 8.0 * done, done] for done in (0, 10, 20)]},
         "refusing": {"sites": {"b": {"since": 1.0, "reason": "its model has the norm 3e38"}}},
         "result": {"generation": 1, "digest": "0" * 64, "metrics": {"accuracy": 0.7, "loss": None}}

@@ -1,13 +1,14 @@
 """Meshes of real nodes for scenarios, each played in a process of its own, since nodes are forked from it."""
 
 import contextlib
+import importlib
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from fairmesh.mesh.node import ledger, running
@@ -167,3 +168,23 @@ def played(module: str, *arguments: str, seconds: float = 300) -> None:
         with contextlib.suppress(ProcessLookupError):  # nodes that a failed scenario has left
             os.killpg(process.pid, signal.SIGKILL)
     assert process.returncode == 0, said if len(said) < 8000 else f"{said[:3000]}\n...\n{said[-5000:]}"
+
+
+def play(
+    scenario: Callable[[Run], None],
+    folder: Path,
+    names: Sequence[str] = NAMES,
+    experiment: str = EXPERIMENT,
+    files: Mapping[str, str] | None = None,
+) -> None:
+    """Plays a function of a test module with a mesh made for it, next to whose experiment some files are written."""
+    folder.mkdir(exist_ok=True)
+    for name, text in (files or {}).items():
+        (folder / name).write_text(text)
+    words = (scenario.__module__, scenario.__name__, str(folder), " ".join(names), experiment)
+    played("tests.mesh.scenarios", *words)
+
+
+if __name__ == "__main__":
+    module, function, place, sites, text = sys.argv[1:]
+    getattr(importlib.import_module(module), function)(Run(Path(place), sites.split(), text))

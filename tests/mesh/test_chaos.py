@@ -4,31 +4,24 @@ import errno
 import json
 import os
 import statistics
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
 from tests.mesh.chaos import NAMES, POINTS
-
-ROOT = Path(__file__).parents[2]
-RECORDED = ROOT / "benchmarks" / "results" / "chaos-cpu.json"
+from tests.mesh.scenarios import ROOT, played
 
 
 @pytest.fixture(scope="module")
 def short(tmp_path_factory):
     """The short form, in a process of its own: nodes are forked, which one that has many threads must not be."""
     figures = tmp_path_factory.mktemp("chaos") / "figures.json"
-    command = [sys.executable, "-m", "tests.mesh.chaos", "--short", "--write", str(figures)]
-    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=400)
-    assert ended.returncode == 0, ended.stdout + ended.stderr
+    played("tests.mesh.chaos", "--short", "--write", str(figures), seconds=400)
     return json.loads(figures.read_text())
 
 
 @pytest.fixture(scope="module")
 def recorded():
-    return json.loads(RECORDED.read_text())
+    return json.loads((ROOT / "benchmarks" / "results" / "chaos-cpu.json").read_text())
 
 
 def run(figures, what):
@@ -38,17 +31,13 @@ def run(figures, what):
 
 @pytest.mark.slow  # test_leaving.py kills nodes too
 def test_killed_nodes_end_bit_for_bit_where_they_would_have(short):
+    assert short["recoveries"] >= 4
+    assert short["recovery_median_s"] <= 5
     assert [one["what"] for one in short["runs"] if not one["identical"]] == []
     done = run(short, "a little of it")
     assert done["kills"] == 3
     assert [point for point, _, _ in done["points"]] == ["sent", "segment begun", "noted"]
     assert ".safetensors" in done["said"]
-
-
-@pytest.mark.slow
-def test_killed_node_is_back_within_seconds(short):
-    assert short["recoveries"] >= 4
-    assert short["recovery_median_s"] <= 5
 
 
 def test_chaos_results_record_every_disturbance_and_no_changed_bit(recorded):
@@ -65,16 +54,13 @@ def test_chaos_results_record_every_disturbance_and_no_changed_bit(recorded):
     assert min(run(recorded, "power cut")["journal_bytes_lost"]) > 0
 
 
-def test_recorded_recoveries_take_less_than_five_seconds_in_the_median(recorded):
+def test_recorded_recoveries_take_less_than_five_seconds_in_the_median_and_the_whole_less_than_five_minutes(recorded):
     seconds = [one for found in recorded["runs"] for one in found.get("recovery_s", ())]
     assert len(seconds) > 40
     assert statistics.median(seconds) <= 5
+    assert recorded["seconds"] < 300
 
 
 def test_recorded_state_of_a_node_does_not_grow(recorded):
     alone = run(recorded, "left alone")
     assert 0 < alone["disk_bytes_late"] <= 1.1 * alone["disk_bytes_early"]
-
-
-def test_whole_takes_less_than_five_minutes(recorded):
-    assert recorded["seconds"] < 300

@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import sys
 import threading
 import time
 from pathlib import Path
@@ -26,9 +25,10 @@ from fairmesh.networks.bounds import TOO_LARGE
 from tests.mesh.credentials import signed
 from tests.mesh.experiments import experiment
 from tests.mesh.fleet import free_ports
-from tests.mesh.scenarios import Run, played, waits_at
+from tests.mesh.scenarios import Run, play, waits_at
 from tests.refusals import missing_from
 
+NAMES = ["a", "b", "c"]
 HOSTILE = "it begins again; remove its state \x1b[2J"
 
 
@@ -222,10 +222,6 @@ def test_neighbour_that_has_lost_its_state_is_told_so_and_still_gets_announcemen
 # Real nodes
 
 
-EXPERIMENT = experiment(40)
-NAMES = ["a", "b", "c"]
-
-
 def _slandering() -> None:
     """From round 8 on, b says to its neighbours that they have lost their state, once per second, and sends nothing."""
     writing = Links._writing
@@ -329,22 +325,14 @@ def a_member_that_says_that_it_has_diverged_and_goes_on(run: Run) -> None:
     assert len(run.events("a", what)) == 1
 
 
-SCENARIOS = {
-    one.__name__: one
-    for one in (
-        a_member_that_says_that_all_have_lost_their_state,
-        two_members_who_refuse_a_sites_numbers,
-        a_member_that_says_that_it_has_diverged_and_goes_on,
-    )
-}
+SCENARIOS = (
+    a_member_that_says_that_all_have_lost_their_state,
+    two_members_who_refuse_a_sites_numbers,
+    a_member_that_says_that_it_has_diverged_and_goes_on,
+)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_claims_of_hostile_members_end_no_node(scenario, tmp_path):
-    played("tests.mesh.test_claims", scenario, str(tmp_path / "run"))
-
-
-if __name__ == "__main__":
-    with Run(Path(sys.argv[2]), NAMES, EXPERIMENT) as made:
-        SCENARIOS[sys.argv[1]](made)
+    play(scenario, tmp_path, NAMES, experiment(40))

@@ -8,22 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.mesh.experiments import BY_CLASS, experiment
 from tests.mesh.scenarios import Run
 
 NAMES = ["a", "b", "c"]
-EXPERIMENT = """
-rounds = 600
-data = { name = "digits", nodes = 3, split = "class" }
-topology = { name = "ring" }
-model = { name = "fc", hidden = 32 }
-[algorithm]
-name = "tracked-ad-gda"
-[options]
-measure_every = 100
-checkpoint_every = 20
-device = "DEVICE"
-dtype = "DTYPE"
-"""
 
 
 def _started(run: Run, name: str) -> subprocess.Popen:
@@ -36,9 +24,11 @@ def _started(run: Run, name: str) -> subprocess.Popen:
 
 def killed_on_the_way(folder: Path, dtype: str, device: str = "cuda") -> None:
     """One node is killed twice in the middle of the run."""
-    experiment, models = EXPERIMENT.replace("DEVICE", device).replace("DTYPE", dtype), []
+    options = {"measure_every": 100, "checkpoint_every": 20, "device": device, "dtype": dtype}
+    model, models = {"name": "fc", "hidden": 32}, []
+    text = experiment(600, algorithm="tracked-ad-gda", data=BY_CLASS, model=model, options=options)
     for kills in ((), (150, 350)):
-        run = Run(folder / f"{len(kills)} times", NAMES, experiment)
+        run = Run(folder / f"{len(kills)} times", NAMES, text)
         nodes = {name: _started(run, name) for name in NAMES}
         try:
             for at in kills:

@@ -1,7 +1,9 @@
 """Mistakes with data at one site: it gets a sentence with the remedy; the others wait, name it, and lose nothing."""
 
+import contextlib
 import json
 import re
+import tomllib
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -14,38 +16,22 @@ from fairmesh.mesh.node.data_consent import unaccepted
 from fairmesh.mesh.node.oversight import WeightWatch
 from fairmesh.mesh.preflight import checks
 from tests.mesh import fleet
+from tests.mesh.experiments import experiment
 from tests.mesh.scenarios import Run, waits_at
 from tests.mesh.stranger import apart
 from tests.refusals import missing_from
 
 NAMES = ["a", "b", "c"]
-SHARED = 'data = { name = "digits", nodes = 3 }'  # what an experiment without a contract needs; sites name their own
-EXPERIMENT = """
-rounds = 30
-topology = "ring"
-algorithm = { name = "ad-gda", consensus_step = 0.5, primal_step = 1e-5 }
-[options]
-measure_every = 5
-"""
-CONTRACT = """
-[[contract.columns]]
-name = "age"
-type = "whole"
-unit = "years"
-min = 18
-max = 110
-[[contract.columns]]
-name = "creatinine"
-unit = "mg/dl"
-min = 0.2
-max = 15
-[contract.target]
-name = "ill"
-type = "label"
-classes = ["no", "yes"]
-"""
-DATA = '\n[data]\nname = "table"\nfile = "rows.csv"\npartition = { name = "even", nodes = 1 }\n'
-FREE = 'target = "ill"\nclasses = ["no", "yes"]\nstandardize = false\n'  # settings of a table without a contract
+AD_GDA = {"name": "ad-gda", "consensus_step": 0.5, "primal_step": 1e-5}
+CONTRACT = {
+    "columns": [
+        {"name": "age", "type": "whole", "unit": "years", "min": 18, "max": 110},
+        {"name": "creatinine", "unit": "mg/dl", "min": 0.2, "max": 15},
+    ],
+    "target": {"name": "ill", "type": "label", "classes": ["no", "yes"]},
+}
+FREE = {"target": "ill", "classes": ["no", "yes"], "standardize": False}  # settings of a table without a contract
+ONE_SITE = {"name": "even", "nodes": 1}
 
 WEIGHTS = "one site has most of the weight; ask it to check its data, or vote it out if the data is broken"
 PRIOR = "a site would have most of the weight before training"
@@ -62,23 +48,25 @@ def rows(seed: int, count: int = 60) -> Rows:
     return {"age": age, "creatinine": creatinine, "ill": ill}
 
 
-def write(home: Path, columns: Rows, settings: str = "") -> None:
+def write(home: Path, columns: Rows, **settings) -> None:
     """Gives a site a table of its own."""
     lines = [",".join(columns), *(",".join(map(str, row)) for row in zip(*columns.values()))]
     (home / "rows.csv").write_text("\n".join(lines) + "\n")
-    path = home / "site.toml"
-    head = path.read_text().split("\n[data]")[0].replace('data = "experiment"\n', "")
-    path.write_text(head + DATA + settings)
+    fleet.settle(home, data={"name": "table", "file": "rows.csv", "partition": ONE_SITE} | settings)
 
 
 class Tables(Run):
-    """A mesh of three sites that have tables of their own."""
+    """A mesh of three sites that have tables of their own, of one contract unless these have settings."""
 
-    def __init__(self, folder: Path, contract: str = CONTRACT, settings: str = ""):
-        super().__init__(folder, NAMES, EXPERIMENT + contract if contract else SHARED + EXPERIMENT)
-        self.settings = settings
+    def __init__(self, folder: Path, rounds: int = 30, algorithm: dict = AD_GDA, **settings):
+        data = {"odd": None} if settings else {"name": None}  # without a contract an experiment needs some data
+        contract = None if settings else CONTRACT
+        options = {"measure_every": 5}
+        super().__init__(
+            folder, NAMES, experiment(rounds, algorithm=algorithm, data=data, contract=contract, options=options)
+        )
         for seed, name in enumerate(NAMES):
-            write(folder / name, rows(seed), settings)
+            write(folder / name, rows(seed), **settings)
 
     def refused(self, name: str, *names: object) -> None:
         """Passes if a node ends at once with a sentence that has these words."""
@@ -103,10 +91,10 @@ MISTAKES: dict[str, tuple[Callable[[Path], object], list[str]]] = {
         ["column 'age'", "whole numbers", "another column"],
     ),
     "reversed classes": (
-        lambda home: write(home, rows(2), 'classes = ["yes", "no"]\n'),
+        lambda home: write(home, rows(2), classes=["yes", "no"]),
         ["data.classes", '["yes", "no"] here', "remove classes"],
     ),
-    "own scaling": (lambda home: write(home, rows(2), "standardize = true\n"), ["data.standardize", "remove"]),
+    "own scaling": (lambda home: write(home, rows(2), standardize=True), ["data.standardize", "remove"]),
     "a missing value": (
         lambda home: write(home, rows(2) | {"age": np.array(["", *rows(2)["age"][1:]])}),
         ["column 'age', row 1", "missing", "fill"],
@@ -141,8 +129,7 @@ def test_founder_writes_only_a_contract_and_every_site_names_its_own_table_as_th
         assert called("mesh", "key", mesh / "mesh.toml", name, "--out", home)[0] == 0
         fleet.approve_at(home)
         write(home, rows(seed))
-        path = home / "site.toml"
-        path.write_text(path.read_text().split("\n[data]")[0] + "\n" + own.replace("patients.csv", "rows.csv"))
+        fleet.settle(home, **tomllib.loads(own.replace("patients.csv", "rows.csv")))
     found = {one.what: one for one in checks(home / "site.toml")}
     assert (found["data"].ok, found["data"].found) == (
         True,
@@ -163,6 +150,13 @@ def test_founder_writes_only_a_contract_and_every_site_names_its_own_table_as_th
 @pytest.fixture(scope="module")
 def tables(tmp_path_factory):
     return Tables(tmp_path_factory.mktemp("tables"))
+
+
+@pytest.fixture
+def made(tmp_path):
+    """Makes a mesh in the test's folder, whose nodes are killed at its end."""
+    with contextlib.ExitStack() as runs:
+        yield lambda *given, kind=Tables, **more: runs.enter_context(kind(tmp_path, *given, **more))
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
@@ -200,12 +194,11 @@ LOOKS = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mistake", LOOKS)
-def test_nodes_name_the_site_whose_data_looks_different_and_begin(tmp_path, called, mistake):
+def test_nodes_name_the_site_whose_data_looks_different_and_begin(made, tmp_path, called, mistake):
     columns, names = LOOKS[mistake]
-    run = Tables(tmp_path, contract="", settings=FREE)
-    write(tmp_path / "c", columns, FREE)
-    with run:
-        run.live()
+    run = made(**FREE)
+    write(tmp_path / "c", columns, **FREE)
+    run.live()
     for name in NAMES:
         said = run.events(name, "a site's data looks different")
         assert [one["site"] for one in said] == (["c"] if names else [])
@@ -216,13 +209,11 @@ def test_nodes_name_the_site_whose_data_looks_different_and_begin(tmp_path, call
 
 
 @pytest.mark.slow
-def test_site_may_withhold_its_statistics(tmp_path, called):
-    run = Tables(tmp_path, contract="", settings=FREE)
-    write(tmp_path / "c", LOOKS["another unit"][0], FREE)
-    path = tmp_path / "c" / "site.toml"
-    path.write_text("announce_statistics = false\n" + path.read_text())
-    with run:
-        run.live()
+def test_site_may_withhold_its_statistics(made, tmp_path, called):
+    run = made(**FREE)
+    write(tmp_path / "c", LOOKS["another unit"][0], **FREE)
+    fleet.settle(tmp_path / "c", announce_statistics=False)
+    run.live()
     assert run.status("a")["unusual"] == {}
     shown, withheld = (json.loads(called("mesh", "show", tmp_path / name / "site.toml", "--json")[1]) for name in "ac")
     said = [sum("spread" in part for part in one["leaves"]["to_all_sites"]) for one in (shown, withheld)]
@@ -237,7 +228,7 @@ ACCEPT = "a site's data looks different, and this site waits until somebody here
 
 
 def test_what_looks_different_is_accepted_as_it_looks_now(tmp_path, called):
-    run = Tables(tmp_path)
+    Tables(tmp_path)
     site, state = tmp_path / "a" / "site.toml", tmp_path / "a" / "state"
     said = {"c": ["age: 10 times as large"], "b": ["all labels are of one class there"]}
     assert (unaccepted(state, {}), unaccepted(state, said)) == ([], ["c", "b"])
@@ -251,35 +242,34 @@ def test_what_looks_different_is_accepted_as_it_looks_now(tmp_path, called):
     for name, reason in {"a": "does not look different; those that look different: c, b", "x": "no site 'x'"}.items():
         code, _, err = called("mesh", "accept", site, name)
         assert (code, missing_from(err, reason)) == (2, [])
-    assert run.mesh.names == ("a", "b", "c")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ends_by", ["accepting", "mending"])
-def test_node_that_is_told_to_wait_begins_once_a_person_accepts_the_data_or_it_is_mended(tmp_path, called, ends_by):
-    run = Tables(tmp_path, contract="", settings=FREE)
-    write(tmp_path / "c", rows(2) | {"creatinine": rows(2)["creatinine"] * 10}, FREE)
-    site = tmp_path / "a" / "site.toml"
-    site.write_text('on_unusual_data = "wait"\n' + site.read_text())
+def test_node_that_is_told_to_wait_begins_once_a_person_accepts_the_data_or_it_is_mended(
+    made, tmp_path, called, ends_by
+):
+    run, site = made(**FREE), tmp_path / "a" / "site.toml"
+    write(tmp_path / "c", rows(2) | {"creatinine": rows(2)["creatinine"] * 10}, **FREE)
+    fleet.settle(tmp_path / "a", on_unusual_data="wait")
     assert "waits until somebody here accepts it" in called("mesh", "show", site)[1]
-    with run:
-        run.start(*NAMES)
-        run.until(lambda: run.events("a", ACCEPT))
-        (said,) = run.events("a", ACCEPT)
-        reason = ["creatinine", "times as large", "another unit", "fairmesh mesh accept site.toml c"]
-        assert (said["site"], missing_from(said["reason"], *reason)) == ("c", [])
-        run.until(lambda: "accepts the data of c" in run.status("a").get("activity", ""))
-        assert missing_from(called("status", site)[2], "this node waits", f"fairmesh mesh accept {site} c") == []
-        run.until(lambda: run.events("b", "waiting"))
-        assert run.events("b", "waiting")[-1]["sites"] == "a"
-        assert not any(run.events(name, "measured") for name in NAMES)
-        if ends_by == "accepting":
-            assert called("mesh", "accept", site, "c")[0] == 0
-        else:
-            run.crash("c")
-            write(tmp_path / "c", rows(2), FREE)
-            run.start("c")
-        run.end(*NAMES)
+    run.start(*NAMES)
+    run.until(lambda: run.events("a", ACCEPT))
+    (said,) = run.events("a", ACCEPT)
+    reason = ["creatinine", "times as large", "another unit", "fairmesh mesh accept site.toml c"]
+    assert (said["site"], missing_from(said["reason"], *reason)) == ("c", [])
+    run.until(lambda: "accepts the data of c" in run.status("a").get("activity", ""))
+    assert missing_from(called("status", site)[2], "this node waits", f"fairmesh mesh accept {site} c") == []
+    run.until(lambda: run.events("b", "waiting"))
+    assert run.events("b", "waiting")[-1]["sites"] == "a"
+    assert not any(run.events(name, "measured") for name in NAMES)
+    if ends_by == "accepting":
+        assert called("mesh", "accept", site, "c")[0] == 0
+    else:
+        run.crash("c")
+        write(tmp_path / "c", rows(2), **FREE)
+        run.start("c")
+    run.end(*NAMES)
     assert len(run.events("a", "accepted here")) == (ends_by == "accepting")
     assert run.status("a")["unusual"].keys() == ({"c"} if ends_by == "accepting" else set())
     assert run.status("a")["unaccepted"] == []
@@ -316,20 +306,13 @@ def test_no_site_is_heavy_while_the_weights_of_all_are_above_one():
 
 
 @pytest.mark.slow
-def test_nodes_warn_of_a_site_that_takes_most_of_the_weight(tmp_path, called):
+def test_nodes_warn_of_a_site_that_takes_most_of_the_weight(made, tmp_path, called):
     """One site's labels are noise, as if those of another table were joined to its rows. It can only be learned badly,
     so the weights turn to it."""
-    robust = 'name = "ad-gda", consensus_step = 0.5, primal_step = 0.5, dual_step = 0.5'
-    scaled = FREE.replace("standardize = false", "standardize = true")
-    run = Tables(tmp_path, contract="", settings=scaled)
-    text = SHARED + EXPERIMENT.replace("rounds = 30", "rounds = 600").replace(
-        'name = "ad-gda", consensus_step = 0.5, primal_step = 1e-5', robust
-    )
-    for name in NAMES:
-        fleet.amend(tmp_path / "mesh", tmp_path / name, {"experiment.toml": text})
-    write(tmp_path / "c", rows(2) | {"ill": np.array(["no", "yes"] * 30)}, scaled)
-    with run:
-        run.live()
+    scaled = FREE | {"standardize": True}
+    run = made(600, AD_GDA | {"primal_step": 0.5, "dual_step": 0.5}, **scaled)
+    write(tmp_path / "c", rows(2) | {"ill": np.array(["no", "yes"] * 30)}, **scaled)
+    run.live()
     for name in NAMES:
         assert [one["site"] for one in run.events(name, WEIGHTS)] == ["c"]
         assert run.events(name, WEIGHTS)[0]["weight"] > 0.66
@@ -339,25 +322,25 @@ def test_nodes_warn_of_a_site_that_takes_most_of_the_weight(tmp_path, called):
 
 
 @pytest.mark.slow
-def test_node_waits_and_names_the_site_that_declares_most_of_the_samples_until_this_site_accepts_it(tmp_path, called):
-    run = Tables(tmp_path)
+def test_node_waits_and_names_the_site_that_declares_most_of_the_samples_until_this_site_accepts_it(
+    made, tmp_path, called
+):
+    run = made()
     write(tmp_path / "c", rows(2, 600))
-    with run:
-        run.start(*NAMES)
-        run.until(lambda: run.events("a", PRIOR) and run.events("b", PRIOR))
-        (said,) = run.events("a", PRIOR)
-        assert (said["site"], run.events("c", PRIOR)) == ("c", [])
-        reason = ["480 of 576 samples", "0.833", "largest_prior = 0.8", "largest_prior = 0.84", "site.toml"]
-        assert missing_from(said["reason"], *reason) == []
-        run.until(lambda: "waiting for c" in run.status("a").get("activity", ""))
-        shown = called("mesh", "show", tmp_path / "a" / "site.toml")[1]
-        assert missing_from(shown, "share of all samples", "more than 80% (largest_prior)") == []
-        for name in ("a", "b"):
-            run.crash(name)
-            path = tmp_path / name / "site.toml"
-            path.write_text("largest_prior = 0.84\n" + path.read_text())
-        run.start("a", "b")
-        run.end(*NAMES)
+    run.start(*NAMES)
+    run.until(lambda: run.events("a", PRIOR) and run.events("b", PRIOR))
+    (said,) = run.events("a", PRIOR)
+    assert (said["site"], run.events("c", PRIOR)) == ("c", [])
+    reason = ["480 of 576 samples", "0.833", "largest_prior = 0.8", "largest_prior = 0.84", "site.toml"]
+    assert missing_from(said["reason"], *reason) == []
+    run.until(lambda: "waiting for c" in run.status("a").get("activity", ""))
+    shown = called("mesh", "show", tmp_path / "a" / "site.toml")[1]
+    assert missing_from(shown, "share of all samples", "more than 80% (largest_prior)") == []
+    for name in ("a", "b"):
+        run.crash(name)
+        fleet.settle(tmp_path / name, largest_prior=0.84)
+    run.start("a", "b")
+    run.end(*NAMES)
     assert run.status("a")["prior"]["c"] == pytest.approx(480 / 576)
 
 
@@ -365,7 +348,7 @@ def test_node_waits_and_names_the_site_that_declares_most_of_the_samples_until_t
 
 
 @pytest.mark.slow
-def test_data_that_has_changed_since_the_run_began_is_found_by_the_check_and_may_be_put_back(tmp_path):
+def test_data_that_has_changed_since_the_run_began_is_found_by_the_check_and_may_be_put_back(made, tmp_path):
     def new_row(home: Path) -> None:
         with (home / "rows.csv").open("a") as file:
             file.write("50,1.00,no\n")
@@ -374,25 +357,24 @@ def test_data_that_has_changed_since_the_run_began_is_found_by_the_check_and_may
         "samples: 48 then, 49 now": new_row,
         "other values or another order": lambda home: write(home, rows(2) | {"age": rows(2)["age"][::-1]}),
     }
-    run, home, go = Tables(tmp_path), tmp_path / "c", tmp_path / "go"
-    with run:
-        run.start(*NAMES, observe=waits_at(10, go))
-        run.until(lambda: run.round("c") >= 5)
-        run.crash("c")
-        before = {path: path.read_bytes() for path in (home / "state").rglob("*.safetensors")}
-        for what, change in changes.items():
-            change(home)
-            found = run.checked("c")["data"]
-            assert not found["ok"]
-            remedy = ["since the run began", what, "put the old data back", "fairmesh mesh remove SITE c"]
-            assert missing_from(found["found"], *remedy) == []
-            run.refused("c", *remedy)
-            write(home, rows(2))
-        assert {path: path.read_bytes() for path in (home / "state").rglob("*.safetensors")} == before
-        assert run.checked("c")["data"]["ok"]
-        go.touch()
-        run.start("c")
-        run.end(*NAMES)
+    run, home, go = made(), tmp_path / "c", tmp_path / "go"
+    run.start(*NAMES, observe=waits_at(10, go))
+    run.until(lambda: run.round("c") >= 5)
+    run.crash("c")
+    before = {path: path.read_bytes() for path in (home / "state").rglob("*.safetensors")}
+    for what, change in changes.items():
+        change(home)
+        found = run.checked("c")["data"]
+        assert not found["ok"]
+        remedy = ["since the run began", what, "put the old data back", "fairmesh mesh remove SITE c"]
+        assert missing_from(found["found"], *remedy) == []
+        run.refused("c", *remedy)
+        write(home, rows(2))
+    assert {path: path.read_bytes() for path in (home / "state").rglob("*.safetensors")} == before
+    assert run.checked("c")["data"]["ok"]
+    go.touch()
+    run.start("c")
+    run.end(*NAMES)
     assert not run.events("a", "stopped")
 
 
@@ -402,8 +384,7 @@ def test_data_that_has_changed_since_the_run_began_is_found_by_the_check_and_may
 @pytest.fixture(scope="module")
 def waiting(tmp_path_factory):
     """A mesh of which two nodes run and wait for the third."""
-    run = Tables(tmp_path_factory.mktemp("waiting"))
-    with run:
+    with Tables(tmp_path_factory.mktemp("waiting")) as run:
         run.start("a", "b")
         yield run
 
@@ -429,9 +410,8 @@ def test_others_waited_named_it_and_all_finish_once_it_is_mended(waiting):
 
 
 @pytest.mark.slow
-def test_site_with_another_dtype_stops_the_others_name_it_and_all_finish_once_it_is_mended(tmp_path):
-    arrays = '\n[data]\nname = "npz"\nfile = "rows.npz"\npartition = { name = "even", nodes = 1 }\n'
-    run = Run(tmp_path, NAMES, SHARED + EXPERIMENT)
+def test_site_with_another_dtype_stops_the_others_name_it_and_all_finish_once_it_is_mended(made, tmp_path):
+    run = made(NAMES, experiment(30, algorithm=AD_GDA, data={"odd": None}), kind=Run)
 
     def save(seed: int, dtype: type) -> None:
         home, columns = tmp_path / NAMES[seed], rows(seed)
@@ -440,15 +420,13 @@ def test_site_with_another_dtype_stops_the_others_name_it_and_all_finish_once_it
 
     for seed, name in enumerate(NAMES):
         save(seed, np.float64 if name == "c" else np.float32)
-        path = tmp_path / name / "site.toml"
-        path.write_text(path.read_text().replace('data = "experiment"\n', "") + arrays)
-    with run:
-        run.start(*NAMES)
-        run.stops("c", '["torch.float64", [2]] at c; all sites need data of the same form. Give this site')
-        for name in ("a", "b"):
-            run.until(lambda name=name: run.events(name, "the data of the sites does not fit together"))
-            assert run.events(name, "the data of the sites does not fit together")[0]["site"] == "c"
-        assert fleet.ended(run.running["a"], 0.5) is None
-        save(2, np.float32)
-        run.start("c")
-        run.end(*NAMES)
+        fleet.settle(tmp_path / name, data={"name": "npz", "file": "rows.npz", "partition": ONE_SITE})
+    run.start(*NAMES)
+    run.stops("c", '["torch.float64", [2]] at c; all sites need data of the same form. Give this site')
+    for name in ("a", "b"):
+        run.until(lambda name=name: run.events(name, "the data of the sites does not fit together"))
+        assert run.events(name, "the data of the sites does not fit together")[0]["site"] == "c"
+    assert fleet.ended(run.running["a"], 0.5) is None
+    save(2, np.float32)
+    run.start("c")
+    run.end(*NAMES)

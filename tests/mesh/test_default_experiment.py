@@ -5,7 +5,6 @@ import os
 import re
 import shutil
 import signal
-import sys
 import time
 import urllib.request
 from dataclasses import replace
@@ -24,7 +23,7 @@ from fairmesh.mesh.node.store import Store, landmarks_in
 from fairmesh.storage.checkpoint import read_stored, write_stored
 from fairmesh.storage.occupied import ALONE
 from tests.mesh import fleet
-from tests.mesh.scenarios import NAMES, ROOT, Run, played
+from tests.mesh.scenarios import NAMES, ROOT, Run, play
 
 _PAGE = (ROOT / "docs" / "howto" / "deploy.md").read_text()
 RISK = next(block for block in re.findall(r"```toml\n(.*?)```", _PAGE, re.S) if "contract.target" in block)
@@ -54,17 +53,11 @@ class Net(nn.Module):
 """
 
 
-def _mesh(folder: Path, names: list[str] = NAMES, experiment: str = RISK) -> Run:
-    """A mesh whose sites name tables of their own, as deploy.md says."""
-    folder.mkdir(parents=True)
-    (folder / "net.py").write_text(NET)
-    run = Run(folder, names, experiment)
-    for number, name in enumerate(names):
-        _patients(folder / name, number)
-        file = folder / name / "site.toml"
-        settings = file.read_text().replace('data = "experiment"\n', "")
-        file.write_text(f'{settings}\n[data]\nname = "table"\nfile = "patients.csv"\n')
-    return run
+def _with_tables(run: Run) -> None:
+    """Sites name tables of their own, as deploy.md says."""
+    for number, name in enumerate(run.mesh.names):
+        _patients(run.folder / name, number)
+        fleet.settle(run.folder / name, data={"name": "table", "file": "patients.csv"})
 
 
 # Quickly, in one process
@@ -91,7 +84,7 @@ class _Watcher:
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
     folder = tmp_path_factory.mktemp("mesh") / "run"
-    _mesh(folder, NAMES[:3], RISK.replace("rounds = 300", "rounds = 20"))
+    _with_tables(Run(folder, NAMES[:3], RISK.replace("rounds = 300", "rounds = 20")))
     membership = Membership.read(folder / "b" / "site.toml").with_secret()
     (own,) = own_data(membership).sites
     return membership, own
@@ -188,6 +181,7 @@ def _paused_at(folder: Path, *steps: int):
 
 def three_votes(run: Run) -> None:
     """The first site is removed, the last one restored, and then all go back to a round."""
+    _with_tables(run)
     first, *others = NAMES
     last, paused = others[-1], _paused_at(run.folder, 60, 120, 200)
 
@@ -226,6 +220,7 @@ def three_votes(run: Run) -> None:
 
 def a_stop_while_it_trains_alone(run: Run) -> None:
     """The node shows how far it is, obeys at once, and keeps what is done."""
+    _with_tables(run)
     (port,) = fleet.free_ports(1)
     run.start("a", monitor_port=port)
     run.start("b", "c")
@@ -254,7 +249,8 @@ def a_stop_while_it_trains_alone(run: Run) -> None:
 
 def a_moved_folder(run: Run) -> None:
     """All sites restore their folders somewhere else, as from a backup, and go on."""
-    names = NAMES[:3]
+    _with_tables(run)
+    names = run.mesh.names
     run.start(*names, observe=_paused_at(run.folder, 40))
     run.until(lambda: all(run.round(name) >= 38 for name in names))
     for name in names:
@@ -270,23 +266,13 @@ def a_moved_folder(run: Run) -> None:
 
 
 SCENARIOS = {
-    a_moved_folder.__name__: (a_moved_folder, NAMES[:3], RISK + '[model]\nname = "import"\npath = "net.py:Net"\n'),
-    three_votes.__name__: (three_votes, NAMES, RISK),
-    a_stop_while_it_trains_alone.__name__: (
-        a_stop_while_it_trains_alone,
-        NAMES[:3],
-        RISK.replace("rounds = 300", "rounds = 500000"),
-    ),
+    a_moved_folder: (NAMES[:3], RISK + '[model]\nname = "import"\npath = "net.py:Net"\n'),
+    three_votes: (NAMES, RISK),
+    a_stop_while_it_trains_alone: (NAMES[:3], RISK.replace("rounds = 300", "rounds = 500000")),
 }
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_nodes_with_the_default_experiment(scenario, tmp_path):
-    played("tests.mesh.test_default_experiment", scenario, str(tmp_path / "run"))
-
-
-if __name__ == "__main__":
-    play, sites, text = SCENARIOS[sys.argv[1]]
-    with _mesh(Path(sys.argv[2]), sites, text) as made:
-        play(made)
+    play(scenario, tmp_path / "run", *SCENARIOS[scenario], files={"net.py": NET})

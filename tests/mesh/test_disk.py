@@ -11,21 +11,12 @@ from fairmesh.mesh.node.disk import disk_of
 from fairmesh.mesh.node.ledger import wish
 from fairmesh.mesh.node.membership import Membership, own_data
 from fairmesh.mesh.preflight import disk_checks
-from tests.mesh import fleet
+from tests.mesh.experiments import experiment
 from tests.mesh.lives import Lives
+from tests.mesh.scenarios import Run
 from tests.refusals import missing_from, refused
 
 NAMES = ["a", "b", "c", "d"]
-EXPERIMENT = """
-rounds = 60
-topology = "{topology}"
-data = {{ name = "digits", nodes = 4, odd = 1 }}
-algorithm = {{ name = "{algorithm}" }}
-[options]
-measure_every = 5
-checkpoint_every = 8
-"""
-
 
 NET = """
 from torch import nn
@@ -38,9 +29,9 @@ class Net(nn.Sequential):
 """
 
 
-def _mesh(folder, algorithm, topology="ring", more=""):
-    (folder / "experiment.toml").write_text(more + EXPERIMENT.format(algorithm=algorithm, topology=topology))
-    return fleet.provisioned(folder, folder / "experiment.toml", NAMES)
+def _mesh(folder, algorithm, topology="ring", **more):
+    options = {"measure_every": 5, "checkpoint_every": 8}
+    Run(folder, NAMES, experiment(60, 4, algorithm, topology, options=options, **more))
 
 
 def _own(folder):
@@ -56,15 +47,9 @@ def _needed(folder):
 # trackers.
 @pytest.mark.parametrize(
     ("algorithm", "topology", "rows"),
-    [
-        ("dsgd", "ring", 2),
-        ("choco-sgd", "ring", 6),
-        ("ad-gda", "ring", 6),
-        ("ad-gda", "complete", 7),
-        ("tracked-ad-gda", "ring", 13),
-        ("tracked-ad-gda", "complete", 15),
-    ],
-)
+    [("dsgd", "ring", 2), ("choco-sgd", "ring", 6), ("ad-gda", "ring", 6), ("ad-gda", "complete", 7),
+     ("tracked-ad-gda", "ring", 13), ("tracked-ad-gda", "complete", 15)],
+)  # fmt: skip
 def test_size_of_a_checkpoint_by_algorithm_and_neighbours(tmp_path, algorithm, topology, rows):
     _mesh(tmp_path, algorithm, topology)
     needed = _needed(tmp_path)
@@ -74,14 +59,12 @@ def test_size_of_a_checkpoint_by_algorithm_and_neighbours(tmp_path, algorithm, t
 
 def test_finished_work_of_training_functions_is_counted(tmp_path):
     (tmp_path / "mine.py").write_text("def train(module, data, ctx):\n    raise NotImplementedError\n")
-    _mesh(tmp_path, "choco-sgd", more='trainer = "mine.py:train"\n')
+    _mesh(tmp_path, "choco-sgd", trainer="mine.py:train")
     needed = _needed(tmp_path)
     assert needed.work == 3 * needed.model  # the update, and the two rows that Adam keeps
     assert 8 <= needed.checkpoint / needed.model < 8.1
-    without = tmp_path / "without"
-    without.mkdir()
-    _mesh(without, "choco-sgd")
-    more = needed.at_most - _needed(without).at_most
+    _mesh(tmp_path / "without", "choco-sgd")
+    more = needed.at_most - _needed(tmp_path / "without").at_most
     assert more >= 6 * (needed.work + needed.checkpoint) - 3 * needed.checkpoint  # a file per round, for all sites
     (found,) = disk_checks(SiteFile.read(tmp_path / "a" / "site.toml"), _own(tmp_path))
     assert missing_from(found.found, "training function", "Adam") == []
@@ -102,11 +85,11 @@ def test_check_says_what_the_run_needs_and_refuses_a_disk_that_is_too_small(tmp_
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("algorithm", "models"), [("dsgd", 2), ("choco-sgd", 5), ("ad-gda", 5), ("tracked-ad-gda", 11)]
+    ("algorithm", "models"), [("dsgd", 2), ("choco-sgd", 6), ("ad-gda", 6), ("tracked-ad-gda", 13)]
 )
 def test_checkpoints_of_a_run_have_at_most_that_size_and_little_remains_at_its_end(tmp_path, algorithm, models):
     (tmp_path / "net.py").write_text(NET)
-    _mesh(tmp_path, algorithm, more="model = { name = 'import', path = 'net.py:Net' }\n")
+    _mesh(tmp_path, algorithm, model={"name": "import", "path": "net.py:Net"})
     needed = _needed(tmp_path)
     lives = Lives(tmp_path, NAMES)
     ratios, sizes = [], []
@@ -137,19 +120,8 @@ def test_checkpoints_of_a_run_have_at_most_that_size_and_little_remains_at_its_e
     assert max(sizes) < needed.at_most
     state = tmp_path / "a" / "state"
     left = {path.relative_to(state).parts[0] for path in state.rglob("*") if path.is_file()}
-    small = {
-        "machines.json",
-        "data.sha256",
-        "bulletin.json",
-        "decisions.json",
-        "facts.json",
-        "outputs.json",
-        "keys.json",
-        "lock",
-        "log.jsonl",
-        "status.json",
-    }
-    assert left == small | {"finished", "result", "local"}
+    small = "machines.json data.sha256 bulletin.json decisions.json facts.json outputs.json keys.json lock log.jsonl"
+    assert left == {*small.split(), "status.json", "finished", "result", "local"}
     results = sum(path.stat().st_size for path in (state / "result").glob("*.safetensors"))
     assert results < 3 * needed.model + header
     with refused("ended", "new mesh"):

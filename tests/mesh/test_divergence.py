@@ -1,7 +1,6 @@
 """A site whose numbers diverge: it is noticed before anything is sent or stored, its node ends with a sentence, the
 others wait and show what it says, and nothing is lost."""
 
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -24,30 +23,17 @@ from fairmesh.networks.transport import Transport
 from fairmesh.numerics import random_streams
 from fairmesh.numerics.random_streams import Draw
 from fairmesh.problems.oracle import Oracle
-from tests.mesh.scenarios import Run, played, waits_at
+from tests.mesh.experiments import BY_CLASS, STEADY_AD_GDA, experiment
+from tests.mesh.scenarios import Run, play, waits_at
 from tests.refusals import missing_from
 from tests.toys import COMPRESSORS
 
 NAMES, ROUNDS = ["a", "b", "c"], 24
 SAID = "a site says that it has diverged"
-EXPERIMENT = """
-rounds = 24
-data = { name = "digits", nodes = 3, split = "class" }
-topology = "ring"
-model = { name = "fc", hidden = 25 }
-[algorithm]
-ALGORITHM
-[options]
-measure_every = 100
-"""
-FOUR_BITS = """name = "ad-gda"
-primal_step = STEP
-dual_step = 0.01
-consensus_step = 0.4
-compressor = { name = "quantize", bits = 4 }"""
-TRACKED = """name = "tracked-ad-gda"
-beta2 = 0.0
-primal_step = 1.0"""
+
+
+def four_bits(step: float) -> dict:
+    return STEADY_AD_GDA | {"primal_step": step, "dual_step": 0.01}
 
 
 # What is noticed
@@ -162,15 +148,6 @@ def test_sentence_says_who_since_when_what_to_lower_and_how_to_go_on():
 # Real nodes
 
 
-_STARTED: list[Run] = []
-
-
-def _run(folder: Path, algorithm: str) -> Run:
-    run = Run(folder, NAMES, EXPERIMENT.replace("ALGORITHM", algorithm))
-    _STARTED.append(run)
-    return run
-
-
 def _inputs_in_other_units() -> None:
     own_site = membership.own_site
 
@@ -252,9 +229,9 @@ def _without_b_from_the_start(run: Run, flag: Path) -> None:
     assert [one["round"] for one in run.events("a", "continuing")][1:] == [0], run.logs()
 
 
-def units_with_four_bits(run_in: Path) -> None:
+def units_with_four_bits(run: Run) -> None:
     """b's inputs are off by 1,000. Its model explodes after a while."""
-    run, flag = _run(run_in, FOUR_BITS.replace("STEP", "2.0")), run_in / "go"
+    flag = run.folder / "go"
     run.start("a", "c", observe=waits_at(ROUNDS, flag))
     run.start("b", before=_inputs_in_other_units)
     sentence = _b_ends(run, "exploded model", "consensus_step (0.4)")
@@ -262,18 +239,17 @@ def units_with_four_bits(run_in: Path) -> None:
     _without_b_from_the_start(run, flag)
 
 
-def units_with_trackers(run_in: Path) -> None:
-    run, flag = _run(run_in, TRACKED), run_in / "go"
+def units_with_trackers(run: Run) -> None:
+    flag = run.folder / "go"
     run.start("a", "c", observe=waits_at(ROUNDS, flag))
     run.start("b", before=_inputs_in_other_units)
     _b_ends(run)
     _without_b_from_the_start(run, flag)
 
 
-def first_message_too_large(run_in: Path) -> None:
+def first_message_too_large(run: Run) -> None:
     """What b sends first is already so large that its neighbours refuse it. Before the first round b cannot know which
     numbers are usual, and what neighbours say of it is only a claim. So all wait and see who refuses whom, and why."""
-    run = _run(run_in, FOUR_BITS.replace("STEP", "30.0"))
     run.start("a", "c")
     run.start("b", before=_inputs_in_other_units)
     run.until(lambda: run.events("b", "a claim about this site"))
@@ -301,11 +277,10 @@ def _broken(mended: Path) -> Callable[[], None]:
     return broken
 
 
-def mended_code(run_in: Path) -> None:
+def mended_code(run: Run) -> None:
     """b's gradients are no numbers in round 8. Then its code is mended; all go back to a round before, and finish. The
     others are never started again."""
-    run = _run(run_in, FOUR_BITS.replace("STEP", "0.5"))
-    mended, flag = run_in / "mended", run_in / "go"
+    mended, flag = run.folder / "mended", run.folder / "go"
     broken = _broken(mended)
     run.start("a", "c", observe=waits_at(12, flag))
     run.start("b", before=broken)
@@ -323,10 +298,9 @@ def mended_code(run_in: Path) -> None:
     assert [one["round"] for one in run.events("b", "continuing")] == [6], run.logs()
 
 
-def removed_and_gone_back(run_in: Path) -> None:
+def removed_and_gone_back(run: Run) -> None:
     """The others wait for b, one of them with little patience and then again, and go on without it. b hears of it."""
-    run, flag = _run(run_in, FOUR_BITS.replace("STEP", "0.5")), run_in / "go"
-    broken = _broken(run_in / "never")
+    broken, flag = _broken(run.folder / "never"), run.folder / "go"
     run.start("a", observe=waits_at(12, flag))
     run.start("c", patience_s=6.0)
     run.start("b", before=broken)
@@ -348,20 +322,16 @@ def removed_and_gone_back(run_in: Path) -> None:
 
 
 SCENARIOS = {
-    one.__name__: one
-    for one in (units_with_four_bits, units_with_trackers, first_message_too_large, mended_code, removed_and_gone_back)
+    units_with_four_bits: four_bits(2.0),
+    units_with_trackers: {"name": "tracked-ad-gda", "beta2": 0.0, "primal_step": 1.0},
+    first_message_too_large: four_bits(30.0),
+    mended_code: four_bits(0.5),
+    removed_and_gone_back: four_bits(0.5),
 }
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_site_that_diverges_ends_no_other_node_and_the_run_can_go_on(scenario, tmp_path):
-    played("tests.mesh.test_divergence", scenario, str(tmp_path / "run"))
-
-
-if __name__ == "__main__":
-    try:
-        SCENARIOS[sys.argv[1]](Path(sys.argv[2]))
-    finally:
-        for started in _STARTED:
-            started.kill()
+    of = {"model": {"name": "fc", "hidden": 25}, "options": {"measure_every": 100}}
+    play(scenario, tmp_path, NAMES, experiment(ROUNDS, algorithm=SCENARIOS[scenario], data=BY_CLASS, **of))

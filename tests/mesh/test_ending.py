@@ -2,8 +2,6 @@
 
 import json
 import math
-import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -19,7 +17,7 @@ from fairmesh.mesh.node.result import (
     undefined_metrics,
 )
 from tests.mesh.experiments import BY_CLASS, experiment
-from tests.mesh.scenarios import Run, played
+from tests.mesh.scenarios import Run, play
 from tests.refusals import missing_from
 
 NAMES = ("a", "b", "c")
@@ -145,19 +143,12 @@ def test_sites_without_a_value_are_named_by_metric(tmp_path):
     assert undefined_metrics(written(tmp_path / "result"), NAMES) == {"loss": ["c"]}
 
 
-EXPERIMENT = experiment(
-    6,
-    algorithm="ad-gda",
-    data=BY_CLASS,
-    metrics={name: f"scores.py:{name}" for name in ("undefined", "broken", "share")},
-    options={"measure_every": 3},
-)
 SCORES = """
 def undefined(outputs, targets):
-    return float("nan") if int(targets.min()) == ODD else 0.5
+    return float("nan") if int(targets.min()) == 1 else 0.5
 
 def broken(outputs, targets):
-    if int(targets.min()) == ODD:
+    if int(targets.min()) == 1:
         raise RuntimeError("no such class here")
     return 0.25
 
@@ -166,14 +157,10 @@ def share(outputs, targets):
 """
 
 
-def a_metric_without_a_value(folder: Path) -> None:
+def a_metric_without_a_value(run: Run) -> None:
     """At one site one metric is undefined, and another raises. All sites get the same result, which says so."""
-    folder.mkdir()
-    (folder / "scores.py").write_text(SCORES.replace("ODD", "1"))
-    run = Run(folder, list(NAMES), EXPERIMENT)
-    with run:
-        run.start(*NAMES)
-        run.end(*NAMES)
+    run.live()
+    folder = run.folder
     results = {(folder / name / "state" / "result" / "metrics.jsonl").read_text() for name in NAMES}
     assert len(results) == 1
     record = json.loads(results.pop().splitlines()[-1])
@@ -190,8 +177,6 @@ def a_metric_without_a_value(folder: Path) -> None:
 
 @pytest.mark.slow
 def test_site_without_a_value_of_a_metric_is_named_and_all_get_their_results(tmp_path):
-    played("tests.mesh.test_ending", str(tmp_path / "run"))
-
-
-if __name__ == "__main__":
-    a_metric_without_a_value(Path(sys.argv[1]))
+    metrics = {name: f"scores.py:{name}" for name in ("undefined", "broken", "share")}
+    text = experiment(6, algorithm="ad-gda", data=BY_CLASS, metrics=metrics, options={"measure_every": 3})
+    play(a_metric_without_a_value, tmp_path, NAMES, text, {"scores.py": SCORES})

@@ -7,15 +7,14 @@ from fairmesh.mesh.node.running import run_node
 from fairmesh.mesh.node.store import mark_finished
 from fairmesh.mesh.preflight import checks
 from tests.mesh import fleet
-from tests.mesh.scenarios import EXPERIMENT, NAMES
+from tests.mesh.scenarios import EXPERIMENT, Run
 from tests.refusals import refused
 
 
 @pytest.fixture
 def home(tmp_path):
     """The folder of a site whose run has finished."""
-    (tmp_path / "experiment.toml").write_text(EXPERIMENT)
-    fleet.provisioned(tmp_path, tmp_path / "experiment.toml", NAMES)
+    Run(tmp_path)
     folder = tmp_path / "a"
     (folder / "state").mkdir(mode=0o700)
     authority = (folder / "authority.pem").read_bytes()

@@ -2,7 +2,6 @@
 
 import json
 import os
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +17,7 @@ from fairmesh.mesh.node.start import Start
 from fairmesh.mesh.node.store import START
 from fairmesh.networks import remote
 from tests.mesh.experiments import BY_CLASS, STEADY_AD_GDA, experiment
-from tests.mesh.scenarios import NAMES, OPTIONS, Run, played, waits_at
+from tests.mesh.scenarios import NAMES, OPTIONS, Run, play, waits_at
 
 
 def two_of_five(run: Run) -> None:
@@ -152,14 +151,12 @@ def away_meanwhile(run: Run) -> None:
     run.start(*NAMES, observe=waits_at(30, run.folder / "go"))
     run.until(lambda: all(run.round(name) >= 28 for name in NAMES))
     for name in "ae":
-        os.kill(run.running[name], 9)
-        os.waitpid(run.running.pop(name), 0)
+        run.crash(name)
     (run.folder / "go").touch()
     kept = {path: path.read_bytes() for name in "ae" for path in (run.folder / name / "state").glob("generation-*/*")
             if path.is_file()}  # fmt: skip
     for name in "bcd":
-        os.kill(run.running[name], 9)
-        os.waitpid(run.running.pop(name), 0)
+        run.crash(name)
     run.start("b", "c", "d", observe=waits_at(40, run.folder / "end"))
     run.vote("b", "c", "d", out=["a", "e"])
     run.until(lambda: all(run.events(name, "continuing") for name in "bcd"))
@@ -218,8 +215,7 @@ def other_facts(run: Run) -> None:
     run.start("e", before=wrong_file, observe=waits_at(10, run.folder / "never"))
     run.until(lambda: run.events("a", "the data of the sites does not fit together"))
     assert "[3]] at e" in run.events("a", "the data of the sites does not fit together")[0]["reason"]
-    os.kill(run.running["e"], 9)
-    os.waitpid(run.running["e"], 0)
+    run.crash("e")
     (run.folder / "mended").touch()
 
     def tells_otherwise_later() -> None:
@@ -259,20 +255,17 @@ def started_again_meanwhile(run: Run) -> None:
     learns of the vote of the one that is no neighbour of it, from one that has stopped training."""
     ring = experiment(48, 4, STEADY_AD_GDA, data=BY_CLASS, options=OPTIONS)
     ring = Run(run.folder / "ring", ["a", "b", "c", "d"], ring)
-    try:
-        ring.start("a", "b", "c")
-        ring.start("d", observe=waits_at(40, ring.folder / "never"))
-        ring.until(lambda: all(ring.round(name) >= 38 for name in "abc"))
-        ring.crash("d")
-        ring.vote("c", out=["d"])
-        ring.until(lambda: all("c" in str(ring.status(name)["votes"]) for name in "ab"))
-        ring.crash("c")
-        ring.vote("a", "b", out=["d"])
-        ring.until(lambda: all(ring.events(name, "all have voted") for name in "ab"))
-        ring.start("c")
-        ring.end("a", "b", "c")
-    finally:
-        ring.kill()
+    ring.start("a", "b", "c")
+    ring.start("d", observe=waits_at(40, ring.folder / "never"))
+    ring.until(lambda: all(ring.round(name) >= 38 for name in "abc"))
+    ring.crash("d")
+    ring.vote("c", out=["d"])
+    ring.until(lambda: all("c" in str(ring.status(name)["votes"]) for name in "ab"))
+    ring.crash("c")
+    ring.vote("a", "b", out=["d"])
+    ring.until(lambda: all(ring.events(name, "all have voted") for name in "ab"))
+    ring.start("c")
+    ring.end("a", "b", "c")
 
 
 def numbers_that_grow(run: Run) -> None:
@@ -371,32 +364,14 @@ def deaths_at_every_start(run: Run) -> None:
     assert went_on["round"] >= 22
 
 
-SCENARIOS = {
-    one.__name__: one
-    for one in (
-        two_of_five,
-        a_changed_mind,
-        a_lied_round,
-        lied_outputs,
-        lied_outputs_after_one_has_left,
-        away_meanwhile,
-        back_to_a_round,
-        other_facts,
-        silent_before_the_first_round,
-        started_again_meanwhile,
-        numbers_that_grow,
-        failures_at_every_start,
-        deaths_at_every_start,
-    )
-}
+SCENARIOS = (
+    two_of_five, a_changed_mind, a_lied_round, lied_outputs, lied_outputs_after_one_has_left, away_meanwhile,
+    back_to_a_round, other_facts, silent_before_the_first_round, started_again_meanwhile, numbers_that_grow,
+    failures_at_every_start, deaths_at_every_start,
+)  # fmt: skip
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_run_of_the_honest_ends_as_it_should(scenario, tmp_path):
-    played("tests.mesh.test_hostile_votes", scenario, str(tmp_path / "run"))
-
-
-if __name__ == "__main__":
-    with Run(Path(sys.argv[2])) as made:
-        SCENARIOS[sys.argv[1]](made)
+    play(scenario, tmp_path)

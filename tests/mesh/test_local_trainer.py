@@ -1,8 +1,7 @@
 """Nodes whose local work is training code of the site's own: finished work is durable before it is sent, so that code
 that draws its own random numbers is allowed, and no finished round is trained twice."""
 
-import shutil
-import sys
+import os
 from collections import Counter
 from pathlib import Path
 
@@ -12,7 +11,7 @@ import torch
 from fairmesh.problems.local_work import Node, Work, no_memory
 from fairmesh.storage.finished_work import FinishedWork
 from tests.mesh.experiments import experiment
-from tests.mesh.scenarios import Run, played
+from tests.mesh.scenarios import Run, play
 
 NAMES = ["a", "b", "c"]
 ROUNDS = 10
@@ -71,18 +70,12 @@ def train(module, data, ctx):
 """
 
 
-def scenario(folder: Path) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "mine.py").write_text(MINE.format(folder=str(folder)))
-    run = Run(folder, NAMES, EXPERIMENT)
-
+def own_training_that_fails_and_is_killed(run: Run) -> None:
     def dies_when_stored() -> None:
         """c is killed as soon as its work of round 6 is stored, before anything of it is sent."""
         write = FinishedWork.write
 
         def then_die(self: FinishedWork, round_number: int, *work) -> None:
-            import os
-
             write(self, round_number, *work)
             if round_number == 6:
                 os.kill(os.getpid(), 9)
@@ -98,7 +91,7 @@ def scenario(folder: Path) -> None:
     at_work = "local training of round 2 at site c since"
     run.until(lambda: at_work in run.status("a").get("sites", {}).get("c", {}).get("activity", ""))
     run.until(lambda: any(at_work in event.get("which_is_at", "") for event in run.events("a", "waiting")))
-    (folder / "seen").touch()
+    (run.folder / "seen").touch()
     run.stops("a", "site a, round 3: ")
     assert "(11, 64)" in run.events("a", "stopped")[-1]["reason"]
     run.start("a")
@@ -113,35 +106,25 @@ def scenario(folder: Path) -> None:
     assert run.events("b", "local training finished")
 
 
-DIGITS = 'data = { name = "digits", nodes = 3, odd = 1 }'
-EXAMPLES = {  # file -> its data, and its model
-    "plain_loop": (DIGITS, 'model = { name = "import", path = "plain_loop.py:model" }'),
-    "lightning_module": (DIGITS, 'model = { name = "import", path = "lightning_module.py:Classifier" }'),
-    "hugging_face": (
-        'data = { name = "import", path = "hugging_face.py:sites" }',
-        'model = { name = "import", path = "hugging_face.py:model" }',
-    ),
+def imported(path: str) -> dict:
+    return {"name": "import", "path": path}
+
+
+LORA = {"name": "lora", "rank": 4, "targets": ["query", "key", "value", "dense"], "head": ["classifier"]}
+EXAMPLES = {  # file -> the package that it needs, its data besides the digits, and its model
+    "plain_loop": ("torch", {}, imported("plain_loop.py:model")),
+    "lightning_module": ("lightning", {}, imported("lightning_module.py:Classifier")),
+    "hugging_face": ("accelerate", imported("hugging_face.py:sites"), imported("hugging_face.py:model")),
     "hugging_face_lora": (
-        'data = { name = "import", path = "hugging_face_lora.py:sites" }',
-        'model = { name = "lora", base = { name = "import", path = "hugging_face_lora.py:base" }, rank = 4, targets = '
-        '["query", "key", "value", "dense"], head = ["classifier"] }',
+        "peft",
+        imported("hugging_face_lora.py:sites"),
+        LORA | {"base": imported("hugging_face_lora.py:base")},
     ),
 }
-NEEDS = {
-    "plain_loop": "torch",
-    "lightning_module": "lightning",
-    "hugging_face": "accelerate",
-    "hugging_face_lora": "peft",
-}
 
 
-def example_scenario(folder: Path, name: str) -> None:
-    """An example as a mesh; b is killed in the middle of its local work."""
-    folder.mkdir(parents=True, exist_ok=True)
-    shutil.copy(Path(__file__).parents[2] / "examples" / "own_training" / f"{name}.py", folder)
-    data, model = EXAMPLES[name]
-    settings = f'{model}\ntrainer = "{name}.py:train"\n'
-    run = Run(folder, NAMES, f"rounds = 5\n{data}\n{settings}[options]\ncheckpoint_every = 2\n")
+def an_example_of_own_training(run: Run) -> None:
+    """b is killed in the middle of its local work."""
     run.start(*NAMES)
     run.until(lambda: any(event["round"] == 3 for event in run.events("b", "local training")), 120)
     run.crash("b")
@@ -155,13 +138,23 @@ def example_scenario(folder: Path, name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_examples_run_as_meshes_whose_nodes_are_killed(tmp_path: Path, name: str):
-    pytest.importorskip(NEEDS[name])
-    played("tests.mesh.test_local_trainer", str(tmp_path), name)
+    needs, data, model = EXAMPLES[name]
+    pytest.importorskip(needs)
+    file = Path(__file__).parents[2] / "examples" / "own_training" / f"{name}.py"
+    parts = {"data": data, "model": model, "trainer": f"{name}.py:train", "options": {"checkpoint_every": 2}}
+    play(
+        an_example_of_own_training,
+        tmp_path,
+        NAMES,
+        experiment(5, algorithm=None, topology=None, **parts),
+        {file.name: file.read_text()},
+    )
 
 
 @pytest.mark.slow
 def test_finished_rounds_are_never_trained_again(tmp_path: Path):
-    played("tests.mesh.test_local_trainer", str(tmp_path))
+    files = {"mine.py": MINE.format(folder=str(tmp_path))}
+    play(own_training_that_fails_and_is_killed, tmp_path, NAMES, EXPERIMENT, files)
     counted = Counter((tmp_path / "counted").read_text().splitlines())
     every = {f"done {site} {t}" for site in NAMES for t in range(ROUNDS)}
     assert {line: times for line, times in counted.items() if line.startswith("done")} == dict.fromkeys(every, 1)
@@ -188,10 +181,3 @@ def test_finished_work_is_read_back_dropped_and_done_again_if_damaged(tmp_path: 
     file.write_bytes(file.read_bytes()[:-3])
     assert kept.read(5, node, start) is None
     assert told == [file.name]
-
-
-if __name__ == "__main__":
-    if len(sys.argv) > 2:
-        example_scenario(Path(sys.argv[1]), sys.argv[2])
-    else:
-        scenario(Path(sys.argv[1]))

@@ -1,6 +1,6 @@
 """Nodes whose model has adapters: only digests of the frozen base travel, and a site with another base is refused."""
 
-import sys
+import os
 from pathlib import Path
 
 import pytest
@@ -10,7 +10,8 @@ from safetensors.torch import load, save
 import fairmesh as fm
 from fairmesh.compression import DecodeError
 from fairmesh.mesh.node.start import Start
-from tests.mesh.scenarios import Run, played
+from tests.mesh.experiments import experiment
+from tests.mesh.scenarios import Run, play
 from tests.refusals import missing_from, refused
 
 pytestmark = pytest.mark.slow
@@ -24,31 +25,13 @@ def base():
     torch.manual_seed(int(os.environ.get("OTHER_BASE", "0")))
     return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 512), torch.nn.ReLU(), torch.nn.Linear(512, 10))
 """
-EXPERIMENT = """
-rounds = 6
-data = { name = "digits", nodes = 3 }
-algorithm = "choco-sgd"
-[model]
-name = "lora"
-base = { name = "import", path = "mine.py:base" }
-targets = ["1"]
-rank = 2
-"""
+LORA = {"name": "lora", "base": {"name": "import", "path": "mine.py:base"}, "targets": ["1"], "rank": 2}
 
 
-def scenario(folder: Path) -> None:
-    """b has another base model; somebody there puts it right."""
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "mine.py").write_text(MINE)
-    run = Run(folder, NAMES, EXPERIMENT)
-
-    def other() -> None:
-        import os
-
-        os.environ["OTHER_BASE"] = "1"
-
+def another_base_model_at_b(run: Run) -> None:
+    """Somebody there puts it right."""
     run.start("a", "c")
-    run.start("b", before=other)
+    run.start("b", before=lambda: os.environ.update(OTHER_BASE="1"))
     run.until(lambda: run.events("b", "refused"), 120)
     (said, *_) = run.events("b", "refused")
     assert not missing_from(said, "base_model.model.1.base_layer", "another frozen base model", "SHA-256"), said
@@ -61,7 +44,8 @@ def scenario(folder: Path) -> None:
 
 def test_site_with_another_base_model_is_refused_by_name_and_goes_on_with_the_right_one(tmp_path: Path):
     pytest.importorskip("peft")
-    played("tests.mesh.test_lora", str(tmp_path))
+    text = experiment(6, algorithm="choco-sgd", data={"odd": None}, model=LORA)
+    play(another_base_model_at_b, tmp_path, NAMES, text, {"mine.py": MINE})
 
 
 def start(folder: Path, changed: bool = False, head: tuple[str, ...] = ()) -> Start:
@@ -95,7 +79,3 @@ def test_start_carries_a_head_that_machines_draw_differently(tmp_path: Path):
     names = start(tmp_path, head=("1",))._travelling.keys()
     assert "base_model.model.1.modules_to_save.default.weight" in names
     assert "base_model.model.1.original_module.weight" in names
-
-
-if __name__ == "__main__":
-    scenario(Path(sys.argv[1]))
