@@ -20,7 +20,7 @@ from fairmesh.numerics import malloc
 from fairmesh.problems.models import FullyConnected, Logistic, Model, PaperCNN
 from fairmesh.problems.prepared import Prepared
 from fairmesh.problems.problem import Problem, prepare
-from fairmesh.problems.sampling import Sampling
+from fairmesh.problems.batches import Sampling
 from fairmesh.regularizers.builtin import ChiSquare
 from fairmesh.topology.graphs import Ring
 from fairmesh.training.cuda_graph import CapturedRounds

@@ -26,7 +26,7 @@ from fairmesh.data.datasets import (
 from fairmesh.data.partitions import Contrast, Instrument, OneClass
 from fairmesh.experiment import Experiment
 from fairmesh.problems.models import FullyConnected, Logistic, Model, PaperCNN
-from fairmesh.problems.sampling import Sampling
+from fairmesh.problems.batches import Sampling
 from fairmesh.regularizers.builtin import ChiSquare, OwnCoordinate
 from fairmesh.topology.graphs import (
     Circulant,

@@ -31,7 +31,7 @@ from fairmesh.compression.compressors import (
 )
 from fairmesh.config.registry import registered_name
 from fairmesh.problems.prepared import Prepared
-from fairmesh.problems.sampling import Sampling
+from fairmesh.problems.batches import Sampling
 from fairmesh.topology.graphs import (
     Complete,
     Hypercube,

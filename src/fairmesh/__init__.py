@@ -69,10 +69,10 @@ if TYPE_CHECKING:  # what type checkers and editors see; at run time a name is i
     from fairmesh.networks import roles as roles
     from fairmesh.personalization.personalize import personalize as personalize
     from fairmesh.problems import models as models
+    from fairmesh.problems.batches import Sampling as Sampling
     from fairmesh.problems.objective import Objective as Objective
     from fairmesh.problems.parts import Parts as Parts
     from fairmesh.problems.problem import Problem as Problem
-    from fairmesh.problems.sampling import Sampling as Sampling
     from fairmesh.regularizers.builtin import ChiSquare as ChiSquare
     from fairmesh.report.plots import plot as plot
     from fairmesh.topology import graphs as topologies
@@ -112,7 +112,7 @@ _DEFINED_IN = {  # module -> the public names that it defines
     "problems.objective": ("Objective",),
     "problems.parts": ("Parts",),
     "problems.problem": ("Problem",),
-    "problems.sampling": ("Sampling",),
+    "problems.batches": ("Sampling",),
     "regularizers.builtin": ("ChiSquare",),
     "report.plots": ("plot",),
     "topology.graphs": ("Ring",),

@@ -24,12 +24,12 @@ from fairmesh.metrics import Metric, NamedMetric, chosen_metrics
 from fairmesh.networks.memory import SingleProcess
 from fairmesh.networks.process_group import ProcessGroup
 from fairmesh.personalization import Personalization
+from fairmesh.problems.batches import Sampling
 from fairmesh.problems.learning import Learning
 from fairmesh.problems.model_for_sites import fitted
 from fairmesh.problems.models import Logistic, Model
 from fairmesh.problems.prepared import Prepared, with_splits
 from fairmesh.problems.problem import Problem, prepare
-from fairmesh.problems.sampling import Sampling
 from fairmesh.topology.graphs import Ring, Topology
 from fairmesh.training.defaults import DEFAULT_ALGORITHM, ROUNDS, default_for
 from fairmesh.training.observers import Observer, as_observers

@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import fairmesh as fm
-from fairmesh.numerics.generators import GeneratorStates
+from fairmesh.numerics.random_streams import GeneratorStates
 from fairmesh.problems.augmentation import Augmenter
 from fairmesh.problems.oracle import Oracle
 from tests import toys

@@ -2,21 +2,38 @@
 
 import dataclasses
 from abc import ABC, abstractmethod
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
-from fairmesh.algorithms.messages import GossipSettings, Sent
-from fairmesh.algorithms.messages import plain as plain
 from fairmesh.algorithms.optimizers import Optimizer
 from fairmesh.algorithms.round import Round
 from fairmesh.algorithms.schedules import Schedule, as_schedule
 from fairmesh.algorithms.settings import CheckedSettings
+from fairmesh.compression.compressors import Compressor
 from fairmesh.errors import BadInput
 from fairmesh.networks.base import Network
+from fairmesh.networks.base import plain as plain
+from fairmesh.networks.bounds import Content
 from fairmesh.problems.oracle import Oracle
 from fairmesh.regularizers.base import Regularizer
+
+
+class GossipSettings(NamedTuple):
+    """The compressor and the consensus step of an algorithm, for messages about what to lower."""
+
+    compressor: Compressor
+    consensus_step: float | None  # None: found by the run
+
+
+class Sent(NamedTuple):
+    """One part of the message that a node sends to each neighbour in a round."""
+
+    name: str  # as in `ctx.exchange(name=...)`
+    content: Content = "vectors"  # which show gradients; weights and losses show how well a site is served
+    compressor: Compressor | None = None  # None if its numbers travel as they are
+    followed: bool = False  # the change of something that receivers keep a copy of
 
 
 class Algorithm(CheckedSettings, ABC):

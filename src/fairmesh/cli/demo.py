@@ -28,9 +28,9 @@ from fairmesh.errors import MissingPackage
 from fairmesh.evidence import LEVEL, Comparison, Outcomes, evidence_table, versus
 from fairmesh.experiment import Experiment
 from fairmesh.experiment import run as run_experiment
+from fairmesh.problems.batches import Sampling
 from fairmesh.problems.evaluator import Evaluator
 from fairmesh.problems.objective import Objective
-from fairmesh.problems.sampling import Sampling
 from fairmesh.regularizers.builtin import ChiSquare
 from fairmesh.report.plots import dots, scaled_series
 from fairmesh.report.runs import Run

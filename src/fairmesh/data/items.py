@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from fairmesh.errors import BadInput
 from fairmesh.numerics import trees
@@ -34,6 +34,17 @@ def first_not_finite(tensor: Tensor) -> int:
 def is_whole(tensor: Tensor) -> bool:
     """Returns whether a tensor has whole numbers, such as labels."""
     return not (tensor.is_floating_point() or tensor.dtype == torch.bool)
+
+
+def refuse_no_map(dataset: Any, what: str) -> None:
+    """Raises BadInput for what is no Dataset with items by index."""
+    if isinstance(dataset, DataLoader):
+        raise BadInput(
+            f"{what} is a DataLoader; give the Dataset itself (loader.dataset), and the size of batches as "
+            "Problem(sampling=fm.Sampling(batch=...))"
+        )
+    if isinstance(dataset, IterableDataset):
+        raise BadInput(f"{what} is an IterableDataset; give a Dataset with a length and items by index")
 
 
 def has_items(source: Any) -> bool:

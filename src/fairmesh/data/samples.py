@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 from torch.utils.data import TensorDataset, default_collate
 
-from fairmesh.data.items import Targets, first_not_finite, has_items, is_whole, tensors_of, with_tensors
-from fairmesh.data.streams import Stream, Streamed, refuse_no_map, too_large_to_hold
+from fairmesh.data.items import Targets, first_not_finite, has_items, is_whole, refuse_no_map, tensors_of, with_tensors
+from fairmesh.data.streams import Stream, Streamed, too_large_to_hold
 from fairmesh.errors import BadInput, in_a_line
 from fairmesh.numerics import trees
-from fairmesh.numerics.generators import GeneratorStates
+from fairmesh.numerics.random_streams import GeneratorStates
 from fairmesh.numerics.trees import Tree
 
 _SOME, _SOME_BYTES = 256, 1 << 26  # rows of a stream that summaries of a set look at, at most

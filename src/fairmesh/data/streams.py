@@ -18,12 +18,12 @@ import numpy as np
 import torch
 import torch.multiprocessing  # tensors then travel between processes by shared memory
 from torch import Tensor
-from torch.utils.data import DataLoader, IterableDataset, Subset, default_collate
+from torch.utils.data import Subset, default_collate
 
-from fairmesh.data.items import Targets, first_not_finite, has_items, is_whole, tensors_of, with_tensors
+from fairmesh.data.items import Targets, first_not_finite, has_items, is_whole, refuse_no_map, tensors_of, with_tensors
 from fairmesh.errors import BadInput, LostProcess, in_a_line, listed
 from fairmesh.numerics import random_streams, trees
-from fairmesh.numerics.generators import GeneratorStates, seed_generators
+from fairmesh.numerics.random_streams import GeneratorStates, seed_generators
 from fairmesh.numerics.trees import Tree
 
 Pair = tuple[Tree, Tree]  # inputs and targets
@@ -102,17 +102,6 @@ class Streamed:
     def seen(self) -> dict[str, Any]:
         """The items that were read at the start, and their form, by which part is the target."""
         return {}
-
-
-def refuse_no_map(dataset: Any, what: str) -> None:
-    """Raises BadInput for what is no Dataset with items by index."""
-    if isinstance(dataset, DataLoader):
-        raise BadInput(
-            f"{what} is a DataLoader; give the Dataset itself (loader.dataset), and the size of batches as "
-            "Problem(sampling=fm.Sampling(batch=...))"
-        )
-    if isinstance(dataset, IterableDataset):
-        raise BadInput(f"{what} is an IterableDataset; give a Dataset with a length and items by index")
 
 
 def too_large_to_hold(dataset: Any) -> bool:

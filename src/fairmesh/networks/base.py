@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fairmesh.compression import plain_size
-from fairmesh.compression.codes import Code
+from fairmesh.compression.codes import Code, Dense
 from fairmesh.compression.compressors import FLOAT_BITS
 from fairmesh.errors import BadInput
 from fairmesh.networks.bounds import Content
@@ -42,6 +42,11 @@ class Part:
         """Takes what receivers decode from the message that was sent before a restart. After that, another
         machine may have computed other last bits."""
         self.__dict__["rows"] = rows
+
+
+def plain(rows: Tensor, content: Content = "vectors") -> Part:
+    """Returns rows to be sent as they are, with 32 nominal bits per entry."""
+    return Part(Dense(rows), FLOAT_BITS * rows.shape[-1], content=content)
 
 
 class Traffic(NamedTuple):

@@ -8,7 +8,8 @@ from contextlib import contextmanager
 _TRIM_THRESHOLD, _MMAP_MAX = -1, -4  # mallopt's names for them
 _USUAL_TRIM, _USUAL_MMAP = 128 * 1024, 65536
 _LARGE = 2**31 - 1
-_libraries: list[ctypes.CDLL] = []  # glibc, while this process keeps freed memory
+# glibc, while this process keeps freed memory. It then takes more, since blocks leave gaps.
+libraries: list[ctypes.CDLL] = []
 
 
 @contextmanager
@@ -23,22 +24,17 @@ def reused() -> Iterator[None]:
         return
     tune(_MMAP_MAX, 0)
     tune(_TRIM_THRESHOLD, _LARGE)
-    _libraries.append(library)
+    libraries.append(library)
     try:
         yield
     finally:
         give_back()
 
 
-def is_open() -> bool:
-    """Returns whether this process keeps freed memory now. It then takes more, since blocks leave gaps."""
-    return bool(_libraries)
-
-
 def give_back() -> None:
     """Ends `reused`, also before its end: what is free is returned, and so is what will be freed."""
-    for library in _libraries:
+    for library in libraries:
         library.mallopt(_MMAP_MAX, _USUAL_MMAP)
         library.mallopt(_TRIM_THRESHOLD, _USUAL_TRIM)
         library.malloc_trim(0)
-    _libraries.clear()
+    libraries.clear()

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fairmesh.errors import BadInput, in_a_line
 from fairmesh.numerics import random_streams, trees
-from fairmesh.numerics.generators import GeneratorStates, seed_generators
+from fairmesh.numerics.random_streams import GeneratorStates, seed_generators
 from fairmesh.numerics.trees import Tree
 from fairmesh.problems.torch_draws import TorchDraws
 

@@ -23,13 +23,12 @@ from fairmesh.problems.augmentation import Augmenter
 from fairmesh.problems.batch_norm import BatchNormPolicy, under_policy
 from fairmesh.problems.checks import refuse_no_shares, refuse_unwrapped, why_not_stacked
 from fairmesh.problems.convolutions import products_in
-from fairmesh.problems.data_checks import few_samples
 from fairmesh.problems.flat_model import FlatModel, has_adapters, own_copy
 from fairmesh.problems.lora import check_adapters
 from fairmesh.problems.outputs import PackedLoss, Readings, is_built_in, readings
-from fairmesh.problems.parts import Parts
+from fairmesh.problems.parts import ALL_SHARED, Parts
 from fairmesh.problems.row_loss import Loss, as_floats, bound, reads_logits
-from fairmesh.problems.site_samples import SiteSamples
+from fairmesh.problems.site_samples import SiteSamples, few_samples
 
 if TYPE_CHECKING:
     from fairmesh.problems.problem import Problem
@@ -51,7 +50,7 @@ class InitialModels:
     def made(self, seed: int) -> nn.Module:
         """Returns a module as it is trained: frozen by name, and with its BatchNorm layers under the policy."""
         if isinstance(self.model, nn.Module):
-            as_given = (self.parts, self.batch_norm) == (Parts(), "refuse")
+            as_given = (self.parts, self.batch_norm) == (ALL_SHARED, "refuse")
             made = self.model if as_given else copy.deepcopy(self.model)
         else:
             with torch.random.fork_rng(devices=[]):
@@ -60,7 +59,8 @@ class InitialModels:
             if not isinstance(made, nn.Module):
                 raise BadInput(f"the model function returned a {type(made).__name__}, not an nn.Module")
             made = made.cpu()
-        self.parts.freeze(made)
+        if self.parts != ALL_SHARED:
+            self.parts.freeze(made)
         normed = any(isinstance(layer, _BatchNorm) for layer in made.modules())
         return under_policy(made, self.batch_norm, self.parts.frozen) if normed else made
 
@@ -201,7 +201,7 @@ def bind(problem: "Problem", samples: SiteSamples) -> BoundModel:
 
 
 def _flat(initial: InitialModels) -> FlatModel:
-    names = initial.parts.local_names(initial.first)
+    names = initial.parts.local_names(initial.first) if initial.parts.local else set[str]()
     if has_adapters(initial.first):
         check_adapters(initial.first, names)
     return FlatModel(initial.first, names, initial.batch_norm == "local", initial.batch_norm == "shared")

@@ -17,14 +17,13 @@ from fairmesh.losses import NamedLoss
 from fairmesh.losses.builtin import squared_error
 from fairmesh.metrics.base import TASKS, NamedMetric
 from fairmesh.numerics import trees
-from fairmesh.numerics.generators import GeneratorStates
-from fairmesh.numerics.gradients import grad_and_value
+from fairmesh.numerics.random_streams import GeneratorStates
 from fairmesh.numerics.trees import Tree
-from fairmesh.problems.data_checks import refuse_one_hot
 from fairmesh.problems.flat_model import FlatModel
 from fairmesh.problems.outputs import PackedLoss
 from fairmesh.problems.row_loss import BoundModelLoss, Loss, batch_loss, losses_of_samples, takes_shares
-from fairmesh.problems.stacking import refuse_moved
+from fairmesh.problems.site_samples import refuse_one_hot
+from fairmesh.problems.stacking import grad_and_value, refuse_moved
 
 if TYPE_CHECKING:
     from fairmesh.problems.bound_model import Probe

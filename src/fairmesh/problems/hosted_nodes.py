@@ -1,15 +1,19 @@
-"""The nodes that are computed here, in every replica: their random streams, and whose rows each of them holds."""
+"""The nodes that are computed here, in every replica: their random streams, whose rows each of them holds, which of
+these it is trained on, and which judge the models that the weights follow."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from fairmesh.data.samples import Samples
 from fairmesh.data.site import Site
 from fairmesh.errors import BadInput
 from fairmesh.numerics import random_streams
 from fairmesh.numerics.random_streams import SecretIdentities
+from fairmesh.problems.objective import held_out_last
 
 if TYPE_CHECKING:
     from fairmesh.problems.prepared import Prepared
@@ -71,3 +75,105 @@ class HostedNodes:
         """Returns the site whose rows a hosted node holds, and its number."""
         split, i = divmod(int(self.sites[replica, place]), self.problem.n)
         return i, self.problem.every_split[split].sites[i]
+
+
+@dataclass(frozen=True)
+class Division:
+    """The rows of the sites that are here, numbered one after another, and what each hosted node does with its own.
+
+    Args:
+        samples: The rows.
+        order: The row that stands at each place; None for their own order.
+        starts: The first training row of each hosted node (replicas, nodes, 1).
+        sizes: How many training rows it has, (replicas, nodes, 1).
+        trained: How many of these it trains on until the others rejoin them.
+        rejoin: The first round in which it trains on all; None for never, or if it always does.
+        judged_from: The first of the rows that judge it, other than its batches (replicas, nodes, 1).
+        judges: How many these are; 0 everywhere if batches judge.
+        apart: How many of them it does not train on.
+    """
+
+    samples: list[Samples]
+    order: Tensor | None
+    starts: Tensor
+    sizes: Tensor
+    trained: Tensor
+    rejoin: int | None
+    judged_from: Tensor
+    judges: Tensor
+    apart: Tensor
+
+    def sizes_in(self, rounds: Tensor) -> Tensor:
+        """Returns how many rows each hosted node trains on, for rounds that broadcast with (replicas, nodes, 1)."""
+        return self.trained if self.rejoin is None else torch.where(rounds < self.rejoin, self.trained, self.sizes)
+
+
+def division_of(nodes: HostedNodes, sizes: Tensor) -> Division:
+    """Returns the division that the problem's objective asks for.
+
+    Args:
+        nodes: The hosted nodes.
+        sizes: How many training rows each site of each split has.
+    """
+    problem = nodes.problem
+    here = torch.zeros(problem.n, dtype=sizes.dtype).index_fill_(0, torch.tensor(problem.here), 1)
+    rows_here = here.to(sizes.device).repeat(len(problem.every_split)) * sizes
+    starts = rows_here.cumsum(0) - rows_here
+    samples = [split.sites[i].train for split in problem.every_split for i in problem.here]
+    own, first = nodes.of_sites(sizes), nodes.of_sites(starts)
+    nobody = torch.zeros_like(own)
+    whole = Division(samples, None, first, own, own, None, nobody, nobody, nobody)
+    if problem.objective.judged_on == "validation":
+        return _with_validation_sets(whole, nodes, int(rows_here.sum()))
+    if problem.objective.judged_on == "held-out":
+        return _with_held_out_rows(whole, nodes, sizes, starts)
+    return whole
+
+
+def _with_validation_sets(whole: Division, nodes: HostedNodes, trained: int) -> Division:
+    """Returns the division with the validation sets behind the `trained` rows. Each node is judged by its site's."""
+    sets: list[Samples] = []
+    of_site: list[int] = []
+    for split in nodes.problem.every_split:
+        for i, site in enumerate(split.sites):
+            if site.validation is None:
+                raise BadInput(
+                    f"site {i} ({site.name}) has no validation set; with objective.judged_on = "
+                    '"validation" every site needs one'
+                )
+        of_split, which_set = split.held_out("validation")
+        of_site += [len(sets) + max(k, 0) for k in which_set]  # one that is elsewhere judges no node here
+        sets += of_split
+    lengths, which = torch.tensor([len(samples) for samples in sets]), torch.tensor(of_site)
+    first = trained + lengths.cumsum(0) - lengths
+    judges = nodes.of_sites(lengths[which])
+    return replace(
+        whole,
+        samples=[*whole.samples, *sets],
+        judged_from=nodes.of_sites(first[which]),
+        judges=judges,
+        apart=judges,
+    )
+
+
+def _with_held_out_rows(whole: Division, nodes: HostedNodes, sizes: Tensor, starts: Tensor) -> Division:
+    """Returns the division in which each site's held-out rows, which judge it, come last among its rows."""
+    problem = nodes.problem
+    held_out = [problem.objective.held_out_of(size) for size in sizes.tolist()]
+    begins = starts.tolist()
+    orders = [
+        begins[k * problem.n + i] + held_out_last(split.sites[i].train, i, held_out[k * problem.n + i])
+        for k, split in enumerate(problem.every_split)
+        for i in problem.here
+    ]
+    counts = torch.tensor(held_out, device=sizes.device)
+    judges = torch.where(counts == 0, sizes, counts)  # one too small to hold any out is judged on its training rows
+    return replace(
+        whole,
+        order=torch.cat(orders),
+        trained=nodes.of_sites(sizes - counts),
+        rejoin=problem.objective.rejoin_round(),
+        judged_from=nodes.of_sites(starts + sizes - judges),
+        judges=nodes.of_sites(judges),
+        apart=nodes.of_sites(counts),
+    )

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from fairmesh.problems.batches import Batches
-from fairmesh.problems.division import Division
-from fairmesh.problems.hosted_nodes import HostedNodes
+from fairmesh.problems.hosted_nodes import Division, HostedNodes
 from fairmesh.problems.losses_of_nodes import Losses
 from fairmesh.problems.objective import LEARNABLE
 

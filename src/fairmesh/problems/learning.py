@@ -12,7 +12,7 @@ from fairmesh.problems.augmentation import Augmentation
 from fairmesh.problems.batch_norm import BatchNormPolicy
 from fairmesh.problems.gradient_path import GradientSettings, gradient_path
 from fairmesh.problems.objective import Objective
-from fairmesh.problems.parts import Parts
+from fairmesh.problems.parts import ALL_SHARED, Parts
 from fairmesh.trainers.local_trainer import LocalTrainer, TrainingFunction
 
 
@@ -56,7 +56,7 @@ class Learning(GradientSettings):
     )
     objective: Objective = field(default_factory=Objective)
     models_at_once: int | Literal["auto", "all"] = "auto"
-    parts: Parts = field(default_factory=Parts)
+    parts: Parts = ALL_SHARED
     batch_norm: BatchNormPolicy = "refuse"
     trainer: LocalTrainer | TrainingFunction | None = None
 

@@ -17,12 +17,11 @@ from torch import Tensor, nn
 from torch.serialization import get_unsafe_globals_in_checkpoint
 
 from fairmesh.errors import BadInput, FairmeshError, TrainerFailed, in_a_line
-from fairmesh.numerics.generators import GeneratorStates, seed_generators
+from fairmesh.numerics.random_streams import GeneratorStates, seed_generators
 from fairmesh.problems.batches import Batches
-from fairmesh.problems.division import Division
 from fairmesh.problems.flat_model import FlatModel, tensors_of
 from fairmesh.problems.gradient_path import refuse_for_updates
-from fairmesh.problems.hosted_nodes import HostedNodes
+from fairmesh.problems.hosted_nodes import Division, HostedNodes
 from fairmesh.problems.objective import held_out_last
 from fairmesh.problems.row_loss import as_floats
 from fairmesh.trainers.local_trainer import LocalContext, LocalTrainer, SiteData

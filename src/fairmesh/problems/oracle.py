@@ -15,16 +15,14 @@ from fairmesh.errors import BadInput
 from fairmesh.numerics.random_streams import Draw, SecretIdentities
 from fairmesh.numerics.round_cache import RoundCache
 from fairmesh.problems.batches import Batches
-from fairmesh.problems.division import division_of
 from fairmesh.problems.gradient_path import AskedGradients, gradient_path
-from fairmesh.problems.hosted_nodes import HostedNodes
+from fairmesh.problems.hosted_nodes import HostedNodes, division_of
 from fairmesh.problems.judge import judge_of, standard_of
 from fairmesh.problems.local_work import LocalWorker, Work
 from fairmesh.problems.losses_of_nodes import Losses
 from fairmesh.problems.prepared import Prepared
 from fairmesh.problems.stacking import Precision
-from fairmesh.problems.subgroup_losses import SubgroupLosses
-from fairmesh.problems.subgroups import Seen
+from fairmesh.problems.subgroups import Seen, SubgroupLosses
 from fairmesh.trainers.local_trainer import LocalTrainer
 
 

@@ -76,3 +76,6 @@ def _matched(names: dict[str, nn.Parameter], patterns: tuple[str, ...], kind: st
             raise BadInput(f"parts.{kind}: {pattern!r} matches no {what}{nearest(pattern, layers or names)}")
         found |= mine
     return found
+
+
+ALL_SHARED = Parts()

@@ -14,15 +14,21 @@ from fairmesh.errors import BadInput
 from fairmesh.losses import NamedLoss
 from fairmesh.metrics.base import Metric, NamedMetric
 from fairmesh.numerics import trees
+from fairmesh.problems.batches import Sampling
 from fairmesh.problems.bound_model import BoundModel
 from fairmesh.problems.checks import check_with_model
-from fairmesh.problems.data_checks import check_data, check_forms, check_splits, check_subgroups, read_sites
 from fairmesh.problems.identity import digest_of, fingerprint, identity_of
 from fairmesh.problems.learning import Learning
 from fairmesh.problems.local_work import check_trainer
 from fairmesh.problems.outputs import Readings
-from fairmesh.problems.sampling import Sampling
-from fairmesh.problems.site_samples import SiteSamples
+from fairmesh.problems.site_samples import (
+    SiteSamples,
+    check_data,
+    check_forms,
+    check_splits,
+    check_subgroups,
+    read_sites,
+)
 from fairmesh.problems.stacking import AtOnce, slower_stacked
 from fairmesh.problems.subgroups import numbered, own_names
 from fairmesh.trainers.local_trainer import LocalTrainer

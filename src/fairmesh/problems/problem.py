@@ -12,16 +12,15 @@ from fairmesh.data.samples import Targets
 from fairmesh.data.site import Site
 from fairmesh.errors import BadInput
 from fairmesh.metrics.base import NamedMetric, Task, chosen_metrics
+from fairmesh.problems.batches import Sampling
 from fairmesh.problems.bound_model import bind
 from fairmesh.problems.checks import refuse_autocast
-from fairmesh.problems.data_checks import check_forms, read_sites
 from fairmesh.problems.flat_model import FlatModel
 from fairmesh.problems.learning import Learning
 from fairmesh.problems.outputs import Read
 from fairmesh.problems.prepared import Prepared, with_splits
 from fairmesh.problems.row_loss import Loss
-from fairmesh.problems.sampling import Sampling
-from fairmesh.problems.site_samples import SiteSamples
+from fairmesh.problems.site_samples import SiteSamples, check_forms, read_sites
 from fairmesh.trainers.local_trainer import LocalTrainer
 
 _RESERVED = {

@@ -1,8 +1,12 @@
-"""How the models of several nodes are evaluated: all at once by vmap, some at a time, or one after another."""
+"""How the models of several nodes are evaluated: all at once by vmap, some at a time, or one after another; and their
+gradients, without an import that takes as long as half of `import torch`."""
 
 import functools
+import importlib
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from types import ModuleType, SimpleNamespace
 from typing import Any, Literal
 
 import torch
@@ -12,8 +16,7 @@ from torch.utils._pytree import tree_map
 
 from fairmesh.errors import BadInput
 from fairmesh.numerics import trees
-from fairmesh.numerics.generators import GeneratorStates
-from fairmesh.numerics.gradients import grad_and_value
+from fairmesh.numerics.random_streams import GeneratorStates
 from fairmesh.numerics.tracing import Opaque, Traced, values_readable
 from fairmesh.numerics.trees import Tree
 from fairmesh.problems import convolutions
@@ -215,3 +218,38 @@ def refuse_moved(before: GeneratorStates, who: str = "the model, loss or augment
             "replaces by its own: make its random numbers of these; augment(inputs, draw) takes uniforms from "
             "draw(*shape)"
         )
+
+
+class _NotImported(ModuleType):
+    """Stands for TorchDynamo where it was never imported: then compiled autograd is off. All else imports it."""
+
+    compiled_autograd = SimpleNamespace(_disable=nullcontext)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(importlib.import_module(self.__name__), name)
+
+
+@contextmanager
+def _without_dynamo() -> Iterator[None]:
+    """Within it, `torch.func` does not import TorchDynamo only to switch off its compiled autograd."""
+    if "torch._dynamo" in sys.modules:
+        yield
+        return
+    stand_in = _NotImported("torch._dynamo")
+    torch.__dict__["_dynamo"] = stand_in
+    try:
+        yield
+    finally:
+        if torch.__dict__.get("_dynamo") is stand_in:  # else it was imported in the meantime
+            del torch.__dict__["_dynamo"]
+
+
+def grad_and_value(function: Callable[..., Any], has_aux: bool = False) -> Callable[..., Any]:
+    """Returns what `torch.func.grad_and_value` gives."""
+    differentiated = torch.func.grad_and_value(function, has_aux=has_aux)
+
+    def call(*arguments: Any) -> Any:
+        with _without_dynamo():
+            return differentiated(*arguments)
+
+    return call

@@ -4,9 +4,9 @@ import torch
 from torch import Tensor, nn
 
 from fairmesh.data.site import Site
+from fairmesh.problems.batches import Sampling
 from fairmesh.problems.parts import Parts
 from fairmesh.problems.problem import Problem
-from fairmesh.problems.sampling import Sampling
 
 FEATURES, CLASSES = 6, 3
 

@@ -19,12 +19,11 @@ from fairmesh.data.site import Site
 from fairmesh.errors import BadInput
 from fairmesh.networks.base import Network
 from fairmesh.numerics import malloc, trees
-from fairmesh.problems.batches import AS_FLOATS_UP_TO
+from fairmesh.problems.batches import AS_FLOATS_UP_TO, Sampling
 from fairmesh.problems.evaluator import evaluated_at_once
 from fairmesh.problems.prepared import Prepared
 from fairmesh.problems.problem import Problem, prepare
 from fairmesh.problems.row_loss import BoundModelLoss, as_floats, augmented
-from fairmesh.problems.sampling import Sampling
 from fairmesh.topology.graphs import Ring
 from fairmesh.training.loop import Training
 from fairmesh.training.options import DTYPES, Options, device_of, home_of_data
@@ -95,7 +94,7 @@ def footprint(
         f"{n:,} x {every:,} weights": duals,
         "models with fixed weights, not if compare_weights = False": waiting,
     }
-    gaps = _FRAGMENTED if malloc.is_open() and device.type == "cpu" else 1.0
+    gaps = _FRAGMENTED if malloc.libraries and device.type == "cpu" else 1.0
     frozen = sum(tensor.numel() for tensor in problem.flat_model.fixed()) * size
     return Footprint(
         int(data + frozen + n * every * size + gaps * (fixed_passes + _ROWS * 4 * dim) + _AHEAD),
@@ -261,7 +260,7 @@ def memory_of_run(problem: Prepared, algorithm: Algorithm, replicas: int, option
     try:
         return memory_sentence(need(), replicas, options.memory_gib, network.device, sharing)
     except BadInput:
-        if not malloc.is_open():
+        if not malloc.libraries:
             raise
     malloc.give_back()
     return memory_sentence(need(), replicas, options.memory_gib, network.device, sharing)

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from fairmesh.algorithms.companions.base import Companion, CompanionInputs, Question
-from fairmesh.algorithms.messages import plain
-from fairmesh.networks.base import Delivery, Part
+from fairmesh.networks.base import Delivery, Part, plain
 from fairmesh.networks.roles import PerNode, Role
 from fairmesh.problems.subgroups import Seen, ratios_of, table_of
 

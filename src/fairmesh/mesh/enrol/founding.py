@@ -13,8 +13,8 @@ from fairmesh.mesh.enrol.certificates import make_authority
 from fairmesh.mesh.enrol.manifest import EXPERIMENT, Handout, collected, loaded, refuse_others, seal, write_files
 from fairmesh.mesh.enrol.roster import MESH, Member, Mesh
 from fairmesh.numerics import trees
+from fairmesh.problems.batches import Sampling
 from fairmesh.problems.objective import Objective
-from fairmesh.problems.sampling import Sampling
 from fairmesh.topology.mixing import union_of
 
 

@@ -14,8 +14,8 @@ from fairmesh.config.trusted import import_paths
 from fairmesh.errors import BadInput
 from fairmesh.mesh.enrol.manifest import Handout
 from fairmesh.mesh.enrol.roster import SiteFile
+from fairmesh.problems.batches import Sampling
 from fairmesh.problems.objective import Objective
-from fairmesh.problems.sampling import Sampling
 from fairmesh.training.defaults import default_for
 
 ALLOW = "allow_revealing = true"
