@@ -27,8 +27,8 @@ from fairmesh.data.datasets.sources import SOURCES, found
 from fairmesh.errors import BadInput
 from fairmesh.experiment import Experiment
 from fairmesh.numerics.random_streams import Draw
-from fairmesh.problems.models import FullyConnected
 from fairmesh.problems.batches import Sampling
+from fairmesh.problems.models import FullyConnected
 from fairmesh.regularizers.builtin import ChiSquare
 from fairmesh.topology.graphs import Circulant
 from fairmesh.training.loop import Training

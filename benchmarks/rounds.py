@@ -17,10 +17,10 @@ from fairmesh.compression.compressors import Quantize
 from fairmesh.data.site import Site
 from fairmesh.errors import BadInput
 from fairmesh.numerics import malloc
+from fairmesh.problems.batches import Sampling
 from fairmesh.problems.models import FullyConnected, Logistic, Model, PaperCNN
 from fairmesh.problems.prepared import Prepared
 from fairmesh.problems.problem import Problem, prepare
-from fairmesh.problems.batches import Sampling
 from fairmesh.regularizers.builtin import ChiSquare
 from fairmesh.topology.graphs import Ring
 from fairmesh.training.cuda_graph import CapturedRounds

@@ -18,8 +18,8 @@ from scipy.stats import t
 
 import fairmesh as fm
 from fairmesh.data.datasets import Data
-from fairmesh.problems.models import Logistic, Model
 from fairmesh.problems.batches import Sampling
+from fairmesh.problems.models import Logistic, Model
 from fairmesh.topology.graphs import Complete, Ring, Topology
 from fairmesh.training.options import Options
 from reproduction.frontier.recipes import CIFAR, FASHION, LATTICE, SETUPS

@@ -25,8 +25,8 @@ from fairmesh.data.datasets import (
 )
 from fairmesh.data.partitions import Contrast, Instrument, OneClass
 from fairmesh.experiment import Experiment
-from fairmesh.problems.models import FullyConnected, Logistic, Model, PaperCNN
 from fairmesh.problems.batches import Sampling
+from fairmesh.problems.models import FullyConnected, Logistic, Model, PaperCNN
 from fairmesh.regularizers.builtin import ChiSquare, OwnCoordinate
 from fairmesh.topology.graphs import (
     Circulant,

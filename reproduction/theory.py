@@ -30,8 +30,8 @@ from fairmesh.compression.compressors import (
     TopKQuantize,
 )
 from fairmesh.config.registry import registered_name
-from fairmesh.problems.prepared import Prepared
 from fairmesh.problems.batches import Sampling
+from fairmesh.problems.prepared import Prepared
 from fairmesh.topology.graphs import (
     Complete,
     Hypercube,

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from torch.func import grad, grad_and_value, hessian, vmap
 
 from fairmesh.data.site import Site
+from fairmesh.problems.batches import Sampling
 from fairmesh.problems.prepared import Prepared
 from fairmesh.problems.problem import Problem, prepare
-from fairmesh.problems.batches import Sampling
 from fairmesh.regularizers.builtin import ChiSquare, worst_case
 
 NODES = 8  # m

@@ -37,8 +37,8 @@ from fairmesh.data.partitions import (
     Shards,
 )
 from fairmesh.experiment import Experiment
-from fairmesh.problems.models import FullyConnected, Logistic, Model, PaperCNN
 from fairmesh.problems.batches import Sampling
+from fairmesh.problems.models import FullyConnected, Logistic, Model, PaperCNN
 from fairmesh.regularizers.builtin import ChiSquare
 from fairmesh.topology.graphs import Circulant, Ring, Topology
 from fairmesh.training.options import Options
