@@ -1,9 +1,12 @@
 """Small problems, members of every family and a stack of nodes to put them on, shared by all tests."""
 
 import dataclasses
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.data import Dataset
 
 import fairmesh as fm
 from fairmesh.config.registry import FAMILIES, registered
@@ -220,6 +223,27 @@ def sites(n: int = 8, sizes: tuple[int, ...] | None = None, seed: int = 0, dtype
 
 def small_model() -> nn.Module:
     return nn.Sequential(nn.Linear(FEATURES, 5), nn.Tanh(), nn.Linear(5, CLASSES))
+
+
+def module(forward: Callable[..., Any], **parts: Any) -> nn.Module:
+    """A module with these layers and attributes. Its forward pass is the function, which gets the module first."""
+    made = type("Made", (nn.Module,), {"forward": forward})()
+    for name, part in parts.items():
+        setattr(made, name, part)
+    return made
+
+
+class Items(Dataset):
+    """A dataset of as many items, each computed from its number."""
+
+    def __init__(self, count: int, item: Callable[[int], Any]):
+        self.count, self.item = count, item
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, i: int) -> Any:
+        return self.item(i)
 
 
 def problem(n: int = 8, **fields) -> Prepared:

@@ -60,8 +60,7 @@ def by_sklearn(name: str, outputs: torch.Tensor, labels: torch.Tensor, weights: 
 
 @pytest.mark.parametrize("classes", [2, 4])
 @pytest.mark.parametrize(
-    "name",
-    ["accuracy", "auroc", "average-precision", "balanced-accuracy", "brier", "f1", "sensitivity", "specificity"],
+    "name", ["accuracy", "auroc", "average-precision", "balanced-accuracy", "brier", "f1", "sensitivity", "specificity"]
 )
 def test_metrics_of_classes_equal_those_of_scikit_learn(name, classes):
     outputs, labels = drawn(60, classes)

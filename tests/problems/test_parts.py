@@ -34,10 +34,7 @@ def sites(count: int = 3, rows: int = 12) -> list[fm.Site]:
         labels = torch.arange(rows) % CLASSES
         return (1 + i) * torch.randn(rows, 1, 4, 4, generator=generator) + labels[:, None, None, None] + i, labels
 
-    return [
-        fm.Site(some(i), test=some(i), validation=some(i), name=["north", "south", "west", "east"][i])
-        for i in range(count)
-    ]
+    return [fm.Site(some(i), test=some(i), validation=some(i)) for i in range(count)]
 
 
 def problem(batch: int = 4, order: str = "cyclic", **settings) -> fm.Problem:
@@ -47,34 +44,32 @@ def problem(batch: int = 4, order: str = "cyclic", **settings) -> fm.Problem:
     return fm.Problem(model, data, sampling=fm.Sampling(batch=batch, order=order), **settings).prepared
 
 
-def test_parts_split_the_parameters_of_a_model():
-    made = problem(parts=fm.Parts(local=["head.*"], frozen=("stem.*",)), batch_norm="frozen").flat_model
-    assert (made.dim, made.local_dim, made.own_dim) == (16, 15, 15)
-
-
 @pytest.mark.parametrize(
-    ("policy", "shared", "local", "own"),
-    [("frozen", 67, 0, 0), ("local", 51, 16, 32), ("shared", 67, 0, 16), ("convert", 67, 0, 0)],
+    ("policy", "parts", "dims"),
+    [
+        ("frozen", {}, (67, 0, 0)),
+        ("local", {}, (51, 16, 32)),
+        ("shared", {}, (67, 0, 16)),
+        ("convert", {}, (67, 0, 0)),
+        ("frozen", {"local": ["head.*"], "frozen": ("stem.*",)}, (16, 15, 15)),
+        ("shared", {"frozen": ("norm.*",)}, (59, 0, 8)),  # the statistics of `last` move
+    ],
 )
-def test_batch_norm_policy_decides_what_stays_at_a_site(policy: str, shared: int, local: int, own: int):
-    made = problem(batch_norm=policy).flat_model
-    assert (made.dim, made.local_dim, made.own_dim) == (shared, local, own)
+def test_parts_and_batch_norm_policy_decide_what_stays_at_a_site(policy, parts, dims):
+    made = problem(batch_norm=policy, parts=fm.Parts(**parts)).flat_model
+    assert (made.dim, made.local_dim, made.own_dim) == dims
 
 
-def test_batch_norm_is_refused_with_the_four_policies_by_name():
-    with refused("layer norm (BatchNorm2d)", "frozen", "local", "shared", "convert"):
+def test_batch_norm_is_refused_with_the_four_policies_by_name_and_without_blaming_the_inputs():
+    with refused("layer norm (BatchNorm2d)", "frozen", "local", "shared", "convert", "GroupNorm", ".eval()") as caught:
         problem()
+    assert "inputs" not in str(caught.value)
     with refused("batch_norm", "lokal", "local"):
         problem(batch_norm="lokal")
 
 
 def test_batch_norm_in_evaluation_mode_needs_no_policy_and_is_said_to_be_frozen():
     assert "frozen" in (notes.on_parts(problem(model=Small().eval())) or "")
-
-
-def test_frozen_parts_keep_the_statistics_of_their_batch_norm_layers():
-    made = problem(parts=fm.Parts(frozen=("norm.*",)), batch_norm="shared").flat_model
-    assert (made.dim, made.own_dim) == (59, 8)  # those of `last` move
 
 
 def test_model_of_the_user_is_not_changed_by_a_policy():
@@ -94,59 +89,48 @@ def test_convert_takes_groups_that_divide_the_channels_and_keeps_weights(channel
     assert torch.equal(made.weight, layer.weight)
 
 
+def with_norm(**settings) -> nn.Module:
+    module = Small()
+    module.norm = nn.BatchNorm2d(4, **settings)
+    return module
+
+
 UNEVEN = [*sites(2), fm.Site((torch.randn(5, 1, 4, 4), torch.arange(5) % CLASSES))]
-REFUSED = {
-    "no local name": (("parts.local", "haed.*", "head.*"), {"parts": fm.Parts(local=("haed.*",))}),
-    "no frozen name": (("parts.frozen", "body"), {"parts": fm.Parts(frozen=("body",))}),
-    "local and frozen": (
-        ("head.weight", "local", "frozen"),
-        {"parts": fm.Parts(local=("head.*",), frozen=("head.weight",))},
+TWICE = {"local": ("head.*",), "frozen": ("head.weight",)}
+REFUSED = {  # words of the refusal, parts and other settings
+    "no local name": (("parts.local", "haed.*", "head.*"), {"local": ("haed.*",)}, {}),
+    "no frozen name": (("parts.frozen", "body"), {"frozen": ("body",)}, {}),
+    "local and frozen": (("head.weight", "local", "frozen"), TWICE, {}),
+    "nothing shared": (("fm.algorithms.Local()",), {"local": ("stem.*", "head.*")}, {"batch_norm": "local"}),
+    "batch of one, local": (("sampling.batch", "2", "local"), {}, {"batch": 1, "batch_norm": "local"}),
+    "batch of one, shared": (("sampling.batch", "2", "shared"), {}, {"batch": 1, "batch_norm": "shared"}),
+    "padded": (("order", "full", "cyclic"), {}, {"sites": UNEVEN, "order": "full", "batch_norm": "local"}),
+    "step": (("parts.step", 0.0), {"step": 0.0}, {}),
+    "beta1": (("parts.beta1", 1.0), {"beta1": 1.0}, {}),
+    "beta2": (("parts.beta2", -0.1), {"beta2": -0.1}, {}),
+    "no statistics": (
+        ("norm", "track_running_stats", "convert"),
+        {},
+        {"model": with_norm(track_running_stats=False), "batch_norm": "local"},
     ),
-    "nothing shared": (
-        ("fm.algorithms.Local()",),
-        {"batch_norm": "local", "parts": fm.Parts(local=("stem.*", "head.*"))},
-    ),
-    "batch of one, local": (("sampling.batch", "2", "local"), {"batch": 1, "batch_norm": "local"}),
-    "batch of one, shared": (("sampling.batch", "2", "shared"), {"batch": 1, "batch_norm": "shared"}),
-    "padded batches": (
-        ("sampling.order", "full", "cyclic"),
-        {"sites": UNEVEN, "order": "full", "batch_norm": "local"},
-    ),
+    "no momentum": (("norm", "momentum"), {}, {"model": with_norm(momentum=None), "batch_norm": "local"}),
 }
 
 
-@pytest.mark.parametrize(("words", "settings"), REFUSED.values(), ids=REFUSED)
-def test_parts_and_batches_that_do_not_fit_the_model_are_refused(words, settings):
+@pytest.mark.parametrize(("words", "parts", "settings"), REFUSED.values(), ids=REFUSED)
+def test_parts_layers_and_batches_that_do_not_fit_are_refused(words, parts, settings):
     with refused(*words):
-        problem(**{"batch_norm": "frozen"} | settings)
+        problem(**{"batch_norm": "frozen"} | settings, parts=fm.Parts(**parts))
+
+
+def test_batch_of_one_is_enough_where_nothing_is_normed_over_it():
     problem(batch=1, batch_norm="convert")
 
 
-@pytest.mark.parametrize(("field", "value"), [("step", 0.0), ("beta1", 1.0), ("beta2", -0.1)])
-def test_parts_refuse_numbers_out_of_range(field: str, value: float):
-    with refused(f"parts.{field}", value):
-        fm.Parts(**{field: value})
-
-
-def test_layers_that_cannot_follow_a_policy_are_refused():
-    for layer, words in (
-        (nn.BatchNorm2d(4, track_running_stats=False), ("track_running_stats", "convert")),
-        (nn.BatchNorm2d(4, momentum=None), ("momentum",)),
-    ):
-        module = Small()
-        module.norm = layer
-        with refused("norm", *words):
-            problem(model=module, batch_norm="local")
-
-
 def test_digest_knows_parts_and_policy():
-    digests = {
-        problem(batch_norm="local").digest(),
-        problem(batch_norm="shared").digest(),
-        problem(batch_norm="shared", parts=fm.Parts(local=("head.*",))).digest(),
-        problem(batch_norm="shared", parts=fm.Parts(local=("head.*",), step=0.1)).digest(),
-    }
-    assert len(digests) == 4
+    settings = [("local", {}), ("shared", {}), ("shared", {"local": ("head.*",)})]
+    settings.append(("shared", {"local": ("head.*",), "step": 0.1}))
+    assert len({problem(batch_norm=policy, parts=fm.Parts(**parts)).digest() for policy, parts in settings}) == 4
 
 
 @pytest.mark.parametrize("parts", [fm.Parts(frozen=("stem.*",)), fm.Parts()])

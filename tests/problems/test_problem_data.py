@@ -4,23 +4,15 @@ import math
 
 import pytest
 import torch
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import TensorDataset
 
 import fairmesh as fm
 from tests.refusals import refused
-from tests.toys import CLASSES, FEATURES, problem, sites, small_model
+from tests.toys import CLASSES, FEATURES, Items, problem, sites, small_model
 
 INPUTS = torch.linspace(-1, 1, 12 * FEATURES).reshape(12, FEATURES)
 LABELS = torch.arange(12) % CLASSES
 GOOD = (INPUTS, LABELS)
-
-
-class Nothing(Dataset):
-    def __len__(self) -> int:
-        return 0
-
-    def __getitem__(self, index: int):
-        raise IndexError(index)
 
 
 def problem_refused(*names: object, **fields) -> None:
@@ -39,34 +31,44 @@ def spoiled(tensor: torch.Tensor, sample: int, value: float) -> torch.Tensor:
     return tensor
 
 
-def test_problem_accepts_sound_data():
-    assert fm.Problem(model=small_model, sites=with_bad_site(GOOD)).n == 4
-
-
-@pytest.mark.parametrize("topology", [fm.topologies.Torus(2, 4), fm.topologies.Matrix(((0.5, 0.5), (0.5, 0.5)))])
-def test_topology_of_another_size_than_the_sites_is_refused_with_both_numbers(topology):
-    with refused("3", 8 if isinstance(topology, fm.topologies.Torus) else 2, "nodes"):
+@pytest.mark.parametrize(
+    ("topology", "words"),
+    [
+        (fm.topologies.Torus(2, 4), (3, 8, "nodes")),
+        (fm.topologies.Matrix(((0.5, 0.5), (0.5, 0.5))), (3, 2, "nodes")),
+        (fm.topologies.Edges(((0, 1), (1, 2), (2, 3))), (3,)),
+    ],
+    ids=["torus", "matrix", "edges"],
+)
+def test_topology_of_another_size_than_the_sites_is_refused_with_both_numbers(topology, words):
+    with refused(*words):
         fm.train(problem(3), topology, fm.algorithms.DSGD(), 1)
 
 
-def test_edges_that_name_a_node_without_a_site_are_refused():
-    with refused("3"):
-        fm.train(problem(3), fm.topologies.Edges(((0, 1), (1, 2), (2, 3))), fm.algorithms.DSGD(), 1)
-
-
 NAN, INF, NUMBERS, MSE = math.nan, math.inf, torch.zeros(12, CLASSES), torch.nn.functional.mse_loss
-EMPTY = ((INPUTS[:0], LABELS[:0]), TensorDataset(INPUTS[:0], LABELS[:0]), Nothing())
+EMPTY = ((INPUTS[:0], LABELS[:0]), TensorDataset(INPUTS[:0], LABELS[:0]), Items(0, lambda i: None))
 WRAPS = (tuple, lambda pair: fm.data.Samples(*pair), lambda pair: TensorDataset(*pair))
 
 
 def bad(train, *words: object, **fields):
-    """A case with unfit training data at one of four sites."""
+    """Unfit training data at one of four sites."""
     return ("site 2", *words), {"sites": with_bad_site(train), **fields}
 
 
-def held(words: tuple[object, ...], **sets):
-    """A case with an unfit held-out set."""
+def held(*words: object, **sets):
+    """An unfit held-out set."""
     return words, {"sites": [fm.Site(GOOD, **sets)]}
+
+
+def numbers(value: float) -> list[fm.Site]:
+    return [fm.Site((INPUTS, NUMBERS)), fm.Site((INPUTS, spoiled(NUMBERS, 5, value)), name="Lyon")]
+
+
+def prior(values: list[float], *words: object):
+    return words, {"sites": with_bad_site(GOOD), "prior": values}
+
+
+UNSEEN = (spoiled(INPUTS, 3, NAN), LABELS)
 
 
 REFUSED = {
@@ -78,47 +80,25 @@ REFUSED = {
         for k, wrap in enumerate(WRAPS)
     },
     **{
-        f"target {value}": (
-            ("site 1", "Lyon", "targets of sample 5"),
-            {
-                "sites": [fm.Site((INPUTS, NUMBERS)), fm.Site((INPUTS, spoiled(NUMBERS, 5, value)), name="Lyon")],
-                "loss": MSE,
-            },
-        )
+        f"target {value}": (("site 1", "Lyon", "targets of sample 5"), {"sites": numbers(value), "loss": MSE})
         for value in (NAN, INF)
     },
-    "test input": held(("test set of site 0", "sample 3"), test=(spoiled(INPUTS, 3, NAN), LABELS)),
-    "shared validation input": (
-        ("validation set", "sample 3"),
-        {"sites": [fm.Site(GOOD)], "validation": (spoiled(INPUTS, 3, NAN), LABELS)},
-    ),
+    "test input": held("test set of site 0", "sample 3", test=UNSEEN),
+    "shared validation input": (("validation set", "sample 3"), {"sites": [fm.Site(GOOD)], "validation": UNSEEN}),
     "labels from 1": bad((INPUTS, LABELS + 1), "Lyon", 1, 3, "3 classes", "0..2"),
     "labels from -1": bad((INPUTS, LABELS - 1), "Lyon", -1, 1, "3 classes", "0..2"),
-    **{
-        f"{split} labels": held((f"{split} set of site 0", 5, 7, "0..2"), **{split: (INPUTS, LABELS + 5)})
-        for split in ("test", "validation")
-    },
+    "test labels": held("test set of site 0", 5, 7, "0..2", test=(INPUTS, LABELS + 5)),
+    "validation labels": held("validation set of site 0", 5, 7, "0..2", validation=(INPUTS, LABELS + 5)),
     "more inputs than targets": bad((INPUTS, LABELS[:11]), "(12, 6)", "(11,)"),
     "no pair": bad([INPUTS], "(inputs, targets)"),
     "inputs of another shape": bad((INPUTS[:, :5], LABELS), "Lyon", "inputs", "(5,)", "site 0", "(6,)"),
     "inputs of another dtype": bad((INPUTS.double(), LABELS), "inputs", "float64", "float32"),
     "targets of another dtype": bad((INPUTS, LABELS.float()), "targets", "float32", "int64"),
     "targets of another shape": bad((INPUTS, LABELS[:, None]), "targets", "(1,)"),
-    "test inputs of another shape": held(
-        ("test set of site 0", "inputs", "(5,)", "(6,)"), test=(INPUTS[:, :5], LABELS)
-    ),
-    "test targets of another kind": held(("test set of site 0", "targets", "float32"), test=(INPUTS, LABELS.float())),
-    **{
-        f"prior {value}": (
-            ("prior of site 1", str(value), "> 0"),
-            {"sites": with_bad_site(GOOD), "prior": [0.5, value, 0.25, 0.25]},
-        )
-        for value in (0.0, -0.25, NAN, INF)
-    },
-    **{
-        f"{count} priors": ((f"{count} entries", "4 sites"), {"sites": with_bad_site(GOOD), "prior": [1.0] * count})
-        for count in (3, 5)
-    },
+    "test inputs of another shape": held("test set of site 0", "inputs", "(5,)", "(6,)", test=(INPUTS[:, :5], LABELS)),
+    "test targets of another kind": held("test set of site 0", "targets", "float32", test=(INPUTS, LABELS.float())),
+    **{f"prior {v}": prior([0.5, v, 0.25, 0.25], "prior of site 1", v, "> 0") for v in (0.0, -0.25, NAN, INF)},
+    **{f"{count} priors": prior([1.0] * count, f"{count} entries", "4 sites") for count in (3, 5)},
 }
 
 

@@ -47,7 +47,12 @@ def test_shuffled_run_resumes_and_replicas_and_hosts_agree():
 
 def seen(problem: fm.Problem, calls: int = 1) -> tuple[Round, torch.Tensor]:
     network, oracle = toys.on_stack(problem, fm.Ring(), seeds=(0, 1), calls=calls)
-    return Round(torch.tensor(2), oracle, network), oracle.initial_models()
+    carried = carried_at_start(CompanionInputs(oracle))
+    return Round(torch.tensor(2), oracle, network, carried=carried), oracle.initial_models()
+
+
+def with_dropout() -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 5), nn.Dropout(0.3), nn.Tanh(), nn.Linear(5, 3))
 
 
 def test_round_tells_sizes_and_layout():
@@ -59,9 +64,8 @@ def test_round_tells_sizes_and_layout():
 
 @pytest.mark.parametrize("at_once", ["all", 1])
 def test_means_over_samples_are_those_of_the_batch_with_dropout_too(at_once):
-    model = nn.Sequential(nn.Linear(6, 5), nn.Dropout(0.3), nn.Tanh(), nn.Linear(5, 3))
     sampling = fm.Sampling(batch=7, batches_per_step=2)
-    ctx, models = seen(toys.problem(3, model=model, sampling=sampling, models_at_once=at_once))
+    ctx, models = seen(toys.problem(3, model=with_dropout(), sampling=sampling, models_at_once=at_once))
     losses, gradients = ctx.losses_and_gradients(models)
     assert ctx.sample_losses(models).shape == (2, 3, 14)
     assert torch.allclose(ctx.sample_losses(models).mean(dim=-1, keepdim=True), losses)
@@ -69,29 +73,33 @@ def test_means_over_samples_are_those_of_the_batch_with_dropout_too(at_once):
 
 
 def test_one_call_asked_for_twice_gives_the_same_batch():
-    model = nn.Sequential(nn.Linear(6, 5), nn.Dropout(0.3), nn.Tanh(), nn.Linear(5, 3))
-    ctx, models = seen(toys.problem(3, model=model), calls=2)
+    ctx, models = seen(toys.problem(3, model=with_dropout()), calls=2)
     first, again, other = (ctx.losses_and_gradients(models, call)[1] for call in (0, 0, 1))
     assert torch.equal(first, again)
     assert not torch.allclose(first, other)
 
 
-class _Recurrent(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.lstm = nn.LSTM(6, 3, batch_first=True)
-
-    def forward(self, inputs):
-        return self.lstm(inputs.unsqueeze(1))[0][:, -1]
+def recurrent(self, inputs):
+    return self.lstm(inputs.unsqueeze(1))[0][:, -1]
 
 
-def test_single_samples_are_refused_where_vmap_fails_and_for_padded_batches():
-    ctx, models = seen(toys.problem(3, model=_Recurrent()))
-    with refused("single samples", "vmap"):
-        ctx.sample_gradients(models)
-    ctx, models = seen(toys.problem(3, sampling=fm.Sampling(order="full")))
-    with refused("single samples", "full", "Sampling"):
-        ctx.sample_losses(models)
+NORMED = nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.Linear(5, 3))
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"model": toys.module(recurrent, lstm=nn.LSTM(6, 3, batch_first=True))}, ("vmap",)),
+        ({"sampling": fm.Sampling(order="full")}, ("full", "Sampling")),
+        ({"model": NORMED, "batch_norm": "local"}, ("BatchNorm", "convert")),
+    ],
+    ids=["vmap fails", "padded batches", "BatchNorm"],
+)
+def test_single_samples_are_refused_where_there_are_none(fields, words):
+    ctx, models = seen(toys.problem(3, **fields))
+    for ask in (ctx.sample_gradients, ctx.sample_losses):
+        with refused("single samples", *words):
+            ask(models)
 
 
 def test_parts_that_stay_at_a_node_take_the_same_step_by_gradients_of_single_samples():
@@ -107,11 +115,3 @@ def test_parts_that_stay_at_a_node_take_the_same_step_by_gradients_of_single_sam
     for one, other in zip(*after):
         torch.testing.assert_close(one, other)
     assert not torch.equal(after[1][1], carried.own.rows)
-
-
-def test_single_samples_are_refused_for_batch_norm_in_training_mode():
-    model = nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.Linear(5, 3))
-    network, oracle = toys.on_stack(toys.problem(3, model=model, batch_norm="local"), fm.Ring())
-    ctx = Round(torch.tensor(0), oracle, network, carried=carried_at_start(CompanionInputs(oracle)))
-    with refused("single samples", "BatchNorm", "convert"):
-        ctx.sample_gradients(oracle.initial_models())
