@@ -1,5 +1,6 @@
 """Random changes of training batches, by functions that take `draw` and by functions that draw from any generator."""
 
+import itertools
 import random
 
 import numpy as np
@@ -30,16 +31,25 @@ class Transform(nn.Module):
         return sample.roll(shift, dims=-1) * noise + 0.1 * torch.empty_like(sample).normal_()
 
 
-def mixup(inputs, targets, draw):
-    share, other = draw(1), draw(len(inputs)).argsort()
+def _mixed(inputs, targets, share, other):
     labels = F.one_hot(targets, CLASSES).to(inputs.dtype)
     return share * inputs + (1 - share) * inputs[other], share * labels + (1 - share) * labels[other]
+
+
+def mixup(inputs, targets, draw):
+    return _mixed(inputs, targets, draw(1), draw(len(inputs)).argsort())
 
 
 def mixup_by_torch(inputs, targets):
-    share, other = torch.rand(1), torch.randperm(len(inputs))
-    labels = F.one_hot(targets, CLASSES).to(inputs.dtype)
-    return share * inputs + (1 - share) * inputs[other], share * labels + (1 - share) * labels[other]
+    return _mixed(inputs, targets, torch.rand(1), torch.randperm(len(inputs)))
+
+
+def noisy(inputs, draw):
+    """May use random functions of torch next to `draw`."""
+    return inputs + draw(1) * torch.randn_like(inputs)
+
+
+SEEDED = pytest.mark.parametrize("augment", [Transform(), mixup_by_torch], ids=["sample", "batch"])
 
 
 def problem(augment, **fields) -> fm.Problem:
@@ -78,13 +88,7 @@ def test_augment_is_told_by_its_parameters(function, takes):
     assert Augmenter.of(function).takes == takes
 
 
-@pytest.mark.parametrize("function", [lambda a, b, c, d: a, lambda: 0, lambda inputs, *, strength: inputs])
-def test_augment_with_other_parameters_is_refused(function):
-    with refused("augment", "draw", "targets"):
-        problem(function)
-
-
-@pytest.mark.parametrize("augment", [Transform(), mixup_by_torch], ids=["sample", "batch"])
+@SEEDED
 def test_seeded_calls_leave_the_generators_of_the_process_as_they_were_and_do_not_depend_on_them(augment):
     found = []
     for seed in (1, 2):
@@ -95,59 +99,46 @@ def test_seeded_calls_leave_the_generators_of_the_process_as_they_were_and_do_no
     assert torch.equal(*found)
 
 
-@pytest.mark.parametrize("augment", [Transform(), mixup_by_torch], ids=["sample", "batch"])
+@SEEDED
 def test_seeded_calls_are_the_same_wherever_a_node_is_hosted_and_whatever_trains_next_to_it(augment):
     together = batch(augment, [0, 1, 2], seeds=(0, 1))
-    for node in range(3):
-        for replica in range(2):
-            alone = batch(augment, [node], seeds=(replica,))
-            for mine, all_ in zip(alone, together):
-                assert torch.equal(mine[0], all_[replica * 3 + node])
+    for node, replica in itertools.product(range(3), range(2)):
+        for own, all_ in zip(batch(augment, [node], seeds=(replica,)), together):
+            assert torch.equal(own[0], all_[replica * 3 + node])
 
 
 def test_seeded_calls_differ_between_samples_nodes_rounds_and_seeds():
-    def noise(inputs):
-        return torch.randn_like(inputs)
-
-    found = torch.cat(
-        [batch(noise, [0, 1], seeds=(0, 1), round_index=t)[0].reshape(-1, FEATURES)[:, 0] for t in (0, 1)]
-    )
+    rounds = [batch(lambda inputs: torch.randn_like(inputs), [0, 1], seeds=(0, 1), round_index=t)[0] for t in (0, 1)]
+    found = torch.cat(rounds).reshape(-1, FEATURES)[:, 0]
     assert len(found.unique()) == len(found) == 2 * 2 * 2 * 5
 
 
-@pytest.mark.parametrize("augment", [Transform(), mixup, mixup_by_torch], ids=["sample", "mixup", "batch"])
+@pytest.mark.parametrize(
+    "augment", [Transform(), mixup, mixup_by_torch, noisy], ids=["sample", "mixup", "batch", "both"]
+)
+@pytest.mark.quick_cases("all")
 def test_augmented_runs_resume_bit_for_bit_and_agree_however_many_models_are_evaluated_at_once(augment, tmp_path):
-    made, half = problem(augment), tmp_path / "half"
+    made = problem(augment)
     whole = trained(made, 4)
-    trained(made, 2, out=half)
-    assert torch.equal(whole.row(), trained(made, 4, out=half, resume=True).row())
+    trained(made, 2, out=tmp_path)
+    assert torch.equal(whole.row(), trained(made, 4, out=tmp_path, resume=True).row())
     one = trained(problem(augment, models_at_once=1), 4)
     torch.testing.assert_close(one.row(), whole.row(), rtol=1e-10, atol=1e-12)
 
 
-def test_augment_with_draw_may_use_random_functions_of_torch_next_to_it():
-    def noisy(inputs, draw):
-        return inputs + draw(1) * torch.randn_like(inputs)
-
-    rows = [
-        fm.train(problem(noisy, models_at_once=k), fm.Ring(), fm.algorithms.DSGD(0.1), 2, dtype="float64").row()
-        for k in (1, "all")
-    ]
-    torch.testing.assert_close(*rows, rtol=1e-10, atol=1e-12)
+WEIGHTS = (1.0, 2.0, 0.5)
 
 
 @pytest.mark.parametrize(
-    "loss",
+    ("loss", "weights"),
     [
-        fm.losses.CrossEntropy(class_weights=(1.0, 2.0, 0.5), label_smoothing=0.1, ignore_index=-1),
-        fm.losses.Focal(class_weights=(1.0, 2.0, 0.5)),
-        fm.losses.Dice(background=True),
+        (fm.losses.CrossEntropy(class_weights=WEIGHTS, label_smoothing=0.1, ignore_index=-1), torch.tensor(WEIGHTS)),
+        (fm.losses.Focal(class_weights=WEIGHTS), torch.tensor(WEIGHTS)),
+        (fm.losses.Dice(background=True), None),
     ],
 )
-def test_soft_loss_of_pure_labels_is_the_loss_of_the_labels(loss):
-    generator = torch.Generator().manual_seed(0)
-    outputs, labels = torch.randn(6, 3, generator=generator), torch.arange(6) % 3
-    weights = torch.tensor([1.0, 2.0, 0.5]) if getattr(loss, "class_weights", None) else None
+def test_soft_loss_of_pure_labels_is_the_loss_of_the_labels(loss, weights):
+    outputs, labels = torch.randn(6, 3, generator=torch.Generator().manual_seed(0)), torch.arange(6) % 3
     pure = loss.soft(outputs, F.one_hot(labels, 3).float(), weights)
     torch.testing.assert_close(pure, loss.each(outputs, labels, weights))
 
@@ -169,42 +160,33 @@ def test_soft_cross_entropy_is_that_of_torch():
 
 @pytest.mark.parametrize("augment", [mixup, mixup_by_torch])
 def test_mixed_labels_train_with_named_losses_metrics_and_algorithms_that_follow_errors(augment):
-    made = problem(augment, loss=fm.losses.Focal(), metrics=["balanced-accuracy", "brier"])
-    result = trained(made, 2)
+    result = trained(problem(augment, loss=fm.losses.Focal(), metrics=["balanced-accuracy", "brier"]), 2)
     assert {"balanced-accuracy", "brier", "accuracy"} <= set(result.records[-1])
     rows = oracle(augment, [0, 1, 2])
     errors = rows.errors(rows.initial_models(), torch.tensor(0), 0)
     assert bool(((errors >= 0) & (errors <= 1)).all())
-
-
-def test_loss_that_cannot_read_mixed_labels_is_refused():
     with refused("Huber", "mixed"):
         fm.losses.Huber().soft(torch.zeros(2, 2), torch.zeros(2, 2))
 
 
-class Counting:
-    """Keeps a generator of its own."""
-
-    def __init__(self):
-        self.generator = np.random.default_rng(0)
-
-    def __call__(self, sample):
-        return sample + self.generator.standard_normal()
+OWN, MIXED = np.random.default_rng(0), ("(inputs, targets)", "Tensor")
+OTHER_PARAMETERS = [lambda a, b, c, d: a, lambda: 0, lambda inputs, *, strength: inputs]
 
 
 @pytest.mark.parametrize(
     ("augment", "names"),
     [
-        (Counting(), ["augment", "twice", "np.random"]),
-        (lambda sample: sample[: 1 + int(torch.randint(0, 2, (1,)))], ["augment", "same shape"]),
-        (lambda batch: batch + torch.rand(len(batch), 1), ["augment", "one sample"]),
-        (lambda sample: sample.no_such_method(), ["augment", "no_such_method", "sample"]),
-        (lambda inputs, targets: inputs, ["augment", "(inputs, targets)", "Tensor"]),
-        (lambda inputs, targets, draw: inputs, ["augment", "(inputs, targets)", "Tensor"]),
+        *[(function, ("draw", "targets")) for function in OTHER_PARAMETERS],
+        (lambda sample: sample + OWN.standard_normal(), ("twice", "np.random")),
+        (lambda sample: sample[: 1 + int(torch.randint(0, 2, (1,)))], ("same shape",)),
+        (lambda batch: batch + torch.rand(len(batch), 1), ("one sample",)),
+        (lambda sample: sample.no_such_method(), ("no_such_method", "sample")),
+        (lambda inputs, targets: inputs, MIXED),
+        (lambda inputs, targets, draw: inputs, MIXED),
     ],
 )
 def test_unfit_augmentation_is_refused_before_training(augment, names):
-    with refused(*names):
+    with refused("augment", *names):
         problem(augment)
 
 
@@ -218,18 +200,13 @@ def test_augmentation_of_a_dictionary_of_inputs_gets_one_sample_of_each():
     def erased(sample):
         return {"image": sample["image"] * (torch.rand(()) < 0.5), "age": sample["age"]}
 
-    class Both(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.head = nn.Linear(5, 2)
-
-        def forward(self, image, age):
-            return self.head(torch.cat([image.flatten(1), age], dim=1))
+    def forward(self, image, age):
+        return self.head(torch.cat([image.flatten(1), age], dim=1))
 
     data = {"image": torch.ones(8, 2, 2), "age": torch.ones(8, 1), "label": torch.arange(8) % 2}
-    made = fm.Problem(Both(), [data] * 2, augment=erased, sampling=fm.Sampling(batch=8)).prepared
-    hosted = torch.arange(2)
-    inputs, _, _ = Oracle(made, hosted, hosted, seeds=[0]).batches.at(torch.tensor(0), 0, 1)
+    model = toys.module(forward, head=nn.Linear(5, 2))
+    made = fm.Problem(model, [data] * 2, augment=erased, sampling=fm.Sampling(batch=8)).prepared
+    inputs, _, _ = Oracle(made, torch.arange(2), torch.arange(2), seeds=[0]).batches.at(torch.tensor(0), 0, 1)
     assert set(inputs["image"].mean(dim=(2, 3)).flatten().tolist()) == {0.0, 1.0}
     assert bool((inputs["age"] == 1).all())
 

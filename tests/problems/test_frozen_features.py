@@ -12,42 +12,22 @@ from torch import nn
 
 import fairmesh as fm
 from fairmesh.problems import frozen_features as module
+from tests import toys
 from tests.refusals import refused
 
 calls: list[int] = []  # rows that the encoder has been given
 
 
-class Encoder(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.embedding, self.norm = nn.Embedding(9, 6), nn.BatchNorm1d(6)
-        self.drop, self.layer = nn.Dropout(0.5), nn.Linear(6, 6)
-        self.scale, self.shift, self.function = 1.0, torch.zeros(2000), torch.tanh
-
-    def forward(self, ids, mask):
-        calls.append(len(ids))
-        states = self.norm(self.embedding(ids).transpose(1, 2)).transpose(1, 2)
-        states = self.scale * self.function(self.layer(self.drop(states))) + self.shift[1000]
-        return {"states": states * mask.unsqueeze(-1), "mask": mask}
+def _encode(self, ids, mask):
+    calls.append(len(ids))
+    states = self.norm(self.embedding(ids).transpose(1, 2)).transpose(1, 2)
+    states = self.scale * self.function(self.layer(self.drop(states))) + self.shift[1000]
+    return {"states": states * mask.unsqueeze(-1), "mask": mask}
 
 
-class Head(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layers = nn.Sequential(nn.Dropout(0.2), nn.ReLU(inplace=True), nn.Linear(6, 2))
-
-    def forward(self, states, mask):
-        mask = mask.unsqueeze(-1)
-        return self.layers((states * mask).sum(1) / mask.sum(1).clamp(min=1))
-
-
-class Whole(nn.Module):
-    def __init__(self, encoder, head):
-        super().__init__()
-        self.encoder, self.head = encoder, head
-
-    def forward(self, ids, mask):
-        return self.head(**self.encoder(ids, mask))
+def _pooled(self, states, mask):
+    mask = mask.unsqueeze(-1)
+    return self.layers((states * mask).sum(1) / mask.sum(1).clamp(min=1))
 
 
 def samples(k: int, count: int = 30) -> dict[str, torch.Tensor]:
@@ -58,19 +38,13 @@ def samples(k: int, count: int = 30) -> dict[str, torch.Tensor]:
     return {"ids": ids, "mask": mask.long(), "labels": labels}
 
 
-class Items(torch.utils.data.Dataset):
-    def __init__(self, k: int):
-        self.held = samples(k)
-
-    def __len__(self):
-        return len(self.held["labels"])
-
-    def __getitem__(self, i):
-        return {name: part[i] for name, part in self.held.items()}
+def items(k: int) -> toys.Items:
+    held = samples(k)
+    return toys.Items(len(held["labels"]), lambda i: {name: part[i] for name, part in held.items()})
 
 
 def sites(kind="held"):
-    read = (lambda k: fm.data.Streamed(Items(k))) if kind == "streamed" else samples
+    read = (lambda k: fm.data.Streamed(items(k))) if kind == "streamed" else samples
     shared = samples(20)
     return [fm.Site(read(k), test=samples(10 + k), validation=shared, name=f"site {k}") for k in range(3)]
 
@@ -78,13 +52,16 @@ def sites(kind="held"):
 @pytest.fixture
 def encoder():
     torch.manual_seed(3)
-    return Encoder().train()
+    layers = {"embedding": nn.Embedding(9, 6), "norm": nn.BatchNorm1d(6), "drop": nn.Dropout(0.5)}
+    settings = {"scale": 1.0, "shift": torch.zeros(2000), "function": torch.tanh}
+    return toys.module(_encode, **layers, layer=nn.Linear(6, 6), **settings).train()
 
 
 @pytest.fixture
 def head():
     torch.manual_seed(4)
-    return Head().train()
+    layers = nn.Sequential(nn.Dropout(0.2), nn.ReLU(inplace=True), nn.Linear(6, 2))
+    return toys.module(_pooled, layers=layers).train()
 
 
 def trained(made, rounds=8, **options):
@@ -93,7 +70,10 @@ def trained(made, rounds=8, **options):
 
 
 def in_every_round(encoder, head, kind="held"):
-    whole = Whole(copy.deepcopy(encoder).eval(), copy.deepcopy(head))
+    def forward(self, ids, mask):
+        return self.head(**self.encoder(ids, mask))
+
+    whole = toys.module(forward, encoder=copy.deepcopy(encoder).eval(), head=copy.deepcopy(head))
     return fm.Problem(whole, sites(kind), parts=fm.Parts(frozen=("encoder.*",)), sampling=fm.Sampling(6))
 
 
@@ -228,27 +208,10 @@ def test_progress_is_told_if_it_takes_long(encoder, tmp_path, monkeypatch, caplo
 
 
 def _encoder(function):
-    class Changed(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.linear = nn.Linear(6, 4)
-
-        def forward(self, inputs):
-            return function(self.linear(inputs))
-
-    return Changed()
+    return toys.module(lambda self, inputs: function(self.linear(inputs)), linear=nn.Linear(6, 4))
 
 
-class _KeyCache:
-    pass
-
-
-class _Noisy(torch.utils.data.Dataset):
-    def __len__(self):
-        return 12
-
-    def __getitem__(self, k):
-        return torch.full((6,), float(k)) + torch.rand(6), k % 2
+NOISY = toys.Items(12, lambda k: (torch.full((6,), float(k)) + torch.rand(6), k % 2))
 
 
 NUMBERS = torch.randn(12, 6, generator=torch.Generator().manual_seed(0)), torch.arange(12) % 2
@@ -260,10 +223,10 @@ REFUSED = {
     "mixes rows": (lambda: _encoder(lambda x: x - x.mean(0)), {}, ["batch", "parts.frozen"]),
     "rows on another axis": (lambda: _encoder(lambda x: x.T), {}, ["(4, 12)", "12 rows"]),
     "no rows": (lambda: _encoder(lambda x: (x, x.mean())), {}, ["()", "12 rows"]),
-    "an object": (lambda: _encoder(lambda x: (x, _KeyCache())), {}, ["_KeyCache", "use_cache"]),
+    "an object": (lambda: _encoder(lambda x: (x, slice(1))), {}, ["slice", "use_cache"]),
     "nothing": (lambda: _encoder(lambda x: ()), {}, ["tuple"]),
     "NaN": (lambda: _encoder(lambda x: torch.where(torch.arange(12)[:, None] == 7, torch.nan, x)), {}, ["row 7"]),
-    "random transforms": (lambda: nn.Linear(6, 4), {"data": fm.data.Streamed(_Noisy())}, ["random transforms"]),
+    "random transforms": (lambda: nn.Linear(6, 4), {"data": fm.data.Streamed(NOISY)}, ["random transforms"]),
     "targets": (lambda: nn.Linear(6, 4), {"targets": "label"}, ["label"]),
 }  # fmt: skip
 

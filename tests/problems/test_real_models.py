@@ -9,14 +9,14 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils.data import Dataset, IterableDataset
+from torch.utils.data import IterableDataset
 
 import fairmesh as fm
-from tests.late import late
+from tests import toys
 from tests.pairwise import some_quick
+from tests.problems.test_structures import bert, gpt2
 from tests.refusals import missing_from, refused
 
-transformers = late("transformers")
 pytestmark = pytest.mark.filterwarnings("ignore:There is a performance drop")  # vmap runs attention in a loop
 
 ROWS: dict[str, Callable[[], None]] = {}
@@ -57,29 +57,22 @@ def asked(*names: object, model=None, sites=SITES, **fields) -> None:
 # Vision
 
 
-class Backbone(nn.Module):
+def backbone() -> nn.Module:
     """A frozen network with BatchNorm, never put into evaluation mode, and a head that is trained."""
-
-    def __init__(self):
-        super().__init__()
-        self.body = nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4), nn.ReLU()).requires_grad_(False)
-        self.head = nn.Linear(4, 3)
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        return self.head(self.body(inputs))
+    body = nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4), nn.ReLU()).requires_grad_(False)
+    return toys.module(lambda self, inputs: self.head(self.body(inputs)), body=body, head=nn.Linear(4, 3))
 
 
 @row("resnet18, BatchNorm in train mode; mobilenet_v3_small")
 def _():
     model = nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4), nn.Linear(4, 3))
-    asked("layer 1 (BatchNorm1d)", '"frozen"', '"local"', '"shared"', '"convert"', model=model)
     for policy in ("frozen", "local", "shared", "convert"):
         assert policy in works(model, batch_norm=policy, sampling=fm.Sampling(4))[1]
 
 
 @row("frozen resnet18 with a trainable head, never put into evaluation mode")
 def _():
-    module = Backbone()
+    module = backbone()
     asked("body.1 (BatchNorm1d)", ".eval()", '"frozen"', model=module)
     result, said = works(module, batch_norm="frozen")
     assert "keep their statistics" in said
@@ -87,53 +80,25 @@ def _():
     assert torch.equal(result.state_dict()["body.1.running_mean"], module.body[1].running_mean)
 
 
-class Attention(nn.Module):
-    """What a ViT does with its patches, with dropout of the attention."""
-
-    def __init__(self, drop: float = 0.1):
-        super().__init__()
-        self.embed, self.head = nn.Linear(1, 8), nn.Linear(8, 3)
-        self.attention = nn.MultiheadAttention(8, 2, dropout=drop, batch_first=True)
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        hidden = self.embed(inputs.unsqueeze(-1))
-        return self.head((hidden + self.attention(hidden, hidden, hidden, need_weights=False)[0]).mean(dim=1))
-
-
-@row("ViT with attention dropout")
-def _():
-    works(Attention)
-
-
 # Text, sequences, dense targets
 
 
-def bert(**settings) -> nn.Module:
-    config = transformers.BertConfig(
-        vocab_size=30, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16,
-        max_position_embeddings=16, num_labels=2, **settings,
-    )  # fmt: skip
-    torch.manual_seed(0)
-    return transformers.BertForSequenceClassification(config).train()
+def _bert_of_one_tensor(self, inputs: Tensor) -> Tensor:
+    mask = (1.0 - inputs[:, 1].float())[:, None, None, :] * -1e9 if self.additive else inputs[:, 1]
+    return self.bert(input_ids=inputs[:, 0], attention_mask=mask).logits
 
 
-class Masked(nn.Module):
+def trains_bert(attention: str, additive: bool = False) -> fm.Result:
     """BERT with its default dropout, ids and mask in one tensor; the mask may be added to the attention's scores."""
-
-    def __init__(self, attention: str, additive: bool = False):
-        super().__init__()
-        self.bert, self.additive = bert(attn_implementation=attention), additive
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        mask = (1.0 - inputs[:, 1].float())[:, None, None, :] * -1e9 if self.additive else inputs[:, 1]
-        return self.bert(input_ids=inputs[:, 0], attention_mask=mask).logits
-
-
-def trains_bert(*settings: object) -> fm.Result:
     ids = torch.arange(48).reshape(8, 6) % 30
     mask = (torch.arange(6) < 3 + torch.arange(8)[:, None] % 4).long()
     sites = [(torch.stack([ids, mask], dim=1), torch.arange(8) % 2)] * 2
-    return works(lambda: Masked(*settings), sites, sampling=fm.Sampling(4))[0]
+
+    def made() -> nn.Module:
+        inner = bert("BertForSequenceClassification", num_labels=2, attn_implementation=attention)
+        return toys.module(_bert_of_one_tensor, bert=inner, additive=additive)
+
+    return works(made, sites, sampling=fm.Sampling(4))[0]
 
 
 @row("BERT with a 4-D additive mask and its default dropout")
@@ -153,14 +118,10 @@ def _():
 
 @row("GPT-2 as a language model is traced without a warning")
 def _():
-    config = transformers.GPT2Config(
-        vocab_size=12, n_positions=8, n_embd=8, n_layer=1, n_head=2, bos_token_id=0, eos_token_id=0
-    )
-    module = transformers.GPT2LMHeadModel(config).train()
     ids = torch.arange(48).reshape(8, 6) % 12
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
-        problem = fm.Problem(module, [({"input_ids": ids}, ids)] * 2)
+        problem = fm.Problem(gpt2(), [({"input_ids": ids}, ids)] * 2)
         fm.train(problem, fm.Ring(), fm.algorithms.DSGD(0.1), 1, announce=lambda line: None)
     assert [str(one.message) for one in told if "traced" in str(one.message)] == []
 
@@ -176,64 +137,42 @@ def _():
     asked("mean of their single losses", "compares samples with each other", loss=contrastive)
 
 
-class Views(nn.Module):
-    """Several views of a sample, one of which belongs to it."""
-
-    def __init__(self):
-        super().__init__()
-        self.embed = nn.Linear(6, 4)
-
+@row("a contrastive loss within samples")
+def _():
     def forward(self, anchor: Tensor, others: Tensor) -> Tensor:
         return torch.einsum("bd,bkd->bk", *(F.normalize(self.embed(one), dim=-1) for one in (anchor, others)))
 
-
-@row("a contrastive loss within samples")
-def _():
+    views = toys.module(forward, embed=nn.Linear(6, 4))
     others = torch.randn(12, 5, 6, generator=torch.Generator().manual_seed(0))
-    works(Views, [((INPUTS, others), torch.zeros(12, dtype=torch.int64))] * 2, sampling=fm.Sampling(4))
+    works(views, [((INPUTS, others), torch.zeros(12, dtype=torch.int64))] * 2, sampling=fm.Sampling(4))
 
 
 # Data
 
 
-class Drawings(Dataset):
+def drawings(mode: str) -> toys.Items:
     """Images as a folder gives them without a transform."""
-
-    def __init__(self, mode: str):
-        self.mode = mode
-
-    def __len__(self) -> int:
-        return 6
-
-    def __getitem__(self, i: int):
-        return Image.fromarray(np.arange(48, dtype=np.uint8).reshape(4, 4, 3) + i).convert(self.mode), i % 2
+    pixels = np.arange(48, dtype=np.uint8).reshape(4, 4, 3)
+    return toys.Items(6, lambda i: (Image.fromarray(pixels + i).convert(mode), i % 2))
 
 
 @row("PIL images without ToTensor")
 def _():
     for mode, channels in (("RGB", 3), ("L", 1)):
         images = torch.stack(
-            [torch.from_numpy(np.array(image)) for image, _ in map(Drawings(mode).__getitem__, range(6))]
+            [torch.from_numpy(np.array(image)) for image, _ in map(drawings(mode).__getitem__, range(6))]
         )
         arrays = images.permute(0, 3, 1, 2) if channels == 3 else images.unsqueeze(1), torch.arange(6) % 2
         model = nn.Sequential(nn.Flatten(), nn.Linear(16 * channels, 2))
-        runs = [works(model, [one] * 2)[0] for one in (Drawings(mode), fm.data.Streamed(Drawings(mode)), arrays)]
+        runs = [works(model, [one] * 2)[0] for one in (drawings(mode), fm.data.Streamed(drawings(mode)), arrays)]
         assert torch.equal(runs[0].row(), runs[2].row())
         assert torch.equal(runs[1].row(), runs[2].row())
-    asked("site 0", "mode 'CMYK'", ".convert('RGB')", sites=[Drawings("CMYK")])
+    asked("site 0", "mode 'CMYK'", ".convert('RGB')", sites=[drawings("CMYK")])
 
 
-class Large(Dataset):
-    """Fails as numpy, or as torch does, where there is no memory left."""
-
-    def __init__(self, error: Exception):
-        self.error = error
-
-    def __len__(self) -> int:
-        return 6
-
+class Broken(toys.Items):
     def __getitem__(self, i: int):
-        raise self.error
+        raise self.item
 
 
 @row("a Dataset that is read into memory and does not fit")
@@ -242,20 +181,12 @@ def _():
         MemoryError("Unable to allocate 4.77 GiB"),
         RuntimeError("DefaultCPUAllocator: can't allocate memory"),
     ):
-        asked("site 0", "does not fit into memory", "fm.data.Streamed", sites=[Large(error)])
-
-
-class Unequal(Dataset):
-    def __len__(self) -> int:
-        return 6
-
-    def __getitem__(self, i: int):
-        return torch.zeros(1, 4 + i, 4), i % 2
+        asked("site 0", "does not fit into memory", "fm.data.Streamed", sites=[Broken(6, error)])
 
 
 @row("items of unequal size")
 def _():
-    asked("site 0", "unequal size", "pad or crop", sites=[Unequal()])
+    asked("site 0", "unequal size", "pad or crop", sites=[toys.Items(6, lambda i: (torch.zeros(1, 4 + i, 4), i % 2))])
 
 
 class Stream(IterableDataset):
@@ -294,21 +225,13 @@ def _():
             fm.train(problem, rounds=1)
 
 
-class Short(nn.Module):
-    """Computes in bfloat16 by itself."""
-
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Linear(6, 3)
-
+@row("autocast inside forward")
+def _():
     def forward(self, inputs: Tensor) -> Tensor:
         with torch.autocast("cpu", torch.bfloat16):
             return self.layer(inputs)
 
-
-@row("autocast inside forward")
-def _():
-    works(Short)
+    works(toys.module(forward, layer=nn.Linear(6, 3)))
 
 
 @row("torch.compile(model)")
@@ -320,17 +243,6 @@ def _():
 TEMPERATURE = {"value": 1.0}
 
 
-class Annealed(nn.Module):
-    """Reads a number of Python's that changes while it trains."""
-
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Linear(6, 3)
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        return self.layer(inputs) / TEMPERATURE["value"]
-
-
 class Annealing(fm.observers.Observer):
     def after_round(self, round, state):
         TEMPERATURE["value"] = 1.0 + round
@@ -338,7 +250,8 @@ class Annealing(fm.observers.Observer):
 
 @row('a temperature that an observer anneals, with trace = "no"')
 def _():
-    problem, rows = fm.Problem(Annealed(), SITES), []
+    annealed = toys.module(lambda self, x: self.layer(x) / TEMPERATURE["value"], layer=nn.Linear(6, 3))
+    problem, rows = fm.Problem(annealed, SITES), []
     for observers in ([], [Annealing()]):
         TEMPERATURE["value"] = 1.0
         rows.append(fm.train(problem, fm.Ring(), fm.algorithms.DSGD(0.1), 3, observers=observers, trace="no").row())

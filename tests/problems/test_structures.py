@@ -15,6 +15,7 @@ from fairmesh.data.summary import site_summaries
 from fairmesh.mesh.announcements import KINDS
 from fairmesh.mesh.node.membership import facts
 from fairmesh.mesh.node.site_statistics import WITHHELD, statistics
+from tests import toys
 from tests.late import late
 from tests.refusals import refused
 
@@ -30,26 +31,13 @@ def trained(problem: fm.Problem, rounds: int = 20, **options) -> fm.Result:
     return fm.train(problem, fm.Ring(), fm.algorithms.DSGD(0.3), rounds, measure_every=rounds, **options)
 
 
-class Both(nn.Module):
+def _of_both(self, left, right):
+    return self.layer(torch.cat([left, right], dim=1))
+
+
+def both() -> nn.Module:
     """A linear model of two inputs."""
-
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Linear(5, 2)
-
-    def forward(self, left, right):
-        return self.layer(torch.cat([left, right], dim=1))
-
-
-class One(nn.Module):
-    """The same of one input."""
-
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Linear(5, 2)
-
-    def forward(self, inputs):
-        return self.layer(inputs)
+    return toys.module(_of_both, layer=nn.Linear(5, 2))
 
 
 def halves(k: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -62,31 +50,15 @@ def of_names(k: int):
     return {"right": right, "left": left, "labels": labels}
 
 
-class Items(torch.utils.data.Dataset):
+def items(k: int) -> toys.Items:
     """A Dataset of dictionaries, with lists as tokenizers give them."""
+    parts = of_names(k)
 
-    def __init__(self, k: int):
-        self.parts = of_names(k)
+    def item(i: int) -> dict:
+        one = {name: part[i] for name, part in parts.items()}
+        return one | {"left": one["left"].tolist(), "labels": int(one["labels"])}
 
-    def __len__(self):
-        return 12
-
-    def __getitem__(self, i):
-        item = {name: part[i] for name, part in self.parts.items()}
-        return item | {"left": item["left"].tolist(), "labels": int(item["labels"])}
-
-
-class Columns:
-    """A set of Hugging Face's kind: not a torch Dataset, but with items."""
-
-    def __init__(self, k: int):
-        self.items = Items(k)
-
-    def __len__(self):
-        return 12
-
-    def __getitem__(self, i):
-        return self.items[i]
+    return toys.Items(12, item)
 
 
 SOURCES = {
@@ -94,8 +66,7 @@ SOURCES = {
     "arrays": lambda k: (tuple(np.asarray(part) for part in halves(k)[:2]), halves(k)[2].numpy()),
     "names": lambda k: ({"left": halves(k)[0], "right": halves(k)[1]}, halves(k)[2]),
     "table": of_names,
-    "dataset": Items,
-    "columns": Columns,
+    "dataset": items,
 }
 
 
@@ -104,8 +75,8 @@ SOURCES = {
 @pytest.mark.quick_cases(2)
 def test_several_inputs_train_as_the_same_numbers_in_one_tensor(source, at_once):
     torch.manual_seed(0)
-    several, single = Both(), One()
-    single.load_state_dict(several.state_dict())
+    several = both()
+    single = toys.module(lambda self, inputs: self.layer(inputs), layer=several.layer)
     whole = [(torch.cat(halves(k)[:2], dim=1), halves(k)[2]) for k in range(3)]
     results = [
         trained(fm.Problem(model, [fm.Site(s, test=s) for s in sets], sampling=fm.Sampling(4), models_at_once=at_once))
@@ -125,37 +96,27 @@ def test_samples_of_every_form_are_the_same(source):
     assert read.targets.dtype == torch.int64
 
 
-def test_the_target_is_found_by_name_by_place_or_by_a_rule():
+def test_the_target_is_found_by_name_or_by_place():
     left, right, labels = halves(0)
-    named = {"left": left, "right": right, "diagnosis": labels}
-    for source, targets in ((named, "diagnosis"), (torch.utils.data.TensorDataset(left, right, labels), 2)):
-        problem = fm.Problem(Both(), [source] * 2, targets=targets).prepared
+    for source, targets in ((DIAGNOSED, "diagnosis"), (torch.utils.data.TensorDataset(left, right, labels), 2)):
+        problem = fm.Problem(both(), [source] * 2, targets=targets).prepared
         assert torch.equal(problem.sites[0].train.targets, labels)
         assert dataclasses.replace(problem, weight_decay=0.1).sites[0].train.targets is not None
-    with refused("'diagnosis'", "Problem(targets="):
-        fm.Problem(Both(), [named])
-    with refused("'label'", "'diagnosis'"):
-        fm.Problem(Both(), [named], targets="label")
-    with refused("4 parts", "Problem(targets="):
-        fm.Problem(Both(), [torch.utils.data.TensorDataset(left, right, labels, labels)])
 
 
 def test_a_problem_with_several_inputs_has_a_digest_of_names_and_values():
-    sites = [of_names(k) for k in range(2)]
-    digest = fm.Problem(Both(), sites).prepared.digest()
-    model = Both()
+    sites, model = [of_names(k) for k in range(2)], both()
     same = [{name: one[name] for name in ("labels", "left", "right")} for one in sites]
     swapped = [one | {"left": one["left"] + 1} for one in sites]
-    first, again, other = (fm.Problem(model, given).prepared.digests_here() for given in (sites, same, swapped))
+    first, again, other = (fm.Problem(model, given).prepared.digest() for given in (sites, same, swapped))
     assert first == again != other
-    assert digest
 
 
 @pytest.mark.slow
 def test_several_inputs_are_kept_by_a_process_judged_on_held_out_rows_and_reserved():
     sites = [fm.Site(of_names(k), test=of_names(k + 9)) for k in range(3)]
     problem = fm.Problem(
-        Both(), fm.data.reserve(sites, 0.3), objective=fm.Objective(judged_on="held-out", share=0.4)
+        both(), fm.data.reserve(sites, 0.3), objective=fm.Objective(judged_on="held-out", share=0.4)
     ).prepared
     kept = problem.keeping([1])
     assert kept.here == [1]
@@ -218,53 +179,17 @@ def test_tokens_with_classes_on_the_last_axis_take_the_plain_cross_entropy():
     labels = inputs.argmax(dim=-1)[..., :] % 3
     problem = fm.Problem(nn.Linear(4, 3), [(inputs, labels)] * 2, test=(inputs, labels), metrics=["accuracy"])
     assert problem.task == "masks"
-    last = trained(problem, 100).final[0]
-    assert last["accuracy"]["worst"] > 0.8
-    with refused("read=", "transpose"):  # seven tokens, seven classes
-        fm.Problem(nn.Linear(4, 7), [(inputs, labels)] * 2)
+    assert trained(problem, 100).final[0]["accuracy"]["worst"] > 0.8
     read = fm.Problem(nn.Linear(4, 7), [(inputs, labels)] * 2, read=lambda outputs: outputs.transpose(1, 2))
     assert read.task == "masks"
 
 
-def test_a_padded_loss_of_torch_is_refused_and_the_named_one_is_offered():
-    inputs = drawn(0, 8, 7, 4)
-    labels = inputs.argmax(dim=-1)
-    labels[:4, 2:] = -100
-    with refused("ignore_index", "fm.losses.CrossEntropy"):
-        fm.Problem(nn.Linear(4, 4), [(inputs, labels)])
+def _class_and_number(self, inputs):
+    return self.classes(inputs), self.number(inputs).squeeze(-1)
 
 
-class Graph(nn.Module):
-    """A graph network: features of nodes and their adjacency."""
-
-    def __init__(self):
-        super().__init__()
-        self.layer, self.head = nn.Linear(3, 8), nn.Linear(8, 2)
-
-    def forward(self, features, adjacency):
-        return self.head((adjacency @ self.layer(features)).relu().mean(dim=1))
-
-
-def test_a_graph_network_takes_features_and_adjacency_as_a_tuple():
-    sites = []
-    for k in range(3):
-        adjacency = (drawn(k, 20, 4, 4) > 0).float()
-        labels = (adjacency.sum(dim=(1, 2)) > 8).long()
-        data = (torch.ones(20, 4, 3), adjacency), labels
-        sites.append(fm.Site(data, test=data))
-    first, last = trained(fm.Problem(Graph(), sites, models_at_once="all"), 30).records
-    assert last["loss"]["worst"] < first["loss"]["worst"]
-
-
-class TwoOutputs(nn.Module):
-    """Predicts a class and a number."""
-
-    def __init__(self):
-        super().__init__()
-        self.classes, self.number = nn.Linear(3, 2), nn.Linear(3, 1)
-
-    def forward(self, inputs):
-        return self.classes(inputs), self.number(inputs).squeeze(-1)
+def two_outputs() -> nn.Module:
+    return toys.module(_class_and_number, classes=nn.Linear(3, 2), number=nn.Linear(3, 1))
 
 
 def both_losses(outputs, targets):
@@ -283,13 +208,13 @@ def test_two_outputs_and_two_targets_train_by_a_loss_of_the_users_own(at_once):
     sites = [fm.Site(sized(k), test=sized(k)) for k in range(3)]
     right = fm.metrics.Metric(lambda logits, targets: (logits.argmax(-1) == targets["class"]).double().mean())
     problem = fm.Problem(
-        TwoOutputs(), sites, both_losses, fm.Sampling(order="full"), models_at_once=at_once,
+        two_outputs(), sites, both_losses, fm.Sampling(order="full"), models_at_once=at_once,
         read=lambda outputs: outputs[0], metrics={"right": right},
     ).prepared  # fmt: skip
     assert problem.task == "several"
     row = problem.initial_row(0).float()
     with torch.no_grad():
-        wanted = both_losses(TwoOutputs.forward(problem.initial_model(0), sized(0)[0]), sized(0)[1])
+        wanted = both_losses(problem.initial_model(0)(sized(0)[0]), sized(0)[1])
         assert torch.allclose(problem.loss(problem.flat_model(row, sized(0)[0]), sized(0)[1]), wanted)
     result = trained(problem, 60)
     assert result.final[0]["right"]["worst"] > 0.8
@@ -297,54 +222,74 @@ def test_two_outputs_and_two_targets_train_by_a_loss_of_the_users_own(at_once):
     assert dataclasses.replace(problem, weight_decay=0.1).loss(problem.flat_model(row, sized(0)[0]), sized(0)[1]) > 0
 
 
-def test_outputs_that_nothing_says_how_to_read_are_refused():
-    inputs, targets = sized(0)
-    with refused("tuple of 2", "read="):
-        fm.Problem(TwoOutputs(), [(inputs, targets["class"])])
-    with refused("read", "IndexError"):
-        fm.Problem(TwoOutputs(), [(inputs, targets["class"])], read=lambda outputs: outputs[2])
-    with refused("targets", "loss=function"):
-        fm.Problem(nn.Linear(3, 2), [(inputs, targets)])
-    with refused("keywords", "left"):
-        fm.Problem(nn.Linear(5, 2), [of_names(0)])
+def tokens_of(classes: int, padded: bool = False) -> tuple[Tensor, Tensor]:
+    inputs = drawn(0, 8, 7, 4)
+    labels = inputs.argmax(dim=-1) % classes
+    labels[:4, 2:] = -100 if padded else labels[:4, 2:]
+    return inputs, labels
 
 
-class Summed(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Linear(3, 2)
+(LEFT, RIGHT, YES), (NUMBERS, TARGETS) = halves(0), sized(0)
+DIAGNOSED = {"left": LEFT, "right": RIGHT, "diagnosis": YES}
+FOUR = torch.utils.data.TensorDataset(LEFT, RIGHT, YES, YES)
+LOADER, PAIR = torch.utils.data.DataLoader(items(0), batch_size=4), (NUMBERS, TARGETS["class"])
+SEVERAL_LABELS = (NUMBERS, (NUMBERS > 0).long())
+SUMMED = toys.module(lambda self, x: {"logits": self.layer(x), "size": x.sum()}, layer=nn.Linear(3, 2))
+TEXTS = toys.Items(2, lambda i: {"text": "good", "ids": [1, 2], "label": 0})
+UNEQUAL = toys.Items(2, lambda i: {"ids": [1] * (i + 1), "label": 0})
 
-    def forward(self, inputs):
-        return {"logits": self.layer(inputs), "size": inputs.sum()}
+
+def of_logits(outputs, targets):
+    return nn.functional.cross_entropy(outputs["logits"], targets)
 
 
-def test_outputs_without_a_row_per_sample_are_refused_where_a_loss_sees_them():
-    inputs, targets = sized(0)
-    fm.Problem(Summed(), [(inputs, targets["class"])])  # reads the logits
-    with refused("one row per sample"):
-        fm.Problem(Summed(), [(inputs, targets["class"])], lambda o, t: nn.functional.cross_entropy(o["logits"], t))
+REFUSED = {  # words of the refusal, model, data, and other settings
+    "no target": (("'diagnosis'", "Problem(targets="), both(), DIAGNOSED, {}),
+    "another target": (("'label'", "'diagnosis'"), both(), DIAGNOSED, {"targets": "label"}),
+    "four parts": (("4 parts", "Problem(targets="), both(), FOUR, {}),
+    "as many tokens as classes": (("read=", "transpose"), nn.Linear(4, 7), tokens_of(3), {}),
+    "padded tokens": (("ignore_index", "fm.losses.CrossEntropy"), nn.Linear(4, 4), tokens_of(4, padded=True), {}),
+    "two outputs": (("tuple of 2", "read="), two_outputs(), PAIR, {}),
+    "no such output": (("read", "IndexError"), two_outputs(), PAIR, {"read": lambda outputs: outputs[2]}),
+    "two targets": (("targets", "loss=function"), nn.Linear(3, 2), (NUMBERS, TARGETS), {}),
+    "keywords": (("keywords", "left"), nn.Linear(5, 2), of_names(0), {}),
+    "output without rows": (("one row per sample",), SUMMED, PAIR, {"loss": of_logits}),
+    "whole numbers": (
+        ("BinaryCrossEntropy", "floats"),
+        nn.Linear(3, 3),
+        SEVERAL_LABELS,
+        {"loss": nn.functional.binary_cross_entropy_with_logits},
+    ),
+    "DataLoader": (("DataLoader", "loader.dataset", "Sampling(batch="), both(), LOADER, {}),
+    "text": (("'text'", "numbers"), both(), TEXTS, {}),
+    "unequal length": (("unequal size", "padding"), both(), UNEQUAL, {}),
+}
+
+
+@pytest.mark.parametrize(("words", "model", "data", "fields"), REFUSED.values(), ids=REFUSED)
+def test_parts_that_nothing_says_how_to_read_are_refused_with_the_way_out(words, model, data, fields):
+    with refused(*words):
+        fm.Problem(model, [data], **fields)
+
+
+def test_ways_out_are_accepted():
+    fm.Problem(SUMMED, [PAIR])  # reads the logits
+    assert fm.Problem(nn.Linear(3, 3), [SEVERAL_LABELS], fm.losses.BinaryCrossEntropy()).task == "multi-label"
+
+
+def gpt2() -> nn.Module:
+    sizes = {"vocab_size": 12, "n_positions": 8, "n_embd": 8, "n_layer": 1, "n_head": 2}
+    return transformers.GPT2LMHeadModel(transformers.GPT2Config(bos_token_id=0, eos_token_id=0, **sizes)).train()
 
 
 def test_a_language_model_keeps_its_cache_to_itself_if_the_loss_is_the_users_own():
-    config = transformers.GPT2Config(
-        vocab_size=12, n_positions=8, n_embd=8, n_layer=1, n_head=2, bos_token_id=0, eos_token_id=0
-    )
-    module = transformers.GPT2LMHeadModel(config).train()
     ids = tokens(0)["input_ids"] % 12
 
     def next_token(outputs, targets):
         return nn.functional.cross_entropy(outputs.logits[:, :-1].transpose(1, 2), targets[:, 1:])
 
-    problem = fm.Problem(module, [({"input_ids": ids}, ids)] * 2, next_token, models_at_once=1)
+    problem = fm.Problem(gpt2(), [({"input_ids": ids}, ids)] * 2, next_token, models_at_once=1)
     assert torch.isfinite(trained(problem, 1).row()).all()
-
-
-def test_whole_numbers_for_a_loss_of_floats_are_refused_with_the_loss_that_takes_them():
-    inputs = drawn(0, 10, 3)
-    site = inputs, (inputs > 0).long()
-    with refused("BinaryCrossEntropy", "floats"):
-        fm.Problem(nn.Linear(3, 3), [site], nn.functional.binary_cross_entropy_with_logits)
-    assert fm.Problem(nn.Linear(3, 3), [site], fm.losses.BinaryCrossEntropy()).task == "multi-label"
 
 
 def test_samples_without_a_label_train_with_ignore_index_and_cannot_judge():
@@ -363,30 +308,6 @@ def test_samples_without_a_label_train_with_ignore_index_and_cannot_judge():
     assert trained(problem, 30).final[0]["accuracy"]["worst"] > 0.6
     with refused("10 of 20", "test"):
         fm.Problem(nn.Linear(3, 3), [fm.Site((inputs, labels), test=(inputs, some))], loss)
-
-
-def test_a_data_loader_is_refused_with_the_way_out():
-    loader = torch.utils.data.DataLoader(Items(0), batch_size=4)
-    with refused("DataLoader", "loader.dataset", "Sampling(batch="):
-        fm.Problem(Both(), [loader])
-
-
-class Texts(torch.utils.data.Dataset):
-    def __init__(self, *items):
-        self.items = items
-
-    def __len__(self):
-        return len(self.items)
-
-    def __getitem__(self, i):
-        return self.items[i]
-
-
-def test_text_and_items_of_unequal_length_are_refused_by_name():
-    with refused("'text'", "numbers"):
-        Samples.of(Texts(*[{"text": "good", "ids": [1, 2], "label": 0}] * 2), "it")
-    with refused("unequal size", "padding"):
-        Samples.of(Texts({"ids": [1, 2], "label": 0}, {"ids": [1], "label": 0}), "it")
 
 
 def test_several_inputs_come_from_an_experiment_file_with_a_module_of_ones_own(tmp_path, monkeypatch):
@@ -418,7 +339,7 @@ def test_several_inputs_come_from_an_experiment_file_with_a_module_of_ones_own(t
 
 
 def test_what_a_site_announces_of_several_inputs_are_their_forms():
-    site = fm.Problem(Both(), [of_names(0)]).prepared.sites[0]
+    site = fm.Problem(both(), [of_names(0)]).prepared.sites[0]
     said = facts(site)
     assert said["inputs"] == {"left": ["torch.float32", [2]], "right": ["torch.float32", [3]]}
     assert all(KINDS["facts"].fields[what](said[what]) for what in ("inputs", "targets"))

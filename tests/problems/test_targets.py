@@ -19,7 +19,10 @@ def trained(made: fm.Problem) -> list[dict]:
     return fm.train(made, fm.Ring(), ALGORITHM, 30, measure_every=30).records
 
 
-def test_masks_train_by_dice_and_by_cross_entropy_with_void_pixels():
+@pytest.mark.parametrize(
+    "loss", [fm.losses.Dice(ignore_index=255), fm.losses.CrossEntropy("balanced", ignore_index=255)]
+)
+def test_masks_train_by_dice_and_by_cross_entropy_with_void_pixels(loss):
     given = []
     for k in range(3):
         inputs = drawn(k, 8, 1, 4, 4)
@@ -27,15 +30,13 @@ def test_masks_train_by_dice_and_by_cross_entropy_with_void_pixels():
         masks[0] = 255  # a sample without any valid pixel
         masks[:, 0, 0] = 255
         given.append(fm.Site((inputs, masks), test=(inputs, masks)))
-    for loss in (fm.losses.Dice(ignore_index=255), fm.losses.CrossEntropy("balanced", ignore_index=255)):
-        torch.manual_seed(0)
-        model = torch.nn.Conv2d(1, 2, 1)
-        made = fm.Problem(model, given, loss=loss, metrics=["dice", "accuracy"])
-        assert (made.task, made.primary) == ("masks", "accuracy")
-        first, last = trained(made)
-        assert last["loss"]["worst"] < first["loss"]["worst"]
-        assert 0.0 <= last["dice"]["worst"] <= 1.0
-        assert last["accuracy"]["worst"] > 0.5
+    torch.manual_seed(0)
+    made = fm.Problem(torch.nn.Conv2d(1, 2, 1), given, loss=loss, metrics=["dice", "accuracy"])
+    assert (made.task, made.primary) == ("masks", "accuracy")
+    first, last = trained(made)
+    assert last["loss"]["worst"] < first["loss"]["worst"]
+    assert 0.0 <= last["dice"]["worst"] <= 1.0
+    assert last["accuracy"]["worst"] > 0.5
 
 
 def masks_of(k: int, *, void: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
@@ -59,12 +60,6 @@ def test_site_whose_test_masks_are_all_void_is_named_and_has_no_metric(metrics):
         assert entry["best"] > 0.0
 
 
-@pytest.mark.parametrize("loss", [fm.losses.Dice(), fm.losses.CrossEntropy(), torch.nn.functional.cross_entropy])
-def test_void_label_of_masks_that_the_loss_does_not_ignore_is_refused_with_the_loss_that_does(loss):
-    with refused("site 0", "255", "0..1", "ignore_index=255"):
-        fm.Problem(torch.nn.Conv2d(1, 2, 1), [fm.Site(masks_of(0))], loss=loss)
-
-
 def test_mask_with_a_label_that_the_model_does_not_have_is_refused_also_when_it_is_streamed():
     inputs, masks = (part.repeat(4, *[1] * (part.ndim - 1)) for part in masks_of(1))
     masks[13, 3, 3] = 7
@@ -78,10 +73,20 @@ def test_mask_with_a_label_that_the_model_does_not_have_is_refused_also_when_it_
         fm.train(made, fm.Ring(), ALGORITHM, 40)
 
 
-def test_training_masks_that_are_all_void_are_refused():
-    given = [fm.Site(masks_of(0)), fm.Site(masks_of(1, void=True), name="north")]
-    with refused("north", "255"):
-        fm.Problem(torch.nn.Conv2d(1, 2, 1), given, loss=fm.losses.CrossEntropy(ignore_index=255))
+@pytest.mark.parametrize(
+    ("loss", "void", "words"),
+    [
+        *[
+            (loss, False, ("site 0", "255", "0..1", "ignore_index=255"))
+            for loss in (fm.losses.Dice(), fm.losses.CrossEntropy(), torch.nn.functional.cross_entropy)
+        ],
+        (fm.losses.CrossEntropy(ignore_index=255), True, ("north", "255")),
+    ],
+)
+def test_training_masks_are_refused_with_a_void_label_that_the_loss_reads_and_with_nothing_else(loss, void, words):
+    given = [fm.Site(masks_of(0)), fm.Site(masks_of(1, void=void), name="north")]
+    with refused(*words):
+        fm.Problem(torch.nn.Conv2d(1, 2, 1), given, loss=loss)
 
 
 def test_several_labels_per_sample_train_by_binary_cross_entropy():
