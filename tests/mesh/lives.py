@@ -186,6 +186,12 @@ class Lives:
             os.waitpid(process, 0)
         self._processes.clear()
 
+    def __enter__(self) -> "Lives":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.end()
+
     def results(self) -> dict[str, bytes]:
         """Returns the result of every site; raises if sites differ."""
         found = {}

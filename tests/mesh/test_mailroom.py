@@ -34,10 +34,22 @@ class Room(Mailroom):
         self.connected(position, stream, Progress(durable, durable if due is None else due))
         return stream
 
+    def post_all(self, steps):
+        for step in steps:
+            self.post(step, {1: text("me", step)})
+
+    def sent(self, steps, acknowledged):
+        """Posts and sends messages, so many of which are durable there; returns the stream."""
+        self.post_all(steps)
+        stream = self.joined()
+        frames_of(self, stream)
+        self.acknowledged(1, stream, acknowledged)
+        return stream
+
     def exchange(self, steps, stream, send=True):
         for step in steps:
             if send:
-                self.post(step, {1: text("me", step)})
+                self.post_all([step])
             self.arrived(1, stream, step, text("it", step))
             taken(self, step)
 
@@ -140,73 +152,53 @@ def test_stream_that_was_replaced_is_refused_without_harm_to_the_one_there_is(ma
 
 def test_message_lost_here_by_a_power_cut_and_durable_there_is_not_kept_when_it_is_made_again(mailroom):
     mailroom.joined(5)
-    for step in range(5):
-        mailroom.post(step, {1: text(0, step)})
+    mailroom.post_all(range(5))
     assert mailroom.unacknowledged_by() == []
-    mailroom.post(5, {1: text(0, 5)})
+    mailroom.post_all([5])
     assert mailroom.unacknowledged_by() == [1]
 
 
 def test_restart_knows_that_a_neighbour_holds_everything(opened):
     first = opened()
-    first.post(0, {1: b"zero"})
-    stream = first.joined()
-    frames_of(first, stream)
-    first.acknowledged(1, stream, 1)
-    first.disconnected(1, stream)
+    first.disconnected(1, first.sent([0], acknowledged=1))
     assert first.unacknowledged_by() == []  # and so noted, though it has gone
     assert opened().unacknowledged_by() == []
 
 
-def test_messages_that_cannot_be_read_are_refused_before_they_are_logged(mailroom):
-    closed = []
+@pytest.mark.parametrize("fails", ["decode", "check"])
+def test_messages_that_cannot_be_read_or_fail_a_check_are_refused_before_they_are_logged(mailroom, fails):
+    closed, found = [], {}
     mailroom.serve(lambda positions: None, lambda stream, reason: closed.append((stream, reason)))
-    bad = mailroom.joined()
-    mailroom.arrived(1, bad, 0, b"bad")
 
-    def read(position, payload):
+    def refuse(position, payload):
         if payload == b"bad":
-            raise DecodeError("the checksum is wrong")
+            raise DecodeError("its model is huge")
         return payload
 
-    found = {}
-    waiting = threading.Thread(target=lambda: found.update(mailroom.take(0, [1], read)))
+    def plain(position, payload):
+        return payload
+
+    reading = (refuse, plain) if fails == "decode" else (plain, refuse)
+    waiting = threading.Thread(target=lambda: found.update(mailroom.take(0, [1], *reading)))
     waiting.start()
+    bad = mailroom.joined()
+    mailroom.arrived(1, bad, 0, b"bad")
     until(lambda: closed)
     ((stream, reason),) = closed
     assert stream is bad
-    assert missing_from(reason, "step 0", "the checksum is wrong") == []
+    assert missing_from(reason, "step 0", "its model is huge") == []
     assert mailroom.progress(1) == Progress(0, 0)
     mailroom.arrived(1, mailroom.joined(), 0, b"good")
     waiting.join(5)
     assert found == {1: b"good"}
 
 
-def test_messages_that_fail_a_check_are_refused_but_not_those_accepted_before(mailroom):
-    closed = []
-    mailroom.serve(lambda positions: None, lambda stream, reason: closed.append(reason))
-
-    def check(position, decoded):
-        if decoded == "huge":
-            raise DecodeError("its model is huge")
-
-    def decode(position, payload):
-        return payload.decode()
-
-    found = {}
-    waiting = threading.Thread(target=lambda: found.update(mailroom.take(0, [1], decode, check)))
-    waiting.start()
-    for said in (b"huge", b"fine"):
-        mailroom.arrived(1, mailroom.joined(), 0, said)
-        until(lambda: closed)
-    waiting.join(5)
-    assert found == {1: "fine"}
-    assert missing_from(closed, "step 0", "its model is huge") == []
-
+def test_message_accepted_before_is_not_checked_again(mailroom):
     def refuse(position, decoded):
         raise DecodeError("this version refuses everything")
 
-    assert mailroom.take(0, [1], decode, refuse) == {1: "fine"}
+    mailroom.arrived(1, mailroom.joined(), 0, b"fine")
+    assert taken(mailroom, 0) == mailroom.take(0, [1], lambda position, payload: payload, refuse) == {1: b"fine"}
 
 
 def test_mailroom_acknowledges_only_what_is_durable(mailroom):
@@ -230,7 +222,7 @@ def test_restarted_node_finds_what_it_had_and_is_sent_what_it_missed(opened):
     after = opened()
     assert after.progress(1) == Progress(3, 3)  # step 3 has to come again
     for step in range(3):
-        after.post(step, {1: text("me", step)})
+        after.post_all([step])
         assert taken(after, step) == {1: text("it", step)}
     stream = after.joined(1, 2)
     assert [frame.step for frame in frames_of(after, stream)] == [2]
@@ -248,11 +240,9 @@ def test_messages_that_come_while_it_catches_up_are_kept_in_order(opened):
 
 
 def test_message_that_differs_from_before_the_restart_is_an_error(opened):
-    before = opened()
-    before.post(0, {1: b"this"})
-    after = opened()
+    opened().post(0, {1: b"this"})
     with refused("step 0", error=FairmeshError):
-        after.post(0, {1: b"that"})
+        opened().post(0, {1: b"that"})
 
 
 def test_message_stays_as_it_was_sent_whatever_is_computed_after_a_restart(opened):
@@ -280,25 +270,15 @@ def test_other_machine_computes_no_message_again_that_a_neighbour_has(mailroom, 
 
 
 def test_steps_that_a_neighbour_had_acknowledged_and_lost_come_again_from_the_journal(mailroom):
-    for step in range(5):
-        mailroom.post(step, {1: text("me", step)})
-    stream = mailroom.joined()
-    frames_of(mailroom, stream)
-    mailroom.acknowledged(1, stream, 4)
+    mailroom.sent(range(5), acknowledged=5)
+    assert mailroom.unacknowledged_by() == []
     again = mailroom.joined(2)
+    assert mailroom.unacknowledged_by() == [1]
     assert [(f.step, f.body) for f in frames_of(mailroom, again)] == [(step, text("me", step)) for step in (2, 3, 4)]
     mailroom.acknowledged(1, again, 4)
     assert mailroom.unacknowledged_by() == [1]
     mailroom.acknowledged(1, again, 5)
     assert mailroom.unacknowledged_by() == []
-
-
-def test_neighbour_that_lost_steps_is_still_waited_for_when_all_was_acknowledged_once(mailroom):
-    mailroom.post(0, {1: b"x"})
-    mailroom.joined(1)
-    assert mailroom.unacknowledged_by() == []
-    mailroom.joined()
-    assert mailroom.unacknowledged_by() == [1]
 
 
 def test_neighbour_that_lost_everything_is_refused_since_it_may_be_another_now(mailroom):
@@ -313,13 +293,9 @@ def test_neighbour_that_lost_everything_is_refused_since_it_may_be_another_now(m
 
 
 def test_neighbour_that_asks_for_what_is_no_longer_kept_is_told_what_is_lost_and_what_to_do(mailroom):
-    for step in range(4):
-        mailroom.post(step, {1: text("me", step)})
-    stream = mailroom.joined()
-    frames_of(mailroom, stream)
-    mailroom.acknowledged(1, stream, 4)
+    mailroom.sent(range(4), acknowledged=4)
     mailroom.rotate(4)
-    mailroom.post(4, {1: text("me", 4)})
+    mailroom.post_all([4])
     with refused("step 2", "acknowledged", "backup", "mesh restore", "vote", error=StateLost):
         mailroom.joined(2)
 
@@ -341,24 +317,19 @@ def test_node_that_lost_a_received_message_asks_for_it_and_uses_what_it_has_afte
 
 
 def test_sent_message_that_the_journal_lost_goes_out_once_it_is_computed_again_and_none_before_it(opened):
-    before = opened()
-    for step in range(4):
-        before.post(step, {1: text("me", step)})
+    opened().post_all(range(4))
     after = opened(flip=1 / 4)
     stream = after.joined()
     assert [frame.step for frame in frames_of(after, stream)] == [0]
-    after.post(0, {1: text("me", 0)})
+    after.post_all([0])
     assert frames_of(after, stream) == []
-    after.post(1, {1: text("me", 1)})
+    after.post_all([1])
     assert [(f.step, f.body) for f in frames_of(after, stream)] == [(s, text("me", s)) for s in (1, 2, 3)]
 
 
 def test_neighbour_that_acknowledges_what_was_not_sent_is_refused(mailroom):
-    mailroom.post(0, {1: b"x"})
-    stream = mailroom.joined()
-    frames_of(mailroom, stream)
     with refused("step 2", 1, error=Refused):
-        mailroom.acknowledged(1, stream, 2)
+        mailroom.sent([0], acknowledged=2)
 
 
 def test_wait_ends_when_it_is_told_to(mailroom):

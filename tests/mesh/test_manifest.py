@@ -4,10 +4,8 @@ them. Every refusal here is tried with node, mesh check and mesh show, and impor
 import importlib
 import json
 import math
-import os
 import py_compile
 import shutil
-import signal
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -27,6 +25,7 @@ from fairmesh.mesh.enrol.roster import Mesh, SiteFile
 from fairmesh.mesh.node.membership import Membership
 from fairmesh.mesh.preflight import checks
 from tests.mesh import fleet
+from tests.mesh.scenarios import Run
 from tests.refusals import missing_from, refused, refused_command
 
 NAMES = ["a", "b", "c"]
@@ -96,6 +95,17 @@ def imported_from(home: Path) -> list[str]:
 def marking(marker: Path) -> str:
     """A line that shows that a file was executed."""
     return f"\nopen({str(marker)!r}, 'w').close()\n"
+
+
+def appended(path: Path, text: str) -> None:
+    with path.open("a") as file:
+        file.write(text)
+
+
+def replaced(path: Path, *changes: tuple[str, str]) -> None:
+    for old, new in changes:
+        assert old in path.read_text()
+        path.write_text(path.read_text().replace(old, new))
 
 
 def refused_everywhere(home: Path, called: Callable, *names: object, at: str = "manifest") -> None:
@@ -168,10 +178,8 @@ def test_compiled_copies_in_the_folder_are_not_executed(home, tmp_path, monkeypa
 
 def test_address_may_change_and_site_file_is_the_sites_own(home):
     mesh = Mesh.read(home / "mesh.toml")
-    text = (home / "mesh.toml").read_text().replace(mesh.member("b").address or "?", "b.example:7000")
-    (home / "mesh.toml").write_text(text)
-    with (home / "site.toml").open("a") as file:
-        file.write('[options]\ndevice = "cpu"\ncheckpoint_every = 7\n')
+    replaced(home / "mesh.toml", (mesh.member("b").address or "?", "b.example:7000"))
+    appended(home / "site.toml", '[options]\ndevice = "cpu"\ncheckpoint_every = 7\n')
     membership = Membership.read(home / "site.toml")
     assert membership.mesh.member("b").address == "b.example:7000"
     assert membership.experiment.options.checkpoint_every == 7
@@ -186,8 +194,7 @@ def test_renewed_authority_keeps_its_key_so_manifest_and_approval_stay(home):
 
 
 def test_site_sets_no_option_that_all_must_share(home):
-    with (home / "site.toml").open("a") as file:
-        file.write('[options]\ndtype = "float64"\n')
+    appended(home / "site.toml", '[options]\ndtype = "float64"\n')
     with refused("options.dtype", "device"):
         SiteFile.read(home / "site.toml")
 
@@ -195,38 +202,83 @@ def test_site_sets_no_option_that_all_must_share(home):
 # What is refused before anything is imported
 
 
-@pytest.mark.parametrize("name", [*FILES, "experiment.toml"])
-def test_changed_file_is_refused_by_name(home, tmp_path, called, name):
-    marker = tmp_path / "executed"
-    with (home / name).open("a") as file:
-        file.write("\n# one more line" if name == "experiment.toml" else marking(marker))
-    refused_everywhere(home, called, home / name, "SHA-256")
-    assert not marker.exists()
+def _of_another_authority(manifest: Path, marker: Path) -> None:
+    other = shutil.copytree(manifest.parents[1] / "mesh", manifest.parents[1] / "other")
+    for name in ("authority.pem", "authority.key"):
+        (other / name).unlink()
+    make_authority(other, "test-mesh", 30)
+    seal(other, Mesh.read(other / "mesh.toml"), ["experiment.toml", *FILES])
+    shutil.copy(other / "manifest.json", manifest)
 
 
-@pytest.mark.parametrize("name", ["helper.py", "parts/deep.py", "experiment.toml", "manifest.json"])
-def test_missing_file_is_refused_by_name(home, called, name):
-    (home / name).unlink()
-    refused_everywhere(home, called, home / name)
+def _named_as_an_allowed_module(path: Path, marker: Path) -> None:
+    home = path.parents[1]
+    text = EXPERIMENT.replace('"own.py:loss"', '"allowed.losses:loss"')
+    fleet.amend(home.parent / "mesh", home, {"experiment.toml": text})
+    appended(home / "site.toml", 'allow = ["allowed"]\n')
+    written(home, {"allowed/losses.py": marking(marker)})
+
+
+def _changed(change: Callable[[dict], object]) -> Callable[[Path, Path], object]:
+    def spoil(path: Path, marker: Path) -> None:
+        table = json.loads(path.read_text())
+        change(table)
+        path.write_text(json.dumps(table))
+
+    return spoil
+
+
+SIGNED = "signed by the authority"
+MANIFESTS = [
+    *(
+        (_changed(change), SIGNED)
+        for change in (
+            lambda table: table["files"].update({"helper.py": "0" * 64}),
+            lambda table: table.update(signed=table["signed"] + 1),
+            lambda table: table.update(signature="00" + table["signature"][2:]),
+            lambda table: table["members"].reverse(),
+            lambda table: table.pop("signature"),
+        )
+    ),
+    (_of_another_authority, SIGNED, "fingerprint"),
+    *(
+        (lambda path, marker, text=text: path.write_text(text), *names)
+        for text, *names in [
+            *((text, "not a manifest") for text in ("[]", "{", '{"signature": "not it"}', '{"signature": 3}')),
+            ('{"mesh": "test-mesh"}', "authority", "missing"),
+            (" " * (1 << 20) + "{}", 1 << 20),
+        ]
+    ),
+]
+ANOTHER_MESH = [('name = "test-mesh"', 'name = "other-mesh"')]
+ONE_LESS = [("removed = []", 'removed = ["c"]'), ("generation = 1", "generation = 2")]
 
 
 @pytest.mark.parametrize(
-    ("extra", "instead"), [("math.py", "math"), ("helper/__init__.py", "helper"), ("torch.py", "torch")]
+    ("file", "spoil", "names"),
+    [
+        *((name, lambda path, marker: appended(path, marking(marker)), ["SHA-256"]) for name in FILES),
+        ("experiment.toml", lambda path, marker: appended(path, "\n# one more line"), ["SHA-256"]),
+        *(
+            (name, lambda path, marker: path.unlink(), [])
+            for name in ("helper.py", "parts/deep.py", "experiment.toml", "manifest.json")
+        ),
+        *(
+            (name, lambda path, marker: written(path.parent, {path.name: marking(marker)}), [f"imports {instead}"])
+            for name, instead in (("math.py", "math"), ("helper/__init__.py", "helper"), ("torch.py", "torch"))
+        ),
+        ("allowed/losses.py", _named_as_an_allowed_module, ["experiment.toml"]),
+        *(("manifest.json", spoil, names) for spoil, *names in MANIFESTS),
+        ("mesh.toml", lambda path, marker: replaced(path, *ANOTHER_MESH), ["other-mesh", "test-mesh"]),
+        ("mesh.toml", lambda path, marker: replaced(path, *ONE_LESS), ["c", "left"]),
+    ],
 )
-def test_file_that_an_import_could_mean_instead_is_refused_by_name(home, tmp_path, called, extra, instead):
-    marker = tmp_path / "executed"
-    written(home, {extra: marking(marker)})
-    refused_everywhere(home, called, home / extra, f"imports {instead}")
-    assert not marker.exists()
-
-
-def test_file_with_the_name_of_an_allowed_module_is_refused(home, tmp_path, called):
-    text = EXPERIMENT.replace('"own.py:loss"', '"allowed.losses:loss"')
-    fleet.amend(home.parent / "mesh", home, {"experiment.toml": text})
-    with (home / "site.toml").open("a") as file:
-        file.write('allow = ["allowed"]\n')
-    written(home, {"allowed/losses.py": marking(tmp_path / "executed")})
-    refused_everywhere(home, called, home / "allowed" / "losses.py", "experiment.toml")
+@pytest.mark.quick_cases(13)
+def test_file_that_is_not_as_it_was_signed_is_refused_by_name_and_nothing_is_executed(
+    home, tmp_path, called, file, spoil, names
+):
+    spoil(home / file, tmp_path / "executed")
+    refused_everywhere(home, called, home / file, *names)
     assert not (tmp_path / "executed").exists()
 
 
@@ -245,55 +297,11 @@ def test_module_of_the_folder_that_is_not_in_the_manifest_cannot_be_imported(hom
 
 
 @pytest.mark.parametrize(
-    "change",
-    [
-        lambda table: table["files"].update({"helper.py": "0" * 64}),
-        lambda table: table.update(signed=table["signed"] + 1),
-        lambda table: table.update(signature="00" + table["signature"][2:]),
-        lambda table: table["members"].reverse(),
-        lambda table: table.pop("signature"),
-    ],
-)
-def test_manifest_that_was_changed_or_has_no_signature_is_refused(home, called, change):
-    table = json.loads((home / "manifest.json").read_text())
-    change(table)
-    (home / "manifest.json").write_text(json.dumps(table))
-    refused_everywhere(home, called, home / "manifest.json", "signed by the authority")
-
-
-@pytest.mark.parametrize(
-    ("text", "names"),
-    [
-        ("[]", ["not a manifest"]),
-        ("{", ["not a manifest"]),
-        ('{"signature": "not hexadecimal"}', ["not a manifest"]),
-        ('{"signature": 3}', ["not a manifest"]),
-        ('{"mesh": "test-mesh"}', ["authority", "missing"]),
-        (" " * (1 << 20) + "{}", [1 << 20]),
-    ],
-)
-def test_file_that_is_no_manifest_is_refused(home, called, text, names):
-    (home / "manifest.json").write_text(text)
-    refused_everywhere(home, called, home / "manifest.json", *names)
-
-
-@pytest.mark.parametrize(
     "name", ["../site.py", "/etc/x.py", "a//b.py", ".hidden.py", "site.toml", "own.pth", "x\\y.py"]
 )
 def test_manifest_names_only_python_files_below_its_folder(name):
     with refused(repr(name)):
         Manifest("m", "0" * 64, 0, (), {"experiment.toml": "0" * 64, name: "0" * 64})
-
-
-def test_manifest_of_another_authority_is_refused(home, called):
-    other = home.parent / "other"
-    shutil.copytree(home.parent / "mesh", other)
-    for name in ("authority.pem", "authority.key"):
-        (other / name).unlink()
-    make_authority(other, "test-mesh", 30)
-    seal(other, Mesh.read(other / "mesh.toml"), ["experiment.toml", *FILES])
-    (home / "manifest.json").write_bytes((other / "manifest.json").read_bytes())
-    refused_everywhere(home, called, home / "manifest.json", "signed by the authority", "fingerprint")
 
 
 def test_files_of_another_founder_are_refused_if_all_were_replaced(home, called):
@@ -312,22 +320,6 @@ def test_files_of_another_founder_are_refused_if_all_were_replaced(home, called)
     refused_everywhere(home, called, "approved", "manifest", at="approval")
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "names"),
-    [
-        ('name = "test-mesh"', 'name = "other-mesh"', ["other-mesh", "test-mesh"]),
-        ("removed = []", 'removed = ["c"]', ["c", "left"]),
-    ],
-)
-def test_mesh_file_with_another_structure_is_refused(home, called, old, new, names):
-    text = (home / "mesh.toml").read_text()
-    assert old in text
-    changed = text.replace(old, new)
-    other = changed.replace("generation = 1", "generation = 2") if "removed" in old else changed
-    (home / "mesh.toml").write_text(other)
-    refused_everywhere(home, called, home / "mesh.toml", *names)
-
-
 def test_key_is_made_from_files_as_signed_and_imports_nothing(home, tmp_path, called, monkeypatch):
     monkeypatch.chdir(tmp_path)
     source, marker = home.parent / "mesh", tmp_path / "executed"
@@ -335,8 +327,7 @@ def test_key_is_made_from_files_as_signed_and_imports_nothing(home, tmp_path, ca
     assert imported_from(source) == imported_from(tmp_path / "fine") == []
     for name in FILES:
         assert (tmp_path / "fine" / name).read_bytes() == (source / name).read_bytes()
-    with (source / "parts" / "deep.py").open("a") as file:
-        file.write(marking(marker))
+    appended(source / "parts" / "deep.py", marking(marker))
     refused_command(called("mesh", "key", source / "mesh.toml", "b"), source / "parts" / "deep.py", "SHA-256")
     assert not marker.exists()
     assert not (tmp_path / "b").exists()
@@ -457,26 +448,16 @@ def test_models_of_torch_classes_of_fairmesh_and_the_manifests_files_are_allowed
 
 
 @pytest.mark.parametrize(
-    ("path", "module"),
+    "path",
     [
-        ("subprocess:check_output", "subprocess"),
-        ("os:system", "os"),
-        ("torchvision.models:resnet18", "torchvision"),
-        ("builtins:exec", "builtins"),
-        ("torch:load", "torch"),
-        ("torch.hub:load", "torch"),
-        ("torch.utils.cpp_extension:load_inline", "torch"),
-        ("torch.nn:modules", "torch"),
-        ("torch.nn.functional:importlib", "torch"),
-        ("torch.nn.functional:boolean_dispatch", "torch"),
-        ("fairmesh:run", "fairmesh"),
-        ("fairmesh.config.imports:called", "fairmesh"),
-        ("fairmesh.__main__:main", "fairmesh"),
-        ("weird module:name", "weird module"),
+        "subprocess:check_output", "os:system", "torchvision.models:resnet18", "builtins:exec", "torch:load",
+        "torch.hub:load", "torch.utils.cpp_extension:load_inline", "torch.nn:modules", "torch.nn.functional:importlib",
+        "torch.nn.functional:boolean_dispatch", "fairmesh:run", "fairmesh.config.imports:called",
+        "fairmesh.__main__:main", "weird module:name",
     ],
-)
-def test_anything_else_is_refused_until_the_site_allows_it(tmp_path, path, module):
-    before = set(sys.modules)
+)  # fmt: skip
+def test_anything_else_is_refused_until_the_site_allows_it(tmp_path, path):
+    before, module = set(sys.modules), path.partition(":")[0].partition(".")[0]
     with refused(repr(path), f'allow = ["{module}"]', tmp_path / "site.toml"):
         refuse_not_allowed(*named(path, tmp_path))
     assert set(sys.modules) == before
@@ -513,10 +494,7 @@ def test_program_named_by_the_toml_alone_is_refused_everywhere(home, called):
 @pytest.mark.parametrize(
     ("observer", "names"),
     [
-        *(
-            (f'name = "csv", path = "{path}"', [path, "csv"])
-            for path in ("/etc/passwd", "a.key", "../x.csv", "site.toml")
-        ),
+        *((f'name = "csv", path = "{it}"', [it, "csv"]) for it in ("/etc/passwd", "a.key", "../x.csv", "site.toml")),
         ('name = "mlflow", uri = "http://elsewhere"', ["mlflow", "--track"]),  # each site's own choice
     ],
 )
@@ -531,8 +509,7 @@ def test_observer_that_writes_over_other_files_or_tracks_the_run_for_all_is_refu
 
 def test_show_says_what_runs_on_which_data_what_leaves_to_whom_and_for_how_long(home, called):
     written(home, {"ward.py": "import sqlite3\n"})
-    path = home / "site.toml"
-    path.write_text(path.read_text().replace('data = "experiment"', 'data = "ward.py:site"'))
+    replaced(home / "site.toml", ('data = "experiment"', 'data = "ward.py:site"'))
     code, out, err = called("mesh", "show", home / "site.toml")
     digests = json.loads((home / "manifest.json").read_text())["files"]
     assert (code, missing_from(err, "approved")) == (0, [])
@@ -559,32 +536,18 @@ def test_show_says_no_size_that_only_the_experiments_code_knows(home, called):
 
 
 @pytest.mark.slow
-def test_site_with_a_changed_helper_is_refused_and_the_others_wait_for_it_until_it_is_mended(home, tmp_path):
-    folder, marker = home.parent, tmp_path / "executed"
-    right = (home / "helper.py").read_bytes()
-    with (home / "helper.py").open("a") as file:
-        file.write(marking(marker))
-    running = {name: fleet.start(folder, name) for name in NAMES}
-    try:
-        assert fleet.ended(running.pop("a"), 60) == 1
-        assert missing_from((folder / "a.log").read_text(), home / "helper.py", "SHA-256") == []
+def test_site_with_a_changed_helper_is_refused_and_the_others_wait_for_it_until_it_is_mended(tmp_path):
+    written(tmp_path, FILES)
+    with Run(tmp_path, NAMES, EXPERIMENT) as run:
+        helper, marker = tmp_path / "a" / "helper.py", tmp_path / "executed"
+        right = helper.read_bytes()
+        appended(helper, marking(marker))
+        run.start(*NAMES)
+        assert fleet.ended(run.running.pop("a"), 60) == 1
+        assert missing_from((tmp_path / "a.log").read_text(), helper, "SHA-256") == []
         assert not marker.exists()
-        until = time.monotonic() + 60
-        while not all("a" in _waits(folder / name) for name in ("b", "c")):
-            assert time.monotonic() < until
-            time.sleep(0.1)
-        (home / "helper.py").write_bytes(right)
-        running["a"] = fleet.start(folder, "a")
-        for name in NAMES:
-            assert fleet.ended(running.pop(name), 120) == 0, (folder / f"{name}.log").read_text()
-    finally:
-        for process in running.values():
-            os.kill(process, signal.SIGKILL)
-            fleet.ended(process, 10)
-    assert len({(folder / name / "state" / "result" / "model.safetensors").read_bytes() for name in NAMES}) == 1
-
-
-def _waits(home: Path) -> set[str]:
-    """Returns the sites that a node says it waits for."""
-    entries = map(json.loads, (home.parent / f"{home.name}.log").read_text().splitlines())
-    return {name for entry in entries if entry["what"] == "waiting" for name in entry["sites"].split(", ")}
+        for name in "bc":
+            run.until(lambda name=name: any("a" in e["sites"].split(", ") for e in run.events(name, "waiting")))
+        helper.write_bytes(right)
+        run.start("a")
+        run.end(*NAMES)

@@ -528,24 +528,18 @@ def _smoothly_best(rounds, losses):
 def test_run_that_is_best_early_gives_that_round_at_every_site_also_after_crashes(tmp_path, monkeypatch):
     """Few rows and many columns: the test loss falls, then rises."""
     monkeypatch.undo()  # measurements are smoothed, as usual
-    calm = Lives(_overfitting(tmp_path / "calm"), list(NAMES))
-    calm.start_all()
-    try:
+    with Lives(_overfitting(tmp_path / "calm"), list(NAMES)) as calm:
+        calm.start_all()
         calm.finish(120)
-    finally:
-        calm.end()
     expected = _files(calm.folder)
     points = {
         "a": [Point("after checkpoint", 60), Point("computed", 200)],
         "b": [Point("before checkpoint", 100)],
         "c": [Point("result confirmed", 200)],
     }
-    crashed = Lives(_overfitting(tmp_path / "crashed"), list(NAMES), points)
-    crashed.start_all()
-    try:
+    with Lives(_overfitting(tmp_path / "crashed"), list(NAMES), points) as crashed:
+        crashed.start_all()
         crashed.finish(200)
-    finally:
-        crashed.end()
     assert _files(crashed.folder) == expected
     summary = json.loads(expected["summary.json"])
     (best,) = summary["best_round"]

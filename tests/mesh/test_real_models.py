@@ -86,14 +86,11 @@ def scenario(folder: Path, case: str) -> None:
     """The mesh of an example, undisturbed and with kills."""
     provisioned(folder / "provisioned", experiment_of(case, folder), NAMES)
     for what, points in (("calm", None), ("killed", KILLED)):
-        nodes = Lives(fresh(folder / "provisioned", folder / what), NAMES, points)
-        if case in LIMITED:
-            nodes.before_start = lambda name: limit_memory(folder / "peaks", LIMITED[case])
-        try:
+        with Lives(fresh(folder / "provisioned", folder / what), NAMES, points) as nodes:
+            if case in LIMITED:
+                nodes.before_start = lambda name: limit_memory(folder / "peaks", LIMITED[case])
             nodes.start_all()
             nodes.finish(250)
-        finally:
-            nodes.end()
         (folder / f"{what}.json").write_text(json.dumps(nodes.reached))
 
 

@@ -35,12 +35,9 @@ def test_site_without_test_data_is_trained_and_not_measured(tmp_path):
     (tmp_path / "experiment.toml").write_text(EXPERIMENT)
     (tmp_path / "few.py").write_text(FEW)
     fleet.provisioned(tmp_path, tmp_path / "experiment.toml", NAMES)
-    lives = Lives(tmp_path, list(NAMES))
-    lives.start_all()
-    try:
+    with Lives(tmp_path, NAMES) as lives:
+        lives.start_all()
         lives.finish(120)
-    finally:
-        lives.end()
     results = [tmp_path / name / "state" / "result" for name in NAMES]
     summaries = [json.loads((result / "summary.json").read_text()) for result in results]
     assert all(one == summaries[0] for one in summaries)

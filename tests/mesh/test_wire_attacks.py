@@ -13,6 +13,7 @@ import ssl
 import struct
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -47,13 +48,16 @@ def provisioned(folder: Path, rounds: int = 60) -> Path:
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory):
     """What a run ends with that nobody disturbs."""
-    nodes = Lives(provisioned(tmp_path_factory.mktemp("undisturbed")), NAMES)
-    try:
+    with Lives(provisioned(tmp_path_factory.mktemp("undisturbed")), NAMES) as nodes:
         nodes.start_all()
         nodes.finish(60)
         return nodes.results()
-    finally:
-        nodes.end()
+
+
+@pytest.fixture
+def nodes(tmp_path):
+    with Lives(provisioned(tmp_path), NAMES) as lives:
+        yield lives
 
 
 def events(nodes: Lives, name: str, what: str) -> list[dict]:
@@ -64,8 +68,9 @@ def events(nodes: Lives, name: str, what: str) -> list[dict]:
 
 
 @pytest.mark.parametrize("which", ["last", "before the last"])
-def test_node_whose_journal_has_a_flipped_bit_gets_what_it_lost_from_its_neighbours(tmp_path, undisturbed, which):
-    nodes = Lives(provisioned(tmp_path), NAMES)
+def test_node_whose_journal_has_a_flipped_bit_gets_what_it_lost_from_its_neighbours(
+    nodes, tmp_path, undisturbed, which
+):
     damaged: list[Path] = []
     lost: list[int] = []
 
@@ -90,39 +95,32 @@ def test_node_whose_journal_has_a_flipped_bit_gets_what_it_lost_from_its_neighbo
         )
 
     nodes.while_down = flip
-    try:
-        nodes.start_all()
-        nodes.wait(lambda: nodes.step("beta") >= 45, 60)
-        nodes.kill("beta", pause=0.5)
-        nodes.wait(lambda: events(nodes, "beta", "damaged"), 60)
-        (said,) = events(nodes, "beta", "damaged")
-        assert said["file"] == damaged[0].name
-        assert (damaged[0].parent / said["kept_as"]).exists()  # until the run has ended
-        nodes.finish(60)
-        assert lost
-        assert nodes.results() == undisturbed
-        assert said["lost_bytes"] > 0
-    finally:
-        nodes.end()
+    nodes.start_all()
+    nodes.wait(lambda: nodes.step("beta") >= 45, 60)
+    nodes.kill("beta", pause=0.5)
+    nodes.wait(lambda: events(nodes, "beta", "damaged"), 60)
+    (said,) = events(nodes, "beta", "damaged")
+    assert said["file"] == damaged[0].name
+    assert (damaged[0].parent / said["kept_as"]).exists()  # until the run has ended
+    nodes.finish(60)
+    assert lost
+    assert nodes.results() == undisturbed
+    assert said["lost_bytes"] > 0
 
 
-def test_node_that_lost_its_state_waits_and_says_what_to_do(tmp_path):
-    nodes = Lives(provisioned(tmp_path), NAMES)
+def test_node_that_lost_its_state_waits_and_says_what_to_do(nodes):
 
     def forget(name: str) -> None:
         shutil.rmtree(nodes.newest_checkpoint(name).parent)
 
     nodes.while_down = forget
-    try:
-        nodes.start_all()
-        nodes.wait(lambda: nodes.step("beta") >= 54, 60)
-        nodes.kill("beta", pause=1.5)
-        nodes.wait(lambda: any("older" in said["reason"] for said in events(nodes, "beta", "a claim")), 30)
-        said = events(nodes, "beta", "a claim")[-1]
-        assert missing_from(said["reason"], "begins again", "backup", "fairmesh mesh restore") == []
-        assert not nodes.exits
-    finally:
-        nodes.end()
+    nodes.start_all()
+    nodes.wait(lambda: nodes.step("beta") >= 54, 60)
+    nodes.kill("beta", pause=1.5)
+    nodes.wait(lambda: any("older" in said["reason"] for said in events(nodes, "beta", "a claim")), 30)
+    said = events(nodes, "beta", "a claim")[-1]
+    assert missing_from(said["reason"], "begins again", "backup", "fairmesh mesh restore") == []
+    assert not nodes.exits
 
 
 # A member that announces without end
@@ -159,10 +157,9 @@ def _flood(nodes: Lives, name: str) -> None:
     Links._writing = writing  # type: ignore[method-assign]
 
 
-def rounds_per_second(folder: Path, rounds: int, attack: Callable[[Lives, str], None] | None, seconds: float) -> dict:
-    nodes = Lives(provisioned(folder, rounds), NAMES)
-    nodes.before_start = lambda name: attack(nodes, name) if attack and name == "beta" else None
-    try:
+def rounds_per_second(folder: Path, attack: Callable[[Lives, str], None] | None, seconds: float = 8) -> dict:
+    with Lives(provisioned(folder, 100_000), NAMES) as nodes:
+        nodes.before_start = lambda name: attack(nodes, name) if attack and name == "beta" else None
         nodes.start_all()
         nodes.wait(lambda: min(map(nodes.step, NAMES)) >= 5, 60)
         before, began = nodes.step("alpha"), time.monotonic()
@@ -171,8 +168,6 @@ def rounds_per_second(folder: Path, rounds: int, attack: Callable[[Lives, str], 
         memory = _memory_kib(nodes._processes["alpha"])
         said = [event["site"] for event in events(nodes, "alpha", "announcements dropped")]
         return {"rounds_per_second": pace, "memory_kib": memory, "dropped": said}
-    finally:
-        nodes.end()
 
 
 def _memory_kib(process: int) -> int:
@@ -181,8 +176,7 @@ def _memory_kib(process: int) -> int:
 
 
 def test_member_that_announces_without_end_is_named_and_does_not_stop_the_others(tmp_path):
-    calm = rounds_per_second(tmp_path / "calm", 100_000, None, 8)
-    flooded = rounds_per_second(tmp_path / "flooded", 100_000, _flood, 8)
+    calm, flooded = rounds_per_second(tmp_path / "calm", None), rounds_per_second(tmp_path / "flooded", _flood)
     print(f"\n{calm=}\n{flooded=}")
     assert set(flooded["dropped"]) == {"beta"}
     assert flooded["rounds_per_second"] > 0.1 * calm["rounds_per_second"]
@@ -192,11 +186,9 @@ def test_member_that_announces_without_end_is_named_and_does_not_stop_the_others
 # Peers that stay, and a neighbour whose disk hangs
 
 
-def test_peer_that_is_refused_or_never_greets_is_disconnected_and_one_that_was_voted_out_is_named(tmp_path):
-    folder = provisioned(tmp_path)
-    mesh = Mesh.read(folder / "gamma" / "mesh.toml")
-    address = mesh.member("gamma").address or ""
-    nodes = Lives(folder, NAMES)
+def test_peer_that_is_refused_or_never_greets_is_disconnected_and_one_that_was_voted_out_is_named(nodes):
+    folder = nodes.folder
+    address = Mesh.read(folder / "gamma" / "mesh.toml").member("gamma").address or ""
 
     def hurry(name: str) -> None:
         links._GREETING_S = 2.0
@@ -209,31 +201,27 @@ def test_peer_that_is_refused_or_never_greets_is_disconnected_and_one_that_was_v
         plain = socket.create_connection(host_and_port(address, "it"), timeout=5)
         with context.wrap_socket(plain, server_hostname="gamma") as secured:
             secured.sendall(said)
-            try:
+            with suppress(OSError):
                 while time.monotonic() - began < 20:
                     time.sleep(0.2)
                     secured.sendall(b"\xff" * 4)
-            except OSError:
-                return time.monotonic() - began
         return time.monotonic() - began
 
     hello = frames.hello(hello_of(folder / "beta", agreed={"rounds": 7}))
     nodes.before_start = hurry
     removal = {"generation": 1, "sites": ["alpha"], "round": None, "restored": [], "votes": {}, "commits": {}}
     (folder / "gamma" / "state").mkdir(mode=0o700)
-    decided = {"decisions": [removal], "begun": [[2, 0, 0, 0]]}
-    (folder / "gamma" / "state" / "decisions.json").write_text(json.dumps(decided))
-    try:
-        nodes.start("gamma")
-        nodes.wait(lambda: (folder / "gamma" / "state" / "status.json").exists(), 30)
-        files = len(list(Path(f"/proc/{nodes._processes['gamma']}/fd").iterdir()))
-        assert stays(folder / "beta", "beta", struct.pack("<I", len(hello)) + hello) < 5  # another experiment
-        assert 1.5 < stays(folder / "beta", "beta", b"") < 5
-        assert stays(folder / "alpha", "alpha", b"") < 5
-        nodes.wait(lambda: len(list(Path(f"/proc/{nodes._processes['gamma']}/fd").iterdir())) <= files, 10)
-        said = [(event["site"], event["reason"]) for event in events(nodes, "gamma", "refused")]
-    finally:
-        nodes.end()
+    decided = json.dumps({"decisions": [removal], "begun": [[2, 0, 0, 0]]})
+    (folder / "gamma" / "state" / "decisions.json").write_text(decided)
+    nodes.start("gamma")
+    nodes.wait(lambda: (folder / "gamma" / "state" / "status.json").exists(), 30)
+    opened = Path(f"/proc/{nodes._processes['gamma']}/fd")
+    files = len(list(opened.iterdir()))
+    assert stays(folder / "beta", "beta", struct.pack("<I", len(hello)) + hello) < 5  # another experiment
+    assert 1.5 < stays(folder / "beta", "beta", b"") < 5
+    assert stays(folder / "alpha", "alpha", b"") < 5
+    nodes.wait(lambda: len(list(opened.iterdir())) <= files, 10)
+    said = [(event["site"], event["reason"]) for event in events(nodes, "gamma", "refused")]
     assert [site for site, _ in said] == ["beta", "beta", "alpha"]
     for (_, reason), words in zip(said, ("rounds", "no greeting", "left the mesh")):
         assert words in reason
@@ -277,8 +265,7 @@ def test_neighbour_whose_disk_hangs_is_named_by_all_who_wait_and_counts_for_pati
 # Keys
 
 
-def test_site_that_comes_back_with_another_key_waits_until_the_others_confirm_it(tmp_path, undisturbed):
-    nodes = Lives(provisioned(tmp_path), NAMES)
+def test_site_that_comes_back_with_another_key_waits_until_the_others_confirm_it(nodes, tmp_path, undisturbed):
     home, kept = nodes.folder / "beta", tmp_path / "stolen"
 
     def new_key(name: str) -> None:
@@ -293,81 +280,71 @@ def test_site_that_comes_back_with_another_key_waits_until_the_others_confirm_it
         return json.loads(path.read_text())["keys"] if path.exists() else {}
 
     nodes.while_down = new_key
-    try:
-        nodes.start_all()
-        nodes.wait(lambda: nodes.step("beta") >= 30, 60)
-        nodes.kill("beta", pause=1.0)
-        nodes.wait(lambda: all(keys(name).get("beta", {}).get("unconfirmed") for name in ("alpha", "gamma")), 30)
-        stopped = nodes.step("alpha")
-        shown = fingerprint((home / "beta.pem").read_bytes())
-        assert {keys(name)["beta"]["unconfirmed"] for name in ("alpha", "gamma")} == {shown}
-        assert len(events(nodes, "alpha", "must be confirmed")) == 1
-        assert nodes.step("alpha") == stopped < 60
-        trust(nodes.folder / "gamma" / "state", "beta", shown)
-        nodes.wait(lambda: keys("gamma")["beta"] == {"fingerprint": shown, "unconfirmed": None}, 60)
-        address = Mesh.read(home / "mesh.toml").member("gamma").address or ""
-        told = spoken(kept, "beta", address, "gamma", lambda due: [frames.hello(hello_of(home, due=due))])["told"]
-        assert ["was replaced" in reason for reason in told] == [True]
-        assert nodes.step("alpha") <= stopped + 1  # it waits for its own operator
-        trust(nodes.folder / "alpha" / "state", "beta", shown)
-        nodes.finish(60)
-        assert nodes.results() == undisturbed
-    finally:
-        nodes.end()
+    nodes.start_all()
+    nodes.wait(lambda: nodes.step("beta") >= 30, 60)
+    nodes.kill("beta", pause=1.0)
+    nodes.wait(lambda: all(keys(name).get("beta", {}).get("unconfirmed") for name in ("alpha", "gamma")), 30)
+    stopped = nodes.step("alpha")
+    shown = fingerprint((home / "beta.pem").read_bytes())
+    assert {keys(name)["beta"]["unconfirmed"] for name in ("alpha", "gamma")} == {shown}
+    assert len(events(nodes, "alpha", "must be confirmed")) == 1
+    assert nodes.step("alpha") == stopped < 60
+    trust(nodes.folder / "gamma" / "state", "beta", shown)
+    nodes.wait(lambda: keys("gamma")["beta"] == {"fingerprint": shown, "unconfirmed": None}, 60)
+    address = Mesh.read(home / "mesh.toml").member("gamma").address or ""
+    told = spoken(kept, "beta", address, "gamma", lambda due: [frames.hello(hello_of(home, due=due))])["told"]
+    assert ["was replaced" in reason for reason in told] == [True]
+    assert nodes.step("alpha") <= stopped + 1  # it waits for its own operator
+    trust(nodes.folder / "alpha" / "state", "beta", shown)
+    nodes.finish(60)
+    assert nodes.results() == undisturbed
 
 
 # Age
 
 
-def test_run_that_began_with_one_version_ends_with_another(tmp_path, undisturbed):
+def test_run_that_began_with_one_version_ends_with_another(nodes, undisturbed):
     """Sites upgrade one after the other, in the middle of the run; each says which versions differ."""
-    nodes = Lives(provisioned(tmp_path), NAMES)
     version = dict.fromkeys(NAMES, fairmesh.__version__)
 
     def installed(name: str) -> None:
         fairmesh.__version__ = version[name]  # in the node's own process
 
     nodes.before_start = installed
-    try:
-        nodes.start_all()
-        for k, name in enumerate(NAMES):
-            nodes.wait(lambda k=k: min(map(nodes.step, NAMES)) >= 12 * (k + 1), 60)
-            version[name] = "99.0"
-            nodes.kill(name, pause=0.5)
-            nodes.wait(lambda name=name: len(nodes.recoveries) > NAMES.index(name), 30)
-        nodes.finish(60)
-        assert nodes.results() == undisturbed
-        said = {event["reason"] for name in NAMES for event in events(nodes, name, "versions differ")}
-        assert any("99.0 there" in reason for reason in said)
-        assert any("99.0 here" in reason for reason in said)
-        ended = [json.loads((nodes.folder / name / "state" / "status.json").read_text()) for name in NAMES]
-        assert {one["version"] for one in ended} == {"99.0"}
-    finally:
-        nodes.end()
+    nodes.start_all()
+    for k, name in enumerate(NAMES):
+        nodes.wait(lambda k=k: min(map(nodes.step, NAMES)) >= 12 * (k + 1), 60)
+        version[name] = "99.0"
+        nodes.kill(name, pause=0.5)
+        nodes.wait(lambda name=name: len(nodes.recoveries) > NAMES.index(name), 30)
+    nodes.finish(60)
+    assert nodes.results() == undisturbed
+    said = {event["reason"] for name in NAMES for event in events(nodes, name, "versions differ")}
+    assert any("99.0 there" in reason for reason in said)
+    assert any("99.0 here" in reason for reason in said)
+    ended = [json.loads((nodes.folder / name / "state" / "status.json").read_text()) for name in NAMES]
+    assert {one["version"] for one in ended} == {"99.0"}
 
 
 def test_version_with_another_compatibility_number_does_not_continue_a_run_and_leaves_its_state_alone(
-    tmp_path, undisturbed
+    nodes, undisturbed
 ):
-    nodes, number = Lives(provisioned(tmp_path), NAMES), dict.fromkeys(NAMES, greeting.COMPATIBILITY)
+    number = dict.fromkeys(NAMES, greeting.COMPATIBILITY)
 
     def installed(name: str) -> None:
         greeting.COMPATIBILITY = number[name]
 
     nodes.before_start = installed
-    try:
-        nodes.start_all()
-        nodes.wait(lambda: nodes.step("beta") >= 30, 60)
-        number["beta"] += 1
-        nodes.awaited.add("beta")
-        nodes.kill("beta")
-        nodes.wait(lambda: "beta" in nodes.exits, 30)
-        (said,) = events(nodes, "beta", "stopped")
-        here, there = number["beta"], number["alpha"]
-        assert f"compatibility number of fairmesh is {here} here but {there} there" in said["reason"]
-        number["beta"] -= 1
-        nodes.start_again("beta")
-        nodes.finish(60)
-        assert nodes.results() == undisturbed
-    finally:
-        nodes.end()
+    nodes.start_all()
+    nodes.wait(lambda: nodes.step("beta") >= 30, 60)
+    number["beta"] += 1
+    nodes.awaited.add("beta")
+    nodes.kill("beta")
+    nodes.wait(lambda: "beta" in nodes.exits, 30)
+    (said,) = events(nodes, "beta", "stopped")
+    here, there = number["beta"], number["alpha"]
+    assert f"compatibility number of fairmesh is {here} here but {there} there" in said["reason"]
+    number["beta"] -= 1
+    nodes.start_again("beta")
+    nodes.finish(60)
+    assert nodes.results() == undisturbed
