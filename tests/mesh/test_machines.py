@@ -1,12 +1,8 @@
 """Sites on other kinds of machines, and a node that moves to one: all end with the same model."""
 
 import hashlib
-import json
 import os
-import signal
-import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -24,11 +20,11 @@ from tests import toys
 from tests.mesh import fleet
 from tests.mesh.experiments import experiment
 from tests.mesh.lives import RESULTS
+from tests.mesh.scenarios import Run
 from tests.refusals import missing_from, refused
 
 NAMES = ["alpha", "beta", "gamma"]
-ROUNDS = 300
-EXPERIMENT = experiment(ROUNDS, model={"name": "import", "path": "net.py:Net"}, options={"checkpoint_every": 40})
+EXPERIMENT = experiment(300, model={"name": "import", "path": "net.py:Net"}, options={"checkpoint_every": 40})
 NET = """
 import torch
 from torch import nn
@@ -49,88 +45,36 @@ class Net(nn.Module):
 OLD_CPU = {"ATEN_CPU_CAPABILITY": "default"}  # as a machine without AVX2
 
 
-def provisioned(folder: Path) -> Path:
-    (folder / "trial.toml").write_text(EXPERIMENT)
-    (folder / "net.py").write_text(NET)
-    fleet.provisioned(folder / "sites", folder / "trial.toml", NAMES)
-    return folder / "sites"
-
-
-class Nodes:
+class Programs(Run):
     """Nodes as programs of their own, since torch reads the kind of CPU when it is imported."""
 
-    def __init__(self, folder: Path):
-        self.folder = folder
-        self.running: dict[str, subprocess.Popen] = {}
-
-    def start(self, name: str, threads: int = 1, **environment: str) -> None:
+    def program(self, name: str, threads: int = 1, **environment: str) -> None:
         site = self.folder / name / fleet.SITE
-        kept = [line for line in site.read_text().splitlines() if "threads" not in line and "[options]" not in line]
-        site.write_text("\n".join([*kept, "[options]", f"threads = {threads}", ""]))
-        with open(self.folder / f"{name}.log", "ab") as log:
-            self.running[name] = subprocess.Popen(
-                [sys.executable, "-m", "fairmesh", "node", str(site)],
-                env=os.environ | environment,
-                stderr=log,
-                stdout=log,
-            )
-
-    def log(self, name: str) -> list[dict]:
-        path = self.folder / name / "state" / "log.jsonl"
-        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-
-    def round(self, name: str) -> int:
-        path = self.folder / name / "state" / "status.json"
-        return json.loads(path.read_text())["round"] if path.exists() else 0
-
-    def until(self, holds, seconds: float = 90) -> None:
-        end = time.monotonic() + seconds
-        while not holds():
-            assert time.monotonic() < end, self.tails()
-            assert all(not process.poll() for process in self.running.values()), self.tails()
-            time.sleep(0.01)
-
-    def tails(self) -> str:
-        return "\n".join(f"--- {name}\n{(self.folder / f'{name}.log').read_text()[-2500:]}" for name in self.running)
-
-    def finish(self) -> None:
-        for name, process in self.running.items():
-            assert process.wait(120) == 0, f"{name}\n{self.tails()}"
-
-    def end(self) -> None:
-        for process in self.running.values():
-            process.kill()
-            process.wait()
-
-    def results(self) -> set[tuple[bytes, ...]]:
-        homes = [self.folder / name / "state" / "result" for name in self.running]
-        return {tuple((home / file).read_bytes() for file in RESULTS) for home in homes}
-
-
-@pytest.fixture
-def nodes(tmp_path):
-    found = Nodes(provisioned(tmp_path))
-    yield found
-    found.end()
+        rest = site.read_text().partition("[options]")[0]
+        site.write_text(f"{rest}[options]\nthreads = {threads}\n")
+        command = [sys.executable, "-m", "fairmesh", "node", str(site)]
+        start = lambda: os.execve(sys.executable, command, os.environ | environment)  # noqa: E731
+        self.running[name] = fleet.forked(start, self.folder / f"{name}.log")
 
 
 @pytest.mark.slow
-def test_site_without_avx2_takes_part_and_a_node_moves_to_another_machine_during_the_run(nodes):
-    nodes.start("alpha")
-    nodes.start("beta", **OLD_CPU)  # from the start
-    nodes.start("gamma")
-    nodes.until(lambda: nodes.round("gamma") >= 60)
-    for settings in ({"threads": 2, **OLD_CPU}, {"threads": 1}):  # there, and back again
-        done = nodes.round("gamma")
-        nodes.running["gamma"].send_signal(signal.SIGKILL)
-        nodes.running["gamma"].wait()
-        nodes.start("gamma", **settings)
-        nodes.until(lambda done=done: nodes.round("gamma") > done + 45)
-    starts = {(nodes.folder / name / "state" / START).read_bytes() for name in NAMES}
-    assert len(starts) == 1
-    nodes.finish()
-    assert len(nodes.results()) == 1
-    said = [line for line in nodes.log("gamma") if line["what"].startswith("this machine differs from before")]
+def test_site_without_avx2_takes_part_and_a_node_moves_to_another_machine_during_the_run(tmp_path):
+    (tmp_path / "net.py").write_text(NET)
+    with Programs(tmp_path, NAMES, EXPERIMENT) as nodes:
+        nodes.program("alpha")
+        nodes.program("beta", **OLD_CPU)  # from the start
+        nodes.program("gamma")
+        nodes.until(lambda: nodes.round("gamma") >= 60, 90)
+        for settings in ({"threads": 2, **OLD_CPU}, {"threads": 1}):  # there, and back again
+            done = nodes.round("gamma")
+            nodes.crash("gamma")
+            nodes.program("gamma", **settings)
+            nodes.until(lambda done=done: nodes.round("gamma") > done + 45, 90)
+        states = [tmp_path / name / "state" for name in NAMES]
+        assert len({(state / START).read_bytes() for state in states}) == 1
+        nodes.end(*NAMES)
+    assert len({tuple((state / "result" / file).read_bytes() for file in RESULTS) for state in states}) == 1
+    said = [line for line in nodes.every_event("gamma") if line["what"].startswith("this machine differs from before")]
     assert len(said) == 2
     assert missing_from(said[0]["difference"], "DEFAULT now", "threads 1 before, 2 now") == []
 

@@ -2,8 +2,6 @@
 
 import dataclasses
 import json
-import os
-import signal
 import time
 
 import pytest
@@ -13,14 +11,13 @@ from safetensors.torch import load_file
 import fairmesh as fm
 from fairmesh.experiment import load_experiment
 from fairmesh.mesh.announcements import KINDS
-from fairmesh.mesh.enrol.roster import Mesh, SiteFile
-from fairmesh.mesh.node.ledger import wish
 from fairmesh.mesh.node.measurements import BEST, PROGRESS, TABLE, Measurements, Schedule
-from fairmesh.mesh.node.watching import Aside, read_status
+from fairmesh.mesh.node.watching import Aside
 from fairmesh.storage.run_folder import read_records
 from fairmesh.training.best_round import RoundScores
 from tests.mesh import fleet
 from tests.mesh.lives import Lives, Point
+from tests.mesh.scenarios import Run
 from tests.refusals import missing_from
 
 NAMES = ("a", "b", "c")
@@ -74,16 +71,17 @@ class Half:
 class Site:
     """One site's measurements, which can be started again."""
 
-    def __init__(self, folder, name, board, schedule=SCHEDULE, landmarks=()):
+    def __init__(self, folder, name, board, schedule=SCHEDULE, landmarks=(), problem=PROBLEM):
         self.folder, self.name, self.board, self.schedule = folder / name, name, board, schedule
         self.folder.mkdir()
-        self.landmarks, self.warnings = landmarks, []
+        self.landmarks, self.problem, self.warnings = landmarks, problem, []
         self.enter()
 
     def enter(self, generation=1, start=0, names=NAMES):
         report = lambda level, what, **fields: self.warnings.append(fields)  # noqa: E731
         self.table = Measurements(self.folder, self.name, self.board.of(self.name), Aside(report))
-        problem = fm.Problem(PROBLEM.initial.model, [site for site in PROBLEM.sites if site.name in names]).prepared
+        here = [site for site in self.problem.sites if site.name in names]
+        problem = fm.Problem(self.problem.initial.model, here).prepared
         self.table.enter(generation, start, self.schedule, problem, names, lambda: self.landmarks)
 
     def measure(self, done, accuracy, loss=1.0):
@@ -113,9 +111,9 @@ def exchange(sites, times=3):
             site.table.exchange()
 
 
-def measured(sites, until=50, accuracies=ACCURACIES):
+def measured(sites, until=50, accuracies=ACCURACIES, since=0):
     for k, done in enumerate(DUE):
-        if done <= until:
+        if since <= done <= until:
             for name, site in sites.items():
                 site.measure(done, accuracies[name][k])
             exchange(sites)
@@ -159,13 +157,11 @@ def test_round_that_a_site_has_not_measured_yet_has_no_line(sites):
 
 def test_announcements_that_are_lost_are_repeated_until_they_are_acknowledged(sites, board):
     board.lost = {"c"}
-    for k, done in enumerate(DUE[:4]):
-        for name in "ab":
-            sites[name].measure(done, ACCURACIES[name][k])
-        exchange(sites)
+    c = {"c": sites.pop("c")}
+    measured(sites, until=30)
     board.lost = set()
-    for k, done in enumerate(DUE[:4]):
-        sites["c"].measure(done, ACCURACIES["c"][k])
+    measured(c, until=30)
+    sites |= c
     exchange(sites)
     assert [line["round"] for line in sites["c"].lines()] == list(DUE[:4])
     exchange(sites)
@@ -216,10 +212,7 @@ def test_going_back_drops_later_rounds_and_puts_their_lines_aside(sites):
     aside = sites["a"].folder / "metrics-generation-1.jsonl"
     assert [json.loads(line)["round"] for line in aside.read_text().splitlines()] == [one["round"] for one in before]
     other = {name: tuple(value / 2 for value in values) for name, values in ACCURACIES.items()}
-    for k, done in enumerate(DUE[2:], start=2):
-        for name, site in sites.items():
-            site.measure(done, other[name][k])
-        exchange(sites)
+    measured(sites, accuracies=other, since=20)
     assert sites["a"].lines() == sites["c"].lines()
     assert [line["accuracy"]["worst"] for line in sites["a"].lines()][:3] == [0.1, 0.5, 0.35]
 
@@ -230,10 +223,7 @@ def test_generation_that_restores_a_site_after_a_measured_round_leaves_that_roun
     for site in sites.values():
         site.schedule = SCHEDULE._replace(since=21)
         site.enter(generation=2, start=20)
-    for k, done in enumerate(DUE[2:], 2):
-        for name, site in sites.items():
-            site.measure(done, ACCURACIES[name][k])
-        exchange(sites)
+    measured(sites, since=20)
     assert [line["round"] for line in sites["a"].lines()] == [30, 40, 50]
     first, *others = (site.table.digests() for site in sites.values())
     assert others == [first] * 2
@@ -249,74 +239,56 @@ def test_announcement_of_an_earlier_generation_is_not_mixed_in(sites):
 
 
 def test_rows_of_a_site_that_left_are_dropped_so_that_curves_are_over_the_same_sites(sites, board):
-    for k, done in enumerate(DUE[:3]):
-        for name in "abc" if done < 20 else "ab":  # c dies before round 20
-            sites[name].measure(done, ACCURACIES[name][k])
-        exchange(sites)
-    for name in "ab":
-        sites[name].enter(generation=2, start=25, names=("a", "b"))
+    measured(sites, until=10)
     del sites["c"]
+    measured(sites, until=20, since=20)
+    for site in sites.values():
+        site.enter(generation=2, start=25, names=("a", "b"))
     exchange(sites)
     assert sites["a"].lines() == sites["b"].lines()
     assert [line["accuracy"]["sites"] for line in sites["a"].lines()] == [[0.1, 0.1], [0.5, 0.6], [0.9, 0.8]]
 
 
-@pytest.mark.parametrize(("best_by", "best"), [("worst", 20), ("mean", 20), ("last", None)])
-def test_all_sites_choose_the_same_best_round(tmp_path, board, best_by, best):
+def at_all(*accuracies):
+    return dict.fromkeys(NAMES, accuracies)
+
+
+LUCKY = at_all(0.1, 0.9, 0.2, 0.8, 0.8, 0.3)
+UNFAIR = at_all(0, 0.9, 0.6, 0, 0, 0) | {"c": (0, 0.5, 0.6, 0, 0, 0)}
+
+
+@pytest.mark.parametrize(
+    ("accuracies", "best_by", "smoothing", "best"),
+    [
+        pytest.param(ACCURACIES, "worst", 0.0, 20, id="worst"),
+        pytest.param(ACCURACIES, "mean", 0.0, 20, id="mean"),
+        pytest.param(ACCURACIES, "last", 0.0, None, id="last"),
+        pytest.param(UNFAIR, "worst", 0.0, 20, id="worst differs from mean"),
+        pytest.param(UNFAIR, "mean", 0.0, 10, id="mean differs from worst"),
+        pytest.param(at_all(0.1, 0.2, 0.2, 0.2, 0.2, 0.3), "worst", 0.0, 50, id="last round is the best"),
+        pytest.param(at_all(0.1, 0.2, 0.2, 0.2, 0.1, 0.1), "worst", 0.0, 30, id="last of ties"),
+        pytest.param(LUCKY, "worst", 0.0, 10, id="lucky"),
+        pytest.param(LUCKY, "worst", 0.5, 40, id="not a lucky one"),
+        pytest.param(at_all(float("nan"), 0.2, 0.1, 0.1, 0.1, 0.1), "worst", 0.0, 10, id="never NaN"),
+    ],
+)
+@pytest.mark.quick_cases("all")
+def test_all_sites_choose_the_same_best_round(tmp_path, board, monkeypatch, accuracies, best_by, smoothing, best):
+    monkeypatch.setattr(RoundScores, "smoothing", smoothing)
     sites = {name: Site(tmp_path, name, board, SCHEDULE._replace(best_by=best_by)) for name in NAMES}
-    measured(sites)
+    measured(sites, accuracies=accuracies)
     assert ended(sites) == {best}
-    if best is not None:
-        assert {float(site.table.model(best)[0]) for site in sites.values()} == {20.0}
-    assert all(site.models() == ([] if best is None else [20]) for site in sites.values())
-
-
-def test_worst_and_mean_can_choose_different_rounds(tmp_path, board):
-    accuracies = {"a": (0, 0.9, 0.6, 0, 0, 0), "b": (0, 0.9, 0.6, 0, 0, 0), "c": (0, 0.5, 0.6, 0, 0, 0)}
-    for best_by, best in (("worst", 20), ("mean", 10)):
-        folder = tmp_path / best_by
-        folder.mkdir()
-        board = Board()
-        sites = {name: Site(folder, name, board, SCHEDULE._replace(best_by=best_by)) for name in NAMES}
-        measured(sites, accuracies=accuracies)
-        assert ended(sites) == {best}
-
-
-def test_last_round_can_be_the_best(sites):
-    flat = dict.fromkeys(NAMES, (0.1, 0.2, 0.2, 0.2, 0.2, 0.3))
-    measured(sites, accuracies=flat)
-    assert ended(sites) == {50}
-
-
-def test_ties_go_to_the_last_round(sites):
-    measured(sites, accuracies=dict.fromkeys(NAMES, (0.1, 0.2, 0.2, 0.2, 0.1, 0.1)))
-    assert ended(sites) == {30}
-
-
-def test_best_round_is_not_a_lucky_one(tmp_path, board, monkeypatch):
-    lucky = dict.fromkeys(NAMES, (0.1, 0.9, 0.2, 0.8, 0.8, 0.3))
-    for smoothing, best in ((0.0, 10), (0.5, 40)):
-        folder = tmp_path / f"{smoothing}"
-        folder.mkdir()
-        board = Board()
-        monkeypatch.setattr(RoundScores, "smoothing", smoothing)
-        sites = {name: Site(folder, name, board, SCHEDULE) for name in NAMES}
-        measured(sites, accuracies=lucky)
-        assert ended(sites) == {best}
-
-
-def test_metric_that_is_not_a_number_is_never_the_best(sites):
-    odd = dict.fromkeys(NAMES, (float("nan"), 0.2, 0.1, 0.1, 0.1, 0.1))
-    measured(sites, accuracies=odd)
-    assert ended(sites) == {10}
+    if accuracies is ACCURACIES:
+        assert all(site.models() == ([] if best is None else [best]) for site in sites.values())
+    if best not in (None, DUE[-1]):  # a node has the last one in its state
+        assert {float(site.table.model(best)[0]) for site in sites.values()} == {best}
+    assert sites["a"].table.chosen_on == "test"
 
 
 def checkpointed(sites):
     """Measures all rounds but the last, with a checkpoint after each; yields the rounds."""
-    for k, done in enumerate(DUE[:-1]):
-        for name, site in sites.items():
-            site.measure(done, ACCURACIES[name][k])
-        exchange(sites)
+    for done in DUE[:-1]:
+        measured(sites, done, since=done)
         for site in sites.values():
             site.table.store_models()
             site.table.drop_models()
@@ -348,17 +320,12 @@ def test_round_whose_model_one_site_has_lost_is_not_chosen(sites):
         path.write_bytes(b"damaged")
     sites["c"].enter()
     assert any("damaged" in str(fields) for fields in sites["c"].warnings)
-    for k, done in enumerate(DUE[4:], start=4):
-        for name, site in sites.items():
-            site.measure(done, ACCURACIES[name][k])
-        exchange(sites)
+    measured(sites, since=40)
     assert ended(sites) == {50}  # the only one that all have: each site keeps what was best
 
 
 def test_site_whose_rows_are_missing_is_named_at_the_end(sites):
-    for name in "ab":
-        for k, done in enumerate(DUE):
-            sites[name].measure(done, ACCURACIES[name][k])
+    measured({name: sites[name] for name in "ab"})
     exchange(sites)
     assert sites["a"].table.open_questions() == ["c"]
 
@@ -387,15 +354,25 @@ def test_site_that_tells_two_things_is_named_and_the_digests_show_who_heard_what
     assert [name for name in NAMES if here[name] != there[name]] == ["b"]
 
 
-@pytest.mark.parametrize("row", [[7, 0.5, 1.0, 0.5, 0, 0], [60, 0.5, 1.0, 0.5, 0, 0], [10, 0.5]])
-def test_rows_of_other_rounds_or_of_another_length_are_ignored(sites, board, row):
-    sites["a"].measure(0, 0.5)
+@pytest.mark.parametrize(
+    ("field", "value", "accepted"),
+    [
+        *(("rows", [[0, 0.5, 1.0, 0.5, 0, 0], [other, 0.5, 1.0, 0.5, 0, 0]], [0]) for other in (7, 60)),
+        ("rows", [[0, 0.5, 1.0, 0.5, 0, 0], [10, 0.5]], [0]),
+        ("columns", ["auc"], []),
+    ],
+    ids=["between two measured rounds", "after the last round", "another length", "other columns"],
+)
+def test_rows_of_other_rounds_columns_or_another_length_are_ignored_and_their_site_is_named(
+    sites, board, field, value, accepted
+):
     sites["b"].measure(0, 0.5)
     sites["b"].table.exchange()
-    board.said["b"]["rows"].append(row)
+    board.said["b"][field] = value
     sites["a"].table.exchange()
     assert sites["a"].warnings[0]["site"] == "b"
-    assert list(sites["a"].table._rows["b"]) == [0]
+    assert missing_from(sites["a"].warnings[0]["reason"], *(["auc"] if field == "columns" else [])) == []
+    assert list(sites["a"].table._rows.get("b", {})) == accepted
 
 
 @pytest.mark.parametrize("line", [
@@ -427,35 +404,17 @@ def test_view_of_the_run_that_fails_does_not_end_the_node(sites):
     assert ended(sites) == {20}
 
 
-def test_other_columns_are_ignored_and_named(sites, board):
-    sites["b"].measure(0, 0.5)
-    sites["b"].table.exchange()
-    board.said["b"]["columns"] = ["auc"]
-    sites["a"].table.exchange()
-    assert missing_from(sites["a"].warnings[0]["reason"], "auc") == []
-
-
 def test_validation_data_decides_if_there_is_some(tmp_path, board):
     held = [fm.Site(SAMPLES, test=SAMPLES, validation=SAMPLES, name=name) for name in NAMES]
-    tables = {name: Measurements(tmp_path / name, name, board.of(name), Aside(lambda *a, **k: None)) for name in NAMES}
-    for name, table in tables.items():
-        (tmp_path / name).mkdir()
-        table.enter(1, 0, SCHEDULE, fm.Problem(PROBLEM.initial.model, held).prepared, NAMES)
+    problem = fm.Problem(PROBLEM.initial.model, held).prepared
+    sites = {name: Site(tmp_path, name, board, problem=problem) for name in NAMES}
     for k, done in enumerate(DUE):
-        for table in tables.values():
-            validation = [0.1, 0.9, 0.5, 0.5, 0.5, 0.5][k]
-            table.add(done, [k / 10, 1.0, validation, 1.0], None, (0.0, 0))
-            table.offer(done, torch.zeros(3))
-    for _ in range(4):
-        for table in tables.values():
-            table.open_questions()
-    assert {table.best() for table in tables.values()} == {10}
-    assert tables["a"].chosen_on == "validation"
-    assert tables["a"].records[1]["validation"]["accuracy"]["worst"] == 0.9
-
-
-def test_without_validation_data_the_choice_is_on_the_test_data(sites):
-    assert sites["a"].table.chosen_on == "test"
+        for site in sites.values():
+            site.table.add(done, [k / 10, 1.0, (0.1, 0.9, 0.5, 0.5, 0.5, 0.5)[k], 1.0], None, (0.0, 0))
+            site.table.offer(done, torch.zeros(3))
+    assert ended(sites) == {10}
+    assert sites["a"].table.chosen_on == "validation"
+    assert sites["a"].table.records[1]["validation"]["accuracy"]["worst"] == 0.9
 
 
 OVERFITTING = """
@@ -563,40 +522,27 @@ def test_run_that_is_best_early_gives_that_round_at_every_site_also_after_crashe
 @pytest.mark.slow
 def test_metrics_are_there_during_the_run_and_after_a_site_left(tmp_path):
     """c stops for good; a and b go on without it, with curves over the two of them."""
-    folder = _overfitting(tmp_path / "mesh")
+    states = {name: tmp_path / name / "state" for name in NAMES}
+    (tmp_path / "few.py").write_text(FEW)
 
     def slow(point, step):
         if point == "computed":
             time.sleep(0.02)
 
-    running, ends = {name: fleet.start(folder, name, observe=slow) for name in NAMES}, {}
-    try:
-        end = time.monotonic() + 90
-        metrics = folder / "a" / "state" / PROGRESS / "metrics.jsonl"
-        while not (metrics.exists() and len(metrics.read_text().splitlines()) > 5):
-            assert time.monotonic() < end
-            time.sleep(0.1)
+    with Run(tmp_path, list(NAMES), OVERFITTING) as run:
+        run.start(*NAMES, observe=slow)
+        metrics = states["a"] / PROGRESS / "metrics.jsonl"
+        run.until(lambda: metrics.exists() and len(metrics.read_text().splitlines()) > 5, 90)
         assert all(len(line["loss"]["sites"]) == 3 for line in read_records(metrics.parent))
-        os.kill(running["c"], signal.SIGKILL)
-        fleet.ended(running.pop("c"), 10)
-        while (status := read_status(folder / "a" / "state"))["paused_for"][-1:] != ["c"]:
-            assert time.monotonic() < end, status
-            time.sleep(0.1)
-        assert status["seconds_left"] is None
-        for name in "ab":
-            site = SiteFile.read(folder / name / "site.toml")
-            wish(site.state, Mesh.read(site.mesh), name, ["c"])
-        ends = {name: fleet.ended(process, 60) for name, process in running.items()}
-    finally:
-        for name, process in running.items():
-            if ends.get(name) is None:
-                os.kill(process, signal.SIGKILL)
-                fleet.ended(process, 10)
-    assert ends == {"a": 0, "b": 0}
-    both = [(folder / name / "state" / "result" / "metrics.jsonl").read_bytes() for name in "ab"]
+        run.crash("c")
+        run.until(lambda: run.status("a")["paused_for"][-1:] == ["c"], 90)
+        assert run.status("a")["seconds_left"] is None
+        run.vote("a", "b", out=["c"])
+        run.end("a", "b")
+    both = [(states[name] / "result" / "metrics.jsonl").read_bytes() for name in "ab"]
     assert both[0] == both[1]
     lines = [json.loads(line) for line in both[0].decode().splitlines()]
     assert [line["round"] for line in lines] == list(range(0, 201, 4))
     assert all(len(line["loss"]["sites"]) == 2 for line in lines)
-    aside = folder / "a" / "state" / "metrics-generation-1.jsonl"
+    aside = states["a"] / "metrics-generation-1.jsonl"
     assert len(json.loads(aside.read_text().splitlines()[0])["loss"]["sites"]) == 3

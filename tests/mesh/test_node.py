@@ -17,13 +17,13 @@ import torch
 from safetensors.torch import load_file
 
 import fairmesh as fm
-from fairmesh.cli.node import _expected_end, _site_rows
+from fairmesh.cli.node import _expected_end, _site_rows, status
 from fairmesh.cli.report import report
 from fairmesh.experiment import load_experiment
 from fairmesh.mesh.enrol.certificates import make_key, make_secret, secret_of
-from fairmesh.mesh.enrol.roster import SiteFile
+from fairmesh.mesh.enrol.roster import Mesh, SiteFile
 from fairmesh.mesh.node import life
-from fairmesh.mesh.node.membership import Membership, outputs_of_run, refuse_many_outputs
+from fairmesh.mesh.node.membership import Membership, common_problem, facts, outputs_of_run, refuse_many_outputs
 from fairmesh.mesh.node.rounds import identity_of
 from fairmesh.mesh.node.running import run_node
 from fairmesh.mesh.node.state_lock import locked
@@ -34,6 +34,7 @@ from fairmesh.storage.files import open_to_others
 from tests import toys
 from tests.mesh import fleet
 from tests.mesh.experiments import STEADY_AD_GDA, experiment
+from tests.mesh.lives import RESULTS
 from tests.refusals import missing_from, refused
 from tests.trackers.test_tensorboard import read as read_events
 
@@ -132,6 +133,20 @@ def lived(tmp_path_factory):
     return folder, json.loads((folder / "seen.json").read_text())
 
 
+@pytest.fixture(scope="module")
+def sites(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("sites")
+    _write_experiment(folder)
+    fleet.provisioned(folder, folder / "experiment.toml", NAMES)
+    return folder
+
+
+@pytest.fixture
+def site(sites, tmp_path) -> SiteFile:
+    """A site of a mesh whose nodes have not been started."""
+    return SiteFile.read(shutil.copytree(sites / "a", tmp_path / "a") / "site.toml")
+
+
 def _events(folder, name):
     return [json.loads(line) for line in (folder / name / "state" / "log.jsonl").read_text().splitlines()]
 
@@ -145,14 +160,19 @@ def test_alone_a_node_waits_and_with_little_patience_stops_and_says_for_whom(liv
     assert seen["patience"] == 1
     stopped = next(event for event in _events(folder, "a") if event["what"] == "stopped")
     assert missing_from(stopped["reason"], "b, c", "--patience") == []
-    assert seen["status alone"]["sites"]["c"] == {}
+    status = seen["status alone"]
+    assert (status["sites"]["c"], status["metric"], status["metric_name"]) == ({}, None, "accuracy")
 
 
-def test_stop_that_was_asked_for_is_no_error(lived):
+def test_asked_to_stop_it_keeps_its_state_which_is_no_error_and_the_run_ends_all_the_same(lived):
     folder, seen = lived
     assert seen["asked to stop"] == 1
-    stopped = {name: [event["level"] for event in _events(folder, name) if event["what"] == "stopped"] for name in "ab"}
-    assert stopped == {"a": ["warning"], "b": ["info"]}  # a was out of patience
+    stopped = {name: [event for event in _events(folder, name) if event["what"] == "stopped"] for name in "ab"}
+    levels = {name: [event["level"] for event in events] for name, events in stopped.items()}
+    assert levels == {"a": ["warning"], "b": ["info"]}  # a was out of patience
+    assert "round" in stopped["b"][0]["reason"]
+    assert seen["ends"] == dict.fromkeys(NAMES, 0)
+    assert seen["again"] == 0  # a finished run ends at once
 
 
 def test_tracker_of_a_node_that_was_stopped_has_what_all_sites_measured_once(lived):
@@ -237,36 +257,24 @@ def test_expected_end_is_said_with_the_rate_and_counts_down():
     assert _expected_end(seen | {"activity": "finished"}, 0.0) is None
 
 
-def test_row_of_a_site_whose_clock_is_wrong_shows_when_it_was_heard(lived):
+@pytest.mark.parametrize("ahead", [86400.0, -86400.0])
+def test_row_of_a_site_whose_clock_is_wrong_shows_when_it_was_heard(lived, ahead):
     status = lived[1]["status"]
-    for ahead in (86400.0, -86400.0):
-        told = status["sites"]["b"] | {"heard_s_ago": 30.0}
-        told |= {"time": status["time"] + ahead, "waiting_for": {"c": status["time"] + ahead - 40}}
-        header, *rows = _site_rows(status | {"sites": {"b": told}}, "accuracy")
-        row = dict(zip(header, rows[0]))
-        assert (row["reported"], row["waits for"]) == ("30 s ago", "c (70 s)")
-
-
-def test_status_names_the_metric_before_anything_was_measured(lived):
-    status = lived[1]["status alone"]
-    assert status["metric"] is None
-    assert status["metric_name"] == "accuracy"
+    told = status["sites"]["b"] | {"heard_s_ago": 30.0, "time": status["time"] + ahead}
+    told |= {"waiting_for": {"c": status["time"] + ahead - 40}}
+    header, row = _site_rows(status | {"sites": {"b": told}}, "accuracy")
+    shown = dict(zip(header, row))
+    assert (shown["reported"], shown["waits for"]) == ("30 s ago", "c (70 s)")
 
 
 def test_status_of_a_finished_node_does_not_ask_whether_it_runs(lived, capsys):
-    from fairmesh.cli.node import status
-
-    path = lived[0] / "a" / "state" / "status.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"time": time.time() - 3600}))
-    status(lived[0] / "a" / "site.toml")
-    shown = capsys.readouterr()
-    assert "finished" in shown.out + shown.err
-    assert "running" not in shown.out + shown.err
+    ended = read_status(lived[0] / "a" / "state")
+    shown = _shown_with(lived, capsys, **(ended | {"time": time.time() - 3600}))
+    assert "finished" in shown
+    assert "running" not in shown
 
 
 def _shown_with(lived, capsys, **changes) -> str:
-    from fairmesh.cli.node import status
-
     path = lived[0] / "a" / "state" / "status.json"
     before = path.read_text()
     path.write_text(json.dumps(lived[1]["status"] | changes))
@@ -284,10 +292,8 @@ def test_status_shows_weights_of_one_round_that_sum_to_one(lived, capsys):
     assert sum(weights["sites"].values()) == pytest.approx(1)
     sites = {name: told | {"weight": 0.45} for name, told in lived[1]["status"]["sites"].items()}
     shown = _shown_with(lived, capsys, sites=sites)
-    assert (
-        missing_from(shown, f"in round {weights['round']}", *(f"{share:.4g}" for share in weights["sites"].values()))
-        == []
-    )
+    shares = [f"{share:.4g}" for share in weights["sites"].values()]
+    assert missing_from(shown, f"in round {weights['round']}", *shares) == []
     assert "0.45" not in shown
     assert "share" not in _shown_with(lived, capsys, **{"lambda": None})  # before all have measured a round
 
@@ -301,30 +307,26 @@ def test_status_of_a_killed_node_says_that_it_does_not_run_and_not_that_it_train
 
 
 def test_status_of_a_node_that_imports_says_that_it_starts(tmp_path):
+    def status(**changes) -> dict:
+        before = {"site": "a", "sites": {"a": {"activity": "training"}}, "activity": "training", "time": 0.0}
+        (tmp_path / "status.json").write_text(json.dumps(before | changes))
+        return live_status(tmp_path)
+
     with refused("not been started", tmp_path):
         live_status(tmp_path)
     with locked(tmp_path):
-        assert live_status(tmp_path) == {
-            "time": pytest.approx(time.time(), abs=5),
-            "running": True,
-            "activity": STARTING,
-        }
-        before = {"site": "a", "sites": {"a": {"activity": "training"}}, "activity": "training", "time": 0.0}
-        (tmp_path / "status.json").write_text(json.dumps(before))
-        again = live_status(tmp_path)
+        now = pytest.approx(time.time(), abs=5)
+        assert live_status(tmp_path) == {"time": now, "running": True, "activity": STARTING}
+        again = status()
         assert [again["activity"], again["sites"]["a"]["activity"], again["running"]] == [STARTING, STARTING, True]
-        (tmp_path / "status.json").write_text(json.dumps(before | {"time": time.time() + 1}))
-        assert live_status(tmp_path)["activity"] == "training"
+        assert status(time=time.time() + 1)["activity"] == "training"
     assert live_status(tmp_path)["activity"] == ENDED
-    (tmp_path / "status.json").write_text(json.dumps(before | {"activity": "stopped"}))
-    assert live_status(tmp_path)["activity"] == "stopped"
+    assert status(activity="stopped")["activity"] == "stopped"
 
 
 @pytest.mark.slow
-def test_status_of_a_real_node_says_that_it_starts_then_what_it_does_and_that_it_was_killed(tmp_path):
-    _write_experiment(tmp_path)
-    fleet.provisioned(tmp_path, tmp_path / "experiment.toml", NAMES)
-    site, state = str(tmp_path / "a" / "site.toml"), tmp_path / "a" / "state"
+def test_status_of_a_real_node_says_that_it_starts_then_what_it_does_and_that_it_was_killed(site):
+    site, state = str(site.path), site.state
     node = subprocess.Popen([sys.executable, "-m", "fairmesh", "node", site], stderr=subprocess.DEVNULL)
     try:
         _until(lambda: live_status(state)["activity"] == STARTING)
@@ -350,27 +352,10 @@ def test_prometheus_gets_rounds_edges_and_the_worst_site(lived):
     assert 0 < worst <= mean <= 1
 
 
-def test_asked_to_stop_it_keeps_its_state_and_the_run_ends_all_the_same(lived):
-    folder, seen = lived
-    assert seen["asked to stop"] == 1
-    assert any(event["what"] == "stopped" and "round" in event["reason"] for event in _events(folder, "b"))
-    assert seen["ends"] == dict.fromkeys(NAMES, 0)
-
-
-def test_node_of_a_finished_run_ends_at_once(lived):
-    assert lived[1]["again"] == 0
-
-
 def test_sites_end_with_the_simulators_report(lived):
     folder, _ = lived
     results = [folder / name / "state" / "result" for name in NAMES]
-    for file in (
-        "model.safetensors",
-        "model-time-average.safetensors",
-        "summary.json",
-        "metrics.jsonl",
-        "experiment.toml",
-    ):
+    for file in (*RESULTS, "experiment.toml"):
         assert len({(result / file).read_bytes() for result in results}) == 1, file
     experiment = load_experiment(folder / "experiment.toml")
     simulated = dataclasses.replace(experiment, observers=())  # they would end a simulation
@@ -444,8 +429,6 @@ def test_log_begins_with_what_runs_here_and_that_it_was_approved(lived):
 
 
 def test_data_of_another_form_is_refused_by_the_sites_name_and_the_field():
-    from fairmesh.mesh.node.membership import common_problem, facts
-
     class Member:
         name, names = "a", ["a", "b"]
         mesh = type("M", (), {"present": [type("P", (), {"name": n}) for n in "ab"]})
@@ -457,19 +440,25 @@ def test_data_of_another_form_is_refused_by_the_sites_name_and_the_field():
         common_problem(Member(), sites[0], {"a": mine, "b": other})  # type: ignore[arg-type]
 
 
-def test_claims_add_outputs_up_to_what_the_labels_of_all_sites_need():
-    """A site that says at a vote that the model has 10,000 outputs would end the run at all others."""
-    mine, names = fm.Site((torch.randn(4, 3), torch.arange(4) % 2)), ["a", "b", "gone"]
-    known = {"a": {"outputs": 2}, "b": {"outputs": 3}}
-    all_of_them = known | {"gone": {"outputs": 5}}
-    assert outputs_of_run(0, mine, {}, known, names) == 2
-    assert outputs_of_run(0, mine, all_of_them, {}, names) == 5
-    assert outputs_of_run(10_000, mine, all_of_them, known | {"b": {"outputs": 10_000}}, names) == 5
-    assert (
-        outputs_of_run(10_000, mine, known, all_of_them, names) == 5
-    )  # it left before this site began, or lost its disk
-    assert outputs_of_run(0, mine, known, all_of_them, names) == 3
-    assert outputs_of_run(7, mine, known, known, names) == 7  # nobody here can say what the removed site needed
+TWO = {"a": {"outputs": 2}, "b": {"outputs": 3}}
+ALL = TWO | {"gone": {"outputs": 5}}
+
+
+@pytest.mark.parametrize(
+    ("claimed", "known", "announced", "outputs"),
+    [
+        (0, {}, TWO, 2),
+        (0, ALL, {}, 5),
+        (10_000, ALL, TWO | {"b": {"outputs": 10_000}}, 5),  # this lie would end the run at all others
+        (10_000, TWO, ALL, 5),  # it left before this site began, or lost its disk
+        (0, TWO, ALL, 3),
+        (7, TWO, TWO, 7),  # nobody here can say what the removed site needed
+    ],
+)
+@pytest.mark.quick_cases("all")
+def test_claims_add_outputs_up_to_what_the_labels_of_all_sites_need(claimed, known, announced, outputs):
+    mine = fm.Site((torch.randn(4, 3), torch.arange(4) % 2))
+    assert outputs_of_run(claimed, mine, known, announced, ["a", "b", "gone"]) == outputs
 
 
 def test_data_with_more_classes_than_other_sites_accept_are_refused_at_the_site_itself():
@@ -481,23 +470,17 @@ def test_data_with_more_classes_than_other_sites_accept_are_refused_at_the_site_
     refuse_many_outputs({"outputs": 20_000}, dataclasses.replace(experiment, data=listed))
 
 
-def test_site_that_left_cannot_start(tmp_path):
-    _write_experiment(tmp_path)
-    mesh = fleet.provisioned(tmp_path, tmp_path / "experiment.toml", NAMES)
-    site = SiteFile.read(tmp_path / "c" / "site.toml")
-    mesh.without("c").write(site.mesh)
-    with refused("site c", "mesh test-mesh"):
+def test_site_that_left_cannot_start(site):
+    Mesh.read(site.mesh).without("a").write(site.mesh)
+    with refused("site a", "mesh test-mesh"):
         run_node(site.path)
 
 
-def test_mesh_file_with_another_graph_than_the_experiments_is_refused(tmp_path):
-    _write_experiment(tmp_path)
-    fleet.provisioned(tmp_path, tmp_path / "experiment.toml", NAMES)
-    file = tmp_path / "a" / "mesh.toml"
-    text = file.read_text().replace('neighbours = ["b", "c"]', 'neighbours = ["b"]')
-    file.write_text(text.replace('neighbours = ["a", "b"]', 'neighbours = ["b"]'))
+def test_mesh_file_with_another_graph_than_the_experiments_is_refused(site):
+    text = site.mesh.read_text().replace('neighbours = ["b", "c"]', 'neighbours = ["b"]')
+    site.mesh.write_text(text.replace('neighbours = ["a", "b"]', 'neighbours = ["b"]'))
     with refused("a", "neighbours", "['b']", "['b', 'c']"):
-        run_node(tmp_path / "a" / "site.toml")
+        run_node(site.path)
 
 
 def test_secret_of_the_draws_is_made_with_the_key_for_its_owner_alone(tmp_path):
@@ -508,42 +491,34 @@ def test_secret_of_the_draws_is_made_with_the_key_for_its_owner_alone(tmp_path):
     assert len(path.read_bytes()) == 32
 
 
-def test_secret_that_is_missing_or_damaged_in_a_run_is_refused(tmp_path):
-    _write_experiment(tmp_path)
-    fleet.provisioned(tmp_path, tmp_path / "experiment.toml", NAMES)
-    membership = Membership.read(tmp_path / "a" / "site.toml")
-    path = tmp_path / "a" / "a.secret"
+def test_secret_that_is_missing_or_damaged_in_a_run_is_refused(site):
+    membership, path = Membership.read(site.path), secret_of(site.key)
     path.write_bytes(b"short")
     with refused(path, 5, 32, "backup", "remove"):
         membership.with_secret()
     path.unlink()
     assert len(membership.with_secret().secret) == 32  # the run has not begun, so another is made
     path.unlink()
-    (tmp_path / "a" / "state" / "generation-1").mkdir(parents=True)
-    (tmp_path / "a" / "state" / "generation-1" / "journal").touch()
+    (site.state / "generation-1").mkdir(parents=True)
+    (site.state / "generation-1" / "journal").touch()
     with refused(path, "backup", "fairmesh mesh restore"):
         membership.with_secret()
-    (found,) = [check for check in checks(tmp_path / "a" / "site.toml") if check.what == "secret of the draws"]
+    (found,) = [check for check in checks(site.path) if check.what == "secret of the draws"]
     assert not found.ok
 
 
-def test_checkpoint_of_another_secret_is_not_continued(tmp_path):
-    _write_experiment(tmp_path)
-    fleet.provisioned(tmp_path, tmp_path / "experiment.toml", NAMES)
-    membership = Membership.read(tmp_path / "a" / "site.toml")
-    problem = toys.problem()
-    identities = [
-        identity_of(dataclasses.replace(membership, secret=secret), problem)["secret of the draws"]
-        for secret in (None, fleet.secret("a"), fleet.secret("b"))
-    ]
+def test_checkpoint_of_another_secret_is_not_continued(site):
+    membership, problem = Membership.read(site.path), toys.problem()
+    secrets = None, fleet.secret("a"), fleet.secret("b")
+    members = [dataclasses.replace(membership, secret=secret) for secret in secrets]
+    identities = [identity_of(member, problem)["secret of the draws"] for member in members]
     assert len(set(identities)) == 3
     assert fleet.secret("a").hex() not in identities[1]
 
 
 def test_batches_in_a_public_order_are_refused(tmp_path):
-    _write_experiment(tmp_path)
     file = tmp_path / "experiment.toml"
-    file.write_text('sampling = { order = "cyclic" }\n' + file.read_text())
+    file.write_text('sampling = { order = "cyclic" }\n' + experiment(3))
     with refused("cyclic", "random"):
         fleet.provisioned(tmp_path, file, NAMES)
 
@@ -555,10 +530,7 @@ def test_state_is_its_owners_alone_with_all_that_is_in_it(lived):
     assert [path for path in state.rglob("*") if open_to_others(path)] == []
 
 
-def test_state_folder_that_others_can_read_is_closed_and_named_by_the_check(tmp_path):
-    _write_experiment(tmp_path)
-    fleet.provisioned(tmp_path, tmp_path / "experiment.toml", NAMES)
-    site = SiteFile.read(tmp_path / "a" / "site.toml")
+def test_state_folder_that_others_can_read_is_closed_and_named_by_the_check(site):
     site.state.mkdir()
     site.state.chmod(0o755)
     found = {check.what: check for check in privacy_checks(site)}
@@ -566,15 +538,6 @@ def test_state_folder_that_others_can_read_is_closed_and_named_by_the_check(tmp_
     assert missing_from(found["state folder"].advice, 700, site.state) == []
     with locked(site.state):
         assert site.state.stat().st_mode & 0o777 == 0o700
-
-
-def test_experiment_of_another_mesh_is_refused_before_anything_is_sent(tmp_path):
-    _write_experiment(tmp_path)
-    fleet.provisioned(tmp_path, tmp_path / "experiment.toml", NAMES)
-    file = tmp_path / "a" / "experiment.toml"
-    file.write_text(file.read_text().replace("rounds = 120", "rounds = 121"))
-    with refused(file, "mesh"):
-        run_node(tmp_path / "a" / "site.toml")
 
 
 def test_chain_of_waiting_ends_at_the_site_to_look_at():

@@ -15,12 +15,7 @@ from fairmesh.testing.messages import check_message
 from tests import toys
 from tests.refusals import missing_from, refused
 
-WORDS = {  # of each part of a message
-    "model": "model",
-    "tracker": "tracker",
-    "dual": "of all sites",
-    "price": "price",
-}
+WORDS = {"model": "model", "tracker": "tracker", "dual": "of all sites", "price": "price"}  # of the parts of messages
 
 
 @pytest.fixture
@@ -101,13 +96,10 @@ def test_own_algorithm_says_what_it_sends(monkeypatch):
 @pytest.mark.parametrize(
     ("declared", "names"),
     [
-        ((Sent("model"), Sent("gist", compressor=fm.compressors.Sign())), ["'loss'", "does not name"]),
+        (Own().message()[:2], ["'loss'", "does not name"]),
         ((*Own().message(), Sent("secret")), ["'secret'", "only"]),
         ((Sent("model"), Sent("gist"), Sent("loss", "losses")), ["'gist'", "compressor"]),
-        (
-            (Sent("model"), Sent("gist", compressor=fm.compressors.Sign()), Sent("loss")),
-            ["'loss'", "vectors", "losses"],
-        ),
+        ((*Own().message()[:2], Sent("loss")), ["'loss'", "vectors", "losses"]),
     ],
 )
 def test_algorithm_that_says_something_else_than_it_sends_breaks_its_contract(declared, names):
@@ -131,10 +123,10 @@ def test_algorithm_that_says_nothing_of_its_messages_is_said_to_be_unknown(monke
     assert bits_per_parameter({}) is None
 
 
-@pytest.mark.parametrize("name", ["drfa", "afl"])
-def test_algorithms_with_a_server_are_said_to_be_refused(name):
-    assert missing_from(sent(toys.ALGORITHMS[name], name)[0], "server", "refuses") == []
-
-
-def test_algorithm_of_the_experiments_own_code_is_said_to_be_unknown():
-    assert missing_from(sent(None, "own.py:Mine")[0], "own.py:Mine", "own code") == []
+@pytest.mark.parametrize(
+    ("algorithm", "name", "words"),
+    [(toys.ALGORITHMS[name], name, ["server", "refuses"]) for name in ("drfa", "afl")]
+    + [(None, "own.py:Mine", ["own.py:Mine", "own code"])],
+)
+def test_algorithms_with_a_server_are_said_to_be_refused_and_those_of_own_code_to_be_unknown(algorithm, name, words):
+    assert missing_from(sent(algorithm, name)[0], *words) == []

@@ -69,8 +69,7 @@ def scenario(folder: Path, case: str, fate: str) -> None:
     (folder / "network.py").write_text(MODEL)
     with Run(folder, NAMES, EXPERIMENTS[case]) as run:
         if fate == "undisturbed":
-            run.start(*NAMES)
-            run.end(*NAMES)
+            run.live()
             return
         flag = folder / "go"
         run.start(*NAMES, observe=waits_at(7, flag))

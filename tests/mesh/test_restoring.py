@@ -48,6 +48,10 @@ def _node(number: int, copies: torch.Tensor) -> TrainingState:
     return TrainingState(state, *averages, Traffic(nothing, nothing, nothing, nothing), None)
 
 
+def _empty(state: TrainingState) -> TrainingState:
+    return unflatten_state(state, {path: torch.zeros_like(tensor) for path, tensor in flatten_state(state).items()})
+
+
 @pytest.fixture
 def mesh():
     copies = torch.arange(12.0).reshape(3, 4)
@@ -58,8 +62,7 @@ def mesh():
 
 def test_restored_site_has_the_public_copies_that_it_had(mesh):
     (_, _, before), told = mesh
-    initial = unflatten_state(before, {path: torch.zeros_like(t) for path, t in flatten_state(before).items()})
-    found = restored(initial, told)
+    found = restored(_empty(before), told)
     assert torch.equal(found.algorithm.copies.own, before.algorithm.copies.own)
     assert torch.equal(found.algorithm.copies.of_neighbours, before.algorithm.copies.of_neighbours)
     assert torch.equal(found.algorithm.models, before.algorithm.copies.own), "its model is what others know of it"
@@ -80,9 +83,8 @@ def test_restored_site_takes_the_mean_loss_for_its_own(mesh):
     first, second, before = (
         node._replace(algorithm=Priced(node.algorithm.models, node.algorithm.copies, prices)) for node in nodes
     )
-    initial = unflatten_state(before, {path: torch.zeros_like(t) for path, t in flatten_state(before).items()})
     told = {name: read_shared(shared(node, 2), before) for name, node in (("node 0", first), ("node 1", second))}
-    found = restored(initial, told).algorithm.weighting
+    found = restored(_empty(before), told).algorithm.weighting
     assert torch.equal(found.losses, mean), "with the loss 0 it would weigh nothing to the end of the run"
     assert torch.equal(found.prices, price)
 

@@ -28,6 +28,14 @@ def _cells(*counts: int | str) -> dict[str, int | str]:
     return dict(zip(CELLS, counts))
 
 
+def said(cells=None, verdict: str = "", why_not: str = "") -> dict:
+    """What a site tells the others about its comparison."""
+    return {"cells": cells or {}, "verdict": verdict, "why_not": why_not}
+
+
+HONEST = said(_cells(100, 30, 6, 64))
+
+
 def test_difference_from_told_counts_is_the_paired_one():
     assert difference(_cells(100, 30, 6, 64)) == versus_counts(200, 30, 6)
     assert difference({}) is None
@@ -47,19 +55,12 @@ def test_verdict_from_untold_counts_holds_for_all_their_values(counts, verdict):
 
 def test_announced_counts_below_five_are_refused():
     holds = KINDS["versus_local"].fields["cells"]
-    assert holds(_cells(100, FEW, 5, 64))
-    assert holds({})
-    assert not holds(_cells(100, 4, 5, 64))
-    assert not holds(_cells(100, "<6", 5, 64))
-    assert not holds({"patients": 100})
+    assert all(map(holds, (_cells(100, FEW, 5, 64), {})))
+    assert not any(map(holds, (_cells(100, 4, 5, 64), _cells(100, "<6", 5, 64), {"patients": 100})))
 
 
 def test_evidence_has_all_sites_and_says_why_one_was_not_compared():
-    told = {
-        "a": {"cells": _cells(100, 30, 6, 64), "verdict": "", "why_not": ""},
-        "b": {"cells": _cells(100, FEW, FEW, FEW), "verdict": "", "why_not": ""},
-        "c": {"cells": {}, "verdict": "", "why_not": "withheld by the site"},
-    }
+    told = {"a": HONEST, "b": said(_cells(100, FEW, FEW, FEW)), "c": said(why_not="withheld by the site")}
     found = evidence_of(told, NAMES, [0.65, 0.95, 0.8], "accuracy")
     a, b, c = found["sites"]
     assert (a["n"], a["versus"]["local"]["verdict"]) == (200, "better")
@@ -70,11 +71,7 @@ def test_evidence_has_all_sites_and_says_why_one_was_not_compared():
 
 
 def test_mean_over_sites_includes_those_that_told_no_counts():
-    told = {
-        "a": {"cells": _cells(100, 30, 6, 64), "verdict": "", "why_not": ""},
-        "b": {"cells": {}, "verdict": "", "why_not": "fewer than 20 test rows"},
-        "c": {"cells": {}, "verdict": "", "why_not": "withheld by the site"},
-    }
+    told = {"a": HONEST, "b": said(why_not="fewer than 20 test rows"), "c": said(why_not="withheld by the site")}
     found = evidence_of(told, NAMES, [0.65, 0.5, 0.95], "accuracy")
     assert found["mean"]["value"] == pytest.approx(0.7)
     low, high = found["mean"]["interval"]
@@ -93,8 +90,7 @@ def test_mean_over_sites_includes_those_that_told_no_counts():
     ((FEW, FEW, FEW, 64), 0.5), ((10**12, 5, 5, 5), 0.5),
 ])  # fmt: skip
 def test_counts_that_contradict_the_accuracy_are_ignored_and_their_site_is_named(tmp_path, counts, accuracy):
-    honest = {"cells": _cells(100, 30, 6, 64), "verdict": "", "why_not": ""}
-    told = {"a": honest, "b": honest | {"cells": _cells(*counts)}, "c": honest}
+    told = {"a": HONEST, "b": said(_cells(*counts)), "c": HONEST}
     record = {"round": 60, "accuracy": {"sites": [0.65, accuracy, 0.65]}}
     (tmp_path / "metrics.jsonl").write_text(json.dumps(record) + "\n")
     events = []
@@ -116,11 +112,7 @@ def test_counts_of_an_honest_site_do_not_contradict_its_accuracy(counts, accurac
 
 
 def test_evidence_of_numbers_has_verdicts_and_no_number_of_the_comparison():
-    told = {
-        "a": {"cells": {}, "verdict": "better", "why_not": ""},
-        "b": {"cells": {}, "verdict": "unclear", "why_not": ""},
-        "c": {"cells": {}, "verdict": "", "why_not": "no test rows"},
-    }
+    told = {"a": said(verdict="better"), "b": said(verdict="unclear"), "c": said(why_not="no test rows")}
     found = json.loads(as_json(evidence_of(told, NAMES, [0.4, 0.9, None], "loss")))
     a, b, c = found["sites"]
     assert a["versus"] == {"local": {"verdict": "better"}}
@@ -128,7 +120,7 @@ def test_evidence_of_numbers_has_verdicts_and_no_number_of_the_comparison():
     assert (c["versus"], c["why_not"], c["value"]) == ({}, "no test rows", None)
     assert [site["n"] for site in found["sites"]] == [None] * 3
     assert (found["worst"]["site"], found["worst"]["value"]) == ("b", 0.9)
-    assert [said.split(":")[0] for said in sentences({"evidence": found})] == ["a", "b"]
+    assert [sentence.split(":")[0] for sentence in sentences({"evidence": found})] == ["a", "b"]
     unit = Unit("loss", share=False)
     assert verdict_in_words(a["versus"]["local"], unit, "alone") == "better than alone"
 
@@ -160,13 +152,17 @@ def test_numbers_are_compared_on_the_sites_own_rows():
     assert versus_local._of_numbers(here, right, right).verdict == "unclear"
 
 
+def _common_summary(run: Run) -> str:
+    """Lets the nodes run to the end, and returns their summary, which is the same."""
+    run.live()
+    (summary,) = {(run.folder / name / "state" / "result" / "summary.json").read_text() for name in NAMES}
+    return summary
+
+
 def verdicts_on_numbers(run: Run) -> None:
     """Only verdicts travel. The difference is in each site's own folder."""
-    run.start(*NAMES)
-    run.end(*NAMES)
-    summaries = {(run.folder / name / "state" / "result" / "summary.json").read_bytes() for name in NAMES}
-    assert len(summaries) == 1
-    evidence = json.loads(summaries.pop())["evidence"]
+    summary = _common_summary(run)
+    evidence = json.loads(summary)["evidence"]
     assert evidence["metric"] == "loss"
     for name, site in zip(NAMES, evidence["sites"]):
         assert list(site["versus"]["local"]) == ["verdict"]
@@ -174,8 +170,7 @@ def verdicts_on_numbers(run: Run) -> None:
         at_home = json.loads(kept.read_text())
         assert at_home["verdict"] == site["versus"]["local"]["verdict"]
         assert at_home["interval"][0] < at_home["difference"] < at_home["interval"][1]
-        others = "".join((run.folder / one / "state" / "result" / "summary.json").read_text() for one in NAMES)
-        assert str(at_home["difference"]) not in others
+        assert str(at_home["difference"]) not in summary
     assert len(sentences({"evidence": evidence})) == 3
 
 
@@ -183,11 +178,7 @@ def verdicts_at_every_site(run: Run) -> None:
     """One site withholds its counts; all show the same verdicts of the others."""
     site = run.folder / "c" / "site.toml"
     site.write_text("compare_with_local = false\n" + site.read_text())
-    run.start(*NAMES)
-    run.end(*NAMES)
-    summaries = {(run.folder / name / "state" / "result" / "summary.json").read_bytes() for name in NAMES}
-    assert len(summaries) == 1
-    a, b, c = json.loads(summaries.pop())["evidence"]["sites"]
+    a, b, c = json.loads(_common_summary(run))["evidence"]["sites"]
     for one in (a, b):
         assert one["versus"]["local"]["verdict"] in ("better", "worse", "unclear")
         assert one["n"] > 100
@@ -229,16 +220,9 @@ def _table_of_numbers(folder: Path) -> str:
         for x, y, noise in torch.randn(150, 3, generator=rng).tolist():
             lines.append(f"{name},{x:.4f},{y:.4f},{5 + x - 2 * y + 0.3 * noise:.4f}")
     (folder / "doses.csv").write_text("\n".join(lines) + "\n")
-    fields = {
-        "nodes": None,
-        "odd": None,
-        "name": "table",
-        "file": str(folder / "doses.csv"),
-        "target": "dose",
-        "site": "site",
-        "predict": "numbers",
-    }
-    return experiment(60, algorithm="tracked-ad-gda", data=fields, options={"measure_every": 20})
+    fields = {"name": "table", "file": str(folder / "doses.csv"), "target": "dose", "site": "site"}
+    data = fields | {"predict": "numbers", "nodes": None, "odd": None}
+    return experiment(60, algorithm="tracked-ad-gda", data=data, options={"measure_every": 20})
 
 
 SCENARIOS = {one.__name__: one for one in (verdicts_at_every_site, a_comparison_that_fails, verdicts_on_numbers)}
