@@ -363,6 +363,7 @@ def test_site_that_tells_two_things_is_named_and_the_digests_show_who_heard_what
     ],
     ids=["between two measured rounds", "after the last round", "another length", "other columns"],
 )
+@pytest.mark.quick_cases("all")
 def test_rows_of_other_rounds_columns_or_another_length_are_ignored_and_their_site_is_named(
     sites, board, field, value, accepted
 ):

@@ -4,7 +4,6 @@ where an undisturbed one ends."""
 import json
 import os
 import shutil
-import signal
 import socket
 import ssl
 import threading
@@ -18,7 +17,7 @@ import fairmesh as fm
 from fairmesh.cli.node import status as show_status
 from fairmesh.experiment import load_experiment
 from fairmesh.mesh.enrol.certificates import signature
-from fairmesh.mesh.enrol.roster import Mesh, host_and_port
+from fairmesh.mesh.enrol.roster import host_and_port
 from fairmesh.mesh.preflight import checks
 from fairmesh.mesh.wire import frames
 from fairmesh.mesh.wire.bulletin import Announcement
@@ -36,6 +35,7 @@ from tests.mesh.reasons import (
     OTHER_SITE,
     PLAIN_HTTP,
 )
+from tests.mesh.scenarios import Run
 from tests.mesh.stranger import apart, certified, foreign, handshaken, hello_of, spoken
 from tests.refusals import missing_from
 
@@ -46,52 +46,42 @@ NAMES = ["alpha", "beta", "gamma", "delta"]  # a ring; each dials the next, and 
 STOP_AT = 12
 
 
-def started(folder: Path, name: str, stop_at: int | None = None) -> int:
-    """Starts a node as `fairmesh node` does; with `stop_at` it dies once it has computed its message of that step."""
-
-    def work() -> None:
-        import torch
-
-        torch.set_num_threads(1)
-        from fairmesh.mesh.node.running import run_node
-
-        def observe(point: str, step: int) -> None:
-            if point == "computed" and step == stop_at:
-                time.sleep(1)  # what it sent before arrives
-                os._exit(9)
-
-        run_node(folder / name / fleet.SITE, observe=observe)
-
-    return fleet.forked(work, folder / f"{name}.log")
+def dies(point: str, step: int) -> None:
+    """A node that dies once it has computed its message of a step."""
+    if (point, step) == ("computed", STOP_AT):
+        time.sleep(1)  # what it sent before arrives
+        os._exit(9)
 
 
-class Door:
+class Door(Run):
     """The node of gamma, in the middle of the run. It waits for beta, which dials it, and delta, which it dials. Alpha
     is not a neighbour of gamma."""
 
-    def __init__(self, folder: Path, process: int):
-        self.folder, self.process, self.founder = folder, process, folder / "mesh"
-        self.mesh = Mesh.read(self.founder / "mesh.toml")
-        self.address = self.mesh.member("gamma").address or ""
-        self.silent: socket.socket  # a connection over which nothing is said
+    silent: socket.socket  # a connection over which nothing is said
+
+    @property
+    def founder(self) -> Path:
+        return self.folder / "mesh"
+
+    @property
+    def address(self) -> str:
+        return self.mesh.member("gamma").address
 
     def log(self) -> list[dict]:
-        return [json.loads(line) for line in (self.folder / "gamma" / "state" / "log.jsonl").read_text().splitlines()]
+        return self.every_event("gamma")
 
-    def status(self) -> dict:
-        return json.loads((self.folder / "gamma" / "state" / "status.json").read_text())
+    def status(self, name: str = "gamma") -> dict:
+        return super().status(name)
 
     def says(self, reason: str, site: str | None = None, what: str = "refused") -> dict:
         """Waits for the entry of the log that holds a reason, and returns it."""
-        until = time.monotonic() + 30  # a neighbour long gone is dialled every 15 s
-        while time.monotonic() < until:
-            for entry in self.log():
-                if entry["what"] == what and entry.get("site") == site and reason in entry.get("reason", ""):
-                    return entry
-            time.sleep(0.05)
-        raise AssertionError(
-            f"{what!r} with {reason!r} of {site} is not in the log:\n" + "\n".join(map(str, self.log()))
-        )
+
+        def entries() -> list[dict]:
+            of_it = [entry for entry in self.events("gamma", what) if entry.get("site") == site]
+            return [entry for entry in of_it if reason in entry.get("reason", "")]
+
+        self.until(entries, 30)  # a neighbour long gone is dialled every 15 s
+        return entries()[0]
 
     def refuses_beta(self, end: dict, *names: object) -> None:
         """Passes if beta was told one reason, which holds the names, and the log of gamma has the same."""
@@ -108,54 +98,23 @@ class Door:
         return self.as_beta(lambda due: [frames.hello(hello_of(self.folder / "beta", due=due)), *what])
 
     def memory_kib(self) -> int:
-        status = Path(f"/proc/{self.process}/status").read_text()
+        status = Path(f"/proc/{self.running['gamma']}/status").read_text()
         return int(next(line for line in status.splitlines() if line.startswith("VmRSS")).split()[1])
 
     def files(self) -> int:
-        return len(os.listdir(f"/proc/{self.process}/fd"))
-
-
-def until(holds, seconds: float = 30) -> None:
-    end = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < end
-        time.sleep(0.05)
-
-
-def _models(folder: Path) -> list[bytes]:
-    return [(folder / name / "state" / "result" / "model.safetensors").read_bytes() for name in NAMES]
+        return len(os.listdir(f"/proc/{self.running['gamma']}/fd"))
 
 
 @pytest.fixture(scope="module")
-def experiment(tmp_path_factory) -> Path:
-    path = tmp_path_factory.mktemp("experiment") / "trial.toml"
-    path.write_text(EXPERIMENT)
-    load_experiment(path).problem()  # what this imports and reads, forked processes need not
-    return path
-
-
-@pytest.fixture(scope="module")
-def running(tmp_path_factory, experiment):
-    """The running nodes by name; all are ended after the tests."""
-    folder = tmp_path_factory.mktemp("refusals")
-    fleet.provisioned(folder, experiment, NAMES)
-    nodes = {name: started(folder, name, STOP_AT if name in ("beta", "delta") else None) for name in NAMES}
-    for name in ("beta", "delta"):
-        assert fleet.ended(nodes.pop(name), 60) == 9, (folder / f"{name}.log").read_text()
-    yield folder, nodes
-    for process in nodes.values():
-        if fleet.ended(process, 0.1) is None:
-            os.kill(process, signal.SIGKILL)
-            fleet.ended(process, 10)
-
-
-@pytest.fixture(scope="module")
-def door(running):
-    folder, nodes = running
-    found = Door(folder, nodes["gamma"])
-    until(lambda: set(found.status()["waiting_for"]) == {"beta", "delta"})
-    with socket.create_connection(host_and_port(found.address, "it"), timeout=20) as found.silent:
-        yield found
+def door(tmp_path_factory):
+    with Door(tmp_path_factory.mktemp("refusals"), NAMES, EXPERIMENT) as found:
+        load_experiment(found.folder / "experiment.toml").problem()  # what this imports, forked processes need not
+        found.start("alpha", "gamma")
+        found.start("beta", "delta", observe=dies)
+        assert [found._ended(name, 60) for name in ("beta", "delta")] == [9, 9], found.logs()
+        found.until(lambda: set(found.status()["waiting_for"]) == {"beta", "delta"})
+        with socket.create_connection(host_and_port(found.address, "it"), timeout=20) as found.silent:
+            yield found
 
 
 # Before a word is said
@@ -314,7 +273,7 @@ def test_frames_that_no_neighbour_sends_are_refused_with_the_reason_on_both_side
 
 def test_refused_sender_is_named_in_the_status(door, capsys):
     door.after_greeting(_message(STOP_AT, b"\x80pickle"))
-    until(lambda: door.status()["refusing"])
+    door.until(lambda: door.status()["refusing"])
     [mine] = door.status()["refusing"]
     assert (mine["by"], mine["site"]) == ("gamma", "beta")
     assert mine["reason"]
@@ -365,11 +324,11 @@ def test_thousand_connections_at_once_cost_little_and_keep_no_neighbour_out(door
     assert peak["met"] > 0
     assert peak["files"] > files + 500
     assert peak["memory_kib"] < memory + (100 << 10)
-    until(lambda: door.files() <= files + 5)
+    door.until(lambda: door.files() <= files + 5)
     for _ in range(2):
         apart(door.folder, crowd, 60)
     assert door.memory_kib() < memory + (100 << 10)  # no more for having happened before
-    until(lambda: door.files() <= files + 5)
+    door.until(lambda: door.files() <= files + 5)
 
 
 def test_crowd_is_a_line_in_the_log_and_a_count(door):
@@ -438,7 +397,7 @@ def test_check_meets_a_neighbour_and_compares_experiment_clocks_and_certificates
     assert {what for what, one in found.items() if not one["ok"]} == set()
     assert missing_from(found["neighbour gamma"]["found"], door.address, "gamma", "0.0 s", "29") == []
     assert "node" in found["neighbour alpha"]["found"]  # it does not run, so that alpha is not checked
-    until(lambda: any(entry["what"] == "checked" and entry["site"] == "beta" for entry in door.log()))
+    door.until(lambda: any(entry["what"] == "checked" and entry["site"] == "beta" for entry in door.log()))
 
 
 def test_check_names_the_field_in_which_experiments_differ(door):
@@ -468,10 +427,9 @@ def test_check_says_that_a_node_does_not_run(door):
 # And then
 
 
-def test_check_beside_a_running_node_leaves_its_stream_alone(door, running):
-    folder, nodes = running
-    nodes["beta"] = started(folder, "beta")
-    until(lambda: door.status()["edges"]["beta"]["connected"])
+def test_check_beside_a_running_node_leaves_its_stream_alone(door):
+    door.start("beta")
+    door.until(lambda: door.status()["edges"]["beta"]["connected"])
     before = door.status()["edges"]["beta"]
     assert checked(door, "beta")["neighbour gamma"]["ok"]
     found = checked(door, "gamma")["neighbour beta"]
@@ -483,15 +441,9 @@ def test_check_beside_a_running_node_leaves_its_stream_alone(door, running):
     assert after["connections"] == before["connections"]
 
 
-def test_run_ends_where_an_undisturbed_one_ends(door, running, experiment, tmp_path):
-    folder, nodes = running
-    nodes["delta"] = started(folder, "delta")
-    fleet.provisioned(tmp_path, experiment, NAMES)
-    calm = [started(tmp_path, name) for name in NAMES]
-    assert [fleet.ended(process, 60) for process in calm] == [0, 0, 0, 0]
-    for name, process in list(nodes.items()):
-        assert fleet.ended(process, 60) == 0, (folder / f"{name}.log").read_text()
-        del nodes[name]
-    assert _models(folder) == _models(tmp_path)
-    assert len(set(_models(folder))) == 1
+def test_run_ends_where_an_undisturbed_one_ends(door, tmp_path):
+    door.start("delta")
+    with Run(tmp_path, NAMES, EXPERIMENT) as calm:
+        calm.start(*NAMES)
+        assert calm.end(*NAMES) == door.end(*NAMES)
     assert door.status()["edges"]["beta"]["refused"] >= len(STREAMS)
