@@ -11,6 +11,8 @@ from fairmesh.config.tables import register
 from fairmesh.errors import BadInput
 from fairmesh.losses.base import ClassWeights, NamedLoss
 
+__all__ = ["AbsoluteError", "BinaryCrossEntropy", "CrossEntropy", "Dice", "Focal", "Huber", "SquaredError"]
+
 
 def squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
     """Returns the mean squared error; outputs (samples, 1) match targets (samples,)."""
