@@ -382,19 +382,23 @@ class Oversight(Observer):
         """Returns for each site since when it waits for others, as it has announced it."""
         return {site: body["waiting_for"] for site, body in self._bulletin.of_all("status").items()}
 
+    def _told_by_sites(self) -> dict[str, dict[str, Any]]:
+        """Returns what each present site has told last, and how many seconds ago; nothing of one that is not known."""
+        ages, told = self._bulletin.ages("status"), {}
+        for site in self._membership.names:
+            status = self._bulletin.of(site, "status")
+            told[site] = {"heard_s_ago": ages[site]} | status if status and site in ages else {}
+            for kind in TOLD if told[site] else ():
+                told[site] |= self._bulletin.of(site, kind)
+        return told
+
     def status(self) -> dict[str, Any]:
         """Returns this node's view of the mesh, the content of status.json."""
         membership, edges = self._membership, self._by_site(Mailroom.view)
         waits, clock = self._by_site(lambda mailroom: mailroom.waiting_for), time.time() - time.monotonic()
         waiting = {site: clock + since for site, since in waits.items()}
-        announced = self._bulletin.of_all("status")
         slow_disk = self._disk_notices is not None and self._disk_notices.seconds > _FIRST_NOTICE_S
-        known = {name: announced.get(name, {}) for name in membership.names}
-        for site, age in self._bulletin.ages("status").items():
-            if known.get(site):
-                known[site] = {"heard_s_ago": age} | known[site]
-                for kind in TOLD:
-                    known[site] |= self._bulletin.of(site, kind)
+        known = self._told_by_sites()
         chain = waiting_chain(membership.name, self._waits() | {membership.name: waiting})
         long = any(time.time() - since > _FIRST_NOTICE_S for since in waiting.values())
         rate, left = self._pace.rounds_per_s(), membership.experiment.rounds - self._round
