@@ -9,6 +9,7 @@ import torch
 from PIL import Image
 
 import fairmesh as fm
+from tests import toys
 from tests.refusals import refused
 
 
@@ -26,10 +27,8 @@ def write_images(folder, mode: str = "L", sizes=((8, 6),)) -> None:
 def test_image_folder_gives_one_node_per_site(tmp_path):
     write_images(tmp_path)
     made = fm.data.ImageFolder(str(tmp_path)).sites()
-    assert [(site.name, site.group, len(site.train[0]), len(site.test[0])) for site in made] == [
-        ("lyon", "lyon", 16, 4),
-        ("oslo", "oslo", 16, 4),
-    ]
+    sizes = [(site.name, site.group, len(site.train[0]), len(site.test[0])) for site in made]
+    assert sizes == [("lyon", "lyon", 16, 4), ("oslo", "oslo", 16, 4)]
     for s, site in enumerate(made):
         for images, labels in (site.train, site.test):
             assert (images.shape[1:], images.dtype) == ((8, 6), torch.uint8)
@@ -233,18 +232,10 @@ def test_own_files_that_are_wrong_are_refused_with_the_place(case, tmp_path):
         call(tmp_path)
 
 
-class RandomlyFlipped(torch.utils.data.Dataset):
+def randomly_flipped(draw) -> toys.Items:
     """Items of which about half are flipped, differently each time."""
-
-    def __init__(self, draw):
-        self.draw = draw
-
-    def __len__(self):
-        return 2
-
-    def __getitem__(self, i):
-        row = torch.arange(6.0) + i
-        return (row.flip(0) if self.draw() < 0.5 else row), i % 2
+    row = torch.arange(6.0)
+    return toys.Items(2, lambda i: ((row + i).flip(0) if draw() < 0.5 else row + i, i % 2))
 
 
 DRAWS = {"torch": lambda: float(torch.rand(())), "Python": random.random, "numpy": np.random.rand}
@@ -254,24 +245,20 @@ DRAWS = {"torch": lambda: float(torch.rand(())), "Python": random.random, "numpy
 def test_dataset_with_a_random_flip_is_refused_every_time(whose):
     for _ in range(60):
         with refused("site 0", "random transforms", whose, "augment"):
-            fm.data.Samples.of(RandomlyFlipped(DRAWS[whose]), "site 0")
+            fm.data.Samples.of(randomly_flipped(DRAWS[whose]), "site 0")
 
 
-def table_with(tmp_path, rows: str, **settings) -> fm.data.Table:
-    path = tmp_path / "t.csv"
-    path.write_text("mass,site,ill\n" + rows)
-    return fm.data.Table(str(path), target="ill", site="site", **settings)
+def table_with(tmp_path, rows: str, target: str = "ill", **settings) -> fm.data.Table:
+    (tmp_path / "t.csv").write_text("mass,site,ill\n" + rows)
+    return fm.data.Table(str(tmp_path / "t.csv"), target=target, site="site", **settings)
 
 
-def test_site_with_one_image_trains_on_it_and_is_not_measured(tmp_path):
+def test_site_with_one_image_or_row_trains_on_it_and_is_not_measured(tmp_path):
     *_, rome = images("rome/benign/one.png", Image.new("L", (6, 8)).save)(tmp_path)
-    assert (len(rome.train[0]), rome.test) == (1, None)
-
-
-def test_site_with_one_row_trains_on_it_and_is_not_measured(tmp_path):
     rows = "".join(f"{i},big,{'yn'[i % 2]}\n" for i in range(20)) + "7,tiny,y\n"
     big, tiny = table_with(tmp_path, rows, validation_share=0.2).sites()
-    assert (tiny.name, len(tiny.train[0]), tiny.test, tiny.validation) == ("tiny", 1, None, None)
+    for site in (rome, tiny):
+        assert (len(site.train[0]), site.test, site.validation) == (1, None, None)
     assert big.test is not None
     with refused("too few", 1):
         table_with(tmp_path, "7,tiny,y\n").sites()
@@ -293,7 +280,6 @@ def test_missing_table_is_refused_with_the_folder_that_its_path_is_relative_to(n
 
 
 def test_missing_column_is_refused_with_each_column_once(tmp_path):
-    (tmp_path / "t.csv").write_text("age,site,ill\n61,a,yes\n")
-    with refused("bmi", "age", "ill") as caught:
-        fm.data.Table(str(tmp_path / "t.csv"), target="bmi", site="site").sites()
-    assert str(caught.value).count("age") == 1
+    with refused("bmi", "mass", "ill") as caught:
+        table_with(tmp_path, "61,a,yes\n", target="bmi").sites()
+    assert str(caught.value).count("mass") == 1

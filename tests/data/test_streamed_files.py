@@ -13,6 +13,7 @@ import fairmesh as fm
 from fairmesh.data import streams
 from fairmesh.data.datasets import own
 from fairmesh.data.samples import Samples
+from tests import toys
 from tests.data.test_own_data import write_images
 from tests.refusals import refused
 
@@ -126,16 +127,12 @@ class HubDataset:
 
 
 def test_sets_of_dictionaries_are_streamed_by_index(monkeypatch):
-    class Model(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.embedding, self.head = torch.nn.Embedding(40, 4), torch.nn.Linear(4, 2)
-
-        def forward(self, input_ids, attention_mask):
-            return self.head((self.embedding(input_ids) * attention_mask.unsqueeze(-1)).mean(dim=1))
+    def forward(self, input_ids, attention_mask):
+        return self.head((self.embedding(input_ids) * attention_mask.unsqueeze(-1)).mean(dim=1))
 
     torch.manual_seed(0)
-    model, found = Model(), []
+    model = toys.module(forward, embedding=torch.nn.Embedding(40, 4), head=torch.nn.Linear(4, 2))
+    found = []
     for limit in (1 << 30, 10):
         monkeypatch.setattr(streams, "HELD_UP_TO", limit)
         problem = fm.Problem(model, [HubDataset(), HubDataset()], sampling=fm.Sampling(4)).prepared

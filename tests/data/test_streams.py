@@ -25,6 +25,7 @@ from fairmesh.training.loop import Training
 from fairmesh.training.memory_estimate import footprint
 from fairmesh.training.options import Options
 from fairmesh.training.replicas import replicas_of
+from tests import toys
 from tests.refusals import missing_from, refused
 
 OWN = torch.Generator().manual_seed(0)  # which fairmesh cannot seed
@@ -227,29 +228,21 @@ def test_label_that_the_model_does_not_know_is_named_when_it_is_read():
 
 
 def test_recorded_rounds_read_batches_that_are_handed_in_from_outside():
-    replicas = replicas_of([fm.ADGDA(primal_step=0.1)], [0, 1], None, 3)
-    found = []
-    for recorded in (False, True):
+    def training() -> Training:
         one = problem(streams_of(), objective=fm.Objective(judged_on="held-out", rejoin=1.0))
-        training = Training(one, fm.Ring(), replicas, Options())
-        state = training.initial()
-        if not recorded:
-            for t in range(4):
-                state = training.advance(state, t)
-            found.append(list(flatten_state(state).values()))
-            continue
-        training.oracle.source.capture(True)
-        change, buffers = recorded_round(training.after_round, state, 0, torch.device("cpu"))
-        for t in range(4):
-            training.oracle.source.feed(t)
-            change(*buffers)
-        found.append(buffers[:-1])
-    assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(*found))
+        return Training(one, fm.Ring(), replicas_of([fm.ADGDA(primal_step=0.1)], [0, 1], None, 3), Options())
 
-
-class Images(Scans):
-    def __getitem__(self, i):
-        return torch.full((1, 3 + i % 2, 4), i / 20.0), i % 2
+    plain, recorded = training(), training()
+    state = plain.initial()
+    for t in range(4):
+        state = plain.advance(state, t)
+    source = recorded.oracle.source
+    source.capture(True)
+    change, buffers = recorded_round(recorded.after_round, recorded.initial(), 0, torch.device("cpu"))
+    for t in range(4):
+        source.feed(t)
+        change(*buffers)
+    assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(flatten_state(state).values(), buffers[:-1]))
 
 
 def padded(items):
@@ -260,12 +253,12 @@ def padded(items):
 
 
 def test_images_of_varying_size_train_by_a_collate_function():
+    images = toys.Items(20, lambda i: (torch.full((1, 3 + i % 2, 4), i / 20.0), i % 2))
     model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(16, 2))
     with refused("clinic", "collate"):
-        problem([fm.data.Streamed(Images())])
-    sites = [fm.Site(fm.data.Streamed(Images(), collate=padded)) for _ in range(2)]
-    result = fm.train(fm.Problem(model, sites, sampling=fm.Sampling(3)), fm.Ring(), fm.algorithms.DSGD(0.1), 2)
-    assert result.rounds == 2
+        problem([fm.data.Streamed(images)])
+    sites = [fm.Site(fm.data.Streamed(images, collate=padded)) for _ in range(2)]
+    assert trained(fm.Problem(model, sites, sampling=fm.Sampling(3)), 2).rounds == 2
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from fairmesh.data.preprocessing import Preprocessing
 from fairmesh.data.tables import encoded
 from fairmesh.inference import export as exporting
 from fairmesh.inference.predictor import Predictor, TableInputs
+from tests import toys
 from tests.inference.runs import table_run, write_table
 from tests.refusals import refused
 
@@ -68,23 +69,18 @@ def test_export_that_differs_from_pytorch_leaves_no_file(tmp_path, monkeypatch, 
     assert list(tmp_path.iterdir()) == []
 
 
-class DependsOnValues(torch.nn.Module):
-    def forward(self, inputs):
-        return inputs if float(inputs.sum()) > 0 else -inputs
+def test_unknown_format_is_refused(tmp_path):
+    with refused("format", "tflite"):
+        fm.export(digits_model(), tmp_path / "file", "tflite")
 
 
 @pytest.mark.slow
 def test_model_that_cannot_be_traced_is_refused_with_a_remedy(tmp_path):
+    module = toys.module(lambda self, inputs: inputs if float(inputs.sum()) > 0 else -inputs)
+    model = fm.inference.TrainedModel(module, (3,), "float32", "numbers")
     with refused("torch.export", "safetensors"):
-        fm.export(
-            fm.inference.TrainedModel(DependsOnValues(), (3,), "float32", "numbers"), tmp_path / "file", "torch-export"
-        )
+        fm.export(model, tmp_path / "file", "torch-export")
     assert list(tmp_path.iterdir()) == []
-
-
-def test_unknown_format_is_refused(tmp_path):
-    with refused("format", "tflite"):
-        fm.export(digits_model(), tmp_path / "file", "tflite")
 
 
 COLUMNS = (

@@ -7,50 +7,42 @@ import torch
 from torch import nn
 
 import fairmesh as fm
+from tests import toys
 from tests.refusals import refused
 
 ROWS = 12
 
 
-class Masked(nn.Module):
+def masked() -> nn.Module:
     """Takes two inputs by name, as a text classifier does, and returns a dictionary."""
-
-    def __init__(self):
-        super().__init__()
-        self.embedding, self.head = nn.Embedding(5, 4), nn.Linear(4, 2)
 
     def forward(self, ids, mask):
         hidden = (self.embedding(ids) * mask.unsqueeze(-1)).sum(dim=1)
         return {"logits": self.head(hidden), "hidden": hidden}
 
+    return toys.module(forward, embedding=nn.Embedding(5, 4), head=nn.Linear(4, 2))
 
-class Pair(nn.Module):
+
+def pair() -> nn.Module:
     """Takes a tuple, one of images as bytes, and returns a tuple."""
-
-    def __init__(self):
-        super().__init__()
-        self.one, self.other = nn.Linear(4, 2), nn.Linear(3, 2)
 
     def forward(self, image, age):
         return self.one(image.flatten(1)) + self.other(age), age.sum(dim=1)
 
-
-def results() -> dict[str, fm.Result]:
-    torch.manual_seed(0)
-    labels = torch.arange(ROWS) % 2
-    ids, mask = torch.randint(0, 5, (ROWS, 6)), torch.ones(ROWS, 6)
-    texts = fm.Problem(Masked(), [{"ids": ids, "mask": mask, "labels": labels}] * 2)
-    images = torch.randint(0, 256, (ROWS, 2, 2), dtype=torch.uint8), torch.randn(ROWS, 3)
-    both = fm.Problem(Pair(), [(images, labels)] * 2, read=lambda outputs: outputs[0])
-    return {
-        "names": fm.train(texts, fm.Ring(), fm.algorithms.DSGD(0.1), 1, trace="no"),
-        "tuple": fm.train(both, fm.Ring(), fm.algorithms.DSGD(0.1), 1, trace="no"),
-    }
+    return toys.module(forward, one=nn.Linear(4, 2), other=nn.Linear(3, 2))
 
 
 @pytest.fixture(scope="module")
 def trained() -> dict[str, fm.Result]:
-    return results()
+    torch.manual_seed(0)
+    labels = torch.arange(ROWS) % 2
+    ids, mask = torch.randint(0, 5, (ROWS, 6)), torch.ones(ROWS, 6)
+    images = torch.randint(0, 256, (ROWS, 2, 2), dtype=torch.uint8), torch.randn(ROWS, 3)
+    problems = {
+        "names": fm.Problem(masked(), [{"ids": ids, "mask": mask, "labels": labels}] * 2),
+        "tuple": fm.Problem(pair(), [(images, labels)] * 2, read=lambda outputs: outputs[0]),
+    }
+    return {name: fm.train(made, fm.Ring(), fm.algorithms.DSGD(0.1), 1, trace="no") for name, made in problems.items()}
 
 
 @pytest.mark.parametrize("kind", ["names", "tuple"])
@@ -89,7 +81,7 @@ def test_file_of_onnx_gives_what_the_module_gives(trained, kind, tmp_path):
 def test_file_of_weights_describes_inputs_and_outputs(trained, tmp_path: Path):
     about = fm.export(trained["names"], tmp_path / "model.safetensors", "safetensors")
     assert about["input"]["kind"] == about["output"]["kind"] == "structure"
-    module = Masked()
+    module = masked()
     fm.inference.load_weights(tmp_path / "model.safetensors", module)
     assert torch.equal(module.head.weight, trained["names"].state_dict()["head.weight"])
 

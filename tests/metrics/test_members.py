@@ -33,29 +33,21 @@ def by_sklearn(name: str, outputs: torch.Tensor, labels: torch.Tensor, weights: 
     """Returns scikit-learn's value, for two or more classes."""
     classes = outputs.shape[1]
     scores, predicted, truth = outputs.double().softmax(1).numpy(), outputs.argmax(1).numpy(), labels.numpy()
-    one_hot = np.eye(classes)[truth]
-    two = classes == 2
-    of_class = {"sample_weight": weights}
-    match name:
-        case "accuracy":
-            return sk.accuracy_score(truth, predicted, **of_class)
-        case "balanced-accuracy":
-            return sk.balanced_accuracy_score(truth, predicted, **of_class)
-        case "auroc":
-            columns = [1] if two else range(classes)
-            return np.mean([sk.roc_auc_score(one_hot[:, c], scores[:, c], **of_class) for c in columns])
-        case "average-precision":
-            columns = [1] if two else range(classes)
-            return np.mean([sk.average_precision_score(one_hot[:, c], scores[:, c], **of_class) for c in columns])
-        case "sensitivity":
-            return sk.recall_score(truth == 1, scores[:, 1] >= 0.5, **of_class)
-        case "specificity":
-            return sk.recall_score(truth != 1, scores[:, 1] < 0.5, **of_class)
-        case "f1":
-            return sk.f1_score(truth, predicted, average="binary" if two else "macro", **of_class)
-        case "brier":
-            return np.average(((scores - one_hot) ** 2).sum(1) / (2 if two else 1), weights=weights)
-    raise AssertionError(name)
+    one_hot, two, each = np.eye(classes)[truth], classes == 2, {"sample_weight": weights}
+
+    def mean(score) -> float:
+        return np.mean([score(one_hot[:, c], scores[:, c], **each) for c in ([1] if two else range(classes))])
+
+    return {
+        "accuracy": lambda: sk.accuracy_score(truth, predicted, **each),
+        "balanced-accuracy": lambda: sk.balanced_accuracy_score(truth, predicted, **each),
+        "auroc": lambda: mean(sk.roc_auc_score),
+        "average-precision": lambda: mean(sk.average_precision_score),
+        "sensitivity": lambda: sk.recall_score(truth == 1, scores[:, 1] >= 0.5, **each),
+        "specificity": lambda: sk.recall_score(truth != 1, scores[:, 1] < 0.5, **each),
+        "f1": lambda: sk.f1_score(truth, predicted, average="binary" if two else "macro", **each),
+        "brier": lambda: np.average(((scores - one_hot) ** 2).sum(1) / (2 if two else 1), weights=weights),
+    }[name]()
 
 
 @pytest.mark.parametrize("classes", [2, 4])
@@ -146,11 +138,10 @@ def test_metrics_are_not_defined_where_a_class_is_missing(name):
         assert np.isnan(metric(torch.zeros(2, 3, 4), torch.full((2, 4), 255)))
 
 
-def test_one_sample_has_an_accuracy_and_no_auroc():
+def test_one_sample_has_an_accuracy_and_neither_auroc_nor_r2():
     outputs, labels = torch.tensor([[0.0, 1.0]]), torch.tensor([1])
     assert fm.metrics.Accuracy()(outputs, labels) == 1.0
-    assert np.isnan(fm.metrics.AUROC()(outputs, labels))
-    assert np.isnan(fm.metrics.R2()(torch.ones(1), torch.ones(1)))
+    assert np.isnan([fm.metrics.AUROC()(outputs, labels), fm.metrics.R2()(torch.ones(1), torch.ones(1))]).all()
 
 
 def test_resamples_of_a_function_are_the_function_of_repeated_samples():
@@ -182,27 +173,31 @@ def test_sensitivity_at_a_threshold_of_a_class_of_several():
     assert found == pytest.approx(sk.recall_score(labels == 2, scores >= 0.3))
 
 
-def test_settings_outside_their_range_are_refused():
-    with refused("threshold", "(0, 1)", 1.5):
-        fm.metrics.Sensitivity(threshold=1.5)
-    with refused("positive", -1):
-        fm.metrics.Specificity(positive=-1)
-    with refused("bins", 0):
-        fm.metrics.CalibrationError(bins=0)
+SICK, ILL = fm.metrics.Sensitivity(positive="sick"), fm.metrics.Sensitivity(positive="ill")
+SITES = [fm.Site(train=(torch.eye(2).repeat(4, 1), torch.arange(8) % 2))] * 2
+
+
+def with_metrics(metrics: list, **fields) -> fm.Problem:
+    return fm.Problem(torch.nn.Linear(2, 2), SITES, metrics=metrics, **fields)
+
+
+REFUSED = {
+    "threshold": (lambda: fm.metrics.Sensitivity(threshold=1.5), ("threshold", "(0, 1)", 1.5)),
+    "positive": (lambda: fm.metrics.Specificity(positive=-1), ("positive", -1)),
+    "bins": (lambda: fm.metrics.CalibrationError(bins=0), ("bins", 0)),
+    "no such class": (lambda: with_metrics([SICK], class_names=["ill", "well"]), ("sensitivity", "sick", "well")),
+    "no names": (lambda: with_metrics([ILL]), ("sensitivity", "ill", "number")),
+    "no problem": (lambda: ILL(torch.zeros(2, 2), torch.zeros(2).long()), ("ill", "number")),
+}
+
+
+@pytest.mark.parametrize(("call", "words"), REFUSED.values(), ids=REFUSED)
+def test_settings_that_do_not_fit_are_refused(call, words):
+    with refused(*words):
+        call()
 
 
 def test_sensitivity_takes_the_positive_class_by_its_name():
-    sites = [fm.Site(train=(torch.eye(2).repeat(4, 1), torch.arange(8) % 2))] * 2
-    model = torch.nn.Linear(2, 2)
-    given = [fm.metrics.Sensitivity(positive="ill"), {"name": "specificity", "positive": 1}]
-    problem = fm.Problem(model, sites, metrics=given, class_names=["ill", "well"])
-    assert prepare(problem).metrics == {
-        "sensitivity": fm.metrics.Sensitivity(positive=0),
-        "specificity": fm.metrics.Specificity(positive=1),
-    }
-    with refused("sensitivity", "sick", "well"):
-        fm.Problem(model, sites, metrics=[fm.metrics.Sensitivity(positive="sick")], class_names=["ill", "well"])
-    with refused("sensitivity", "ill", "number"):
-        fm.Problem(model, sites, metrics=[fm.metrics.Sensitivity(positive="ill")])
-    with refused("ill", "number"):
-        fm.metrics.Sensitivity(positive="ill")(torch.zeros(2, 2), torch.zeros(2).long())
+    made = with_metrics([ILL, {"name": "specificity", "positive": 1}], class_names=["ill", "well"])
+    by_number = {"sensitivity": fm.metrics.Sensitivity(positive=0), "specificity": fm.metrics.Specificity(positive=1)}
+    assert prepare(made).metrics == by_number

@@ -20,16 +20,15 @@ def all_of(targets):
     return torch.ones(len(targets), dtype=torch.bool)
 
 
-def test_mixed_labels_have_the_weighted_probabilities():
-    outputs, _ = drawn()
-    one, other = outputs.values()
+def predictions(outputs, targets) -> fm.personalization.Predictions:
+    return fm.personalization.Predictions(outputs, targets, cross_entropy, labels=True)
+
+
+def test_mixed_labels_have_the_weighted_probabilities_and_mixed_numbers_are_averaged():
+    one, other = drawn()[0].values()
     found = mixed([one, other], [0.3, 0.7], probabilities=True)
     assert torch.allclose(found.exp(), 0.3 * one.softmax(-1) + 0.7 * other.softmax(-1), atol=1e-6)
     assert torch.allclose(found.logsumexp(-1), torch.zeros(40), atol=1e-5)
-
-
-def test_mixed_numbers_are_averaged():
-    one, other = torch.randn(5, 2), torch.randn(5, 2)
     assert torch.allclose(mixed([one, other], [0.25, 0.75], probabilities=False), 0.25 * one + 0.75 * other)
 
 
@@ -58,42 +57,32 @@ def test_log_evidence_of_a_broken_model_is_nothing(labels):
 
 def test_held_out_losses_are_those_of_the_mixture():
     outputs, targets = drawn()
-    held = fm.personalization.Predictions(outputs, targets, cross_entropy, labels=True)
     probabilities = 0.5 * sum(out.softmax(-1) for out in outputs.values())
-    expected = -probabilities[torch.arange(40), targets].log()
-    assert torch.allclose(held.losses({"model 0": 0.5, "model 1": 0.5}), expected.double(), atol=1e-5)
+    expected = -probabilities[torch.arange(40), targets].log().double()
+    found = predictions(outputs, targets).losses({"model 0": 0.5, "model 1": 0.5})
+    assert torch.allclose(found, expected, atol=1e-5)
 
 
 @pytest.mark.parametrize("models", [1, 2, 3, 4])
-def test_mean_weights_sum_to_one(models):
+def test_mean_weights_sum_to_one_and_are_equal_without_rows(models):
     outputs, targets = drawn(models=models)
-    found = fm.personalization.Predictions(outputs, targets, cross_entropy, labels=True).mean_weights(
-        list(outputs), all_of(targets)
-    )
+    held = predictions(outputs, targets)
+    found = held.mean_weights(list(outputs), all_of(targets))
     assert sum(found.values()) == pytest.approx(1.0)
     assert min(found.values()) > 0
-
-
-def test_mean_weights_without_rows_are_equal():
-    outputs, targets = drawn(models=3)
-    held = fm.personalization.Predictions(outputs, targets, cross_entropy, labels=True)
-    found = held.mean_weights(list(outputs), torch.zeros(40, dtype=torch.bool))
-    assert list(found.values()) == pytest.approx([1 / 3] * 3)
+    without = held.mean_weights(list(outputs), torch.zeros(40, dtype=torch.bool))
+    assert list(without.values()) == pytest.approx([1 / models] * models)
 
 
 def test_mean_weights_of_two_models_are_the_mean_of_the_posterior_by_quadrature():
     outputs, targets = drawn(rows=15)
-    found = fm.personalization.Predictions(outputs, targets, cross_entropy, labels=True).mean_weights(
-        list(outputs), all_of(targets)
-    )
+    found = predictions(outputs, targets).mean_weights(list(outputs), all_of(targets))
     one, other = (out.double().softmax(-1)[torch.arange(15), targets] for out in outputs.values())
-    likelihood = lambda w: float((w * one + (1 - w) * other).prod())  # noqa: E731
-    points = [(k + 0.5) / 20000 for k in range(20000)]
-    inside = [likelihood(w) for w in points]
-    ends = likelihood(0.0), likelihood(1.0)
-    total = 0.8 * sum(inside) / 20000 + 0.1 * sum(ends)
-    mean = (0.8 * sum(w * v for w, v in zip(points, inside)) / 20000 + 0.1 * ends[1]) / total
-    assert found["model 0"] == pytest.approx(mean, abs=0.01)  # the grid has steps of 1/40
+    points = (torch.arange(20000, dtype=torch.float64) + 0.5) / 20000
+    inside = (points[:, None] * one + (1 - points[:, None]) * other).prod(dim=1)
+    total = 0.8 * inside.mean() + 0.1 * (other.prod() + one.prod())
+    mean = (0.8 * (points * inside).mean() + 0.1 * one.prod()) / total
+    assert found["model 0"] == pytest.approx(float(mean), abs=0.01)  # the grid has steps of 1/40
 
 
 @pytest.mark.parametrize("labels", [True, False])
@@ -120,7 +109,7 @@ def test_mean_weights_approach_the_better_model_with_more_rows(labels):
 def test_mean_weights_cost_little_more_than_the_best_single_model(seed, models):
     """The bound of the docstring: predictions from the rows before lose at most log(5 k) in total."""
     outputs, targets = drawn(rows=30, models=models, seed=seed, scale=4.0)
-    held = fm.personalization.Predictions(outputs, targets, cross_entropy, labels=True)
+    held = predictions(outputs, targets)
     total = 0.0
     for row in range(30):
         weights = held.mean_weights(list(outputs), torch.arange(30) < row)
@@ -132,7 +121,7 @@ def test_mean_weights_cost_little_more_than_the_best_single_model(seed, models):
 def test_mean_weights_leave_out_a_broken_model():
     outputs, targets = drawn()
     outputs["broken"] = torch.full_like(outputs["model 0"], math.nan)
-    held = fm.personalization.Predictions(outputs, targets, cross_entropy, labels=True)
+    held = predictions(outputs, targets)
     found = held.mean_weights(["broken", "model 0"], all_of(targets))
     assert found == {"broken": 0.0, "model 0": pytest.approx(1.0)}
     assert held.mean_weights(["broken"], all_of(targets)) == {"broken": 1.0}
@@ -140,7 +129,7 @@ def test_mean_weights_leave_out_a_broken_model():
 
 def test_cross_validated_weights_never_see_the_row_s_own_fold():
     outputs, targets = drawn(rows=20)
-    held = fm.personalization.Predictions(outputs, targets, cross_entropy, labels=True)
+    held = predictions(outputs, targets)
     folds, rows = torch.arange(20) % 4, torch.arange(20) >= 5
     asked = []
 

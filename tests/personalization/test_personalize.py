@@ -253,30 +253,23 @@ def test_personalization_refuses_settings_by_name(field, value, shown):
             kind(**{field: value})
 
 
-@dataclasses.dataclass(frozen=True)
-class Halves(fm.personalization.Personalization):
-    components: ClassVar[tuple[str, ...]] = ("common", "local")
-
-    def weights(self, held_out, rows):
-        return {"common": 0.5, "local": 0.5}
-
-
 def test_personalization_of_a_user_s_own_needs_only_weights(result):
+    @dataclasses.dataclass(frozen=True)
+    class Halves(fm.personalization.Personalization):
+        components: ClassVar[tuple[str, ...]] = ("common", "local")
+
+        def weights(self, held_out, rows):
+            return {"common": 0.5, "local": 0.5}
+
     found = fm.personalize(result, Halves(local_steps=5))
-    assert found.method == "Halves"
-    assert found.sites[0].weights == {"common": 0.5, "local": 0.5}
+    assert (found.method, found.sites[0].weights) == ("Halves", {"common": 0.5, "local": 0.5})
 
 
 # In a run.
 
-EXPERIMENT = fm.Experiment(
-    fm.data.Digits(nodes=4, odd=1),
-    fm.Ring(),
-    fm.TrackedADGDA(),
-    rounds=20,
-    seeds=(0, 1),
-    personalization=Mixture(steps=20, local_steps=20),
-)
+QUICKER = Mixture(steps=20, local_steps=20)
+DIGITS = fm.data.Digits(nodes=4, odd=1)
+EXPERIMENT = fm.Experiment(DIGITS, fm.Ring(), fm.TrackedADGDA(), rounds=20, seeds=(0, 1), personalization=QUICKER)
 
 
 @pytest.fixture(scope="module")
@@ -344,15 +337,19 @@ def test_run_resumed_after_its_end_chooses_the_same(run):
     assert all(torch.equal(before[name], after[name]) for name in before)
 
 
-def test_experiment_file_names_a_personalization(tmp_path):
+@pytest.mark.parametrize(
+    ("line", "made"),
+    [
+        ('[personalization]\nname = "fine-tuned"\nsteps = 7\n', FineTuned(steps=7)),
+        ('personalization = "mixture"\n', Mixture()),
+        ("", None),
+    ],
+)
+def test_experiment_file_names_a_personalization(line, made, tmp_path):
     file = tmp_path / "experiment.toml"
     text = 'rounds = 5\ndata = { name = "digits", nodes = 4 }\ntopology = "ring"\nalgorithm = { name = "ad-gda" }\n'
-    file.write_text(text + '[personalization]\nname = "fine-tuned"\nsteps = 7\n')
-    assert fm.load_experiment(file).personalization == FineTuned(steps=7)
-    file.write_text(text + 'personalization = "mixture"\n')
-    assert fm.load_experiment(file).personalization == Mixture()
-    file.write_text(text)
-    assert fm.load_experiment(file).personalization is None
+    file.write_text(text + line)
+    assert fm.load_experiment(file).personalization == made
     file.write_text(text + 'personalization = "mixtur"\n')
     with refused("mixtur", "mixture"):
         fm.load_experiment(file)

@@ -41,33 +41,21 @@ def calling(function):
     return lambda outputs, targets: function(outputs, targets)
 
 
-@pytest.mark.parametrize(
-    ("one", "other"),
-    [
-        (lambda o, t: F.l1_loss(o, t), lambda o, t: F.mse_loss(o, t)),  # the same instructions, other names
-        (scaled(1.0), scaled(2.0)),
-        (lambda o, t, power=1: (o - t) ** power, lambda o, t, power=2: (o - t) ** power),
-        (lambda o, t: (lambda x: x + 1)(o), lambda o, t: (lambda x: x + 2)(o)),
-        (Weighing(1.0), Other(1.0)),
-        (nn.CrossEntropyLoss(weight=torch.ones(2)), nn.CrossEntropyLoss(weight=torch.zeros(2))),
-        (partial(F.huber_loss, delta=1.0), partial(F.huber_loss, delta=2.0)),
-        (lambda o, t, *, power=1: (o - t) ** power, lambda o, t, *, power=2: (o - t) ** power),
-        (calling(partial(F.huber_loss, delta=1.0)), calling(partial(F.huber_loss, delta=2.0))),
-        (calling(Weighing), calling(Other)),
-    ],
-    ids=[
-        "names",
-        "closure",
-        "default",
-        "inner function",
-        "class",
-        "module",
-        "partial",
-        "default by name",
-        "partial in a closure",
-        "class in a closure",
-    ],
-)
+PAIRS = {
+    "names": (lambda o, t: F.l1_loss(o, t), lambda o, t: F.mse_loss(o, t)),  # the same instructions
+    "closure": (scaled(1.0), scaled(2.0)),
+    "default": (lambda o, t, power=1: (o - t) ** power, lambda o, t, power=2: (o - t) ** power),
+    "inner function": (lambda o, t: (lambda x: x + 1)(o), lambda o, t: (lambda x: x + 2)(o)),
+    "class": (Weighing(1.0), Other(1.0)),
+    "module": (nn.CrossEntropyLoss(weight=torch.ones(2)), nn.CrossEntropyLoss(weight=torch.zeros(2))),
+    "partial": (partial(F.huber_loss, delta=1.0), partial(F.huber_loss, delta=2.0)),
+    "default by name": (lambda o, t, *, power=1: (o - t) ** power, lambda o, t, *, power=2: (o - t) ** power),
+    "partial in a closure": (calling(partial(F.huber_loss, delta=1.0)), calling(partial(F.huber_loss, delta=2.0))),
+    "class in a closure": (calling(Weighing), calling(Other)),
+}
+
+
+@pytest.mark.parametrize(("one", "other"), PAIRS.values(), ids=PAIRS)
 def test_functions_that_compute_other_things_have_other_names(one, other):
     assert described(one) == described(one) != described(other)
 
@@ -106,19 +94,11 @@ def test_digest_of_a_problem_knows_the_metrics_of_the_users_own(tmp_path):
 
 
 def test_digest_of_a_problem_knows_all_functions_of_a_module_of_the_users_own():
-    def network(helper):
-        class Net(nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.layer = nn.Linear(toys.FEATURES, toys.CLASSES)
-                nn.init.zeros_(self.layer.weight), nn.init.zeros_(self.layer.bias)
-
-            def forward(self, inputs):
-                return self.changed(self.layer(inputs))
-
-            changed = helper
-
-        return Net()
+    def digest(helper) -> str:
+        made = toys.module(lambda self, inputs: self.changed(self.layer(inputs)), layer=nn.Linear(toys.FEATURES, 3))
+        type(made).changed = helper
+        nn.init.zeros_(made.layer.weight), nn.init.zeros_(made.layer.bias)
+        return toys.problem(2, model=made).digest()
 
     def relu(self, x):
         return F.relu(x + 1)
@@ -127,8 +107,7 @@ def test_digest_of_a_problem_knows_all_functions_of_a_module_of_the_users_own():
         return torch.tanh(x + 1)
 
     tanh.__qualname__ = relu.__qualname__
-    assert toys.problem(2, model=network(relu)).digest() != toys.problem(2, model=network(tanh)).digest()
-    assert toys.problem(2, model=network(relu)).digest() == toys.problem(2, model=network(relu)).digest()
+    assert digest(relu) == digest(relu) != digest(tanh)
 
 
 @dataclass(frozen=True)

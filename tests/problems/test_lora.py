@@ -220,14 +220,6 @@ def test_adapters_of_the_users_own_work_with_a_frozen_or_a_local_a_and_are_refus
     assert "averaging" not in notes.on_parts(local)
 
 
-def test_other_kinds_of_adapters_are_refused_unless_they_stay_at_their_sites():
-    with refused("DoRA", "parts.local"):
-        fm.Problem(own_peft(use_dora=True), SITES)
-    loha = peft.get_peft_model(base(), peft.LoHaConfig(r=2, target_modules=["1"]))
-    with refused("loha", "parts.local"):
-        fm.Problem(loha, SITES)
-
-
 def test_merged_adapters_are_refused():
     module = LORA.adapt(base())
     module.merge_adapter()
@@ -237,19 +229,32 @@ def test_merged_adapters_are_refused():
     fm.Problem(module, SITES)
 
 
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
-        ({"targets": ("qery",)}, ["targets", "'qery'"]),
-        ({"targets": ("1",), "head": ("9",)}, ["head", "'9'"]),
-        ({}, ["targets", "1", "3"]),
-        ({"targets": ("2",)}, ["targets", "ReLU"]),
-    ],
-    ids=["target", "head", "no target", "not linear"],
-)
-def test_layers_that_do_not_exist_or_cannot_be_adapted_are_named(settings, words):
+EMBEDDED = nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 2))
+REFUSED = {
+    "target": (lambda: fm.models.LoRA(targets=("qery",)).adapt(base()), ["targets", "'qery'"]),
+    "head": (lambda: fm.models.LoRA(targets=("1",), head=("9",)).adapt(base()), ["head", "'9'"]),
+    "no target": (lambda: fm.models.LoRA().adapt(base()), ["targets", "1", "3"]),
+    "not linear": (lambda: fm.models.LoRA(targets=("2",)).adapt(base()), ["targets", "ReLU"]),
+    "embedding": (lambda: fm.models.LoRA(targets=("0",)).adapt(EMBEDDED), ["0", "Embedding", "head"]),
+    "adapted already": (lambda: LORA.adapt(LORA.adapt(base())), ["adapters", "already"]),
+    "rank": (lambda: fm.models.LoRA(rank=-1), ["rank", -1]),
+    "alpha": (lambda: fm.models.LoRA(alpha=-1), ["alpha", -1]),
+    "seed": (lambda: fm.models.LoRA(seed=-1), ["seed", -1]),
+    "dropout": (lambda: fm.models.LoRA(dropout=1.0), ["dropout", 1.0]),
+    "no base": (lambda: fm.models.LoRA().build(torch.Size([8, 8]), 10), ["base", "import"]),
+    "DoRA": (lambda: fm.Problem(own_peft(use_dora=True), SITES), ["DoRA", "parts.local"]),
+    "another kind": (lambda: fm.Problem(loha(), SITES), ["loha", "parts.local"]),
+}
+
+
+def loha() -> nn.Module:
+    return peft.get_peft_model(base(), peft.LoHaConfig(r=2, target_modules=["1"]))
+
+
+@pytest.mark.parametrize(("call", "words"), REFUSED.values(), ids=REFUSED)
+def test_layers_settings_and_adapters_that_do_not_fit_are_refused_by_name(call, words):
     with refused(*words):
-        fm.models.LoRA(**settings).adapt(base())
+        call()
 
 
 def test_layers_keep_their_modes_and_peft_knows_the_targets_of_transformers():
@@ -269,26 +274,6 @@ def test_layers_keep_their_modes_and_peft_knows_the_targets_of_transformers():
     assert layer.lora_dropout["default"].training
     assert not module.base_model.model.bert.embeddings.dropout.training
     assert not any(part.training for part in LORA.adapt(base().eval()).modules())
-
-
-def test_embeddings_are_refused_as_targets():
-    with refused("0", "Embedding", "head"):
-        fm.models.LoRA(targets=("0",)).adapt(nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 2)))
-
-
-def test_adapted_models_are_not_adapted_again():
-    with refused("adapters", "already"):
-        LORA.adapt(LORA.adapt(base()))
-
-
-@pytest.mark.parametrize("field", ["rank", "alpha", "seed"])
-def test_lora_refuses_numbers_out_of_range(field):
-    with refused(field, -1):
-        fm.models.LoRA(**{field: -1})
-    with refused("dropout", 1.0):
-        fm.models.LoRA(dropout=1.0)
-    with refused("base", "import"):
-        fm.models.LoRA().build(torch.Size([8, 8]), 10)
 
 
 def test_training_a_too_is_possible_and_said():

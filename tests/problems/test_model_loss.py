@@ -28,28 +28,24 @@ class Encoder(nn.Module):
         return self.head(self.encode(inputs))
 
 
-class VAE(nn.Module):
+def vae() -> nn.Module:
     """Draws noise in every mode, and returns a tuple."""
-
-    def __init__(self):
-        super().__init__()
-        self.encoder, self.decoder = nn.Linear(FEATURES, 4), nn.Linear(2, FEATURES)
 
     def forward(self, inputs):
         mean, log_variance = self.encoder(inputs).chunk(2, dim=1)
         latent = mean + torch.randn_like(mean) * (log_variance / 2).exp()
         return self.decoder(latent), mean, log_variance
 
+    return toys.module(forward, encoder=nn.Linear(FEATURES, 4), decoder=nn.Linear(2, FEATURES))
 
-class Recurrent(nn.Module):
+
+def recurrent() -> nn.Module:
     """vmap cannot evaluate it."""
-
-    def __init__(self):
-        super().__init__()
-        self.lstm, self.head = nn.LSTM(1, 4, batch_first=True), nn.Linear(4, CLASSES)
 
     def forward(self, inputs):
         return self.head(self.lstm(inputs.unsqueeze(-1))[0][:, -1])
+
+    return toys.module(forward, lstm=nn.LSTM(1, 4, batch_first=True), head=nn.Linear(4, CLASSES))
 
 
 def plain(model, batch):
@@ -86,10 +82,8 @@ def trained(made: fm.Problem, rounds: int = 3, **options) -> fm.Result:
 @pytest.mark.parametrize("function", [plain, mean_of(plain)], ids=["samples", "mean"])
 def test_model_loss_that_calls_the_model_once_trains_and_measures_as_the_loss_of_outputs(function):
     model = Encoder()
-    mine, usual = (
-        trained(made)
-        for made in (problem(function, model), toys.problem(3, model=model, sampling=fm.Sampling(batch=5)))
-    )
+    by_outputs = toys.problem(3, model=model, sampling=fm.Sampling(batch=5))
+    mine, usual = (trained(made) for made in (problem(function, model), by_outputs))
     torch.testing.assert_close(mine.row(), usual.row(), rtol=1e-10, atol=1e-12)
     for metric in ("loss", "accuracy"):
         assert mine.records[-1][metric]["sites"] == pytest.approx(usual.records[-1][metric]["sites"])
@@ -105,7 +99,7 @@ def test_model_loss_agrees_however_many_models_are_evaluated_at_once(function):
 
 @pytest.mark.parametrize("function", [elbo, mean_of(elbo)], ids=["samples", "mean"])
 def test_model_loss_of_a_vae_trains_and_resumes_bit_for_bit(function, tmp_path):
-    made = problem(function, VAE(), read=lambda outputs: outputs[0])
+    made = problem(function, vae(), read=lambda outputs: outputs[0])
     torch.manual_seed(1)
     whole = trained(made, 4)
     trained(made, 2, out=tmp_path)
@@ -116,7 +110,7 @@ def test_model_loss_of_a_vae_trains_and_resumes_bit_for_bit(function, tmp_path):
 
 
 def test_model_loss_takes_models_that_vmap_cannot_evaluate_and_measures_sample_by_sample():
-    made = problem(mean_of(plain), Recurrent())
+    made = problem(mean_of(plain), recurrent())
     assert made.at_once(torch.device("cpu")) == 1
     result = trained(made, 1)
     usual = toys.problem(3, model=made.initial_model(0), sampling=fm.Sampling(batch=5))
@@ -147,10 +141,7 @@ def test_model_loss_goes_with_augmentation_and_subgroups():
     def noisy(inputs, draw):
         return inputs + draw(*inputs.shape)
 
-    sites = [
-        (*site.train, ["a", "b"] * (len(site.train[1]) // 2) + ["a"] * (len(site.train[1]) % 2))
-        for site in toys.sites(3)
-    ]
+    sites = [(*site.train, ["ab"[k % 2] for k in range(len(site.train[1]))]) for site in toys.sites(3)]
     objective = fm.Objective(subgroups="within")
     trained(problem(plain, sites=sites, augment=noisy, objective=objective), 2)
     with refused("ModelLoss", "(samples,)", "subgroups"):
@@ -221,11 +212,9 @@ def test_personalization_and_constant_references_need_a_loss_of_outputs():
 
 def test_digest_of_a_problem_knows_the_function_of_its_model_loss():
     model = Encoder()
-    assert problem(plain, model).digest() == problem(plain, model).digest() != problem(two_passes, model).digest()
-    assert (
-        problem(plain, model).keeping([0]).digest(problem(plain, model).digests_here())
-        == problem(plain, model).digest()
-    )
+    made = problem(plain, model)
+    assert made.digest() == problem(plain, model).digest() != problem(two_passes, model).digest()
+    assert made.keeping([0]).digest(made.digests_here()) == made.digest()
 
 
 FILE = """

@@ -105,28 +105,23 @@ def test_attention_with_dropout_is_attention_on_average(mask):
     )
 
 
-class Encoder(nn.Module):
+def encoder() -> nn.Module:
     """torch's own transformer with its default dropout, also in the attention."""
-
-    def __init__(self):
-        super().__init__()
-        layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
-        self.embed, self.encoder = nn.Linear(1, 8), nn.TransformerEncoder(layer, 1)
-        self.head = nn.Linear(8, CLASSES)
 
     def forward(self, inputs):
         return self.head(self.encoder(self.embed(inputs.unsqueeze(-1))).mean(dim=1))
 
+    inner = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 1)
+    return toys.module(forward, embed=nn.Linear(1, 8), encoder=inner, head=nn.Linear(8, CLASSES))
 
-class Noisy(nn.Module):
+
+def noisy(draw, always: bool = False) -> nn.Module:
     """A linear model with something random in front."""
 
-    def __init__(self, draw):
-        super().__init__()
-        self.draw, self.head = draw, nn.Linear(FEATURES, CLASSES)
-
     def forward(self, inputs):
-        return self.head(self.draw(inputs) if self.training else inputs)
+        return self.head(self.draw(inputs) if self.training or always else inputs)
+
+    return toys.module(forward, draw=draw, head=nn.Linear(FEATURES, CLASSES))
 
 
 def stochastic_depth(inputs: torch.Tensor) -> torch.Tensor:  # as torchvision writes it
@@ -145,13 +140,13 @@ class OwnDropout(nn.Dropout):
 
 
 MODELS = {
-    "nn.TransformerEncoder": Encoder,
-    "stochastic depth": lambda: Noisy(stochastic_depth),
-    "VAE": lambda: Noisy(reparametrized),
-    "AlphaDropout": lambda: Noisy(nn.AlphaDropout(0.3)),
-    "own dropout": lambda: Noisy(OwnDropout(0.3)),
-    "gumbel": lambda: Noisy(lambda inputs: inputs * F.gumbel_softmax(inputs)),
-    "RReLU": lambda: Noisy(nn.RReLU()),
+    "nn.TransformerEncoder": encoder,
+    "stochastic depth": lambda: noisy(stochastic_depth),
+    "VAE": lambda: noisy(reparametrized),
+    "AlphaDropout": lambda: noisy(nn.AlphaDropout(0.3)),
+    "own dropout": lambda: noisy(OwnDropout(0.3)),
+    "gumbel": lambda: noisy(lambda inputs: inputs * F.gumbel_softmax(inputs)),
+    "RReLU": lambda: noisy(nn.RReLU()),
 }
 
 
@@ -217,22 +212,20 @@ def test_recurrent_layers_with_dropout_are_torchs_own_but_for_where_the_draws_co
     torch.testing.assert_close(_numbers(drawn(layer, inputs)), _numbers(layer.eval()(inputs)))
 
 
-class Sequences(nn.Module):
+def sequences() -> nn.Module:
     """Reads inputs as a sequence of numbers."""
-
-    def __init__(self, layer):
-        super().__init__()
-        self.layer, self.head = layer, nn.Linear(3, CLASSES)
 
     def forward(self, inputs):
         return self.head(self.layer(inputs.unsqueeze(-1))[0][:, -1])
+
+    return toys.module(forward, layer=nn.LSTM(1, 3, 2, dropout=0.3, batch_first=True), head=nn.Linear(3, CLASSES))
 
 
 def test_lstm_with_dropout_trains_and_repeats_bit_for_bit_as_it_is_called_and_as_it_is_replayed():
     rows = []
     for seed, trace in ((0, "no"), (1, "no"), (2, "auto")):
         torch.manual_seed(seed)
-        problem = toys.problem(3, model=lambda: Sequences(nn.LSTM(1, 3, 2, dropout=0.3, batch_first=True)))
+        problem = toys.problem(3, model=sequences)
         rows.append(fm.train(problem, fm.Ring(), fm.algorithms.DSGD(0.1), 3, trace=trace).row())
     assert torch.equal(rows[0], rows[1])
     torch.testing.assert_close(rows[0], rows[2])
@@ -248,19 +241,12 @@ def test_fractional_pooling_draws_from_the_nodes_stream():
 
 
 def test_layer_that_draws_from_torchs_generator_is_named():
-    class Counts(nn.Module):
-        def forward(self, inputs):
-            return inputs + torch.poisson(torch.ones_like(inputs))
-
-    with refused("layer 1 (Counts)", "generator of torch", "torch.randn"):
-        toys.problem(2, model=lambda: nn.Sequential(nn.Linear(FEATURES, CLASSES), Counts()))
+    counts = toys.module(lambda self, inputs: inputs + torch.poisson(torch.ones_like(inputs)))
+    with refused("layer 1 (Made)", "generator of torch", "torch.randn"):
+        toys.problem(2, model=lambda: nn.Sequential(nn.Linear(FEATURES, CLASSES), counts))
 
 
 def test_draws_in_evaluation_mode_are_the_same_every_time():
-    class Always(Noisy):
-        def forward(self, inputs):
-            return self.head(self.draw(inputs))
-
-    problem = toys.problem(2, model=lambda: Always(reparametrized))
+    problem = toys.problem(2, model=lambda: noisy(reparametrized, always=True))
     records = [fm.train(problem, fm.Ring(), fm.algorithms.DSGD(0.1), 1, measure_every=1).records for _ in range(2)]
     assert records[0] == records[1]
