@@ -8,28 +8,17 @@ import pytest
 
 from fairmesh.errors import BadInput
 from fairmesh.mesh.enrol.roster import Member, Mesh
-from fairmesh.mesh.node.decisions import (
-    Begun,
-    Certificate,
-    Claim,
-    Commit,
-    Lie,
-)
+from fairmesh.mesh.node.decisions import Begun, Certificate, Claim, Commit, Lie
 from fairmesh.mesh.node.ledger import Ledger, still_in, wish, wished
 from fairmesh.mesh.node.state_lock import locked
 from fairmesh.mesh.wire.bulletin import Bulletin
-from tests.mesh.credentials import signed
+from tests.mesh.credentials import mesh_of, signed
 from tests.refusals import refused
 
 NAMES = ("a", "b", "c", "d")
 
 
-def _mesh(names=NAMES) -> Mesh:
-    members = [
-        Member(name, f"127.0.0.1:{7000 + i}", tuple(other for other in names if other != name))
-        for i, name in enumerate(names)
-    ]
-    return Mesh("some", tuple(members))
+MESH = mesh_of(NAMES)
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +41,7 @@ class Sites:
     def start(self, name):
         """Starts a site with what is on its disk; it has heard nothing."""
         self.boards[name] = Bulletin(name, self._keys[name], NAMES)
-        self.ledgers[name] = Ledger(self.folder / name, _mesh(), name, self.boards[name])
+        self.ledgers[name] = Ledger(self.folder / name, MESH, name, self.boards[name])
 
     def tell(self, *names):
         for sender in names:
@@ -66,7 +55,7 @@ class Sites:
     def lose(self, name):
         """A site's disk is gone; people vote to restore the site."""
         shutil.rmtree(self.folder / name)
-        wish(self.folder / name, _mesh(), name, (), None, [name])
+        wish(self.folder / name, MESH, name, (), None, [name])
         self.start(name)
 
     def act(self, name, done=10):
@@ -79,19 +68,28 @@ class Sites:
             begun = (*ledger.begun[:-1], ledger.begun[-1]._replace(done=done)) if ledger.begun else ()
             ledger.commit(Commit(due, Claim(begun, 10)))
 
-    def remove_d(self, **done):
+    def all_act(self, names="abc", **done):
+        for name in names:
+            self.act(name, done.get(name, 10))
+
+    def all_vote(self):
+        """All but d vote to go on without d, and know it."""
         for name in "abc":
             self.vote(name, "d")
         self.tell(*"abc")
-        for name in "abc":
-            self.act(name, done.get(name, 10))
+
+    def remove_d(self, followed_by="", **done):
+        """All but d commit to go on without d; some follow."""
+        self.all_vote()
+        self.all_act(**done)
+        if followed_by:
+            self.tell(*"abc")
+            self.all_act(followed_by)
 
     def continue_without_d(self):
-        self.remove_d()
-        for _ in range(2):
-            self.tell(*"abc")
-            for name in "abc":
-                self.act(name)
+        self.remove_d("abc")
+        self.tell(*"abc")
+        self.all_act()
 
 
 @pytest.fixture
@@ -103,8 +101,7 @@ def test_all_who_remain_decide_and_begin_together(sites):
     sites.remove_d(b=9)
     assert not any(sites.ledgers[name].pending for name in "abc")
     sites.tell(*"abc")
-    for name in "abc":
-        sites.act(name)
+    sites.all_act()
     assert [sites.ledgers[name].mesh.removed for name in "abc"] == [("d",)] * 3
     assert sites.ledgers["a"].unready() == (["b", "c"], [])
     sites.tell(*"abc")
@@ -124,15 +121,12 @@ def test_one_vote_missing_decides_nothing(sites):
 
 
 def test_vote_can_be_taken_back_and_a_site_that_committed_goes_on(sites):
-    for name in "abc":
-        sites.vote(name, "d")
-    sites.tell(*"abc")
+    sites.all_vote()
     sites.act("a")
     assert sites.ledgers["a"].waits_for() == ["b", "c"]
     sites.vote("b")  # before it has committed
     sites.tell(*"abc")
-    for name in "abc":
-        sites.act(name)
+    sites.all_act()
     assert not sites.ledgers["a"].is_committed
     assert not any(sites.ledgers[name].pending for name in "abc")
 
@@ -219,8 +213,8 @@ def test_what_is_left_of_a_run_is_put_aside_and_not_while_the_node_runs(tmp_path
     (state / "generation-1").mkdir(parents=True)
     (state / "log.jsonl").write_text("{}")
     with locked(state), refused("another node is running", error=BadInput):
-        wish(state, _mesh(), "a", (), None, ["a"])
-    wish(state, _mesh(), "a", (), None, ["a"])
+        wish(state, MESH, "a", (), None, ["a"])
+    wish(state, MESH, "a", (), None, ["a"])
     assert (state / "before-restoring-1" / "generation-1").exists()
     assert (state / "log.jsonl").exists()
 
@@ -231,7 +225,7 @@ def test_round_that_somebody_votes_for_is_kept_and_a_vote_for_one_that_is_gone_i
     for kept in (0, 40, 80):
         (landmarks / f"checkpoint-{kept:012d}.safetensors").touch()
     assert not sites.ledgers["a"].somebody_goes_back()
-    wish(sites.folder / "a", _mesh(), "a", (), 40)
+    wish(sites.folder / "a", MESH, "a", (), 40)
     sites.ledgers["a"].vote()
     assert sites.ledgers["a"].somebody_goes_back()
     sites.tell("a", "b")
@@ -250,15 +244,13 @@ def test_promises_survive_a_restart_and_news_that_are_lost(sites):
     sites.act("a")
     sites.start("a")
     assert sites.ledgers["a"].pending
-    assert still_in(sites.folder / "a", _mesh()).removed == ("d",)
+    assert still_in(sites.folder / "a", MESH).removed == ("d",)
     sites.tell(*"abc")
     assert sites.ledgers["a"].unready() == (["b", "c"], [])
 
 
 def test_site_follows_a_certificate_that_another_passes_on(sites):
-    sites.remove_d()
-    sites.tell(*"abc")
-    sites.act("a")
+    sites.remove_d("a")
     sites.start("b")  # it has heard nothing
     sites.tell("a", "b")
     sites.act("b")
@@ -275,9 +267,7 @@ def test_removed_site_learns_it_from_a_certificate_and_from_nothing_less(sites):
 
 
 def test_certificate_without_the_signature_of_one_who_remains_is_none(sites):
-    sites.remove_d()
-    sites.tell(*"abc")
-    sites.act("a")
+    sites.remove_d("a")
     table = json.loads(json.dumps(sites.boards["a"].of("a", "follow")))["certificates"][0]
     for forge in (
         lambda t: t["commits"]["b"].update(signature=t["commits"]["c"]["signature"]),
@@ -300,31 +290,27 @@ def test_certificate_without_the_signature_of_one_who_remains_is_none(sites):
 
 def test_two_cannot_remove_two_and_the_command_says_so(sites):
     with refused("2 of 4", "more than half"):
-        wish(sites.folder / "a", _mesh(), "a", ["c", "d"])
+        wish(sites.folder / "a", MESH, "a", ["c", "d"])
     table = {"generation": 1, "sites": ["c", "d"], "round": None, "restored": []}
     for name in "ab":
         (sites.folder / name / "vote.json").write_text(json.dumps(table))
         sites.ledgers[name].vote()
     sites.tell(*"ab")
-    for name in "ab":
-        sites.act(name)
+    sites.all_act("ab")
     assert sites.boards["a"].of("a", "commit") == {}
 
 
 def test_lied_round_is_refused_and_its_teller_named(sites):
     for ledger in sites.ledgers.values():
         ledger.begin(0)
-    for name in "abc":
-        sites.vote(name, "d")
-    sites.tell(*"abc")
+    sites.all_vote()
     for name in "abc":
         ledger = sites.ledgers[name]
         ballot = ledger.voter().to_commit(ledger.seen().votes)
         done = 0 if name == "b" else 5000
         ledger.commit(Commit(ballot, Claim((Begun(1, 0, max(0, done - 100), done),), 10)))
     sites.tell(*"abc")
-    for name in "abc":
-        sites.act(name)
+    sites.all_act()
     with pytest.raises(Lie, match="5000 rounds and its neighbour b 0") as found:
         sites.ledgers["a"].base()
     assert "b" in found.value.sites
@@ -337,18 +323,14 @@ def test_one_who_claims_different_rounds_to_different_sites_is_named(sites):
     sites.tell("b", "c")
     sites.boards["c"].announce("commit", honest | {"begun": [[1, 0, 0, 3]]}, sites.boards["c"].next_number("commit"))
     sites.boards["a"].heard(sites.boards["c"].news(0)[1])
-    for name in "ab":
-        sites.act(name)
+    sites.all_act("ab")
     sites.tell("a", "b")
     assert sites.ledgers["a"].unready()[1] == ["c"]
 
 
 def test_one_who_follows_another_ballot_than_the_others_is_named_and_not_those_who_voted_twice(sites):
-    for name in "abc":
-        sites.vote(name, "d")
-    sites.tell(*"abc")
-    for name in "ab":
-        sites.act(name)
+    sites.all_vote()
+    sites.all_act("ab")
     liar, board = sites.ledgers["c"], sites.boards["c"]
     earlier = liar.voter().to_commit(liar.seen().votes)
     sites.tell(*"abc")
@@ -357,11 +339,9 @@ def test_one_who_follows_another_ballot_than_the_others_is_named_and_not_those_w
         sites.vote(name)
         sites.vote(name, "d")
     sites.tell(*"abc")
-    for name in "abc":
-        sites.act(name)
+    sites.all_act()
     sites.tell(*"abc")
-    for name in "ab":
-        sites.act(name)
+    sites.all_act("ab")
     claim = Claim((Begun(1, 0, 0, 10),), 10)
     board.announce("commit", Commit(earlier, claim).table(), board.next_number("commit"))
     quoted["c"] = board.entry("c", "commit")
@@ -374,9 +354,7 @@ def test_one_who_follows_another_ballot_than_the_others_is_named_and_not_those_w
 
 
 def test_certificate_is_valid_once_the_certificates_of_all_who_signed_it_are_known(sites):
-    sites.remove_d()
-    sites.tell(*"abc")
-    sites.act("a")
+    sites.remove_d("a")
     told = json.loads(sites.boards["a"].news(0)[1])
     for of_b in (False, True):
         sites.boards["d"].heard(json.dumps([one for one in told if (one["site"] == "b") == of_b]).encode())
@@ -384,9 +362,7 @@ def test_certificate_is_valid_once_the_certificates_of_all_who_signed_it_are_kno
 
 
 def test_site_that_has_decided_often_announces_as_many_certificates_as_others_accept(sites):
-    sites.remove_d()
-    sites.tell(*"abc")
-    sites.act("a")
+    sites.remove_d("a")
     path = sites.folder / "a" / "decisions.json"
     table = json.loads(path.read_text())
     (first,) = table["decisions"]
@@ -400,12 +376,8 @@ def test_site_that_has_decided_often_announces_as_many_certificates_as_others_ac
 
 
 def test_mesh_file_that_names_removed_sites_is_refused_where_the_node_has_decided(sites):
-    sites.remove_d()
-    sites.tell(*"abc")
-    sites.act("a")
-    moved = replace(
-        _mesh(), members=tuple(replace(m, address=f"10.0.0.1:{7000 + i}") for i, m in enumerate(_mesh().members))
-    )
+    sites.remove_d("a")
+    moved = replace(MESH, members=tuple(replace(m, address=f"10.0.0.1:{7000 + i}") for i, m in enumerate(MESH.members)))
     found = still_in(sites.folder / "a", moved)
     assert (found.removed, found.members[0].address) == (("d",), "10.0.0.1:7000")
     with refused("['c']", "decisions.json"):
@@ -414,34 +386,27 @@ def test_mesh_file_that_names_removed_sites_is_refused_where_the_node_has_decide
 
 def test_site_cannot_remove_itself_nor_one_without_which_the_graph_falls_apart(tmp_path):
     with refused("a", "itself"):
-        wish(tmp_path, _mesh(), "a", ["a"])
-    line = Mesh(
-        "line",
-        (
-            Member("a", "127.0.0.1:7001", ("b",)),
-            Member("b", "127.0.0.1:7002", ("a", "c")),
-            Member("c", "127.0.0.1:7003", ("b",)),
-        ),
-    )
+        wish(tmp_path, MESH, "a", ["a"])
+    neighbours = {"a": ("b",), "b": ("a", "c"), "c": ("b",)}
+    line = Mesh("line", tuple(Member(name, f"{name}:1", others) for name, others in neighbours.items()))
     with refused("{a}", "{c}"):
         wish(tmp_path, line, "a", ["b"])
     assert wished(tmp_path, line) is None
 
 
 def test_wish_holds_for_its_own_generation_only(tmp_path):
-    mesh = _mesh()
-    wish(tmp_path, mesh, "a", ["d"])
-    assert wished(tmp_path, mesh).sites == ("d",)
-    assert wished(tmp_path, mesh.without("d")) is None
+    wish(tmp_path, MESH, "a", ["d"])
+    assert wished(tmp_path, MESH).sites == ("d",)
+    assert wished(tmp_path, MESH.without("d")) is None
 
 
 def test_round_without_a_kept_checkpoint_cannot_be_gone_back_to(tmp_path):
     with refused("round 12", "none yet"):
-        wish(tmp_path, _mesh(), "a", [], 12)
+        wish(tmp_path, MESH, "a", [], 12)
     folder = tmp_path / "generation-1" / "landmarks"
     folder.mkdir(parents=True)
     (folder / "checkpoint-000000000010.safetensors").touch()
     with refused("round 12", "10"):
-        wish(tmp_path, _mesh(), "a", [], 12)
-    assert wish(tmp_path, _mesh(), "a", [], 10).generation == 2
-    assert wished(tmp_path, _mesh()).round == 10
+        wish(tmp_path, MESH, "a", [], 12)
+    assert wish(tmp_path, MESH, "a", [], 10).generation == 2
+    assert wished(tmp_path, MESH).round == 10
