@@ -16,58 +16,18 @@ from pathlib import Path
 from typing import Any
 
 from tests.mesh import outages
+from tests.mesh.experiments import AD_GDA, experiment
 from tests.mesh.fleet import provisioned
 from tests.mesh.lives import Lives, Point, fresh
 from tests.mesh.wires import HOLE, PASS, RESET, Wires
 
 HOSPITALS = Path(__file__).parents[2] / "examples" / "hospitals.py"
 NAMES = ["north", "east", "south", "west", "hill", "lake"]
-EXPERIMENT = """
-rounds = {rounds}
-seeds = [3]
-
-[data]
-name = "import"
-path = "hospitals.py:sites"
-arguments = {{ count = 6 }}
-
-[model]
-name = "import"
-path = "hospitals.py:RiskModel"
-
-[topology]
-name = "edges"
-edges = [[0, 1], [1, 2], [2, 3], [3, 4], [4, 5], [5, 0], [0, 3]]
-
-[sampling]
-batch = 25
-
-[algorithm]
-name = "ad-gda"
-primal_step = 1.0
-dual_step = 0.1
-consensus_step = 0.3
-compressor = {{ name = "quantize", bits = 4 }}
-
-[options]
-dtype = "float32"
-measure_every = 50
-checkpoint_every = {every}
-"""
+EDGES = [[0, 1], [1, 2], [2, 3], [3, 4], [4, 5], [5, 0], [0, 3]]
 POINTS = (
-    "computed",
-    "logged",
-    "sent",
-    "received",
-    "noted",
-    "settled",
-    "ack sent",
-    "ack received",
-    "before checkpoint",
-    "after checkpoint",
-    "segment begun",
-    "after rotation",
-)
+    "computed", "logged", "sent", "received", "noted", "settled", "ack sent", "ack received", "before checkpoint",
+    "after checkpoint", "segment begun", "after rotation",
+)  # fmt: skip
 _FAR = 240.0  # seconds after which a run hangs
 
 Facts = dict[str, Any]
@@ -80,7 +40,17 @@ class Chaos:
         self.rounds, self._seed, self._folder = rounds, seed, folder
         self.every = max(5, rounds // 20)
         (folder / "hospitals.py").write_bytes(HOSPITALS.read_bytes())
-        (folder / "experiment.toml").write_text(EXPERIMENT.format(rounds=rounds, every=self.every))
+        text = experiment(
+            rounds,
+            algorithm=AD_GDA | {"primal_step": 1.0, "dual_step": 0.1, "consensus_step": 0.3},
+            topology={"name": "edges", "edges": EDGES},
+            data={"name": "import", "path": "hospitals.py:sites", "arguments": {"count": 6}},
+            model={"name": "import", "path": "hospitals.py:RiskModel"},
+            seeds=[3],
+            sampling={"batch": 25},
+            options={"dtype": "float32", "measure_every": 50, "checkpoint_every": self.every},
+        )
+        (folder / "experiment.toml").write_text(text)
         self.mesh = provisioned(folder / "provisioned", folder / "experiment.toml", NAMES)
         self._undisturbed: dict[str, bytes] | None = None
         self.runs: list[Facts] = []

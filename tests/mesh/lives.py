@@ -14,13 +14,8 @@ from typing import Any, NamedTuple
 
 from tests.mesh.fleet import SITE, forked
 
-RESULTS = (
-    "model.safetensors",
-    "model-time-average.safetensors",
-    "model-best.safetensors",
-    "summary.json",
-    "metrics.jsonl",
-)
+MODELS = ("model.safetensors", "model-time-average.safetensors", "model-best.safetensors")
+RESULTS = (*MODELS, "summary.json", "metrics.jsonl")
 _STEP = struct.Struct("<q")
 
 

@@ -1,9 +1,6 @@
 """Nodes that talk over mutual TLS end where the simulator ends."""
 
 import functools
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -13,9 +10,7 @@ from fairmesh.training.options import Options
 from fairmesh.training.replicas import replicas_of
 from tests import toys
 from tests.mesh.peer import CASES, NAMES, ONE_OF_EACH_KIND, ROUNDS
-
-ROOT = Path(__file__).parents[2]
-
+from tests.mesh.scenarios import played
 
 SETS = {"a few": ONE_OF_EACH_KIND, "others": tuple(case for case in CASES if case not in ONE_OF_EACH_KIND)}
 
@@ -27,8 +22,7 @@ def ends_of(tmp_path_factory):
     @functools.cache
     def ends(name: str) -> list[dict]:
         folder = tmp_path_factory.mktemp("peers")
-        command = [sys.executable, "-m", "tests.mesh.peer", str(folder), *SETS[name]]
-        subprocess.run(command, cwd=ROOT, check=True, timeout=400)
+        played("tests.mesh.peer", str(folder), *SETS[name], seconds=400)
         return [torch.load(folder / f"{name}.pt") for name in NAMES]
 
     return ends

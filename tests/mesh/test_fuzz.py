@@ -27,8 +27,9 @@ from fairmesh.mesh.wire.frames import Refused
 from fairmesh.storage.strict_json import as_json
 from tests.data.test_preprocessing import write
 from tests.examples import THOROUGH
-from tests.mesh import fleet, fuzz
+from tests.mesh import fuzz
 from tests.mesh.experiments import experiment
+from tests.mesh.scenarios import Run
 from tests.refusals import missing_from
 
 NAMES = ["a", "b", "c"]
@@ -142,9 +143,7 @@ class Reader:
 @pytest.fixture
 def reader(tmp_path, monkeypatch):
     monkeypatch.setattr(Aside, "tried", lambda self, what, part, otherwise: part())  # nothing is contained
-    (tmp_path / "experiment.toml").write_text(EXPERIMENT)
-    fleet.provisioned(tmp_path / "mesh", tmp_path / "experiment.toml", NAMES)
-    return Reader(tmp_path / "mesh")
+    return Reader(Run(tmp_path, NAMES, EXPERIMENT).folder)
 
 
 def test_signed_bodies_of_every_kind_are_refused_or_read_without_an_error(reader):

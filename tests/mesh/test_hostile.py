@@ -4,7 +4,6 @@ refuse what would break the run, name who sent it to all sites, survive a restar
 import itertools
 import json
 import random
-import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -22,9 +21,10 @@ from fairmesh.mesh.wire.bulletin import Announcement
 from fairmesh.mesh.wire.mailroom import Mailroom
 from fairmesh.mesh.wire.transport import FIRST_ROUND
 from fairmesh.networks import remote
-from tests.mesh import fleet, fuzz
+from tests.mesh import fuzz
 from tests.mesh.experiments import experiment
-from tests.mesh.lives import Lives
+from tests.mesh.lives import Lives, fresh
+from tests.mesh.scenarios import Run
 from tests.refusals import missing_from
 
 ROUNDS, ATTACKED = 30, 10
@@ -35,18 +35,15 @@ DELTA = 3
 
 @pytest.fixture(scope="module")
 def provisioned(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("hostile")
-    (folder / "experiment.toml").write_text(EXPERIMENT)
+    folder = tmp_path_factory.mktemp("hostile") / "mesh"
+    Run(folder, NAMES, EXPERIMENT)
     load_experiment(folder / "experiment.toml").problem()  # what this imports and reads, forked processes need not
-    fleet.provisioned(folder / "mesh", folder / "experiment.toml", NAMES)
-    return folder / "mesh"
+    return folder
 
 
 @pytest.fixture
 def siege(provisioned, tmp_path):
-    folder = tmp_path / "mesh"
-    shutil.copytree(provisioned, folder)
-    found = Siege(folder)
+    found = Siege(fresh(provisioned, tmp_path / "mesh"))
     yield found
     found.lives.end()
 

@@ -3,8 +3,6 @@
 import json
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -24,8 +22,8 @@ from fairmesh.storage.state_tree import flatten_state, unflatten_state
 from tests import toys
 from tests.mesh import fleet
 from tests.mesh.experiments import BY_CLASS, STEADY_AD_GDA, experiment
+from tests.mesh.scenarios import CIRCULANT, Run, play
 
-ROOT = Path(__file__).parents[2]
 NAMES = ["a", "b", "c", "d", "e", "f"]
 GONE, DEAD, DIES_AT = 5, "f", 40  # it alone holds the highest class, so the model has outputs that only it needs
 CRASHES = {"b": "committed", "c": "followed", "d": "saved without", "e": "begun"}
@@ -33,51 +31,40 @@ EXPERIMENT = experiment(
     70,
     6,
     STEADY_AD_GDA | {"dual_compressor": {"name": "threshold", "level": 1e-3}},
-    {"name": "circulant", "offsets": [1, 2]},
+    CIRCULANT,
     BY_CLASS,
     options={"measure_every": 20, "checkpoint_every": 15, "dtype": "float64"},
 )
 
 
-def _scenario(folder: Path) -> None:
+def one_dies_and_the_others_while_they_leave_it(run: Run) -> None:
     """One dies for good in the midst of a round; the others remove it; all but a are killed while they do, each at
     another point, and restarted."""
-    (folder / "experiment.toml").write_text(EXPERIMENT)
-    mesh = fleet.provisioned(folder, folder / "experiment.toml", NAMES)
 
-    def dies(point: str, step: int) -> None:
-        if point == "sent" and step == DIES_AT:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    def dies_leaving(where: str):
+    def dies(where: str, at: int | None = None):
         def observe(point: str, step: int) -> None:
-            if point == where:
+            if point == where and at in (None, step):
                 os.kill(os.getpid(), signal.SIGKILL)
 
         return observe
 
-    observers = {DEAD: dies} | {name: dies_leaving(point) for name, point in CRASHES.items()}
-    running = {
-        name: fleet.start(folder, name, **({"observe": observers[name]} if name in observers else {})) for name in NAMES
-    }
-    crashing = {name: running[name] for name in CRASHES}
-    if fleet.ended(running.pop(DEAD), 120) != -signal.SIGKILL:
-        sys.exit("it did not die as it should")
-    for name in running:
-        ledger.wish(folder / name / "state", mesh, name, [DEAD])
-    for name, process in crashing.items():
-        if fleet.ended(process, 120) != -signal.SIGKILL:
-            sys.exit(f"{name} did not die as it should")
-        running[name] = fleet.start(folder, name)
-    codes = {name: fleet.ended(process, 120) for name, process in running.items()}
-    if any(codes.values()):
-        sys.exit(f"{codes}\n" + "\n".join((folder / f"{name}.log").read_text() for name in running))
+    run.start("a")
+    run.start(DEAD, observe=dies("sent", DIES_AT))
+    for name, point in CRASHES.items():
+        run.start(name, observe=dies(point))
+    run.dies(DEAD)
+    remain = [name for name in NAMES if name != DEAD]
+    run.vote(*remain, out=[DEAD])
+    for name in CRASHES:
+        run.dies(name)
+        run.start(name)
+    run.end(*remain)
 
 
 @pytest.fixture(scope="module")
 def left(tmp_path_factory):
     folder = tmp_path_factory.mktemp("leaving")
-    subprocess.run([sys.executable, "-m", "tests.mesh.test_leaving", str(folder)], cwd=ROOT, check=True, timeout=400)
+    play(one_dies_and_the_others_while_they_leave_it, folder, NAMES, EXPERIMENT)
     return folder
 
 
@@ -218,20 +205,10 @@ def test_those_who_remain_go_on_with_trackers_and_weights_of_their_own():
     graph = {i: [j for j in range(6) if j != i and whole[0].matrix.toarray()[i, j]] for i in kept}
     prior = torch.ones(5, dtype=torch.float64) / 5
     reduced = _stacked([states.without(_rows(state, i), [GONE], [i, *graph[i]], prior) for i in kept])
-    mesh = Mesh(
-        "six",
-        tuple(
-            Member(
-                name,
-                f"127.0.0.1:{7000 + i}",
-                tuple(NAMES[j] for j in range(6) if whole[0].matrix.toarray()[i, j] and j != i),
-            )
-            for i, name in enumerate(NAMES)
-        ),
-    )
-    end = tracked.after(
-        reduced, states.cycle_of(fm.topologies.Circulant((1, 2)), mesh.without(DEAD)), kept, range(10, 150)
-    )
+    graph[GONE] = [j for j in kept if whole[0].matrix.toarray()[GONE, j]]
+    mesh = Mesh("six", tuple(Member(n, f"{n}:1", tuple(NAMES[j] for j in graph[i])) for i, n in enumerate(NAMES)))
+    cycle = states.cycle_of(fm.topologies.Circulant((1, 2)), mesh.without(DEAD))
+    end = tracked.after(reduced, cycle, kept, range(10, 150))
     assert float(end.balances.sum(dim=-2).abs().max()) < 1e-12
     assert float(end.weighting.balances.sum(dim=-2).abs().max()) < 1e-12
     assert float(end.weighting.weights.mean()) == pytest.approx(1, abs=0.05)
@@ -257,7 +234,3 @@ class _Tracked:
         for t in rounds:
             state = self.algorithm.step(state, Round(torch.tensor(t), oracle, network))
         return state
-
-
-if __name__ == "__main__":
-    _scenario(Path(sys.argv[1]))

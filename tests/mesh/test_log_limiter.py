@@ -51,14 +51,11 @@ def test_reasons_that_are_made_up_fill_neither_log_nor_memory():
     assert len(clock.limiter._counts) <= 7 * 51
 
 
-def test_log_tells_the_same_reason_for_another_site():
+def test_same_reason_for_another_site_or_from_another_address_is_told_too():
     clock = Clock()
     for site in ("alpha", "beta"):
         clock.limiter("warning", "refused", site, "a reason")
     assert [fields["site"] for _, fields in clock.said] == ["alpha", "beta"]
-
-
-def test_same_reason_from_another_address_is_told_too():
     clock = Clock()
     for address in ("10.0.0.1", "10.0.0.2", "10.0.0.1"):
         clock.limiter("warning", "refused", address=address, reason="no certificate")
@@ -85,7 +82,7 @@ def test_refusals_from_many_addresses_fill_neither_log_nor_memory():
     [
         (ConnectionRefusedError(111, "Connect call failed ('10.0.0.1', 1)"), "Connection refused"),
         (
-            OSError("Multiple exceptions: [Errno 111] Connect call failed ('::1', 1, 0, 0), [Errno 111] Connect call"),
+            OSError("Multiple exceptions: [Errno 111] Connect call failed ('::1', 1, 0, 0), [Errno"),
             "Connection refused",
         ),
         (OSError(113, "Connect call failed ('10.0.0.1', 1)"), "No route to host"),
