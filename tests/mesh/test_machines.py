@@ -50,8 +50,7 @@ class Programs(Run):
 
     def program(self, name: str, threads: int = 1, **environment: str) -> None:
         site = self.folder / name / fleet.SITE
-        rest = site.read_text().partition("[options]")[0]
-        site.write_text(f"{rest}[options]\nthreads = {threads}\n")
+        fleet.settle(site.parent, options={"threads": threads})
         command = [sys.executable, "-m", "fairmesh", "node", str(site)]
         start = lambda: os.execve(sys.executable, command, os.environ | environment)  # noqa: E731
         self.running[name] = fleet.forked(start, self.folder / f"{name}.log")

@@ -273,7 +273,7 @@ ONE_LESS = [("removed = []", 'removed = ["c"]'), ("generation = 1", "generation 
         ("mesh.toml", lambda path, marker: replaced(path, *ONE_LESS), ["c", "left"]),
     ],
 )
-@pytest.mark.quick_cases(13)
+@pytest.mark.quick_cases(15)
 def test_file_that_is_not_as_it_was_signed_is_refused_by_name_and_nothing_is_executed(
     home, tmp_path, called, file, spoil, names
 ):

@@ -16,6 +16,7 @@ from fairmesh.mesh.node.watching import Aside
 from fairmesh.storage.run_folder import read_records
 from fairmesh.training.best_round import RoundScores
 from tests.mesh import fleet
+from tests.mesh.experiments import experiment
 from tests.mesh.lives import Lives, Point
 from tests.mesh.scenarios import Run
 from tests.refusals import missing_from
@@ -418,26 +419,15 @@ def test_validation_data_decides_if_there_is_some(tmp_path, board):
     assert sites["a"].table.records[1]["validation"]["accuracy"]["worst"] == 0.9
 
 
-OVERFITTING = """
-rounds = 200
-topology = "ring"
-loss = "squared-error"
-[data]
-name = "import"
-path = "few.py:sites"
-[model]
-name = "import"
-path = "few.py:Wide"
-[algorithm]
-name = "ad-gda"
-primal_step = 0.02
-dual_step = 0.01
-consensus_step = 0.5
-compressor = { name = "quantize", bits = 6 }
-[options]
-measure_every = 4
-checkpoint_every = 15
-"""
+STEPS = {"primal_step": 0.02, "dual_step": 0.01, "consensus_step": 0.5}
+OVERFITTING = experiment(
+    200,
+    algorithm={"name": "ad-gda", "compressor": {"name": "quantize", "bits": 6}} | STEPS,
+    data={"name": "import", "path": "few.py:sites"},
+    model={"name": "import", "path": "few.py:Wide"},
+    loss="squared-error",
+    options={"measure_every": 4, "checkpoint_every": 15},
+)
 FEW = """
 import torch
 import fairmesh as fm
@@ -513,8 +503,8 @@ def test_run_that_is_best_early_gives_that_round_at_every_site_also_after_crashe
     end = lines[-1]
     assert end["best_model"]["loss"]["worst"] < end["loss"]["worst"]
     # The best model is the average of the sites' models of that round, as a simulation that ends there has it.
-    experiment = dataclasses.replace(load_experiment(crashed.folder / "experiment.toml"), rounds=best)
-    simulated = fm.run(experiment, process_group=fleet.KnowingSecrets(NAMES))
+    shorter = dataclasses.replace(load_experiment(crashed.folder / "experiment.toml"), rounds=best)
+    simulated = fm.run(shorter, process_group=fleet.KnowingSecrets(NAMES))
     found = load_file(crashed.folder / "a" / "state" / "result" / "model-best.safetensors")
     for name, tensor in simulated.state_dict().items():
         assert torch.allclose(found[name], tensor, rtol=0, atol=1e-6)

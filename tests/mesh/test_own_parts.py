@@ -4,7 +4,7 @@ that has lost its state."""
 
 import json
 import shutil
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,7 +17,7 @@ from fairmesh.mesh.node.watching import read_status
 from fairmesh.personalization import PersonalModel
 from tests.mesh import fleet
 from tests.mesh.experiments import AD_GDA, experiment
-from tests.mesh.scenarios import Run, played, waits_at
+from tests.mesh.scenarios import Run, play, waits_at
 
 pytestmark = pytest.mark.slow
 
@@ -63,34 +63,45 @@ EXPERIMENTS = {
 }
 
 
-def scenario(folder: Path, case: str, fate: str) -> None:
-    """Unless nobody disturbs the run, c is killed before step 7, for which the others wait. It starts again, with its
-    state or without, or never comes back, and the others go on without it."""
-    (folder / "network.py").write_text(MODEL)
-    with Run(folder, NAMES, EXPERIMENTS[case]) as run:
-        if fate == "undisturbed":
-            run.live()
-            return
-        flag = folder / "go"
-        run.start(*NAMES, observe=waits_at(7, flag))
-        run.until(lambda: run.round("c") >= 6)
-        run.crash("c")
-        flag.touch()
-        if fate == "left":
-            run.vote("a", "b", out=["c"])
-            run.end("a", "b")
-            return
-        if fate == "restored":
-            shutil.rmtree(folder / "c" / "state")
-            run.start("c")
-            run.is_told_to_restore("c")
-            run.vote(*NAMES, restored=["c"])
-        run.start("c")
-        run.end(*NAMES)
+def undisturbed(run: Run) -> None:
+    run.live()
 
 
-def lived(folder: Path, case: str, fate: str = "undisturbed") -> Path:
-    played("tests.mesh.test_own_parts", str(folder), case, fate)
+def _c_dies(run: Run) -> None:
+    """The node of c is killed before step 7, for which the others wait."""
+    flag = run.folder / "go"
+    run.start(*NAMES, observe=waits_at(7, flag))
+    run.until(lambda: run.round("c") >= 6)
+    run.crash("c")
+    flag.touch()
+
+
+def killed(run: Run) -> None:
+    _c_dies(run)
+    run.start("c")
+    run.end(*NAMES)
+
+
+def restored(run: Run) -> None:
+    """c loses its state and gets one from its neighbours, who have nothing of its local part."""
+    _c_dies(run)
+    shutil.rmtree(run.folder / "c" / "state")
+    run.start("c")
+    run.is_told_to_restore("c")
+    run.vote(*NAMES, restored=["c"])
+    run.start("c")
+    run.end(*NAMES)
+
+
+def left(run: Run) -> None:
+    """c never comes back, and the others go on without it."""
+    _c_dies(run)
+    run.vote("a", "b", out=["c"])
+    run.end("a", "b")
+
+
+def lived(folder: Path, case: str, fate: Callable[[Run], None] = undisturbed) -> Path:
+    play(fate, folder, NAMES, EXPERIMENTS[case], {"network.py": MODEL})
     return folder
 
 
@@ -135,14 +146,14 @@ def test_nodes_choose_the_models_of_their_own_that_a_simulation_chooses(tmp_path
 
 
 def test_killed_node_continues_with_its_optimizers_memory(tmp_path):
-    expected, _, result = simulated(lived(tmp_path, "optimizer", "killed"))
+    expected, _, result = simulated(lived(tmp_path, "optimizer", killed))
     found = load_file(result / "model.safetensors")
     for name, tensor in expected.state_dict().items():
         assert torch.allclose(found[name].double(), tensor.double(), rtol=0, atol=1e-6), name  # stored as float32
 
 
 def test_node_that_has_lost_its_state_begins_its_optimizers_memory_again(tmp_path):
-    lived(tmp_path, "optimizer", "restored")
+    lived(tmp_path, "optimizer", restored)
     found = load_file(tmp_path / "c" / "state" / "result" / "model.safetensors")
     assert all(torch.isfinite(tensor).all() for tensor in found.values())
 
@@ -170,7 +181,7 @@ def _tensors(folder: Path, name: str) -> tuple[dict[str, torch.Tensor], dict[str
 
 @pytest.mark.parametrize("policy", ["local", "shared"])
 def test_site_that_has_lost_its_state_begins_its_local_part_again_and_says_so(policy, tmp_path):
-    lived(tmp_path, policy, "restored")  # from its neighbours, who have nothing of its local part
+    lived(tmp_path, policy, restored)
     events = [json.loads(line) for line in (tmp_path / "c" / "state" / "log.jsonl").read_text().splitlines()]
     (found,) = [event for event in events if "restored from its neighbours" in event["what"]]
     assert found["round"] == 6
@@ -183,12 +194,8 @@ def test_site_that_has_lost_its_state_begins_its_local_part_again_and_says_so(po
 
 @pytest.mark.parametrize("policy", ["local", "shared"])
 def test_sites_that_remain_keep_their_local_parts(policy, tmp_path):
-    lived(tmp_path, policy, "left")
+    lived(tmp_path, policy, left)
     for name in ("a", "b"):
         common, own = _tensors(tmp_path, name)
         assert (own["4.bias"] - common["4.bias"]).abs().max() > 0.1  # 12 steps of about 0.02
     assert not (tmp_path / "c" / "state" / "personal").exists()
-
-
-if __name__ == "__main__":
-    scenario(Path(sys.argv[1]), *sys.argv[2:])

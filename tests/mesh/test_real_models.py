@@ -23,15 +23,8 @@ NAMES = ["north", "south", "east"]
 ROUNDS = 6
 KILLED = {"south": [Point("sent", 2)], "east": [Point("after checkpoint", 3)]}
 CASES = {
-    "resnet frozen": ("resnet", 'batch_norm = "frozen"'),
-    "resnet local": ("resnet", 'batch_norm = "local"'),
-    "resnet shared": ("resnet", 'batch_norm = "shared"'),
-    "resnet convert": ("resnet", 'batch_norm = "convert"'),
-    "text": ("text", ""),
-    "unet": ("unet", ""),
-    "lstm": ("lstm", ""),
-    "lora": ("lora", ""),
-    "streamed": ("streamed", ""),
+    **{f"resnet {one}": ("resnet", f'batch_norm = "{one}"') for one in ("frozen", "local", "shared", "convert")},
+    **{name: (name, "") for name in ("text", "unet", "lstm", "lora", "streamed")},
     "features of a frozen encoder": ("../backbones/notes", ""),
 }
 LIMITED = {"streamed": 300 << 20}  # bytes that a node may take beyond those it starts with; its data has 983 MB

@@ -4,7 +4,6 @@ import json
 import os
 import shutil
 import signal
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -24,7 +23,7 @@ from fairmesh.networks.roles import Models
 from fairmesh.storage.state_tree import flatten_state, unflatten_state
 from fairmesh.training.loop import TrainingState
 from tests.mesh.experiments import BY_CLASS, STEADY_AD_GDA, experiment
-from tests.mesh.scenarios import CIRCULANT, NAMES, OPTIONS, Run, played, waits_at
+from tests.mesh.scenarios import CIRCULANT, NAMES, OPTIONS, Run, play, waits_at
 from tests.refusals import missing_from
 
 ALGORITHMS = {
@@ -250,19 +249,11 @@ def _dies_at(point: str) -> Callable[[str, int], None]:
     return observe
 
 
-SCENARIOS = {
-    one.__name__: one
-    for one in (an_empty_folder, a_backup_that_is_too_old, a_lost_secret, after_another_has_left, crashes_meanwhile)
-}
-RUNS = [(name, "ad-gda") for name in SCENARIOS] + [("an_empty_folder", name) for name in list(ALGORITHMS)[1:]]
+SCENARIOS = (an_empty_folder, a_backup_that_is_too_old, a_lost_secret, after_another_has_left, crashes_meanwhile)
+RUNS = [(one, "ad-gda") for one in SCENARIOS] + [(an_empty_folder, name) for name in list(ALGORITHMS)[1:]]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("scenario", "algorithm"), RUNS)
 def test_site_that_has_lost_its_state_takes_part_again(scenario, algorithm, tmp_path):
-    played("tests.mesh.test_restoring", scenario, algorithm, str(tmp_path / "run"))
-
-
-if __name__ == "__main__":
-    with Run(Path(sys.argv[3]), experiment=ALGORITHMS[sys.argv[2]]) as made:
-        SCENARIOS[sys.argv[1]](made)
+    play(scenario, tmp_path, experiment=ALGORITHMS[algorithm])

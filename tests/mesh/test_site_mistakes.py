@@ -96,11 +96,6 @@ def sites(tmp_path) -> Iterator[Sites]:
         yield made
 
 
-def edited(file: Path, old: str, new: str) -> None:
-    assert old in file.read_text()
-    file.write_text(file.read_text().replace(old, new))
-
-
 def copied(home: Path, source: Path, *files: str) -> None:
     for file in files:
         shutil.copy(source / file, home / file)
@@ -116,7 +111,7 @@ STOPPING: dict[str, tuple[Callable[[Path, Path], object], list[str]]] = {  # don
         ["signed by another authority", "founder", "NAME.csr"],
     ),
     "path": (
-        lambda home, founder: edited(home / fleet.SITE, "experiment.toml", "elsewhere/experiment.toml"),
+        lambda home, founder: fleet.settle(home, experiment="elsewhere/experiment.toml"),
         ["elsewhere", "No such file", "founder"],
     ),
     "key": (
@@ -136,7 +131,7 @@ STOPPING: dict[str, tuple[Callable[[Path, Path], object], list[str]]] = {  # don
         ["was not signed by the authority", "telephone"],
     ),
     "folder": (
-        lambda home, founder: edited(home / fleet.SITE, 'state = "state"', 'state = "/proc/no-such-disk/state"'),
+        lambda home, founder: fleet.settle(home, state="/proc/no-such-disk/state"),
         ["cannot use the folder /proc/no-such-disk/state", "No such file"],
     ),
 }
@@ -190,7 +185,7 @@ def test_port_that_others_do_not_dial_is_named_by_the_check_and_by_the_node(site
     address = sites.mesh.member("gamma").address or ""
     port = fleet.free_ports(1)[0]
     file = sites.home() / fleet.SITE
-    edited(file, address, f"127.0.0.1:{port}")
+    fleet.settle(sites.home(), listen=f"127.0.0.1:{port}")
     sites.start(*NAMES)
     sites.until_said("gamma", "others dial another port", str(port), address)
     sites.until_said("alpha", "cannot connect", "gamma")
@@ -198,7 +193,7 @@ def test_port_that_others_do_not_dial_is_named_by_the_check_and_by_the_node(site
     assert code == 1
     assert any(not missing_from(line, "listening", "WRONG", port, address) for line in out.splitlines()), out
     sites.stop("gamma")
-    edited(file, f"127.0.0.1:{port}", address)
+    fleet.settle(sites.home(), listen=address)
     sites.start("gamma")
     sites.end(*NAMES)
 
@@ -222,11 +217,12 @@ def test_version_of_torch_that_makes_another_model_is_refused_with_both_machines
 def test_site_that_moves_to_another_address_is_found_with_a_new_mesh_file(sites):
     old = sites.mesh.member("gamma").address or ""
     new = f"127.0.0.1:{fleet.free_ports(1)[0]}"
-    edited(sites.home() / fleet.SITE, old, new)
+    fleet.settle(sites.home(), listen=new)
     sites.start(*NAMES)
     sites.until_said("alpha", "cannot connect", "gamma", "nobody listens there")
     sites.stop("alpha", "beta")
     for name in NAMES:
-        edited(sites.home(name) / MESH, old, new)
+        mesh = sites.home(name) / MESH
+        mesh.write_text(mesh.read_text().replace(old, new))
     sites.start("alpha", "beta")
     sites.end(*NAMES)

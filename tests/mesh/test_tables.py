@@ -21,6 +21,7 @@ from fairmesh.mesh.node.membership import Objection
 from fairmesh.mesh.node.table_agreement import TableAgreement
 from fairmesh.storage.run_folder import PREPROCESSING
 from tests.data.test_preprocessing import clinic, write
+from tests.mesh import fleet
 from tests.mesh.scenarios import Run, waits_at
 from tests.refusals import missing_from, refused
 
@@ -64,9 +65,7 @@ def own_tables(run: Run, **changes) -> dict[str, Path]:
         columns = [(key, values[k::3]) for key, values in clinic(240).items() if key != "where"]
         columns = changes.get(name, dict)(dict(columns[k:] + columns[:k]))
         files[name] = Path(write(run.folder / name / "rows.csv", columns))
-        path = run.folder / name / "site.toml"
-        text = path.read_text().replace('data = "experiment"\n', "").partition("\n[data]\n")[0]
-        path.write_text(f'{text}\n[data]\nname = "table"\nfile = "rows.csv"\ntarget = "ill"\n')
+        fleet.settle(run.folder / name, data={"name": "table", "file": "rows.csv", "target": "ill"})
     return files
 
 

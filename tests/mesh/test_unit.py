@@ -16,19 +16,17 @@ import fairmesh as fm
 from fairmesh.errors import FairmeshError, Interrupted
 from fairmesh.mesh.enrol.unit import make_state_folder, unit_of
 from tests.mesh import fleet
+from tests.mesh.experiments import experiment
 from tests.mesh.outages import own_mounts
-from tests.mesh.peer import EXPERIMENT
 from tests.refusals import refused
 
 NAMES = ["north", "south", "east"]
-_TRIAL = EXPERIMENT.replace('data = "digits"', 'data = { name = "digits", nodes = 3 }').replace(
-    'topology = { name = "circulant", offsets = [1, 2] }', 'topology = "ring"'
-)
+EXPERIMENT = experiment(30, algorithm="ad-gda", data={"odd": None})
 
 
 @pytest.fixture
 def sites(tmp_path) -> Path:
-    (tmp_path / "trial.toml").write_text(_TRIAL)
+    (tmp_path / "trial.toml").write_text(EXPERIMENT)
     fleet.provisioned(tmp_path / "sites", tmp_path / "trial.toml", NAMES)
     return tmp_path / "sites"
 

@@ -4,19 +4,18 @@ import json
 
 import pytest
 
-from tests.mesh import fleet
-from tests.mesh.lives import Lives
+from tests.mesh.experiments import experiment
+from tests.mesh.scenarios import Run
 
 NAMES = ["a", "b", "c"]
-EXPERIMENT = """
-rounds = 8
-data = { name = "import", path = "few.py:sites" }
-model = "logistic"
-algorithm = { name = "ad-gda", primal_step = 0.1, consensus_step = 0.5 }
-metrics = ["auroc"]
-[options]
-measure_every = 4
-"""
+EXPERIMENT = experiment(
+    8,
+    algorithm={"name": "ad-gda", "primal_step": 0.1, "consensus_step": 0.5},
+    data={"name": "import", "path": "few.py:sites"},
+    model="logistic",
+    metrics=["auroc"],
+    options={"measure_every": 4},
+)
 FEW = """
 import torch
 import fairmesh as fm
@@ -32,12 +31,9 @@ def sites():
 
 @pytest.mark.slow
 def test_site_without_test_data_is_trained_and_not_measured(tmp_path):
-    (tmp_path / "experiment.toml").write_text(EXPERIMENT)
     (tmp_path / "few.py").write_text(FEW)
-    fleet.provisioned(tmp_path, tmp_path / "experiment.toml", NAMES)
-    with Lives(tmp_path, NAMES) as lives:
-        lives.start_all()
-        lives.finish(120)
+    with Run(tmp_path, NAMES, EXPERIMENT) as run:
+        run.live()
     results = [tmp_path / name / "state" / "result" for name in NAMES]
     summaries = [json.loads((result / "summary.json").read_text()) for result in results]
     assert all(one == summaries[0] for one in summaries)

@@ -1,7 +1,6 @@
 """Each site compares the common model with the one that it trains alone; only counts travel, and small ones do not."""
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
@@ -17,8 +16,9 @@ from fairmesh.mesh.node.versus_local import difference, evidence_of, sentences
 from fairmesh.mesh.node.watching import Aside
 from fairmesh.metrics.units import Unit
 from fairmesh.storage.strict_json import as_json
+from tests.mesh import fleet
 from tests.mesh.experiments import experiment
-from tests.mesh.scenarios import Run, played
+from tests.mesh.scenarios import Run, play
 
 NAMES = ["a", "b", "c"]
 EXPERIMENT = experiment(60, algorithm="tracked-ad-gda", options={"measure_every": 20})
@@ -176,8 +176,7 @@ def verdicts_on_numbers(run: Run) -> None:
 
 def verdicts_at_every_site(run: Run) -> None:
     """One site withholds its counts; all show the same verdicts of the others."""
-    site = run.folder / "c" / "site.toml"
-    site.write_text("compare_with_local = false\n" + site.read_text())
+    fleet.settle(run.folder / "c", compare_with_local=False)
     a, b, c = json.loads(_common_summary(run))["evidence"]["sites"]
     for one in (a, b):
         assert one["versus"]["local"]["verdict"] in ("better", "worse", "unclear")
@@ -214,27 +213,17 @@ def a_comparison_that_fails(run: Run) -> None:
 def _table_of_numbers(folder: Path) -> str:
     """Writes a table of three sites with numbers to predict, and returns the experiment."""
     rng = torch.Generator().manual_seed(0)
-    folder.mkdir(parents=True, exist_ok=True)
     lines = ["site,x,y,dose"]
     for name in NAMES:
         for x, y, noise in torch.randn(150, 3, generator=rng).tolist():
             lines.append(f"{name},{x:.4f},{y:.4f},{5 + x - 2 * y + 0.3 * noise:.4f}")
     (folder / "doses.csv").write_text("\n".join(lines) + "\n")
     fields = {"name": "table", "file": str(folder / "doses.csv"), "target": "dose", "site": "site"}
-    data = fields | {"predict": "numbers", "nodes": None, "odd": None}
+    data = fields | {"predict": "numbers"}
     return experiment(60, algorithm="tracked-ad-gda", data=data, options={"measure_every": 20})
 
 
-SCENARIOS = {one.__name__: one for one in (verdicts_at_every_site, a_comparison_that_fails, verdicts_on_numbers)}
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("scenario", SCENARIOS)
+@pytest.mark.parametrize("scenario", [verdicts_at_every_site, a_comparison_that_fails, verdicts_on_numbers])
 def test_nodes_show_the_verdicts_of_all_sites(scenario, tmp_path):
-    played("tests.mesh.test_versus_local", scenario, str(tmp_path / "run"))
-
-
-if __name__ == "__main__":
-    place = Path(sys.argv[2])
-    with Run(place, NAMES, _table_of_numbers(place) if sys.argv[1] == "verdicts_on_numbers" else EXPERIMENT) as made:
-        SCENARIOS[sys.argv[1]](made)
+    play(scenario, tmp_path, NAMES, _table_of_numbers(tmp_path) if scenario is verdicts_on_numbers else EXPERIMENT)
