@@ -521,7 +521,8 @@ def test_metrics_are_there_during_the_run_and_after_a_site_left(tmp_path):
             time.sleep(0.02)
 
     with Run(tmp_path, list(NAMES), OVERFITTING) as run:
-        run.start(*NAMES, observe=slow)
+        run.start("a", "b")
+        run.start("c", observe=slow)  # the others wait for it, and so it does not say that it waits for them
         metrics = states["a"] / PROGRESS / "metrics.jsonl"
         run.until(lambda: metrics.exists() and len(metrics.read_text().splitlines()) > 5, 90)
         assert all(len(line["loss"]["sites"]) == 3 for line in read_records(metrics.parent))
