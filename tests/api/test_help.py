@@ -18,4 +18,5 @@ def test_help_of_a_problem_shows_its_arguments_and_no_internals():
 @pytest.mark.parametrize("name", ["train", "Problem", "Experiment", "Site", "Options", "TrackedADGDA"])
 def test_help_of_everyday_names_fits_a_few_screens(name):
     text = pydoc.plain(pydoc.render_doc(getattr(fm, name)))
-    assert len(text.splitlines()) < 200
+    left_by_copying = text.count("__slotnames__") * 2  # Python adds it to a class, with a blank line, once it is copied
+    assert len(text.splitlines()) - left_by_copying < 200
