@@ -58,3 +58,12 @@ def test_every_page_of_the_documentation_is_listed_on_its_front_page():
         page for page in pages() if page.parent.parent == ROOT / "docs" and page.parent.name != "tutorials"
     }
     assert sorted(map(str, pages_of_docs - listed)) == []
+
+
+def test_paths_in_the_table_of_where_to_add_what_exist():
+    table = text_of(ROOT / "CONTRIBUTING.md").partition("## Where would I ...?")[2].partition("\n## ")[0]
+    named = set(re.findall(r"`([\w./-]+(?:/|\.py|\.md))`", table))
+    assert "problems/learning.py" in named
+    outside = ("src/", "docs/", "tests/", "examples/", "reproduction/", "benchmarks/")
+    roots = {name: ROOT if name.startswith(outside) else ROOT / "src" / "fairmesh" for name in named}
+    assert [name for name in sorted(named) if not (roots[name] / name).exists()] == []

@@ -10,6 +10,7 @@ import torch
 import fairmesh as fm
 from fairmesh.cli.report import report
 from fairmesh.metrics.units import Unit
+from fairmesh.report import sections
 from fairmesh.report.contents import card
 from fairmesh.report.html import page
 from fairmesh.report.model_card import model_card
@@ -168,6 +169,14 @@ def test_json_says_where_the_model_comes_from(trained):
     assert [site["n"] for site in found["sites"]] == [site["test"] for site in data["sites"]]
     assert all(len(one["sha256"]) == 64 and one["holds"] for one in found["files"])
     assert found["files"]
+
+
+@pytest.mark.parametrize("taken", ["traffic", "sweep"], ids=["by the report", "by another section"])
+def test_section_cannot_take_a_key_that_is_taken(trained, monkeypatch, taken):
+    last = sections.sections()[-1]
+    monkeypatch.setattr(last, "told", lambda run, chosen: {taken: 1}, raising=False)
+    with pytest.raises(TypeError, match=taken):
+        card(Run.from_folder(trained))
 
 
 def test_digest_of_data_changes_with_the_data_and_not_with_the_rest(tmp_path):

@@ -65,8 +65,8 @@ def card(run: Run) -> Json:
         "provenance": summary.get("provenance"),
         "files": _files(chosen),
         "settings": run.settings_text(),
-        **told_by_sections(run, chosen),
     }
+    found = dict(**found, **told_by_sections(run, chosen))  # an error if a section takes a key that is taken
     for site in found["sites"]:
         site["sentence"] = site_sentence(site, found)
     return found | {"sentence": network_sentence(found), "hints": hints(found)}
