@@ -162,7 +162,7 @@ def test_learnable_share_follows_from_what_a_model_reaches():
     }
     oracle = oracle_of(toys.problem(objective=Objective("held-out", rejoin=1.0, discount_noise=True, **numbers)))
     losses = torch.linspace(0.2, 1.9, 8, dtype=torch.float64).view(1, 8, 1)
-    found = oracle.learnable_shares(losses).flatten()
+    found = oracle.standard.learnable_shares(losses).flatten()
     assert float(found[1]) == 1.0  # alone it learns everything
     assert float(found[2]) == 0.0  # nothing can be learned
     torch.testing.assert_close(found[3:], ((1 - losses.flatten()[3:] / 2) / 0.5).clamp(0, 1) ** 4)

@@ -120,12 +120,12 @@ class Round:
 
     def learnable_shares(self, losses: Tensor) -> Tensor:
         """Returns how much of each node's loss a model can lower, (..., nodes, 1) in [0, 1]."""
-        return self._oracle.learnable_shares(losses)
+        return self._oracle.standard.learnable_shares(losses)
 
     @property
     def judging_rows(self) -> Tensor:
         """How many rows judge each node that it does not train on, (..., nodes, 1)."""
-        return self._oracle.judging_rows
+        return self._oracle.division.apart
 
     def step_of_weights(self, step: Any) -> Any:
         """Returns a step of the weights while they follow the losses, and 0 once they only remember them, as the

@@ -297,7 +297,7 @@ class ShadowPrice(Weighting):
         nothing = torch.zeros_like(prior_rows(oracle, network)[..., :1])
         hosted = oracle.prior.squeeze(-2).index_select(-1, network.hosted).unsqueeze(-1)
         balances = nothing.clone() if self.relative else None
-        means = nothing.clone() if oracle.discounts_noise else None
+        means = nothing.clone() if oracle.standard.discounts_noise else None
         return Prices(nothing, nothing.clone(), nothing.clone(), network.n * hosted, balances, means)
 
     def weigh(self, state: Prices, losses: Tensor, regularizer: Regularizer, ctx: Round) -> Weighed:

@@ -126,7 +126,7 @@ def _answers(problem: Prepared, samples: Samples, models: Tensor, known: dict[in
         outputs, each = answers(models, inputs, truth)
         losses.append(each.cpu().float())
         right = vmap(lambda o, t=truth: problem.right(o, t))(outputs) if problem.classes else None
-        outputs = vmap(problem.predictions)(outputs)
+        outputs = vmap(problem.readings.predictions)(outputs)
         if right is not None:
             silent = each.isnan() & outputs.isnan().reshape(*each.shape, -1).any(dim=-1)
             rights.append(right.to(torch.uint8).masked_fill(silent, UNPREDICTED).cpu())

@@ -2,7 +2,6 @@
 keys, and their weights."""
 
 import functools
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
@@ -56,8 +55,12 @@ class Sampling:
             raise BadInput(f"batches_per_step must be >= 1, got {self.batches_per_step}")
 
 
-class RowSource(ABC):
-    """Reads the rows of a batch.
+class RowSource:
+    """Reads the rows of batches: here from memory.
+
+    Args:
+        rows: All rows.
+        round_cache: What depends on the round alone.
 
     Attributes:
         streamed: Whether rows are read from streams.
@@ -67,7 +70,9 @@ class RowSource(ABC):
     streamed: ClassVar[bool] = False
     round_number: int | None = None
 
-    @abstractmethod
+    def __init__(self, rows: SampleRows, round_cache: RoundCache):
+        self._rows, self._round_cache = rows, round_cache
+
     def read(self, which: Which, indices: OfRounds, seeds: OfRounds | None, round_index: Tensor) -> tuple[Tree, Tree]:
         """Returns inputs and targets of a batch.
 
@@ -77,23 +82,14 @@ class RowSource(ABC):
             seeds: The seeds of items that are read from a stream; None if they depend on the item alone.
             round_index: The round.
         """
+        return self._rows.take(self._round_cache.at(which, indices, round_index))
 
-    def capture(self, yes: bool) -> None:  # noqa: B027
+    def capture(self, yes: bool) -> None:
         """Decides whether streamed batches are read from buffers on the device, which `feed` fills, so that a captured
         round can be replayed with other batches."""
 
-    def feed(self, number: int) -> None:  # noqa: B027
+    def feed(self, number: int) -> None:
         """Fills the buffers with the batches of a round."""
-
-
-class RowsInMemory(RowSource):
-    """Rows in memory."""
-
-    def __init__(self, rows: SampleRows, round_cache: RoundCache):
-        self._rows, self._round_cache = rows, round_cache
-
-    def read(self, which: Which, indices: OfRounds, seeds: OfRounds | None, round_index: Tensor) -> tuple[Tree, Tree]:
-        return self._rows.take(self._round_cache.at(which, indices, round_index))
 
 
 class StreamedRows(RowSource):
@@ -180,7 +176,7 @@ class Batches:
         change = (lambda part: as_floats(part, nodes.dtype)) if floats else None
         rows = SampleRows(samples, self.data_device, self._division.order, change)
         if rows.reader is None:
-            return RowsInMemory(rows, self._round_cache)
+            return RowSource(rows, self._round_cache)
         return StreamedRows(rows.reader, nodes.rows, nodes.device)
 
     def sums(self, function: Callable[..., tuple[Tensor, ...]], round_index: Tensor, call: int) -> tuple[Tensor, ...]:

@@ -131,14 +131,10 @@ class BoundModel:
         """The label of samples that the loss ignores."""
         return ignored_by(self.loss)
 
-    def predictions(self, outputs: Tensor) -> Tensor:
-        """Returns the tensor that predicts, which metrics read, of the outputs of one model (samples, ...)."""
-        return self.readings.predictions(outputs)
-
     def right(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Returns for each sample whether its class is predicted (samples,). One without a label, which the loss
         ignores, counts as right."""
-        labels = predicted_labels(self.predictions(outputs))
+        labels = predicted_labels(self.readings.predictions(outputs))
         truths, ignored = targets.reshape(labels.shape), self.ignored
         return labels == truths if ignored is None else (labels == truths) | (truths == ignored)
 

@@ -83,12 +83,9 @@ class Evaluator:
         # Whether rows can be judged by several sets in one pass, and whether by sets of several splits.
         stacked = {one.at_once(self._device) for one in self._problems} == {None}
         self._stacks = stacked and not problem.metrics and not any(samples.stream for samples in self._sets)
-        self._joins = self._stacks and len(used) > 1 and counts[0] > 0 and self._are_alike(counts)
+        alike = {(id(one.flat_model), id(one.loss), count) for one, count in zip(self._problems, counts)}
+        self._joins = self._stacks and len(used) > 1 and counts[0] > 0 and len(alike) == 1
         self._split_of_set = torch.repeat_interleave(torch.tensor(counts)).mul(not self._joins).tolist()
-
-    def _are_alike(self, counts: Sequence[int]) -> bool:
-        """Returns whether all splits have the same model, loss and number of sets."""
-        return len({(id(p.flat_model), id(p.loss), count) for p, count in zip(self._problems, counts)}) == 1
 
     @cached_property
     def _rows(self) -> SampleRows:
@@ -212,7 +209,7 @@ class Evaluator:
                 right = vmap(lambda o, t=targets: problem.right(o, t))(outputs)
                 hits.index_add_(1, owner, right.double().cpu())
             if own:
-                kept.append(vmap(problem.predictions)(outputs).cpu())
+                kept.append(vmap(problem.readings.predictions)(outputs).cpu())
                 truths.append(_placed(targets, "cpu"))
         lengths, unlabelled = torch.tensor(sizes, dtype=torch.float64), with_label == 0
         for k in unlabelled.nonzero().flatten().tolist():
@@ -297,7 +294,7 @@ def measured(problem: Prepared, outputs: Tensor, targets: Tree, losses: Tensor |
     if problem.classes:
         found["accuracy"] = float(problem.right(outputs, targets).double().mean())
     for name, metric in problem.metrics.items():
-        found[name], _ = _score(name, metric, problem.predictions(outputs), targets)
+        found[name], _ = _score(name, metric, problem.readings.predictions(outputs), targets)
     return {name: found[name] for name in measured_names(problem)}
 
 

@@ -1,6 +1,5 @@
 """Which losses the weights of the sites follow: on which rows, compared with what, and for how long."""
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,41 +12,30 @@ from fairmesh.problems.losses_of_nodes import Losses
 from fairmesh.problems.objective import LEARNABLE
 
 
-class Judge(ABC):
-    """Measures models on the rows that judge each hosted node.
+class Judge:
+    """Measures models on the rows that judge each hosted node: the batches that it trains on.
 
     Args:
-        division: Which rows these are.
+        division: The nodes' rows.
         batches: The batches.
         losses: The losses on them.
     """
 
+    apart = False  # whether other rows judge than those of the batches
+
     def __init__(self, division: Division, batches: Batches, losses: Losses):
         self.division, self.batches, self.all_losses = division, batches, losses
 
-    @abstractmethod
     def losses(self, rows: Tensor, round_index: Tensor, call: int) -> Tensor:
         """Returns the loss of each row of a stack of models: (nodes,)."""
-
-    @abstractmethod
-    def errors(self, rows: Tensor, round_index: Tensor, call: int) -> Tensor:
-        """Returns the share of samples that each row misclassifies: (nodes,)."""
-
-    @abstractmethod
-    def settled(self, on_batch: Tensor, rows: Tensor, round_index: Tensor, call: int) -> Tensor:
-        """Returns the same as `losses`, without another pass where those on the training batch, `on_batch`, count."""
-
-
-class ByBatches(Judge):
-    """A node is judged by the batches that it trains on."""
-
-    def losses(self, rows: Tensor, round_index: Tensor, call: int) -> Tensor:
         return self._mean(self.all_losses.of_batch, rows, round_index, call)
 
     def errors(self, rows: Tensor, round_index: Tensor, call: int) -> Tensor:
+        """Returns the share of samples that each row misclassifies: (nodes,)."""
         return self._mean(self.all_losses.errors, rows, round_index, call)
 
     def settled(self, on_batch: Tensor, rows: Tensor, round_index: Tensor, call: int) -> Tensor:
+        """Returns the same as `losses`, without another pass where those on the training batch, `on_batch`, count."""
         return on_batch
 
     def _mean(self, function: Callable[..., Tensor], rows: Tensor, round_index: Tensor, call: int) -> Tensor:
@@ -59,13 +47,15 @@ class ByBatches(Judge):
 class ByRowsApart(Judge):
     """A node is judged by rows of its own for that: held-out rows, or a validation set."""
 
-    def losses(self, rows: Tensor, round_index: Tensor, call: int) -> Tensor:
-        with torch.no_grad():
-            return self.all_losses.judging(rows, *self.batches.judging(round_index, call))
+    apart = True
 
+    @torch.no_grad()
+    def losses(self, rows: Tensor, round_index: Tensor, call: int) -> Tensor:
+        return self.all_losses.judging(rows, *self.batches.judging(round_index, call))
+
+    @torch.no_grad()
     def errors(self, rows: Tensor, round_index: Tensor, call: int) -> Tensor:
-        with torch.no_grad():
-            return self.all_losses.judging_errors(rows, *self.batches.judging(round_index, call))
+        return self.all_losses.judging_errors(rows, *self.batches.judging(round_index, call))
 
     def settled(self, on_batch: Tensor, rows: Tensor, round_index: Tensor, call: int) -> Tensor:
         return self.losses(rows, round_index, call)
@@ -137,4 +127,4 @@ def standard_of(nodes: HostedNodes) -> Standard:
 
 def judge_of(nodes: HostedNodes, *parts: Any) -> Judge:
     """Returns the judge that the problem's objective asks for, from the arguments of `Judge`."""
-    return ByBatches(*parts) if nodes.problem.objective.judged_on == "training" else ByRowsApart(*parts)
+    return Judge(*parts) if nodes.problem.objective.judged_on == "training" else ByRowsApart(*parts)

@@ -10,7 +10,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from numbers import Real
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -61,33 +61,19 @@ class Activity(NamedTuple):
         return f"{LOCAL_TRAINING} of round {self.round} at {named(self.site)} since {since}"
 
 
-class Done(Protocol):
-    """Where finished local work is kept, so that it is not done twice. `Work` is that of one node, (1, 1, ...)."""
+class Done:
+    """Where finished local work is kept, so that it is not done twice. `Work` is that of one node, (1, 1, ...). This
+    one keeps nothing, for runs without a folder."""
 
     def read(self, round_number: int, node: Node, start: Tensor) -> Work | None:
         """Returns the finished work of a node in a round, from its row at the start, or None."""
-        ...
-
-    def write(self, round_number: int, node: Node, start: Tensor, work: Work, seconds: float) -> None:
-        """Keeps the work of a node in a round, which took some seconds."""
-        ...
-
-    def flush(self) -> None:
-        """Makes what was kept of this round durable, since another node has failed."""
-        ...
-
-
-class NothingDone:
-    """A run without a folder, where nothing is kept."""
-
-    def read(self, round_number: int, node: Node, start: Tensor) -> None:
         return None
 
     def write(self, round_number: int, node: Node, start: Tensor, work: Work, seconds: float) -> None:
-        pass
+        """Keeps the work of a node in a round, which took some seconds."""
 
     def flush(self) -> None:
-        pass
+        """Makes what was kept of this round durable, since another node has failed."""
 
 
 LongWork = Callable[[Callable[[], Activity | None]], AbstractContextManager[Any]]
@@ -111,7 +97,7 @@ class LocalWorker:
         self._nodes, self._division, self._batches = nodes, division, batches
         # Surrounds a round: processes that wait and fail together.
         self.together: LongWork = lambda doing: nullcontext()
-        self.done: Done = NothingDone()
+        self.done = Done()
         # Told when a node begins, and None at the end.
         self.watch: Callable[[Activity | None], None] = lambda activity: None
 

@@ -35,19 +35,19 @@ class Losses:
     """
 
     def __init__(self, nodes: HostedNodes, model: FlatModel, weighted: bool, trace: bool, precision: Precision):
-        problem, device, rows = nodes.problem, nodes.device, nodes.rows
-        self._problem, self._model, self._device = problem, model, device
-        self._at_once, self._rows = problem.at_once(device), rows
-        self._precision: Precision = precision
+        problem = nodes.problem
+        self._problem, self._model = problem, model
+        self._at_once = problem.at_once(model.device)
         self._each = each = losses_of_rows(model, problem.loss, problem.augmenter)
         loss = (
             (lambda *arguments: each(*arguments)[0]) if weighted else batch_loss(model, problem.loss, problem.augmenter)
         )
-        many = convolutions.of_many(loss, self._at_once or rows) if device.type == "cuda" else loss
+        many = convolutions.of_many(loss, self._at_once or nodes.rows) if model.device.type == "cuda" else loss
         self.of_batch = over_models(many, self._at_once)  # (rows, *batch) -> (nodes,)
-        self.gradients = gradients(  # (rows, *batch) -> gradients and losses
-            model, loss, self._at_once, rows, device, trace=trace, precision=precision
+        self._gradients_of = functools.partial(
+            gradients, model, at_once=self._at_once, models=nodes.rows, precision=precision
         )
+        self.gradients = self._gradients_of(loss, trace=trace)  # (rows, *batch) -> gradients and losses
         judging = over_models(weighed(evaluation_losses(model, problem.loss)), self._at_once)
         # (rows, inputs, targets, weights) -> (nodes,)
         self.judging = replayed(judging) if trace and self._at_once is None else judging
@@ -71,9 +71,7 @@ class Losses:
     @functools.cached_property
     def gradients_and_samples(self) -> Callable[..., Any]:
         """(rows, *batch with weights) -> gradients, and the losses with those of every sample."""
-        return gradients(
-            self._model, self._each, self._at_once, self._rows, self._device, True, precision=self._precision
-        )
+        return self._gradients_of(self._each, has_aux=True)
 
     @functools.cached_property
     def judging_samples(self) -> Callable[..., Tensor]:

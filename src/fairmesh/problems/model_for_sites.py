@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, nn
 
 from fairmesh.config.registry import registered_name
-from fairmesh.data.preprocessing import Column
 from fairmesh.data.samples import Samples
 from fairmesh.data.site import Site
 from fairmesh.errors import BadInput
@@ -44,7 +43,7 @@ def fitted(sites: Sequence[Site], model: Model, loss: Any, names: Sequence[str],
     _refuse_unfit(model, shape, outputs)
     if isinstance(loss, BinaryCrossEntropy) and _is_vector(Samples.of(sites[0].train, "site 0").targets):
         outputs = 1  # one logit for labels 0 and 1
-    target = _target_of(sites)
+    target = next((site.table.preprocessing.target for site in sites if site.table), None)
     function = _LOSSES[loss] if isinstance(loss, str) else loss
     if target is None or target.kind != "number":
         return Fitted(partial(model.build, shape, outputs), function, names or (target.classes if target else ()))
@@ -53,11 +52,6 @@ def fitted(sites: Sequence[Site], model: Model, loss: Any, names: Sequence[str],
         return Fitted(partial(model.build, shape, outputs), function, names)
     in_units = partial(build_in_units, model, shape, target.center, target.scale)
     return Fitted(in_units, partial(loss_in_spreads, function, target.scale), names)
-
-
-def _target_of(sites: Sequence[Site]) -> Column | None:
-    """Returns what was done to the target column of the sites' tables, if they have tables."""
-    return next((site.table.preprocessing.target for site in sites if site.table), None)
 
 
 def _refuse_unfit(model: Model, shape: Any, outputs: int) -> None:

@@ -51,24 +51,20 @@ class Oracle:
         self.problem, self.dtype = problem, dtype
         self._nodes = nodes = HostedNodes(problem, hosted, identities, seeds, placements, splits, dtype)
         self.seeds, self._round_cache = nodes.seeds, round_cache or RoundCache()
-        self._learn_of_sites()
+        every = problem.every_split
+        prior = torch.cat([split.prior_of_sites for split in every])
+        self.prior = nodes.of_all(prior).to(dtype)  # p (replicas, 1, n)
+        rows = torch.tensor([len(site.train) for split in every for site in split.sites], device=nodes.device)
+        self.sizes, self.all_sizes = nodes.of_sites(rows), nodes.of_all(rows)  # training rows of the nodes
         self.model = problem.flat_model.to(nodes.device, dtype, short_floats=precision == "bf16")
         start = torch.stack([problem.initial_whole_row(int(seed)) for seed in seeds]).to(nodes.device, dtype)
         self.initial_rows, self._initial_own = start.split([self.model.dim, self.model.own_dim], dim=-1)
-        division = division_of(nodes, self._rows_of_sites)
+        division = division_of(nodes, rows)
         self.batches = Batches(nodes, division, calls_per_round, data_device or nodes.device, self._round_cache)
         self.division, self.source = division, self.batches.source
         self._losses = Losses(nodes, self.model, self.batches.weighted, trace, precision)
-        self._judge, self._standard = judge_of(nodes, division, self.batches, self._losses), standard_of(nodes)
+        self._judge, self.standard = judge_of(nodes, division, self.batches, self._losses), standard_of(nodes)
         self._path = tuple(gradient_path(problem).values())
-
-    def _learn_of_sites(self) -> None:
-        """Sets `prior`, `sizes` and `all_sizes`: what every node knows of the sites."""
-        every, nodes = self.problem.every_split, self._nodes
-        prior = torch.cat([split.prior_of_sites for split in every])
-        self.prior = nodes.of_all(prior).to(self.dtype)  # p (replicas, 1, n)
-        rows = torch.tensor([len(site.train) for split in every for site in split.sites], device=nodes.device)
-        self._rows_of_sites, self.sizes, self.all_sizes = rows, nodes.of_sites(rows), nodes.of_all(rows)
 
     @functools.cached_property
     def worker(self) -> LocalWorker | None:
@@ -152,7 +148,7 @@ class Oracle:
 
     def _compared(self, losses: Tensor) -> Tensor:
         """Returns the losses of a stack (nodes,), compared with what the objective says: (replicas, nodes, 1)."""
-        return self._standard.excess(losses.view(*self._nodes.shape, 1))
+        return self.standard.excess(losses.view(*self._nodes.shape, 1))
 
     def losses(self, models: Tensor, round_index: Tensor, call: int) -> Tensor:
         """Returns the losses that weights follow (replicas, nodes, 1)."""
@@ -180,20 +176,6 @@ class Oracle:
             )
         of_batch = functools.partial(function, _stacked(models))
         return self.batches.joined(of_batch, round_index, call).unflatten(0, self._nodes.shape)
-
-    @property
-    def discounts_noise(self) -> bool:
-        """Whether a loss counts only as far as a model can lower it and chance does not explain it."""
-        return self._standard.discounts_noise
-
-    def learnable_shares(self, losses: Tensor) -> Tensor:
-        """Returns how much of each loss (replicas, nodes, 1) a model can lower, in [0, 1]."""
-        return self._standard.learnable_shares(losses)
-
-    @property
-    def judging_rows(self) -> Tensor:
-        """How many rows judge each node that it does not train on (replicas, nodes, 1)."""
-        return self.division.apart
 
     def step_of_weights(self, step: Any, round_index: Tensor) -> Any:
         """Returns a step of the weights while they follow the losses, and 0 once they only remember them."""

@@ -164,33 +164,25 @@ def prepare(problem: Problem | Prepared | Sequence[Problem | Prepared]) -> Prepa
 def _prepared(problem: Problem) -> Prepared:
     """Reads the samples, binds the model to their form, and checks both together."""
     refuse_autocast()
-    samples = _read(problem)
+    if not problem.sites:
+        raise BadInput("a problem needs at least one site")
+    given = _fields_of(problem)
+    shared = {"test": problem.test, "validation": problem.validation}
+    samples = SiteSamples(sites=read_sites(problem.sites, shared, problem.targets), prior=problem.prior)
     check_forms(samples)
-    model = bind(problem, samples)
-    shared = {setting.name for setting in fields(Prepared)}
-    settings = _fields_of(problem)
-    further = {name: settings.pop(name) for name in settings.keys() - shared}
-    settings |= {"metrics": _metrics(problem), "trainer": _trainer(problem), "splits": ()}
-    further = {name: value for name, value in further.items() if name not in ("model", "test", "validation")}
-    made = Prepared(**settings | _fields_of(samples) | _fields_of(model), kind=type(problem), further=further)
+    settings = given | _fields_of(samples) | _fields_of(bind(problem, samples))
+    settings |= {"metrics": _metrics(problem), "splits": (), "kind": type(problem)}
+    if problem.trainer is not None and not isinstance(problem.trainer, LocalTrainer):
+        settings["trainer"] = LocalTrainer(problem.trainer)
+    names = {setting.name for setting in fields(Prepared)}
+    further = {name: value for name, value in given.items() if name not in {*names, "model", "test", "validation"}}
+    made = Prepared(**{name: settings[name] for name in settings.keys() & names}, further=further)
     made.check()
     return with_splits([made, *map(prepare, problem.splits)], same_sites=False)
 
 
 def _fields_of(thing: Any) -> dict[str, Any]:
     return {setting.name: getattr(thing, setting.name) for setting in fields(thing)}
-
-
-def _trainer(problem: Problem) -> LocalTrainer | None:
-    given = problem.trainer
-    return given if given is None or isinstance(given, LocalTrainer) else LocalTrainer(given)
-
-
-def _read(problem: Problem) -> SiteSamples:
-    if not problem.sites:
-        raise BadInput("a problem needs at least one site")
-    shared = {"test": problem.test, "validation": problem.validation}
-    return SiteSamples(sites=read_sites(problem.sites, shared, problem.targets), prior=problem.prior)
 
 
 def _metrics(problem: Problem) -> dict[str, Any]:

@@ -93,7 +93,6 @@ def gradients(
     loss: Callable[..., Any],
     at_once: AtOnce,
     models: int,
-    device: torch.device,
     has_aux: bool = False,
     trace: bool = False,
     precision: Precision = "float32",
@@ -105,7 +104,6 @@ def gradients(
         loss: (row, inputs, targets, key, ...) -> a scalar, or with `has_aux` a scalar and more.
         at_once: How many models are evaluated at once; None for all.
         models: How many models there are.
-        device: Where they are.
         has_aux: Whether `loss` returns more than a scalar; it is then returned with the losses. Default: False.
         trace: Whether to trace the operations of a stack once and replay them, on a CPU. Default: False.
         precision: "tf32" multiplies float32 matrices in TF32; the model itself knows of "bf16". Default: "float32".
@@ -114,13 +112,13 @@ def gradients(
         function: Callable[..., Any] = _OneByOne(model, loss, has_aux)
     else:
         at_once = None if at_once is None or at_once >= models else at_once
-        loss = convolutions.of_many(loss, at_once or models) if device.type == "cuda" else loss
+        loss = convolutions.of_many(loss, at_once or models) if model.device.type == "cuda" else loss
         function = vmap(grad_and_value(loss, has_aux=has_aux))
         function = Traced(function) if trace and not has_aux else function
         function = function if at_once is None else functools.partial(_in_portions, function, at_once)
     if precision == "tf32":
         function = _in_tf32(function)
-    opaque = device.type == "cuda" and (at_once == 1 or precision == "tf32") and not has_aux
+    opaque = model.device.type == "cuda" and (at_once == 1 or precision == "tf32") and not has_aux
     return Opaque(function) if opaque else function
 
 

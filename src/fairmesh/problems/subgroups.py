@@ -11,7 +11,7 @@ from fairmesh.data.samples import Samples
 from fairmesh.errors import BadInput
 from fairmesh.problems.batches import Batches
 from fairmesh.problems.hosted_nodes import HostedNodes
-from fairmesh.problems.judge import ByRowsApart, Judge
+from fairmesh.problems.judge import Judge
 from fairmesh.problems.losses_of_nodes import Losses
 
 OTHERS = "(others)"  # the rows of a site whose subgroups are too small to have a weight of their own
@@ -135,7 +135,7 @@ class SubgroupLosses:
             losses / self._batches.repeats,
             Seen(*sums_and_counts),
         )
-        if not isinstance(self._judge, ByRowsApart):
+        if not self._judge.apart:
             return gradients, losses, seen
         inputs, targets, weights = self._batches.judging(round_index, call)
         numbers = self._batches.of_judging_rows(self._numbers, round_index, call)

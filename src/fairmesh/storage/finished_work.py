@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from fairmesh.errors import CheckpointError
-from fairmesh.problems.local_work import Node, Work
+from fairmesh.problems.local_work import Done, Node, Work
 from fairmesh.storage.checkpoint import read_stored, write_stored
 
 WORTH_WRITING_S = 0.2  # in a simulation, work that took less is written only if the round fails
 
 
-class FinishedWork:
+class FinishedWork(Done):
     """The finished work of some rounds.
 
     Between organisations it is on disk before anything of it is sent, so that a node that was killed sends the same
