@@ -35,8 +35,8 @@ from fairmesh.training.defaults import DEFAULT_ALGORITHM, ROUNDS, default_for
 from fairmesh.training.observers import Observer, as_observers
 from fairmesh.training.options import Options
 from fairmesh.training.plan import Plan
+from fairmesh.training.replicas import swept
 from fairmesh.training.result import Result
-from fairmesh.training.sweep import swept
 from fairmesh.training.train import train_plan
 
 

@@ -119,10 +119,9 @@ def division_of(nodes: HostedNodes, sizes: Tensor) -> Division:
     here = torch.zeros(problem.n, dtype=sizes.dtype).index_fill_(0, torch.tensor(problem.here), 1)
     rows_here = here.to(sizes.device).repeat(len(problem.every_split)) * sizes
     starts = rows_here.cumsum(0) - rows_here
-    samples = [split.sites[i].train for split in problem.every_split for i in problem.here]
     own, first = nodes.of_sites(sizes), nodes.of_sites(starts)
     nobody = torch.zeros_like(own)
-    whole = Division(samples, None, first, own, own, None, nobody, nobody, nobody)
+    whole = Division(problem.train_sets, None, first, own, own, None, nobody, nobody, nobody)
     if problem.objective.judged_on == "validation":
         return _with_validation_sets(whole, nodes, int(rows_here.sum()))
     if problem.objective.judged_on == "held-out":

@@ -38,7 +38,7 @@ def on_data(problem: "Prepared", home: torch.device, device: torch.device) -> st
         home: Where data in memory is kept.
         device: Where the run is.
     """
-    sets = [split.sites[i].train for split in problem.every_split for i in problem.here]
+    sets = problem.train_sets
     size = sum(samples.nbytes for samples in sets) / 2.0**30
     data, streams = f"training data ({size:.2f} GiB)", [one.stream for one in sets if one.stream]
     if streams:

@@ -98,6 +98,11 @@ class Prepared(Learning, SiteSamples, BoundModel):
             return self.splits[k - 1]
         return dataclasses.replace(self, splits=()) if self.splits else self
 
+    @property
+    def train_sets(self) -> list[Samples]:
+        """The training samples that are here, of the sites of all splits."""
+        return [split.sites[i].train for split in self.every_split for i in self.here]
+
     def each(self, change: Callable[["Prepared"], "Prepared"]) -> "Prepared":
         """Returns the problem with every split changed by a function."""
         return with_splits([change(self.of_split(k)) for k in range(len(self.every_split))], same_sites=False)

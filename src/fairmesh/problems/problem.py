@@ -166,11 +166,11 @@ def _prepared(problem: Problem) -> Prepared:
     refuse_autocast()
     if not problem.sites:
         raise BadInput("a problem needs at least one site")
-    given = _fields_of(problem)
+    given = {setting.name: getattr(problem, setting.name) for setting in fields(problem)}
     shared = {"test": problem.test, "validation": problem.validation}
     samples = SiteSamples(sites=read_sites(problem.sites, shared, problem.targets), prior=problem.prior)
     check_forms(samples)
-    settings = given | _fields_of(samples) | _fields_of(bind(problem, samples))
+    settings = given | vars(samples) | vars(bind(problem, samples))
     settings |= {"metrics": _metrics(problem), "splits": (), "kind": type(problem)}
     if problem.trainer is not None and not isinstance(problem.trainer, LocalTrainer):
         settings["trainer"] = LocalTrainer(problem.trainer)
@@ -179,10 +179,6 @@ def _prepared(problem: Problem) -> Prepared:
     made = Prepared(**{name: settings[name] for name in settings.keys() & names}, further=further)
     made.check()
     return with_splits([made, *map(prepare, problem.splits)], same_sites=False)
-
-
-def _fields_of(thing: Any) -> dict[str, Any]:
-    return {setting.name: getattr(thing, setting.name) for setting in fields(thing)}
 
 
 def _metrics(problem: Problem) -> dict[str, Any]:

@@ -14,7 +14,6 @@ from torch.profiler import ProfilerActivity, profile
 
 from fairmesh.algorithms.base import Algorithm
 from fairmesh.data.rows import stays_apart
-from fairmesh.data.samples import Samples
 from fairmesh.data.site import Site
 from fairmesh.errors import BadInput
 from fairmesh.networks.base import Network
@@ -115,15 +114,11 @@ def _copies(algorithm: Algorithm, nodes: int, of_models: int, stacked: bool) -> 
     return min(copies, measured) if declared else measured  # with other settings, a class may hold fewer
 
 
-def _train_sets(problem: Prepared) -> list[Samples]:
-    return [split.sites[i].train for split in problem.every_split for i in problem.here]
-
-
 def _data_bytes(problem: Prepared, device: torch.device, size: int) -> int:
     """Returns the bytes of copies of the data on the device, and of its numbers as floats of a size in bytes."""
     if home_of_data(problem, device).type != device.type:
         return 0
-    sets = _train_sets(problem)
+    sets = problem.train_sets
     apart = stays_apart([samples.inputs for samples in sets], device)  # then no copy is made
     floats = sum(trees.numbers_per_sample(samples.inputs) * len(samples) for samples in sets) * size
     return (0 if apart else sum(samples.nbytes for samples in sets)) + (floats if floats <= AS_FLOATS_UP_TO else 0)
@@ -132,7 +127,7 @@ def _data_bytes(problem: Prepared, device: torch.device, size: int) -> int:
 def _streamed_bytes(problem: Prepared, samples: int, calls: int) -> int:
     """Returns the bytes of one node's batches that are read from streams: that of the round, a copy, and those of the
     next rounds. 0 if all sets are in memory."""
-    sets, sampling = _train_sets(problem), problem.sampling
+    sets, sampling = problem.train_sets, problem.sampling
     ahead = [stream.source.prefetch if stream.source.workers else 0 for one in sets if (stream := one.stream)]
     if not ahead:
         return 0

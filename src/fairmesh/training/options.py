@@ -144,9 +144,8 @@ def home_of_data(problem: Prepared, device: torch.device) -> torch.device:
     else the CPU."""
     if device.type == "cpu":
         return device
-    held = [split.sites[i].train for split in problem.every_split for i in problem.here]
-    if any(samples.stream for samples in held):
+    if any(samples.stream for samples in problem.train_sets):
         return torch.device("cpu")
-    size = sum(samples.nbytes for samples in held)
+    size = sum(samples.nbytes for samples in problem.train_sets)
     free, _ = torch.cuda.mem_get_info(device)
     return device if size < free // 2 else torch.device("cpu")

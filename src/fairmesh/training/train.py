@@ -194,6 +194,6 @@ def _say_choices(ready: Ready, announce: Announce) -> None:
     elif plan.process_group.is_leader:
         if switched_off:
             warnings.warn(switched_off, UserWarning, stacklevel=4)
-        streamed = any(problem.sites[i].train.stream for i in problem.here)
+        streamed = any(samples.stream for samples in problem.train_sets)
         for line in filter(None, (*special, data if streamed else None)):
             _log_once(line)
