@@ -14,6 +14,7 @@ from fairmesh.compression.compressors import Identity
 from fairmesh.networks.base import Delivery, Part
 from fairmesh.networks.memory import MemoryNetwork
 from fairmesh.numerics.layout import Layout
+from fairmesh.problems.judge import Standard
 from fairmesh.testing.violations import require
 from fairmesh.topology.graphs import Complete
 
@@ -23,7 +24,7 @@ _NODES, _PARAMETERS = 3, 1000  # of the round that is taken
 class NoGradients:
     """An oracle whose gradients are zero and whose losses are one: what is left of an algorithm is its gossip."""
 
-    discounts_noise = False
+    standard = Standard()
     problem = SimpleNamespace(trainer=None, objective=SimpleNamespace(subgroups=None))
 
     def __init__(self, rows: Tensor):
@@ -34,7 +35,8 @@ class NoGradients:
         self.initial_rows = rows.mean(dim=-2)
         self.prior = torch.full((len(rows), 1, rows.shape[-2]), 1 / rows.shape[-2], dtype=rows.dtype)
         self.sizes = torch.ones(len(rows), rows.shape[-2], 1, dtype=torch.int64)
-        self.all_sizes, self.judging_rows = self.sizes.transpose(-1, -2), torch.zeros_like(self.sizes)
+        self.all_sizes = self.sizes.transpose(-1, -2)
+        self.division = SimpleNamespace(apart=torch.zeros_like(self.sizes))
 
     def initial_models(self) -> Tensor:
         return self.rows.clone()
