@@ -83,9 +83,12 @@ class Evaluator:
         # Whether rows can be judged by several sets in one pass, and whether by sets of several splits.
         stacked = {one.at_once(self._device) for one in self._problems} == {None}
         self._stacks = stacked and not problem.metrics and not any(samples.stream for samples in self._sets)
-        alike = {(id(one.flat_model), id(one.loss), count) for one, count in zip(self._problems, counts)}
-        self._joins = self._stacks and len(used) > 1 and counts[0] > 0 and len(alike) == 1
+        self._joins = self._stacks and len(used) > 1 and counts[0] > 0 and self._are_alike(counts)
         self._split_of_set = torch.repeat_interleave(torch.tensor(counts)).mul(not self._joins).tolist()
+
+    def _are_alike(self, counts: Sequence[int]) -> bool:
+        """Returns whether all splits have the same model, loss and number of sets."""
+        return len({(id(p.flat_model), id(p.loss), count) for p, count in zip(self._problems, counts)}) == 1
 
     @cached_property
     def _rows(self) -> SampleRows:
