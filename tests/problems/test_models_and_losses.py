@@ -63,7 +63,10 @@ REFUSED = {
     ),
     "loss without a tensor": (("loss", "float"), {"loss": lambda outputs, targets: 1.0}),
     "infinite loss": (("loss", "inf"), {"loss": lambda outputs, targets: -(outputs * 0).sum().log()}),
-    "torch.poisson": (("torch", "torch.rand"), {"model": drawing(lambda x: x + torch.poisson(torch.ones_like(x)))}),
+    "torch.poisson": (
+        ("generator", "torch", "torch.rand"),
+        {"model": drawing(lambda x: x + torch.poisson(torch.ones_like(x)))},
+    ),
     "random": (("generator", "Python", "torch.rand"), {"model": drawing(lambda x: x * random.random())}),
     "numpy": (("generator", "numpy", "torch.rand"), {"model": drawing(lambda x: x * np.random.rand())}),  # noqa: NPY002
     "own generator": (
