@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from dataclasses import dataclass
 
 import pytest
 
@@ -68,6 +69,17 @@ def test_weighting_that_cannot_serve_its_regularizer_names_one_that_can(weightin
     made = problem(4, sites=sites(4, sizes=(10, 10, 10, 10)))  # n p / alpha = 4 * 0.25 / 0.5
     with refused(*words):
         fm.train(made, fm.Ring(), algorithm, 1)
+
+
+@dataclass(frozen=True)
+class Restarted(A.DSGD):
+    restart: fm.schedules.Schedule | None = None
+    further: tuple[fm.schedules.Schedule, ...] = ()
+
+
+def test_an_algorithm_of_an_author_may_have_no_schedule_or_several():
+    made = Restarted(0.1, further=(fm.schedules.Constant(0.2),))
+    assert (made.primal_step, made.restart, made.further) == (fm.schedules.Constant(0.1), None, (fm.schedules.Constant(0.2),))
 
 
 def test_consensus_step_of_one_is_allowed():

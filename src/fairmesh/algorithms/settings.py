@@ -33,7 +33,7 @@ class CheckedSettings:
     def __post_init__(self):
         for field in dataclasses.fields(self):  # type: ignore[arg-type]
             value = getattr(self, field.name)
-            if "Schedule" in str(field.type):
+            if "Schedule" in str(field.type) and not isinstance(value, tuple | list | dict | None):
                 object.__setattr__(self, field.name, as_schedule(value))
             elif "range" in field.metadata and value is not None:
                 fits, words = field.metadata["range"]
