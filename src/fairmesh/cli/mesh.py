@@ -46,9 +46,9 @@ def _signed(handout: Any) -> tuple[dict[str, Any], list[str]]:
     return {"files": files, "manifest": digest, "revealing": reasons}, sentences
 
 
-def _refuse_other_fingerprint(said: str, shown: str, what: str) -> None:
+def _refuse_other_fingerprint(said: str | None, shown: str, what: str) -> None:
     """Refuses a file whose fingerprint is not what a person read out, if one did."""
-    if said and said.replace(" ", "").lower() != shown.replace(" ", ""):
+    if said is not None and said.replace(" ", "").lower() != shown.replace(" ", ""):
         raise BadInput(f"{what} has the fingerprint {shown}, not {said}, so it is not theirs; ask for it again")
 
 
@@ -212,7 +212,7 @@ def key(
 def sign(
     request: Annotated[Path, typer.Argument(help="The request NAME.csr of a site.")],
     authority: Annotated[Path, typer.Option(help="The founder's folder.")] = Path("mesh"),
-    fingerprint: Annotated[str, typer.Option(help="What the site read out; another request is refused.")] = "",
+    fingerprint: Annotated[str | None, typer.Option(help="What the site read out; another request is refused.")] = None,
     days: Days = 365,
     new_key: Annotated[
         bool,
@@ -310,8 +310,8 @@ def show(
     site_file: Site,
     approve: Annotated[bool, typer.Option("--approve", help="Record that this site agrees to what is shown.")] = False,
     fingerprint: Annotated[
-        str, typer.Option(help="The authority's fingerprint as the founder read it out; another is refused.")
-    ] = "",
+        str | None, typer.Option(help="The authority's fingerprint as the founder read it out; another is refused.")
+    ] = None,
     json_: Json = False,
 ) -> None:
     """At a site: show what taking part means, and approve it.
