@@ -139,6 +139,20 @@ def test_field_that_a_class_adds_to_problem_is_part_of_a_runs_identity(tmp_path,
     assert train(2, resume=True, **{name: value}).rounds == 2
 
 
+@dataclass(frozen=True, eq=False)
+class Named(fm.Problem):
+    kind: str = "mine"  # as fields of a prepared problem are called
+    initial: float = 0.5
+    made: int = field(init=False, default=3)
+
+
+def test_a_class_of_problems_names_its_fields_freely():
+    made = Named(nn.Linear(toys.FEATURES, toys.CLASSES), toys.sites(2), kind="another").prepared
+    settings = made.changed(clip_norm=1.0).settings()
+    assert (settings["kind"], settings["initial"], settings["clip_norm"]) == ("another", 0.5, 1.0)
+    assert "another" in str(made.identity())
+
+
 def test_identity_of_a_problem_holds_every_setting_that_differs_from_its_default():
     plain = toys.problem(2)
     objective = fm.Objective(judged_on="held-out")

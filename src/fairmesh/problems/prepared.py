@@ -52,9 +52,9 @@ class Prepared(Learning, SiteSamples, BoundModel):
     splits: tuple["Prepared", ...] = ()  # splits 1, 2, ...; this problem is split 0
 
     def settings(self) -> dict[str, Any]:
-        """Returns the arguments of a problem that is like this one, without its splits."""
-        names = {setting.name for setting in dataclasses.fields(self)}
-        same = {one.name: getattr(self, one.name) for one in dataclasses.fields(self.kind) if one.name in names}
+        """Returns the fields of a problem that is like this one, without its splits."""
+        names = {setting.name for setting in dataclasses.fields(self.kind)} - self.further.keys()
+        same = {one.name: getattr(self, one.name) for one in dataclasses.fields(self) if one.name in names}
         return {**self.further, **same, "model": self.initial.model, "splits": ()}
 
     def check(self) -> None:
@@ -71,7 +71,9 @@ class Prepared(Learning, SiteSamples, BoundModel):
         if "sites" in settings:
             settings["sites"] = read_sites(settings["sites"], {}, self.targets)
         if not settings.keys() <= _BESIDE_THE_MODEL or _form(settings.get("sites", self.sites)) != _form(self.sites):
-            return self.kind(**self.settings() | settings).prepared
+            computed = {setting.name for setting in dataclasses.fields(self.kind) if not setting.init}
+            given = {name: value for name, value in self.settings().items() if name not in computed}
+            return self.kind(**given | settings).prepared
         made = dataclasses.replace(self, splits=(), **settings)
         if settings.keys() & {"sites", "prior"}:
             check_forms(made)

@@ -171,12 +171,13 @@ def _prepared(problem: Problem) -> Prepared:
     samples = SiteSamples(sites=read_sites(problem.sites, shared, problem.targets), prior=problem.prior)
     check_forms(samples)
     settings = given | vars(samples) | vars(bind(problem, samples))
-    settings |= {"metrics": _metrics(problem), "splits": (), "kind": type(problem)}
+    names = {setting.name for setting in fields(Prepared)}
+    taken = names & {setting.name for setting in fields(Problem)} | {"model", "test", "validation"}
+    further = {name: value for name, value in given.items() if name not in taken}
+    settings |= {"metrics": _metrics(problem), "splits": (), "kind": type(problem), "further": further}
     if problem.trainer is not None and not isinstance(problem.trainer, LocalTrainer):
         settings["trainer"] = LocalTrainer(problem.trainer)
-    names = {setting.name for setting in fields(Prepared)}
-    further = {name: value for name, value in given.items() if name not in {*names, "model", "test", "validation"}}
-    made = Prepared(**{name: settings[name] for name in settings.keys() & names}, further=further)
+    made = Prepared(**{name: settings[name] for name in settings.keys() & names})
     made.check()
     return with_splits([made, *map(prepare, problem.splits)], same_sites=False)
 
