@@ -79,7 +79,11 @@ class Restarted(A.DSGD):
 
 def test_an_algorithm_of_an_author_may_have_no_schedule_or_several():
     made = Restarted(0.1, further=(fm.schedules.Constant(0.2),))
-    assert (made.primal_step, made.restart, made.further) == (fm.schedules.Constant(0.1), None, (fm.schedules.Constant(0.2),))
+    assert (made.primal_step, made.restart, made.further) == (
+        fm.schedules.Constant(0.1),
+        None,
+        (fm.schedules.Constant(0.2),),
+    )
 
 
 def test_consensus_step_of_one_is_allowed():

@@ -25,6 +25,8 @@ RUNS = [  # arguments of fm.train, and what the refusal names
         for placement in ((0, 1, 1), (0, 1), (1, 2, 3), (0, 1, 2, 3))
     ),
     ({"placements": 0}, ("placements", ">= 1")),
+    ({"placements": []}, ("placements",)),
+    ({"personalization": ""}, ("personalization", "mixture")),
     ({"seeds": (4, 5, 4)}, ("seeds", "4, 5, 4")),
     ({"seeds": ()}, ("algorithm", "seed")),
     ({"algorithm": []}, ("algorithm", "seed")),

@@ -86,7 +86,7 @@ class Plan:
         algorithms = _fitted(algorithm, rounds)
         replicas = replicas_of(algorithms, seeds, placements, problem.n, len(problem.every_split))
         _refuse(problem, algorithms, chosen)
-        if personalization:
+        if personalization is not None:
             method: Personalization = from_table(Personalization, personalization, "personalization")
             problem, personalization = _with_reserve(problem, method.share), method
         if process_group.world_size > 1:

@@ -70,6 +70,8 @@ def _checked_placements(placements: int | Sequence[Sequence[int]] | None, n: int
         chosen = [tuple(int(i) for i in placement) for placement in placements]
     except (TypeError, ValueError) as error:
         raise BadInput(f"placements must be a number or a list of permutations, got {placements!r}") from error
+    if not chosen:
+        raise BadInput("placements must be a number or a list of permutations, got none")
     for placement in chosen:
         if sorted(placement) != list(range(n)):
             raise BadInput(f"a placement must name each of the {n} sites once, got {list(placement)}")
