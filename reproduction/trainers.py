@@ -220,7 +220,7 @@ class Together:
 
     def _prepare(self, rows: Tensor, nodes: list[Node], sizes: Tensor) -> None:
         loss = batch_loss(self._model, nn.functional.cross_entropy, None)
-        self._gradients = gradients(self._model, loss, None, len(rows), rows.device, trace=True)
+        self._gradients = gradients(self._model, loss, None, len(rows), trace=True)
         self._memory = {name: torch.zeros_like(rows) for name in ("first", "second")}
         self._memory["count"] = torch.zeros(len(rows), 1)
         first = 0
