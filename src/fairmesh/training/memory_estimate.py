@@ -104,7 +104,7 @@ def footprint(
 
 
 def _copies(algorithm: Algorithm, nodes: int, of_models: int, stacked: bool) -> float:
-    """Returns how many copies of all models, of which one takes so many bytes, a round holds at its peak."""
+    """Returns how many copies of all models a round holds at its peak, given the bytes of one copy."""
     optimizer = algorithm.local_optimizer()
     copies = float(algorithm.copies_at_peak + (optimizer.copies_at_peak if optimizer else 0))
     if copies * of_models <= _MEASURED_FROM:
