@@ -251,7 +251,8 @@ def load_experiment(path: str | os.PathLike, assignments: Sequence[str] = (), **
     """Reads an experiment from a TOML file.
 
     Args:
-        path: The path of the file. Relative paths inside it start at its folder.
+        path: The path of the file. Relative paths of Python files inside it start at its folder, those of data at the
+            working folder.
         assignments: Settings that replace those of the file, as "dotted.key=value" with a TOML value. Default: ().
         **fields: Whole fields of `Experiment` that replace those of the file.
 
