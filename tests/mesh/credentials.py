@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from fairmesh.mesh.announcements import Terms
 from fairmesh.mesh.enrol.certificates import AUTHORITY, make_authority, make_key, sign
 from fairmesh.mesh.enrol.roster import Member, Mesh
 from fairmesh.mesh.wire.tls_stream import Credentials
@@ -12,6 +13,11 @@ def mesh_of(names: Sequence[str]) -> Mesh:
     """A mesh in which all sites are neighbours."""
     addresses = {name: f"127.0.0.1:{7000 + i}" for i, name in enumerate(names)}
     return Mesh("test", tuple(Member(n, addresses[n], tuple(o for o in names if o != n)) for n in names))
+
+
+def terms_of(names: Sequence[str], **more: int) -> Terms:
+    """The terms of such a mesh, for `Bulletin`."""
+    return Terms({member.name: member.neighbours for member in mesh_of(names).members}, **more)
 
 
 def signed(folder: Path, names: Sequence[str], days: Mapping[str, float] | None = None) -> dict[str, Credentials]:

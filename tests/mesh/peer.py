@@ -20,6 +20,7 @@ from fairmesh.networks.roles import StateView
 from fairmesh.problems.oracle import Oracle
 from tests import toys
 from tests.mesh import fleet
+from tests.mesh.credentials import terms_of
 
 ROUNDS = 30
 NAMES = [f"site-{i}" for i in range(8)]
@@ -68,7 +69,7 @@ def run(folder: Path, own: int, cases: Sequence[str]) -> None:
         for other in mesh.neighbours(name)
     ]
     positions = [one.position for one in neighbours]
-    bulletin = Bulletin(name, texts, mesh.names)
+    bulletin = Bulletin(name, texts, terms_of(mesh.names))
     # One mailroom for all cases: a case's rounds are steps that follow those of the case before.
     mailroom = Mailroom(positions, Journal(site / "journal"), 0, lambda point, step: None)
     mailroom.largest, mailroom.rounds = 1 << 20, range(1 << 40)

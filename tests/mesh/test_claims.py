@@ -22,7 +22,7 @@ from fairmesh.mesh.wire.journal import Journal
 from fairmesh.mesh.wire.links import Links, Neighbour
 from fairmesh.mesh.wire.mailroom import Mailroom
 from fairmesh.networks.bounds import TOO_LARGE
-from tests.mesh.credentials import signed
+from tests.mesh.credentials import signed, terms_of
 from tests.mesh.experiments import experiment
 from tests.mesh.fleet import free_ports
 from tests.mesh.scenarios import Run, play, waits_at
@@ -141,7 +141,7 @@ def door(tmp_path):
     address = f"127.0.0.1:{free_ports(1)[0]}"
     mesh = Mesh("test", (Member("alpha", "", ("beta",)), Member("beta", address, ("alpha",))))
     texts = sites["beta"]
-    bulletin = Bulletin("beta", texts, mesh.names)
+    bulletin = Bulletin("beta", texts, terms_of(mesh.names))
     mailroom = Mailroom([0], journal := Journal(tmp_path / "journal"), 0, lambda point, step: None)
     mailroom.rounds = range(100)
     logged = []

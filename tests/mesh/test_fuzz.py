@@ -167,7 +167,7 @@ def test_signed_bodies_of_every_kind_are_refused_or_read_without_an_error(reader
     assert all(taken[kind] for kind in KINDS.keys() - {"certificate"}), taken  # that is known from the beginning
     node = reader.node
     (reader.folder / "bulletin.json").write_bytes(node.bulletin.saved())
-    again = Bulletin("b", node.membership.credentials, tuple(NAMES))
+    again = Bulletin("b", node.membership.credentials, node.membership.terms)
     assert again.restored(reader.folder / "bulletin.json") == []  # what was taken over is so after a restart
     Ledger(reader.folder, node.membership.mesh, "b", again).votes()
     measurements = Measurements(reader.folder, "b", again, Aside(reader.said))

@@ -12,7 +12,7 @@ from fairmesh.mesh.node.decisions import Begun, Certificate, Claim, Commit, Lie
 from fairmesh.mesh.node.ledger import Ledger, still_in, wish, wished
 from fairmesh.mesh.node.state_lock import locked
 from fairmesh.mesh.wire.bulletin import Bulletin
-from tests.mesh.credentials import mesh_of, signed
+from tests.mesh.credentials import mesh_of, signed, terms_of
 from tests.refusals import refused
 
 NAMES = ("a", "b", "c", "d")
@@ -40,7 +40,7 @@ class Sites:
 
     def start(self, name):
         """Starts a site with what is on its disk; it has heard nothing."""
-        self.boards[name] = Bulletin(name, self._keys[name], NAMES)
+        self.boards[name] = Bulletin(name, self._keys[name], terms_of(NAMES))
         self.ledgers[name] = Ledger(self.folder / name, MESH, name, self.boards[name])
 
     def tell(self, *names):

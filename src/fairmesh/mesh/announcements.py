@@ -1,22 +1,22 @@
-"""What sites announce: every kind with what it tells, its fields with their types and ranges, and what these must mean
-together. A new kind is one entry of `KINDS`.
+"""What sites announce: every kind with what it tells, its fields with their types and ranges, about whom it may speak,
+what the fields must mean together, and how often it may be said. A new kind is one entry of `KINDS`.
 
 Other sites' numbers are hostile input. This is the one wall that they pass, when they arrive and when they are read
 from disk again: nothing is computed from a body, and nothing of it is written, before `wrong` finds nothing wrong."""
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from random import Random
 from typing import Any
 
 from fairmesh.errors import BadInput
-
-Field = Callable[[Any], bool]
 
 LARGEST_COUNT = 1 << 53
 SAMPLES_AT_MOST = 10**12  # so that its product with the size of an input stays exact, and intervals are quick
 _FINITE = 1.7e308
 FOLLOW_AT_MOST = TABLE_AT_MOST = 1 << 18  # bytes; `follow` has all sites' signatures
 _SHORT = 200  # characters of a string that is shown to people
+_SHOWN = 60  # characters of a value that is refused
 _DEEP = 24  # tables within tables, of any body
 _ENTRIES = 1 << 14  # of a list or table; the bytes of an announcement are bounded too
 
@@ -25,29 +25,104 @@ FEWEST, FEW = 5, "<5"  # the smallest count that is told, and what is told of a 
 ROWS_AT_LEAST = 20  # of a test set; with fewer, counts would say much about single rows
 VERDICTS = ("better", "worse", "unclear")  # of a comparison of which no number is told
 FURTHER = ("weight", "bits", "bytes")  # what a measured row has after its metrics
+OUTPUTS = 10_000  # of a model, unless the experiment lists more classes
 STATISTICS = (1e-30, 1e15)  # the smallest and the largest number in a site's statistics, unless it is 0
 INPUTS_AT_MOST, CLASSES_AT_MOST = 64, 100  # of a site's statistics
 
 
+@dataclass(frozen=True)
+class Terms:
+    """What all sites of a mesh have agreed on before anything is announced. It is the same at every site and does not
+    change, so that what one site accepts, those to which it passes it on accept too.
+
+    Args:
+        neighbours: Of every site that the mesh ever had, those of the mesh file.
+        rounds: Of the run.
+        outputs: How many outputs of the model a site may declare.
+        site: Who speaks.
+    """
+
+    neighbours: Mapping[str, Collection[str]] = field(default_factory=dict)
+    rounds: int = LARGEST_COUNT
+    outputs: int = OUTPUTS
+    site: str = ""
+
+    @property
+    def sites(self) -> tuple[str, ...]:
+        return tuple(self.neighbours)
+
+    def by(self, site: str) -> "Terms":
+        """Returns the same, for what a site says."""
+        return replace(self, site=site)
+
+
+_NO_TERMS = Terms()
+
+
+@dataclass(frozen=True)
+class Field:
+    """A field of an announcement: what it may hold, and how tests draw such values.
+
+    Args:
+        holds: (value, terms) -> whether the value is one of this field.
+        draw: (random, terms) -> such a value.
+        about: Whom a value names, in words; "" if nobody but the site that says it.
+    """
+
+    holds: Callable[[Any, Terms], bool]
+    draw: Callable[[Random, Terms], Any]
+    about: str = ""
+
+    def __call__(self, value: Any, terms: Terms = _NO_TERMS) -> bool:
+        return self.holds(value, terms)
+
+
+def _between(draws: Random, low: float, high: float) -> float:
+    """Returns a number of a range: an end of it, one near 0, or any."""
+    near = draws.uniform(max(low, -10.0), min(high, 10.0)) if low <= 10 and high >= -10 else low
+    return draws.choice([low, high, near, near, near, draws.uniform(low / 2, high / 2)])
+
+
 def count(low: int = 0, high: int = LARGEST_COUNT) -> Field:
     """A whole number; true and false are none."""
-    return lambda value: type(value) is int and low <= value <= high
+    return _count(lambda terms: range(low, high + 1))
+
+
+def _count(allowed: Callable[[Terms], range]) -> Field:
+    def draw(draws: Random, terms: Terms) -> int:
+        numbers = allowed(terms)
+        return draws.choice([numbers[0], numbers[-1], numbers[draws.randrange(min(len(numbers), 50))]])
+
+    return Field(lambda value, terms: type(value) is int and value in allowed(terms), draw)
+
+
+ROUND = _count(lambda terms: range(terms.rounds + 1))
+NUMBER_OF_OUTPUTS = _count(lambda terms: range(terms.outputs + 1))
 
 
 def number(low: float = -_FINITE, high: float = _FINITE, smallest: float = 0.0) -> Field:
     """A finite number of either sign, unless a range is given. One that is closer to 0 than `smallest` must be 0."""
 
-    def holds(value: Any) -> bool:
+    def holds(value: Any, terms: Terms = _NO_TERMS) -> bool:
         if type(value) not in (int, float) or not low <= value <= high:
             return False
         return (type(value) is float or abs(value) <= LARGEST_COUNT) and (value == 0 or abs(value) >= smallest)
 
-    return holds
+    def draw(draws: Random, terms: Terms) -> float:
+        value = _between(draws, low, high)
+        return value if holds(value) else 0.0 if low <= 0 <= high else high
+
+    return Field(holds, draw)
 
 
 def text(at_most: int = _SHORT, printable: bool = True) -> Field:
     """A string of bounded length that may be shown to people."""
-    return lambda value: isinstance(value, str) and len(value) <= at_most and (value.isprintable() or not printable)
+    return Field(
+        lambda value, terms: (
+            isinstance(value, str) and len(value) <= at_most and (value.isprintable() or not printable)
+        ),
+        lambda draws, terms: draws.choice(["", "a", "loss", "<b>", "\N{SNOWMAN}", "x" * at_most]),
+    )
 
 
 _NAME = text()
@@ -55,32 +130,96 @@ _NAME = text()
 
 def one_of(*values: Any) -> Field:
     """One of some values."""
-    return lambda value: any(type(value) is type(allowed) and value == allowed for allowed in values)
+    return Field(
+        lambda value, terms: any(type(value) is type(allowed) and value == allowed for allowed in values),
+        lambda draws, terms: draws.choice(values),
+    )
+
+
+def _named(allowed: Callable[[Terms], Collection[str]], about: str) -> Field:
+    return Field(
+        lambda value, terms: isinstance(value, str) and value in allowed(terms),
+        lambda draws, terms: draws.choice([*allowed(terms)]),
+        about,
+    )
+
+
+SITE = _named(lambda terms: terms.neighbours, "sites of the mesh")
+NEIGHBOUR = _named(lambda terms: terms.neighbours.get(terms.site, ()), "its neighbours")
 
 
 def maybe(of: Field) -> Field:
     """Something, or null."""
-    return lambda value: value is None or of(value)
+    return either(one_of(None), of)
+
+
+def either(*fields: Field) -> Field:
+    """A value of one of some fields."""
+    return Field(
+        lambda value, terms: any(one.holds(value, terms) for one in fields),
+        lambda draws, terms: draws.choice(fields).draw(draws, terms),
+        _whom(fields),
+    )
+
+
+def _whom(fields: Iterable[Field]) -> str:
+    return next((one.about for one in fields if one.about), "")
+
+
+def _length(draws: Random, at_least: int, at_most: int) -> int:
+    return min(at_most, at_least + draws.choice((0, 1, 2, 3, 9)))
 
 
 def list_of(of: Field, at_most: int = _ENTRIES, at_least: int = 0) -> Field:
     """A list of as many entries as allowed, all of one form."""
-    return lambda value: isinstance(value, list) and at_least <= len(value) <= at_most and all(map(of, value))
+    return Field(
+        lambda value, terms: (
+            isinstance(value, list)
+            and at_least <= len(value) <= at_most
+            and all(of.holds(entry, terms) for entry in value)
+        ),
+        lambda draws, terms: [of.draw(draws, terms) for _ in range(_length(draws, at_least, at_most))],
+        of.about,
+    )
+
+
+def set_of(of: Field) -> Field:
+    """A list of which no two entries are the same."""
+    several = list_of(of)
+    return Field(
+        lambda value, terms: several.holds(value, terms) and len(set(value)) == len(value),
+        lambda draws, terms: list(dict.fromkeys(several.draw(draws, terms))),
+        of.about,
+    )
 
 
 def table_of(of: Field, at_most: int = _ENTRIES, keys: Field = _NAME) -> Field:
     """A table from names to entries of one form."""
-    return lambda value: (
-        isinstance(value, dict) and len(value) <= at_most and all(map(keys, value)) and all(map(of, value.values()))
+    return Field(
+        lambda value, terms: (
+            isinstance(value, dict)
+            and len(value) <= at_most
+            and all(keys.holds(key, terms) and of.holds(entry, terms) for key, entry in value.items())
+        ),
+        lambda draws, terms: {
+            keys.draw(draws, terms): of.draw(draws, terms) for _ in range(_length(draws, 0, at_most))
+        },
+        _whom((keys, of)),
     )
 
 
 def record(**fields: Field) -> Field:
     """A table with exactly these fields."""
-    return lambda value: isinstance(value, dict) and value.keys() == fields.keys() and not _wrong_fields(fields, value)
+    return Field(
+        lambda value, terms: (
+            isinstance(value, dict) and value.keys() == fields.keys() and not _wrong_fields(fields, value, terms)
+        ),
+        lambda draws, terms: {name: one.draw(draws, terms) for name, one in fields.items()},
+        _whom(fields.values()),
+    )
 
 
-def _sample_form(value: Any, depth: int = 0) -> bool:
+def _is_sample_form(value: Any, depth: int = 0) -> bool:
     """Returns whether this is a dtype and the shape of one sample, or a list or table of such, of which samples have
     several."""
     parts, deep = 64, 4
@@ -89,10 +228,18 @@ def _sample_form(value: Any, depth: int = 0) -> bool:
     if not isinstance(value, dict | list) or not 1 <= len(value) <= parts or depth >= deep:
         return False
     names = value if isinstance(value, dict) else ()
-    return all(map(_NAME, names)) and all(_sample_form(part, depth + 1) for part in _within(value))
+    return all(map(_NAME, names)) and all(_is_sample_form(part, depth + 1) for part in _within(value))
 
 
-def _table(value: Any) -> bool:
+_SAMPLE_FORM = Field(
+    lambda value, terms: _is_sample_form(value),
+    lambda draws, terms: draws.choice(
+        [["torch.float32", [8, 8]], ["table", []], {"a": [["torch.int64", []]]}, ["torch.float32", [1 << 32] * 8]]
+    ),
+)
+
+
+def _is_table(value: Any, terms: Terms) -> bool:
     """Returns whether this is what a site tells about its table."""
     from fairmesh.data.sums import TableSums
 
@@ -102,21 +249,42 @@ def _table(value: Any) -> bool:
         return False
 
 
-def _row(value: Any) -> bool:
-    """Returns whether this is a round with the numbers that were measured after it."""
-    return list_of(maybe(number()), 1000, 1)(value) and count()(value[0])
+def _drawn_table(draws: Random, terms: Terms) -> dict[str, Any]:
+    """Returns what a site could tell about a table with a column of numbers, one of categories, and labels."""
+    ages = [draws.randrange(1 << 40), draws.randrange(9), draws.uniform(-1e9, 1e9), draws.uniform(0, 1e9), []]
+    wards = [f"ward {i}" for i in range(draws.choice((0, 1, 30)))]
+    return {
+        "plan": {
+            "columns": [
+                {"name": "age", "fill": "mean", "standardize": True, "indicator": True},
+                {"name": "ward", "type": "category", "fill": "mean", "indicator": True},
+            ],
+            "target": {"name": "ill", "type": "label"},
+        },
+        "columns": {"age": ages, "ward": [0, draws.randrange(9), 0.0, 0.0, wards]},
+        "target": [0, 0, 0.0, 0.0, ["0", "1"]],
+    }
 
 
-_NAMES = list_of(text())
+_TABLE = Field(_is_table, _drawn_table)
+
+
+_NUMBERS = list_of(maybe(number()), 1000, 1)
+_ROW = Field(  # a round with the numbers that were measured after it
+    lambda value, terms: _NUMBERS(value) and ROUND(value[0], terms),
+    lambda draws, terms: [ROUND.draw(draws, terms), *_NUMBERS.draw(draws, terms)],
+)
+
+
 _GENERATION = count()
 _PROPOSAL: dict[str, Field] = {
     "generation": _GENERATION,
-    "sites": _NAMES,
-    "round": maybe(count()),
-    "restored": _NAMES,
+    "sites": set_of(SITE),
+    "round": maybe(ROUND),
+    "restored": set_of(SITE),
 }
-_CLAIM: dict[str, Field] = {"begun": list_of(list_of(count(), 4, 4), 256), "outputs": count()}
-_VOTES = table_of(count())
+_CLAIM: dict[str, Field] = {"begun": list_of(list_of(count(), 4, 4), 256), "outputs": NUMBER_OF_OUTPUTS}
+_VOTES = table_of(count(), keys=SITE)
 _COMMIT = record(**_CLAIM, number=count(), signature=text())
 _MOMENT = number(-LARGEST_COUNT, LARGEST_COUNT)
 _WEIGHT = number(-LARGEST_COUNT, LARGEST_COUNT)  # estimates of lambda may be a little below 0
@@ -125,19 +293,19 @@ _STATISTICS = number(-STATISTICS[1], STATISTICS[1], STATISTICS[0])
 # What the fields of a body must mean together. Each function returns what is wrong, as `wrong` does.
 
 
-def _wrong_statistics(body: Mapping[str, Any]) -> str:
+def _wrong_statistics(body: Mapping[str, Any], terms: Terms) -> str:
     inputs = len(body["mean"])
     if len(body["spread"]) != inputs:
         return f"spread of {len(body['spread'])} inputs and mean of {inputs}"
     return "" if len(body["relation"]) in (0, inputs) else f"relation of {len(body['relation'])} of {inputs} inputs"
 
 
-def _wrong_rows(body: Mapping[str, Any]) -> str:
+def _wrong_rows(body: Mapping[str, Any], terms: Terms) -> str:
     columns = body["columns"]
     if tuple(columns[-len(FURTHER) :]) != FURTHER:
         return "columns that are not those of measured rows"
     for before, row in zip([[-1], *body["rows"]], body["rows"]):
-        wrong = wrong_row(columns, row)
+        wrong = wrong_row(columns, row, terms)
         if wrong:
             return f"rows of which that of round {row[0]} has {wrong}"
         if row[0] <= before[0]:
@@ -146,10 +314,10 @@ def _wrong_rows(body: Mapping[str, Any]) -> str:
     return "" if kept == sorted(set(kept)) else "kept rounds that are not in order"
 
 
-def wrong_row(columns: Collection[str], row: Any) -> str:
+def wrong_row(columns: Collection[str], row: Any, terms: Terms = _NO_TERMS) -> str:
     """Returns what is wrong with a measured row, of a site or on disk, "" if nothing is: it has a round and a number
     per column, and the traffic is known and not negative."""
-    if not _row(row) or len(row) != 1 + len(columns):
+    if not _ROW(row, terms) or len(row) != 1 + len(columns):
         return f"another form than a round and {len(columns)} numbers"
     weight, *traffic = row[-len(FURTHER) :]
     if not maybe(_WEIGHT)(weight):
@@ -157,7 +325,11 @@ def wrong_row(columns: Collection[str], row: Any) -> str:
     return "" if all(map(number(0, 2.0**63), traffic)) else "traffic that is negative, too large or not known"
 
 
-def _wrong_cells(body: Mapping[str, Any]) -> str:
+def _wrong_divergence(body: Mapping[str, Any], terms: Terms) -> str:
+    return "" if body["since"] <= body["round"] else f"since = {body['since']}, after its round {body['round']},"
+
+
+def _wrong_cells(body: Mapping[str, Any], terms: Terms) -> str:
     cells, verdict, why_not = body["cells"], body["verdict"], body["why_not"]
     if bool(cells) + bool(verdict) + bool(why_not) > 1:
         return "cells, verdict and why_not, of which it can have one only,"
@@ -178,17 +350,27 @@ class Announced:
     Args:
         tells: What it tells about a site, in words, for those who decide whether to take part (`fairmesh mesh show`).
         fields: The fields that its body must have, with the type and the range of each.
-        meaning: Returns which fields contradict each other, as `wrong` does. Default: none.
+        meaning: (body, terms) -> which fields contradict each other, as `wrong` does. Default: none.
         at_most: How many bytes an announcement may have. Default: 16 KiB.
+        per_second: How many of one site a neighbour may pass on, on average. What exceeds this is dropped, whatever the
+            site says of other kinds. Default: 0.5.
+        at_once: How many after a pause. Default: 20.
         told: (a `Node`) -> the values of the fields, and maybe others. They are announced every few seconds, and
             `fairmesh status` shows them for every site. Default: None, the code of a run's step announces it.
     """
 
     tells: str
     fields: Mapping[str, Field]
-    meaning: Callable[[Mapping[str, Any]], str] = lambda body: ""
+    meaning: Callable[[Mapping[str, Any], Terms], str] = lambda body, terms: ""
     at_most: int = 1 << 14
+    per_second: float = 0.5
+    at_once: float = 20.0
     told: Callable[[Any], Mapping[str, Any]] | None = None
+
+    @property
+    def about(self) -> str:
+        """Returns about whom a site may say this, besides itself, in words; "" if about nobody else."""
+        return _whom(self.fields.values())
 
 
 KINDS = {
@@ -197,9 +379,9 @@ KINDS = {
         "it has test and validation data",
         fields={
             "samples": count(1, SAMPLES_AT_MOST),
-            "inputs": _sample_form,
-            "targets": _sample_form,
-            "outputs": count(),
+            "inputs": _SAMPLE_FORM,
+            "targets": _SAMPLE_FORM,
+            "outputs": NUMBER_OF_OUTPUTS,
             "test": one_of(True, False),
             "validation": one_of(True, False),
             "group": text(),
@@ -223,8 +405,9 @@ KINDS = {
         "columns, its labels, the categories that at least 5 of its training rows have and, unless "
         "announce_statistics = false, the mean, the sum of squared deviations and the number of values of each column "
         "of numbers, and of missing values from 5 on",
-        fields={"sums": _table, "fitted_by": _NAMES},
+        fields={"sums": _TABLE, "fitted_by": set_of(SITE)},
         at_most=TABLE_AT_MOST,
+        per_second=0.05,
     ),
     "ready": Announced(
         "a digest of what all sites said about their data",
@@ -233,16 +416,17 @@ KINDS = {
     "status": Announced(
         "round, activity, latest metric on its own data, weight, sites it waits for, and bytes sent, every few seconds",
         fields={
-            "round": count(),
+            "round": ROUND,
             "activity": text(),
             "metric": maybe(number()),
-            "metric_round": maybe(count()),
+            "metric_round": maybe(ROUND),
             "weight": maybe(_WEIGHT),
-            "waiting_for": table_of(_MOMENT),
+            "waiting_for": table_of(_MOMENT, keys=NEIGHBOUR),
             "bytes_out": count(),
             "time": _MOMENT,
         },
         at_most=1 << 13,
+        per_second=2.0,
         told=lambda node: node.oversight.seen,
     ),
     "measured": Announced(
@@ -251,20 +435,22 @@ KINDS = {
         fields={
             "generation": _GENERATION,
             "columns": list_of(text(), 999),
-            "rows": list_of(_row),
+            "rows": list_of(_ROW),
             "complete": count(),
-            "kept": maybe(list_of(count())),
+            "kept": maybe(list_of(ROUND)),
         },
         meaning=_wrong_rows,
         at_most=1 << 16,
+        per_second=1.0,
     ),
     "refusing": Announced(
         "whose messages it refuses, and why",
-        fields={"sites": table_of(record(reason=text(), since=_MOMENT))},
+        fields={"sites": table_of(record(reason=text(), since=_MOMENT), keys=NEIGHBOUR)},
     ),
     "diverged": Announced(
         "if its numbers are no longer finite, or explode: since which round, and how large they are",
-        fields={"generation": _GENERATION, "since": count(), "round": count(), "what": text()},
+        fields={"generation": _GENERATION, "since": ROUND, "round": ROUND, "what": text()},
+        meaning=_wrong_divergence,
     ),
     "result": Announced(
         "at the end: its metrics of the common models on its own data, and the digests of its result and of all "
@@ -273,7 +459,7 @@ KINDS = {
             "generation": _GENERATION,
             "digest": text(),
             "metrics": table_of(maybe(number())),
-            "measured": table_of(text()),
+            "measured": table_of(text(), keys=SITE),
         },
     ),
     "versus_local": Announced(
@@ -282,9 +468,7 @@ KINDS = {
         "one is better, worse, or not clearly different; nothing of fewer than 20 rows",
         fields={
             "generation": _GENERATION,
-            "cells": table_of(
-                lambda value: one_of(FEW)(value) or count(FEWEST, SAMPLES_AT_MOST)(value), len(CELLS), one_of(*CELLS)
-            ),
+            "cells": table_of(either(one_of(FEW), count(FEWEST, SAMPLES_AT_MOST)), len(CELLS), one_of(*CELLS)),
             "verdict": one_of("", *VERDICTS),
             "why_not": text(),
         },
@@ -307,6 +491,7 @@ KINDS = {
         "what was decided so",
         fields={"certificates": list_of(record(**_PROPOSAL, votes=_VOTES, commits=table_of(_COMMIT)))},
         at_most=FOLLOW_AT_MOST,
+        per_second=0.1,
     ),
 }
 
@@ -315,26 +500,31 @@ TOLD = {kind: announced.told for kind, announced in KINDS.items() if announced.t
 SHOWN = [field for kind in TOLD if kind != "status" for field in KINDS[kind].fields]  # columns of `status`
 
 
-def wrong(kind: str, body: Mapping[str, Any], outputs: int) -> str:
+# Bytes per second that a member can make each of its neighbours pass on.
+BYTES_PER_SECOND = sum(announced.at_most * announced.per_second for announced in KINDS.values())
+
+
+def wrong(kind: str, body: Mapping[str, Any], terms: Terms) -> str:
     """Returns what is wrong with the body of an announcement, as words for "news with ... in it", or "" if nothing is.
 
     Args:
         kind: A kind of `KINDS`.
         body: The body.
-        outputs: How many outputs of the model it may declare.
+        terms: What the sites have agreed on, and who says this.
     """
     form = KINDS[kind].fields
-    found = _wrong_fields(form, body) or next((name[:_SHORT] for name in body if name not in form), "")
-    if found:
-        return found
-    declared = max(_outputs_in(body), default=0)
-    if declared > outputs:
-        return f"{declared} outputs, more than the {outputs} of this experiment,"
-    return KINDS[kind].meaning(body)
+    found = _wrong_fields(form, body, terms) or next((name[:_SHORT] for name in body if name not in form), "")
+    return found or KINDS[kind].meaning(body, terms)
 
 
-def _wrong_fields(form: Mapping[str, Field], body: Mapping[str, Any]) -> str:
-    return next((name for name, holds in form.items() if name not in body or not holds(body[name])), "")
+def _wrong_fields(form: Mapping[str, Field], body: Mapping[str, Any], terms: Terms) -> str:
+    """Returns the first field that is missing or holds something else than it may, with its value."""
+    for name, of in form.items():
+        if name not in body:
+            return f"no {name}"
+        if not of.holds(body[name], terms):
+            return f"{name} = {shortened(repr(body[name]), _SHOWN)}"
+    return ""
 
 
 def too_deep(value: Any, deep: int = _DEEP) -> bool:
@@ -344,14 +534,6 @@ def too_deep(value: Any, deep: int = _DEEP) -> bool:
 
 def _within(value: Any) -> Iterable[Any]:
     return value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-
-
-def _outputs_in(value: Any) -> Iterator[int]:
-    """Yields the numbers of outputs that the body of an announcement declares, anywhere in it."""
-    if isinstance(value, dict) and type(value.get("outputs")) is int:
-        yield value["outputs"]
-    for inner in _within(value):
-        yield from _outputs_in(inner)
 
 
 def shortened(words: str, at_most: int = _SHORT) -> str:

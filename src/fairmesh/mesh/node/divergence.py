@@ -34,14 +34,14 @@ class SiteDiverged(Diverged):
 
 def told(bulletin: Bulletin, membership: Membership) -> dict[str, SiteDiverged]:
     """Returns which present sites say that they have diverged in this generation, the first one first. Leaves out those
-    that have said since then that they are in a later round, and rounds that the run does not have."""
-    mesh, rounds = membership.mesh, membership.experiment.rounds
+    that have said since then that they are in a later round."""
+    mesh = membership.mesh
     present, found = {member.name for member in mesh.present}, list[SiteDiverged]()
     said, heard, status = bulletin.ages(KIND), bulletin.ages("status"), bulletin.of_all("status")
     for site, body in bulletin.of_all(KIND).items():
-        possible = body["generation"] == mesh.generation and body["since"] <= body["round"] <= rounds
+        now = body["generation"] == mesh.generation
         since = site in status and heard.get(site, math.inf) < said.get(site, 0.0)
-        if site in present and possible and not (since and status[site]["round"] > body["round"]):
+        if site in present and now and not (since and status[site]["round"] > body["round"]):
             found.append(SiteDiverged(site, body["since"], body["round"], body["what"]))
     return {one.site: one for one in sorted(found, key=lambda one: (one.round, one.site))}
 

@@ -14,6 +14,7 @@ from fairmesh.data.site import Site
 from fairmesh.data.site_tables import is_fitted
 from fairmesh.errors import BadInput
 from fairmesh.experiment import Experiment
+from fairmesh.mesh.announcements import OUTPUTS, Terms
 from fairmesh.mesh.enrol.agreement import agreed, own_problem, own_site, refuse_undeployable
 from fairmesh.mesh.enrol.approval import approved_experiment
 from fairmesh.mesh.enrol.certificates import check_certificate, make_secret, secret_of
@@ -22,7 +23,6 @@ from fairmesh.mesh.enrol.manifest import Manifest
 from fairmesh.mesh.enrol.roster import Mesh, SiteFile
 from fairmesh.mesh.node.claims import HOW_TO_RESTORE
 from fairmesh.mesh.node.ledger import still_in
-from fairmesh.mesh.wire.bulletin import OUTPUTS
 from fairmesh.mesh.wire.greeting import greeting
 from fairmesh.mesh.wire.links import Credentials, Neighbour
 from fairmesh.numerics import trees
@@ -118,6 +118,12 @@ class Membership:
     def _neighbour(self, other: str) -> Neighbour:
         address = self.mesh.member(other).address if self.mesh.dials(self.name, other) else ""
         return Neighbour(other, self.mesh.position(other), address)
+
+    @property
+    def terms(self) -> Terms:
+        """Returns what announcements are checked against, the same at every site."""
+        neighbours = {member.name: member.neighbours for member in self.mesh.members}
+        return Terms(neighbours, self.experiment.rounds, outputs_allowed(self.experiment))
 
     @property
     def agreed(self) -> dict[str, Any]:

@@ -19,7 +19,6 @@ from fairmesh.mesh.node.membership import (
     Membership,
     common_problem,
     frozen_outputs,
-    outputs_allowed,
     outputs_of_run,
 )
 from fairmesh.mesh.node.oversight import Notices, Oversight
@@ -64,8 +63,7 @@ class Node:
         self.digest = alone.digests_here()[0]  # of this site's data
         self.facts: dict[str, Any] = {}  # about the data of all sites, once they have agreed on it
         self.keys = KnownKeys(self.folder, log)
-        names, trusted, outputs = membership.mesh.names, self.keys.refusal, outputs_allowed(membership.experiment)
-        self.bulletin = Bulletin(membership.name, membership.credentials, names, trusted, outputs)
+        self.bulletin = Bulletin(membership.name, membership.credentials, membership.terms, self.keys.refusal)
         for reason in self.bulletin.restored(self.folder / "bulletin.json"):
             log("warning", "an announcement in bulletin.json is passed over", reason=reason)
         self.machine = machine.machine(membership.experiment.options)

@@ -1,8 +1,8 @@
 """Announcements of every site to all others: signed by the site, passed on by neighbours; the newest of each kind.
 
-A member can sign as many announcements as it likes. So each neighbour may pass on only so many of each site, and only
-so large ones; what exceeds this is dropped before its signature is verified. What is accepted goes once to each other
-neighbour, so passing on cannot multiply a flood.
+A member can sign as many announcements as it likes. So each neighbour may pass on only so many of each site and kind,
+and only so large ones, as `announcements.KINDS` declares; what exceeds this is dropped before its signature is
+verified. What is accepted goes once to each other neighbour, so passing on cannot multiply a flood.
 """
 
 import json
@@ -15,15 +15,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fairmesh.errors import BadInput
-from fairmesh.mesh.announcements import KINDS, count, text, too_deep, wrong
+from fairmesh.mesh.announcements import KINDS, Terms, count, text, too_deep, wrong
 from fairmesh.mesh.enrol import certificates
 from fairmesh.mesh.wire.frames import Refused, read_json
 from fairmesh.mesh.wire.limits import TokenBucket
 from fairmesh.mesh.wire.tls_stream import Credentials
 
 _A_FRAME = 1 << 15  # bytes of news per frame
-_PER_SECOND, _AT_ONCE = 4.0, 40.0  # announcements of one site that a neighbour may pass on
-OUTPUTS = 10_000  # of a model, unless the experiment lists more classes
 
 
 class Announcement(NamedTuple):
@@ -51,14 +49,14 @@ class _Known(NamedTuple):
 
 @dataclass(eq=False)
 class Bulletin:
-    """All announcements that a site knows, each checked against the certificate of the site that made it. One that
-    declares more than `outputs` outputs of the model is refused, before anything of that size is allocated."""
+    """All announcements that a site knows, each checked against the certificate of the site that made it, and against
+    what `announcements.KINDS` declares. What contradicts the terms of the mesh is refused, before anything of that size
+    is allocated: readers get checked bodies only."""
 
     name: str
     credentials: Credentials
-    sites: tuple[str, ...]
+    terms: Terms
     refusal: Callable[[str, bytes], str] = lambda site, certificate: ""  # of a key that is not confirmed
-    outputs: int = OUTPUTS
 
     def __post_init__(self):
         self._unconfirmed: dict[str, bytes] = {}  # the refused certificate of a site
@@ -66,7 +64,7 @@ class Bulletin:
         self._said: dict[str, int] = {}  # the highest number of this site's own announcements that others have
         self._by_clock: set[str] = set()  # the kinds whose numbers this site takes from its clock
         self._known: dict[tuple[str, str], _Known] = {}  # by site and kind
-        self._allowed: dict[tuple[str, str], TokenBucket] = {}  # by neighbour and site
+        self._allowed: dict[tuple[str, str, str], TokenBucket] = {}  # by neighbour, site and kind
         self._order, self._lock = 0, threading.RLock()
         self.changed: Callable[[], None] = lambda: None  # called when there is news to pass on
         self.since = int(
@@ -174,8 +172,7 @@ class Bulletin:
         for entry in found:
             if not self._is_new(entry) and not self._is_older_certificate(entry):
                 continue
-            allowed = self._allowed.setdefault((neighbour, entry.site), TokenBucket(_PER_SECOND, _AT_ONCE))
-            if not allowed.spend(1):
+            if not self._bucket(neighbour, entry).spend(1):
                 dropped.add(entry.site)
                 continue
             if not self._is_new(entry):
@@ -188,8 +185,15 @@ class Bulletin:
             self.changed()
         return dropped
 
+    def _bucket(self, neighbour: str, entry: Announcement) -> TokenBucket:
+        """Returns what limits how many announcements of this site and kind a neighbour may pass on. Each kind has its
+        own, so that a flood of one, such as of metrics, does not keep votes from anybody."""
+        kind = KINDS[entry.kind]
+        place = neighbour, entry.site, entry.kind
+        return self._allowed.setdefault(place, TokenBucket(kind.per_second, kind.at_once))
+
     def _is_new(self, entry: Announcement) -> bool:
-        if entry.site not in self.sites or entry.kind not in KINDS:
+        if entry.site not in self.terms.neighbours or entry.kind not in KINDS:
             raise Refused(f"news of kind {entry.kind!r} from {entry.site!r}, which this mesh does not know")
         known = self.entry(entry.site, entry.kind)
         return not known or known.number < entry.number or self._replaces(entry, known)
@@ -240,7 +244,7 @@ class Bulletin:
         if entry.kind == "certificate" and entry.site != self.name and self.refusal(entry.site, pem):
             self._unconfirmed[entry.site] = pem
             return False
-        found = wrong(entry.kind, entry.body, self.outputs)
+        found = wrong(entry.kind, entry.body, self.terms.by(entry.site))
         if found:
             raise Refused(f"news of kind {entry.kind!r} from {entry.site} with {found} in it")
         with self._lock:

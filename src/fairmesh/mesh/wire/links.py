@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fairmesh.errors import FairmeshError, in_a_line
+from fairmesh.mesh.announcements import BYTES_PER_SECOND
 from fairmesh.mesh.wire import frames
 from fairmesh.mesh.wire.bulletin import Bulletin
 from fairmesh.mesh.wire.connections import CannotConnect, Connection, ConnectionLost, Listener, dialled
@@ -31,7 +32,8 @@ _ACK_S = 0.05
 _STREAMS = 8  # per neighbour at once: the current one, those it replaces, and checks
 _REPORT_EVERY_S = 5.0
 _NEWS_AGAIN_S = 120.0
-_NEWS_BYTES_PER_S, _NEWS_BYTES_AT_ONCE, _NEWS_BYTES_PER_SITE = 1 << 16, 1 << 20, 1 << 16  # from one neighbour
+_NEWS_BYTES_PER_S = 2 * BYTES_PER_SECOND  # from one neighbour: what two members that flood all others can say
+_NEWS_BYTES_AT_ONCE, _NEWS_BYTES_PER_SITE = 1 << 20, 1 << 16
 
 
 @dataclass(frozen=True)
@@ -77,7 +79,7 @@ class Links:
         self._by_name = {neighbour.name: neighbour for neighbour in self.neighbours}
         self._limiter, self._open = LogLimiter(self.report), Counter[str]()
         at_once = (
-            _NEWS_BYTES_AT_ONCE + len(self.bulletin.sites) * _NEWS_BYTES_PER_SITE
+            _NEWS_BYTES_AT_ONCE + len(self.bulletin.terms.neighbours) * _NEWS_BYTES_PER_SITE
         )  # all is told when a stream begins
         self._news_allowed = {name: TokenBucket(_NEWS_BYTES_PER_S, at_once) for name in self._by_name}
         self._streams: dict[str, _Stream] = {}
