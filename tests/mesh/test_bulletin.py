@@ -3,10 +3,11 @@
 import json
 from dataclasses import replace
 from datetime import timedelta
+from random import Random
 
 import pytest
 
-from fairmesh.mesh.announcements import Terms
+from fairmesh.mesh.announcements import CELLS, FURTHER, KINDS, Terms
 from fairmesh.mesh.enrol import certificates
 from fairmesh.mesh.enrol.keys import KnownKeys, trust
 from fairmesh.mesh.wire.bulletin import Announcement, Bulletin
@@ -18,7 +19,13 @@ from tests.refusals import missing_from, refused
 
 NAMES = ("a", "b", "c")
 TERMS = terms_of(NAMES, rounds=30)
-SOUND = fuzz.sound()
+SOUND = {kind: fuzz.sound(kind, TERMS.by("a"), Random(4)) for kind in KINDS}
+SOUND["statistics"] = {"mean": [1.0, 60.0], "spread": [1.0, 9.0], "shares": [0.5, 0.5], "relation": [0.5, -0.1]}
+SOUND["versus_local"] |= {"cells": dict(zip(CELLS, (60, 10, 5, 25))), "verdict": "", "why_not": ""}
+SOUND["measured"] |= {"rows": [[done, 0.5, 0.5, 0.3, 8.0 * done, done] for done in (0, 10, 20)]}
+SOUND["status"] |= {"waiting_for": {}}
+SOUND["diverged"] |= {"since": 3, "round": 4}
+SOUND["vote"] |= {"sites": ["c"], "generation": 1}
 COMMIT, MEASURED, RESULT, FACTS = (SOUND[kind] for kind in ("commit", "measured", "result", "facts"))
 STATISTICS, COUNTS = SOUND["statistics"], SOUND["versus_local"]
 
@@ -192,6 +199,12 @@ WRONG = {
     "a vote for a round after the last": ("vote", SOUND["vote"] | {"round": 31}, "round"),
     "votes of nobody": ("commit", COMMIT | {"votes": {"nobody": 1}}, "votes"),
     "rows of nobody": ("result", RESULT | {"measured": {"nobody": "12ab"}}, "measured"),
+    "columns that nobody measures": ("measured", MEASURED | {"columns": ["beauty", "loss", *FURTHER]}, "columns"),
+    "more right than all": ("measured", MEASURED | {"rows": [[10, 1.1, 0.5, 0.3, 0.0, 0]]}, "accuracy"),
+    "a weight below none": ("measured", MEASURED | {"rows": [[10, 1.0, 0.5, -1.5, 0.0, 0]]}, "weight"),
+    "a result better than the best": ("result", RESULT | {"metrics": {"best accuracy": 7.0}}, "best accuracy"),
+    "a metric that nobody measures": ("result", RESULT | {"metrics": {"beauty": 0.5}}, "metrics"),
+    "a test set without a size": ("facts", FACTS | {"test": True}, "test"),
     "a table by nobody": ("table", SOUND["table"] | {"fitted_by": ["nobody"]}, "fitted_by"),
     "a refusal of nobody": ("refusing", {"sites": {"nobody": {"since": 1.0, "reason": "r"}}}, "sites"),
     "commands in a reason": ("refusing", {"sites": {"b": {"since": 1.0, "reason": "\x1b[2J"}}}, "sites"),

@@ -4,7 +4,9 @@ what the fields must mean together, and how often it may be said. A new kind is 
 Other sites' numbers are hostile input. This is the one wall that they pass, when they arrive and when they are read
 from disk again: nothing is computed from a body, and nothing of it is written, before `wrong` finds nothing wrong."""
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+import itertools
+import math
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any
@@ -26,6 +28,9 @@ ROWS_AT_LEAST = 20  # of a test set; with fewer, counts would say much about sin
 VERDICTS = ("better", "worse", "unclear")  # of a comparison of which no number is told
 FURTHER = ("weight", "bits", "bytes")  # what a measured row has after its metrics
 OUTPUTS = 10_000  # of a model, unless the experiment lists more classes
+VALIDATION, OF_BEST = "validation ", "best "  # before a metric: on validation data; of the best round's model
+BUILT_IN_METRICS = {"accuracy": (0.0, 1.0), "loss": (-math.inf, math.inf)}
+_ROUNDING = 1e-6
 STATISTICS = (1e-30, 1e15)  # the smallest and the largest number in a site's statistics, unless it is 0
 INPUTS_AT_MOST, CLASSES_AT_MOST = 64, 100  # of a site's statistics
 
@@ -39,17 +44,25 @@ class Terms:
         neighbours: Of every site that the mesh ever had, those of the mesh file.
         rounds: Of the run.
         outputs: How many outputs of the model a site may declare.
+        metrics: The lowest and the highest possible value of everything that may be measured.
         site: Who speaks.
     """
 
     neighbours: Mapping[str, Collection[str]] = field(default_factory=dict)
     rounds: int = LARGEST_COUNT
     outputs: int = OUTPUTS
+    metrics: Mapping[str, tuple[float, float]] = field(default_factory=lambda: BUILT_IN_METRICS)
     site: str = ""
 
     @property
     def sites(self) -> tuple[str, ...]:
         return tuple(self.neighbours)
+
+    def measures(self, name: str, value: float | None) -> bool:
+        """Returns whether a metric can have this value, up to rounding; null if it is not defined."""
+        plain = name if name in self.metrics else name.removeprefix(VALIDATION).removeprefix(OF_BEST)
+        low, high = self.metrics[plain]
+        return value is None or low - _ROUNDING <= value <= high + _ROUNDING
 
     def by(self, site: str) -> "Terms":
         """Returns the same, for what a site says."""
@@ -146,6 +159,7 @@ def _named(allowed: Callable[[Terms], Collection[str]], about: str) -> Field:
 
 SITE = _named(lambda terms: terms.neighbours, "sites of the mesh")
 NEIGHBOUR = _named(lambda terms: terms.neighbours.get(terms.site, ()), "its neighbours")
+METRIC = _named(lambda terms: [prefix + name for prefix in ("", VALIDATION, OF_BEST) for name in terms.metrics], "")
 
 
 def maybe(of: Field) -> Field:
@@ -183,9 +197,9 @@ def list_of(of: Field, at_most: int = _ENTRIES, at_least: int = 0) -> Field:
     )
 
 
-def set_of(of: Field) -> Field:
+def set_of(of: Field, at_most: int = _ENTRIES) -> Field:
     """A list of which no two entries are the same."""
-    several = list_of(of)
+    several = list_of(of, at_most)
     return Field(
         lambda value, terms: several.holds(value, terms) and len(set(value)) == len(value),
         lambda draws, terms: list(dict.fromkeys(several.draw(draws, terms))),
@@ -269,14 +283,55 @@ def _drawn_table(draws: Random, terms: Terms) -> dict[str, Any]:
 _TABLE = Field(_is_table, _drawn_table)
 
 
+# An entry of lambda is a share, in [0, 1]. What a site can tell is its estimate of it: gossip of compressed rows can
+# make it negative, by less than 1; and weights by a shadow price sum to one only when the price has settled, so that
+# all of them may be large before. Readers divide by the sum.
+WEIGHT = number(-1.0, 1e9)
+_TRAFFIC = number(0, 2.0**63)
 _NUMBERS = list_of(maybe(number()), 1000, 1)
+_MEASURED = set_of(METRIC, 999 - len(FURTHER))
+_COLUMNS = Field(  # the names of what a row has after its round
+    lambda value, terms: (
+        isinstance(value, list)
+        and tuple(value[-len(FURTHER) :]) == FURTHER
+        and _MEASURED(value[: -len(FURTHER)], terms)
+    ),
+    lambda draws, terms: [*terms.metrics, *FURTHER],
+)
 _ROW = Field(  # a round with the numbers that were measured after it
     lambda value, terms: _NUMBERS(value) and ROUND(value[0], terms),
-    lambda draws, terms: [ROUND.draw(draws, terms), *_NUMBERS.draw(draws, terms)],
+    lambda draws, terms: [
+        ROUND.draw(draws, terms),
+        *(number(*_finite(limits)).draw(draws, terms) for limits in terms.metrics.values()),
+        *(field.draw(draws, terms) for field in (maybe(WEIGHT), _TRAFFIC, _TRAFFIC)),
+    ],
 )
 
 
-_GENERATION = count()
+def _finite(limits: tuple[float, float]) -> tuple[float, float]:
+    return max(limits[0], -_FINITE), min(limits[1], _FINITE)
+
+
+def in_order(of: Field) -> Field:
+    """A list in ascending order, without two equal entries; of rows, by their rounds."""
+
+    def place(entry: Any) -> Any:
+        return entry[0] if isinstance(entry, list) else entry
+
+    several = list_of(of)
+
+    def holds(value: Any, terms: Terms) -> bool:
+        places = [place(entry) for entry in value] if several.holds(value, terms) else [1, 0]
+        return all(before < after for before, after in itertools.pairwise(places))
+
+    def draw(draws: Random, terms: Terms) -> list[Any]:
+        return sorted({place(entry): entry for entry in several.draw(draws, terms)}.values(), key=place)
+
+    return Field(holds, draw, of.about)
+
+
+_GENERATION = replace(count(), draw=lambda draws, terms: draws.choice((1, 1, 1, 2, LARGEST_COUNT)))
+_ROWS = count(FEWEST, SAMPLES_AT_MOST)
 _PROPOSAL: dict[str, Field] = {
     "generation": _GENERATION,
     "sites": set_of(SITE),
@@ -287,7 +342,6 @@ _CLAIM: dict[str, Field] = {"begun": list_of(list_of(count(), 4, 4), 256), "outp
 _VOTES = table_of(count(), keys=SITE)
 _COMMIT = record(**_CLAIM, number=count(), signature=text())
 _MOMENT = number(-LARGEST_COUNT, LARGEST_COUNT)
-_WEIGHT = number(-LARGEST_COUNT, LARGEST_COUNT)  # estimates of lambda may be a little below 0
 _STATISTICS = number(-STATISTICS[1], STATISTICS[1], STATISTICS[0])
 
 # What the fields of a body must mean together. Each function returns what is wrong, as `wrong` does.
@@ -301,28 +355,27 @@ def _wrong_statistics(body: Mapping[str, Any], terms: Terms) -> str:
 
 
 def _wrong_rows(body: Mapping[str, Any], terms: Terms) -> str:
-    columns = body["columns"]
-    if tuple(columns[-len(FURTHER) :]) != FURTHER:
-        return "columns that are not those of measured rows"
-    for before, row in zip([[-1], *body["rows"]], body["rows"]):
-        wrong = wrong_row(columns, row, terms)
-        if wrong:
-            return f"rows of which that of round {row[0]} has {wrong}"
-        if row[0] <= before[0]:
-            return f"rows that go from round {before[0]} to {row[0]}"
-    kept = body["kept"] or []
-    return "" if kept == sorted(set(kept)) else "kept rounds that are not in order"
+    wrong = {row[0]: wrong_row(body["columns"], row, terms) for row in body["rows"]}
+    return next((f"rows of which that of round {done} has {what}" for done, what in wrong.items() if what), "")
 
 
-def wrong_row(columns: Collection[str], row: Any, terms: Terms = _NO_TERMS) -> str:
-    """Returns what is wrong with a measured row, of a site or on disk, "" if nothing is: it has a round and a number
-    per column, and the traffic is known and not negative."""
+def wrong_row(columns: Sequence[str], row: Any, terms: Terms) -> str:
+    """Returns what is wrong with a measured row, of a site or on disk, "" if nothing is: it has a round of the run and
+    a number per column, and each number is one that this column can have."""
     if not _ROW(row, terms) or len(row) != 1 + len(columns):
         return f"another form than a round and {len(columns)} numbers"
-    weight, *traffic = row[-len(FURTHER) :]
-    if not maybe(_WEIGHT)(weight):
-        return "a weight that is too large"
-    return "" if all(map(number(0, 2.0**63), traffic)) else "traffic that is negative, too large or not known"
+    *metrics, weight, bits, sent = row[1:]
+    impossible = [name for name, value in zip(columns, metrics) if not terms.measures(name, value)]
+    if impossible:
+        return f"an impossible {impossible[0]}"
+    if not maybe(WEIGHT)(weight):
+        return f"the weight {weight}"
+    return "" if _TRAFFIC(bits) and _TRAFFIC(sent) else "traffic that is negative, too large or not known"
+
+
+def _wrong_metrics(body: Mapping[str, Any], terms: Terms) -> str:
+    wrong = [name for name, value in body["metrics"].items() if not terms.measures(name, value)]
+    return f"metrics of which {wrong[0]} = {body['metrics'][wrong[0]]} is impossible" if wrong else ""
 
 
 def _wrong_divergence(body: Mapping[str, Any], terms: Terms) -> str:
@@ -333,9 +386,12 @@ def _wrong_cells(body: Mapping[str, Any], terms: Terms) -> str:
     cells, verdict, why_not = body["cells"], body["verdict"], body["why_not"]
     if bool(cells) + bool(verdict) + bool(why_not) > 1:
         return "cells, verdict and why_not, of which it can have one only,"
-    if cells and (cells.keys() != set(CELLS) or most_rows(cells) < ROWS_AT_LEAST):
-        return f"cells that are not the counts of {', '.join(CELLS)} in {ROWS_AT_LEAST} rows or more"
-    return ""
+    return f"cells of fewer than {ROWS_AT_LEAST} rows" if cells and most_rows(cells) < ROWS_AT_LEAST else ""
+
+
+def least_rows(cells: Mapping[str, int | str]) -> int:
+    """Returns of how many rows counts are at least, of which small ones are not told."""
+    return sum(0 if isinstance(count, str) else count for count in cells.values())
 
 
 def most_rows(cells: Mapping[str, int | str]) -> int:
@@ -375,15 +431,15 @@ class Announced:
 
 KINDS = {
     "facts": Announced(
-        "number of samples, shape and type of inputs and targets, number of outputs, name of its group, and whether "
-        "it has test and validation data",
+        "number of training, test and validation samples, shape and type of inputs and targets, number of outputs, and "
+        "name of its group",
         fields={
             "samples": count(1, SAMPLES_AT_MOST),
             "inputs": _SAMPLE_FORM,
             "targets": _SAMPLE_FORM,
             "outputs": NUMBER_OF_OUTPUTS,
-            "test": one_of(True, False),
-            "validation": one_of(True, False),
+            "test": count(0, SAMPLES_AT_MOST),
+            "validation": count(0, SAMPLES_AT_MOST),
             "group": text(),
         },
         at_most=1 << 12,
@@ -420,7 +476,7 @@ KINDS = {
             "activity": text(),
             "metric": maybe(number()),
             "metric_round": maybe(ROUND),
-            "weight": maybe(_WEIGHT),
+            "weight": maybe(WEIGHT),
             "waiting_for": table_of(_MOMENT, keys=NEIGHBOUR),
             "bytes_out": count(),
             "time": _MOMENT,
@@ -434,10 +490,10 @@ KINDS = {
         "traffic; at the end, of which of these rounds it keeps its model",
         fields={
             "generation": _GENERATION,
-            "columns": list_of(text(), 999),
-            "rows": list_of(_ROW),
+            "columns": _COLUMNS,
+            "rows": in_order(_ROW),
             "complete": count(),
-            "kept": maybe(list_of(ROUND)),
+            "kept": maybe(in_order(ROUND)),
         },
         meaning=_wrong_rows,
         at_most=1 << 16,
@@ -458,9 +514,10 @@ KINDS = {
         fields={
             "generation": _GENERATION,
             "digest": text(),
-            "metrics": table_of(maybe(number())),
+            "metrics": table_of(maybe(number()), keys=METRIC),
             "measured": table_of(text(), keys=SITE),
         },
+        meaning=_wrong_metrics,
     ),
     "versus_local": Announced(
         "at the end: how many of its test rows both the common model and one that it trained alone, only one of them, "
@@ -468,7 +525,7 @@ KINDS = {
         "one is better, worse, or not clearly different; nothing of fewer than 20 rows",
         fields={
             "generation": _GENERATION,
-            "cells": table_of(either(one_of(FEW), count(FEWEST, SAMPLES_AT_MOST)), len(CELLS), one_of(*CELLS)),
+            "cells": either(record(), record(**dict.fromkeys(CELLS, either(one_of(FEW), _ROWS)))),
             "verdict": one_of("", *VERDICTS),
             "why_not": text(),
         },

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from fairmesh.errors import CheckpointError
-from fairmesh.mesh.announcements import FURTHER, wrong_row
+from fairmesh.mesh.announcements import FURTHER, VALIDATION, wrong_row
 from fairmesh.mesh.node.store import BEST, PROGRESS, TABLE
 from fairmesh.mesh.node.watching import Aside
 from fairmesh.mesh.wire.bulletin import Bulletin
@@ -45,8 +45,8 @@ from fairmesh.storage.strict_json import as_json
 from fairmesh.training.best_round import RoundScores, replaces
 from fairmesh.training.meter import traffic, with_spread
 
+_LARGEST_SHARE = 1e3  # of lambda, by sites' estimates of it
 _ROWS_AT_MOST = 24_000  # bytes of the rows in one announcement
-_VALIDATION = "validation "
 
 Row = list[float | None]  # a round, then the numbers of one site after it
 
@@ -135,7 +135,7 @@ class Measurements:
                 generation = int(entry.get("generation", generation))
                 final, site = entry.get("final", self._final), entry.get("site")
                 self._final = None if final is None else [int(one) for one in final]
-                wrong = wrong_row(self._columns, entry["row"]) if site in self._rows else ""
+                wrong = wrong_row(self._columns, entry["row"], self._bulletin.terms) if site in self._rows else ""
             except (ValueError, TypeError, KeyError, AttributeError):
                 entry, site, wrong = {}, "", "another form"
             if wrong:
@@ -216,9 +216,9 @@ class Measurements:
             return []
         known, due, found = self._rows[site], set(self._due), []
         for row in body["rows"]:
-            metrics, wrong = f"metrics after round {row[0]}", wrong_row(self._columns, row)
-            if wrong or row[0] not in due:
-                self._aside.ignore(site, metrics, wrong or f"round {row[0]} is not to be measured")
+            metrics = f"metrics after round {row[0]}"
+            if row[0] not in due:
+                self._aside.ignore(site, metrics, f"round {row[0]} is not to be measured")
             elif row[0] not in known:
                 found.append(row)
             elif known[row[0]] != row:
@@ -274,11 +274,11 @@ class Measurements:
         by_name = dict(zip(self._columns, numbers.unbind(-1)))
         weights, bits, sent = (by_name.pop(name) for name in FURTHER)
         made: list[Record] = [{"round": one, "replica": 0, "seed": self._schedule.seed, "models": "own"} for one in due]
-        add_metrics(made, by_name, self._problem, _VALIDATION, "validation")
+        add_metrics(made, by_name, self._problem, VALIDATION, "validation")
         for k, record in enumerate(made):
             record |= traffic(bits[k], sent[k])
             shares = normalized(weights[k])
-            if bool(shares.isfinite().all()):
+            if bool((shares.abs() <= _LARGEST_SHARE).all()):  # estimates may be negative, and then cancel
                 record["lambda"] = shares.tolist()
         return made
 
@@ -302,7 +302,7 @@ class Measurements:
     @property
     def chosen_on(self) -> str:
         """Returns the split on which the best round is chosen: validation if there is one."""
-        validated = self._columns[-len(FURTHER) - 1].startswith(_VALIDATION)
+        validated = self._columns[-len(FURTHER) - 1].startswith(VALIDATION)
         return "validation" if validated else judged_on(self._problem)
 
     def _best(self, among: Callable[[int], bool]) -> int | None:
@@ -395,7 +395,7 @@ class Measurements:
 def columns_of(problem: Prepared) -> list[str]:
     """Returns the names of what a row has after its round."""
     names = measured_names(problem)
-    validated = [_VALIDATION + name for name in names] if problem.held_out("validation")[1] else []
+    validated = [VALIDATION + name for name in names] if problem.held_out("validation")[1] else []
     return [*names, *validated, *FURTHER]
 
 

@@ -14,7 +14,7 @@ from fairmesh.data.site import Site
 from fairmesh.data.site_tables import is_fitted
 from fairmesh.errors import BadInput
 from fairmesh.experiment import Experiment
-from fairmesh.mesh.announcements import OUTPUTS, Terms
+from fairmesh.mesh.announcements import BUILT_IN_METRICS, OUTPUTS, Terms
 from fairmesh.mesh.enrol.agreement import agreed, own_problem, own_site, refuse_undeployable
 from fairmesh.mesh.enrol.approval import approved_experiment
 from fairmesh.mesh.enrol.certificates import check_certificate, make_secret, secret_of
@@ -25,6 +25,7 @@ from fairmesh.mesh.node.claims import HOW_TO_RESTORE
 from fairmesh.mesh.node.ledger import still_in
 from fairmesh.mesh.wire.greeting import greeting
 from fairmesh.mesh.wire.links import Credentials, Neighbour
+from fairmesh.metrics.base import chosen_metrics, limits_of
 from fairmesh.numerics import trees
 from fairmesh.problems.model_for_sites import shape_of
 from fairmesh.problems.prepared import Prepared
@@ -122,8 +123,9 @@ class Membership:
     @property
     def terms(self) -> Terms:
         """Returns what announcements are checked against, the same at every site."""
-        neighbours = {member.name: member.neighbours for member in self.mesh.members}
-        return Terms(neighbours, self.experiment.rounds, outputs_allowed(self.experiment))
+        neighbours, experiment = {member.name: member.neighbours for member in self.mesh.members}, self.experiment
+        limits = {name: limits_of(metric) for name, metric in chosen_metrics(experiment.metrics).items()}
+        return Terms(neighbours, experiment.rounds, outputs_allowed(experiment), BUILT_IN_METRICS | limits)
 
     @property
     def agreed(self) -> dict[str, Any]:
@@ -165,8 +167,8 @@ def facts(site: Site) -> dict[str, Any]:
         "inputs": trees.form(site.train.inputs) if columns is None else columns,
         "targets": trees.form(site.train.targets),
         "outputs": shape_of([site])[1],
-        "test": site.test is not None,
-        "validation": site.validation is not None,
+        "test": 0 if site.test is None else len(site.test),
+        "validation": 0 if site.validation is None else len(site.validation),
         "group": site.group,
     }
 
@@ -291,7 +293,7 @@ def common_problem(
 
     def elsewhere(name: str) -> Site:
         count = int(known[name]["samples"])
-        sets = {w: Samples.elsewhere(1, mine.train) if known[name].get(w) else None for w in ("test", "validation")}
+        sets = {w: Samples.elsewhere(1, mine.train) if known[name][w] else None for w in ("test", "validation")}
         return Site(Samples.elsewhere(count, mine.train), **sets, group=str(known[name]["group"]), name=name)
 
     sites = [mine if name == membership.name else elsewhere(name) for name in names]

@@ -13,6 +13,7 @@ from fairmesh.comparisons.alone import AloneRun
 from fairmesh.comparisons.phases import Phases
 from fairmesh.comparisons.reference_losses import FIELDS, with_references
 from fairmesh.errors import BadInput, Diverged, Interrupted, TrainerFailed
+from fairmesh.mesh.announcements import WEIGHT
 from fairmesh.mesh.node.divergence import SiteDiverged
 from fairmesh.mesh.node.measurements import judged_on
 from fairmesh.mesh.node.membership import Membership
@@ -292,6 +293,7 @@ class _SiteMeasuring(Observer):
         duals, own = training.view.duals(state.algorithm), training.view.own_weights(state.algorithm)
         weight = None if own is None else float(own[0, 0, 0]) / training.problem.n
         weight = weight if duals is None else float(duals[0, 0, number])
+        weight = weight if WEIGHT(weight) else None  # others would refuse it
         validated = self._validation.of_sites(models) if self._validation else {}
         every = [*values.values(), *(float(value[0, number]) for value in validated.values())]
         sent = float(state.sent.node_bits[0, 0]), int(state.sent.node_bytes[0, 0])
