@@ -111,6 +111,10 @@ def _agreed_facts(node: Node) -> dict[str, Any]:
         return [name for name in present if ready.get(name) != mine]
 
     node.wait(missing)
+    alone = node.tables.alone(present)
+    if alone:
+        what = "categories that one site alone has count as other; to use them, name them in a contract"
+        node.log("warning", what, categories=alone)
     node.tables.freeze(present)
     node.own = node.tables.prepared(present, node.membership.experiment)
     freeze_facts(node.folder, agreed, node.digest, node.outputs_for(agreed))
