@@ -36,7 +36,7 @@ from tests.refusals import missing_from
 NAMES = ["a", "b", "c"]
 EXPERIMENT = experiment(30, algorithm={"name": "ad-gda", "consensus_step": 0.5}, options={"measure_every": 10})
 SCHEDULE = Schedule(rounds=30, every=10, best_by="worst", seed=0)
-COUNT = 400 if THOROUGH else 6  # changed bodies of each kind
+COUNT = 150 if THOROUGH else 5  # changed bodies of each kind
 
 
 class Reader:
@@ -101,7 +101,7 @@ class Reader:
             too_heavy(node.membership, known)
             every = dict.fromkeys(NAMES, self.facts) | known
             common_problem(node.membership, node.own, every, node.outputs_for(every))
-        data_agreement._unusual(node)
+        data_agreement._unusual(node, dict.fromkeys(NAMES, self.facts) | known)
         if not self.tables.misfit(NAMES, known).sites:
             self.tables.agreed(NAMES)
         oversight = node.oversight

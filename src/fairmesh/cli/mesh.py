@@ -295,8 +295,9 @@ def accept(
 ) -> None:
     """At a site: begin although a site's data looks different.
 
-    With on_unusual_data = "wait" in site.toml, the node waits for this before the first round. `fairmesh status` shows
-    which site it is and what differs. Ask that site first."""
+    The node waits for this before the first round if a site declares more than twice its share of all samples. With
+    on_unusual_data = "wait" in site.toml, it also does if a site's data looks different. `fairmesh status` shows which
+    site it is, and why. Ask that site first."""
     from fairmesh.mesh.node.data_consent import accept as record
 
     site, _ = _site_and_mesh(site_file, name)

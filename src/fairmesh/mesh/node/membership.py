@@ -1,7 +1,6 @@
 """A site's membership in a mesh: its files, what it announces about its data, and the problem of all sites."""
 
 import json
-import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -219,23 +218,20 @@ def misfit(known: Mapping[str, Mapping[str, Any]]) -> Objection:
     return Objection()
 
 
-def too_heavy(membership: Membership, known: Mapping[str, Mapping[str, Any]]) -> Objection:
-    """Returns the other site that would have more weight before training, by the number of samples that it declares,
-    than this site accepts, and what to do. A prior in the experiment was approved with it."""
+def too_heavy(membership: Membership, known: Mapping[str, Mapping[str, Any]]) -> dict[str, list[str]]:
+    """Returns the other sites that would have more weight before training, by the number of samples that they declare,
+    than this site accepts unasked, and a sentence about each. A prior in the experiment was approved with it."""
     if membership.experiment.prior is not None:
-        return Objection()
-    total, limit = sum(int(one["samples"]) for one in known.values()), membership.site.largest_prior
-    for name, one in known.items():
-        share = int(one["samples"]) / total
-        if name != membership.name and share > limit:
-            return Objection(
-                [name],
-                f"{name} declares {one['samples']:,} of {total:,} samples, so that its weight before training would be "
-                f"{share:.3g}, more than largest_prior = {limit:g} of this site; ask {name}. If the number is right, "
-                f"set largest_prior = {min(1.0, math.ceil(100 * share) / 100):g} in {membership.site.path.name} and "
-                f"start the node again; if not, {name} corrects its data, or is voted out",
-            )
-    return Objection()
+        return {}
+    total, limit = sum(said["samples"] for said in known.values()), membership.site.largest_share(len(known))
+    return {
+        name: [
+            f"it declares {said['samples']:,} of {total:,} samples, so that its weight before training would be "
+            f"{said['samples'] / total:.3g}, more than {limit:.3g} (largest_prior)"
+        ]
+        for name, said in known.items()
+        if name != membership.name and said["samples"] > limit * total
+    }
 
 
 def outputs_allowed(experiment: Experiment) -> int:
