@@ -6,7 +6,8 @@ import random
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from fairmesh.mesh.announcements import KINDS, Terms, wrong
+from fairmesh.mesh.announcements import KINDS, wrong
+from fairmesh.mesh.fields import Terms
 
 NASTY: tuple[Any, ...] = (
     None, True, False, 0, -1, 1, 2, 50, 1.5, -0.0, 5e-324, -5e-324, 1e-31, 1e-30, 1e15, 1e16, 1e300, -1e300, 1.7e308,
@@ -32,7 +33,8 @@ def bodies(
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yields every kind with bodies: `count` sound ones; of one of them, for every entry, those in which it is lacking,
     null or, if it is a number, next to nothing or of 400 digits (of some entries, if `count` is small); `count` with
-    other changes; and `count // 4` of random JSON. Every second sound one has the `given` fields of its kind, which drawn ones would hardly have."""
+    other changes; and `count // 4` of random JSON. Every second sound one has the `given` fields of its kind, which
+    drawn ones would hardly have."""
     draws = random.Random(seed)
     for kind in KINDS:
         drawn = [sound(kind, terms, draws) | dict((given or {}).get(kind, {}) if k % 2 else {}) for k in range(count)]

@@ -7,9 +7,10 @@ from random import Random
 
 import pytest
 
-from fairmesh.mesh.announcements import CELLS, FURTHER, KINDS, Terms
+from fairmesh.mesh.announcements import CELLS, FURTHER, KINDS
 from fairmesh.mesh.enrol import certificates
 from fairmesh.mesh.enrol.keys import KnownKeys, trust
+from fairmesh.mesh.fields import Terms
 from fairmesh.mesh.wire.bulletin import Announcement, Bulletin
 from fairmesh.mesh.wire.frames import Refused
 from fairmesh.mesh.wire.limits import TokenBucket

@@ -13,8 +13,9 @@ import torch
 
 from fairmesh.compression.codes import Dense, Levels
 from fairmesh.experiment import load_experiment
-from fairmesh.mesh.announcements import Terms, wrong
+from fairmesh.mesh.announcements import wrong
 from fairmesh.mesh.enrol.roster import Mesh
+from fairmesh.mesh.fields import Terms
 from fairmesh.mesh.node import data_agreement, ledger, reduction
 from fairmesh.mesh.node.oversight import Oversight
 from fairmesh.mesh.wire.bulletin import Announcement

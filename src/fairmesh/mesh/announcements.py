@@ -4,233 +4,49 @@ what the fields must mean together, and how often it may be said. A new kind is 
 Other sites' numbers are hostile input. This is the one wall that they pass, when they arrive and when they are read
 from disk again: nothing is computed from a body, and nothing of it is written, before `wrong` finds nothing wrong."""
 
-import itertools
-import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from random import Random
 from typing import Any
 
 from fairmesh.errors import BadInput
+from fairmesh.mesh.fields import (
+    FINITE,
+    LARGEST_COUNT,
+    METRIC,
+    NEIGHBOUR,
+    NUMBER_OF_OUTPUTS,
+    ROUND,
+    SITE,
+    Field,
+    Terms,
+    count,
+    either,
+    in_order,
+    list_of,
+    maybe,
+    number,
+    one_of,
+    record,
+    set_of,
+    shortened,
+    table_of,
+    text,
+    whom,
+    within,
+    wrong_field,
+)
 
-LARGEST_COUNT = 1 << 53
 SAMPLES_AT_MOST = 10**12  # so that its product with the size of an input stays exact, and intervals are quick
-_FINITE = 1.7e308
 FOLLOW_AT_MOST = TABLE_AT_MOST = 1 << 18  # bytes; `follow` has all sites' signatures
-_SHORT = 200  # characters of a string that is shown to people
-_SHOWN = 60  # characters of a value that is refused
-_DEEP = 24  # tables within tables, of any body
-_ENTRIES = 1 << 14  # of a list or table; the bytes of an announcement are bounded too
 
 CELLS = ("both", "only_common", "only_local", "neither")  # which of the two models answer a test row right
 FEWEST, FEW = 5, "<5"  # the smallest count that is told, and what is told of a smaller one
 ROWS_AT_LEAST = 20  # of a test set; with fewer, counts would say much about single rows
 VERDICTS = ("better", "worse", "unclear")  # of a comparison of which no number is told
 FURTHER = ("weight", "bits", "bytes")  # what a measured row has after its metrics
-OUTPUTS = 10_000  # of a model, unless the experiment lists more classes
-VALIDATION, OF_BEST = "validation ", "best "  # before a metric: on validation data; of the best round's model
-BUILT_IN_METRICS = {"accuracy": (0.0, 1.0), "loss": (-math.inf, math.inf)}
-_ROUNDING = 1e-6
 STATISTICS = (1e-30, 1e15)  # the smallest and the largest number in a site's statistics, unless it is 0
 INPUTS_AT_MOST, CLASSES_AT_MOST = 64, 100  # of a site's statistics
-
-
-@dataclass(frozen=True)
-class Terms:
-    """What all sites of a mesh have agreed on before anything is announced. It is the same at every site and does not
-    change, so that what one site accepts, those to which it passes it on accept too.
-
-    Args:
-        neighbours: Of every site that the mesh ever had, those of the mesh file.
-        rounds: Of the run.
-        outputs: How many outputs of the model a site may declare.
-        metrics: The lowest and the highest possible value of everything that may be measured.
-        site: Who speaks.
-    """
-
-    neighbours: Mapping[str, Collection[str]] = field(default_factory=dict)
-    rounds: int = LARGEST_COUNT
-    outputs: int = OUTPUTS
-    metrics: Mapping[str, tuple[float, float]] = field(default_factory=lambda: BUILT_IN_METRICS)
-    site: str = ""
-
-    @property
-    def sites(self) -> tuple[str, ...]:
-        return tuple(self.neighbours)
-
-    def measures(self, name: str, value: float | None) -> bool:
-        """Returns whether a metric can have this value, up to rounding; null if it is not defined."""
-        plain = name if name in self.metrics else name.removeprefix(VALIDATION).removeprefix(OF_BEST)
-        low, high = self.metrics[plain]
-        return value is None or low - _ROUNDING <= value <= high + _ROUNDING
-
-    def by(self, site: str) -> "Terms":
-        """Returns the same, for what a site says."""
-        return replace(self, site=site)
-
-
-_NO_TERMS = Terms()
-
-
-@dataclass(frozen=True)
-class Field:
-    """A field of an announcement: what it may hold, and how tests draw such values.
-
-    Args:
-        holds: (value, terms) -> whether the value is one of this field.
-        draw: (random, terms) -> such a value.
-        about: Whom a value names, in words; "" if nobody but the site that says it.
-    """
-
-    holds: Callable[[Any, Terms], bool]
-    draw: Callable[[Random, Terms], Any]
-    about: str = ""
-
-    def __call__(self, value: Any, terms: Terms = _NO_TERMS) -> bool:
-        return self.holds(value, terms)
-
-
-def _between(draws: Random, low: float, high: float) -> float:
-    """Returns a number of a range: an end of it, one near 0, or any."""
-    near = draws.uniform(max(low, -10.0), min(high, 10.0)) if low <= 10 and high >= -10 else low
-    return draws.choice([low, high, near, near, near, draws.uniform(low / 2, high / 2)])
-
-
-def count(low: int = 0, high: int = LARGEST_COUNT) -> Field:
-    """A whole number; true and false are none."""
-    return _count(lambda terms: range(low, high + 1))
-
-
-def _count(allowed: Callable[[Terms], range]) -> Field:
-    def draw(draws: Random, terms: Terms) -> int:
-        numbers = allowed(terms)
-        return draws.choice([numbers[0], numbers[-1], numbers[draws.randrange(min(len(numbers), 50))]])
-
-    return Field(lambda value, terms: type(value) is int and value in allowed(terms), draw)
-
-
-ROUND = _count(lambda terms: range(terms.rounds + 1))
-NUMBER_OF_OUTPUTS = _count(lambda terms: range(terms.outputs + 1))
-
-
-def number(low: float = -_FINITE, high: float = _FINITE, smallest: float = 0.0) -> Field:
-    """A finite number of either sign, unless a range is given. One that is closer to 0 than `smallest` must be 0."""
-
-    def holds(value: Any, terms: Terms = _NO_TERMS) -> bool:
-        if type(value) not in (int, float) or not low <= value <= high:
-            return False
-        return (type(value) is float or abs(value) <= LARGEST_COUNT) and (value == 0 or abs(value) >= smallest)
-
-    def draw(draws: Random, terms: Terms) -> float:
-        value = _between(draws, low, high)
-        return value if holds(value) else 0.0 if low <= 0 <= high else high
-
-    return Field(holds, draw)
-
-
-def text(at_most: int = _SHORT, printable: bool = True) -> Field:
-    """A string of bounded length that may be shown to people."""
-    return Field(
-        lambda value, terms: (
-            isinstance(value, str) and len(value) <= at_most and (value.isprintable() or not printable)
-        ),
-        lambda draws, terms: draws.choice(["", "a", "loss", "<b>", "\N{SNOWMAN}", "x" * at_most]),
-    )
-
-
-_NAME = text()
-
-
-def one_of(*values: Any) -> Field:
-    """One of some values."""
-    return Field(
-        lambda value, terms: any(type(value) is type(allowed) and value == allowed for allowed in values),
-        lambda draws, terms: draws.choice(values),
-    )
-
-
-def _named(allowed: Callable[[Terms], Collection[str]], about: str) -> Field:
-    return Field(
-        lambda value, terms: isinstance(value, str) and value in allowed(terms),
-        lambda draws, terms: draws.choice([*allowed(terms)]),
-        about,
-    )
-
-
-SITE = _named(lambda terms: terms.neighbours, "sites of the mesh")
-NEIGHBOUR = _named(lambda terms: terms.neighbours.get(terms.site, ()), "its neighbours")
-METRIC = _named(lambda terms: [prefix + name for prefix in ("", VALIDATION, OF_BEST) for name in terms.metrics], "")
-
-
-def maybe(of: Field) -> Field:
-    """Something, or null."""
-    return either(one_of(None), of)
-
-
-def either(*fields: Field) -> Field:
-    """A value of one of some fields."""
-    return Field(
-        lambda value, terms: any(one.holds(value, terms) for one in fields),
-        lambda draws, terms: draws.choice(fields).draw(draws, terms),
-        _whom(fields),
-    )
-
-
-def _whom(fields: Iterable[Field]) -> str:
-    return next((one.about for one in fields if one.about), "")
-
-
-def _length(draws: Random, at_least: int, at_most: int) -> int:
-    return min(at_most, at_least + draws.choice((0, 1, 2, 3, 9)))
-
-
-def list_of(of: Field, at_most: int = _ENTRIES, at_least: int = 0) -> Field:
-    """A list of as many entries as allowed, all of one form."""
-    return Field(
-        lambda value, terms: (
-            isinstance(value, list)
-            and at_least <= len(value) <= at_most
-            and all(of.holds(entry, terms) for entry in value)
-        ),
-        lambda draws, terms: [of.draw(draws, terms) for _ in range(_length(draws, at_least, at_most))],
-        of.about,
-    )
-
-
-def set_of(of: Field, at_most: int = _ENTRIES) -> Field:
-    """A list of which no two entries are the same."""
-    several = list_of(of, at_most)
-    return Field(
-        lambda value, terms: several.holds(value, terms) and len(set(value)) == len(value),
-        lambda draws, terms: list(dict.fromkeys(several.draw(draws, terms))),
-        of.about,
-    )
-
-
-def table_of(of: Field, at_most: int = _ENTRIES, keys: Field = _NAME) -> Field:
-    """A table from names to entries of one form."""
-    return Field(
-        lambda value, terms: (
-            isinstance(value, dict)
-            and len(value) <= at_most
-            and all(keys.holds(key, terms) and of.holds(entry, terms) for key, entry in value.items())
-        ),
-        lambda draws, terms: {
-            keys.draw(draws, terms): of.draw(draws, terms) for _ in range(_length(draws, 0, at_most))
-        },
-        _whom((keys, of)),
-    )
-
-
-def record(**fields: Field) -> Field:
-    """A table with exactly these fields."""
-    return Field(
-        lambda value, terms: (
-            isinstance(value, dict) and value.keys() == fields.keys() and not _wrong_fields(fields, value, terms)
-        ),
-        lambda draws, terms: {name: one.draw(draws, terms) for name, one in fields.items()},
-        _whom(fields.values()),
-    )
 
 
 def _is_sample_form(value: Any, depth: int = 0) -> bool:
@@ -238,11 +54,11 @@ def _is_sample_form(value: Any, depth: int = 0) -> bool:
     several."""
     parts, deep = 64, 4
     if isinstance(value, list) and value and isinstance(value[0], str):
-        return len(value) == 2 and _NAME(value[0]) and list_of(count(high=1 << 32), 8)(value[1])
+        return len(value) == 2 and text()(value[0]) and list_of(count(high=1 << 32), 8)(value[1])
     if not isinstance(value, dict | list) or not 1 <= len(value) <= parts or depth >= deep:
         return False
     names = value if isinstance(value, dict) else ()
-    return all(map(_NAME, names)) and all(_is_sample_form(part, depth + 1) for part in _within(value))
+    return all(map(text(), names)) and all(_is_sample_form(part, depth + 1) for part in within(value))
 
 
 _SAMPLE_FORM = Field(
@@ -250,6 +66,7 @@ _SAMPLE_FORM = Field(
     lambda draws, terms: draws.choice(
         [["torch.float32", [8, 8]], ["table", []], {"a": [["torch.int64", []]]}, ["torch.float32", [1 << 32] * 8]]
     ),
+    "type and shape of a sample, or of each of its parts",
 )
 
 
@@ -280,7 +97,7 @@ def _drawn_table(draws: Random, terms: Terms) -> dict[str, Any]:
     }
 
 
-_TABLE = Field(_is_table, _drawn_table)
+_TABLE = Field(_is_table, _drawn_table, "the plan of a table and sums over its columns")
 
 
 # An entry of lambda is a share, in [0, 1]. What a site can tell is its estimate of it: gossip of compressed rows can
@@ -297,6 +114,7 @@ _COLUMNS = Field(  # the names of what a row has after its round
         and _MEASURED(value[: -len(FURTHER)], terms)
     ),
     lambda draws, terms: [*terms.metrics, *FURTHER],
+    f"metrics of the experiment, then {', '.join(FURTHER)}",
 )
 _ROW = Field(  # a round with the numbers that were measured after it
     lambda value, terms: _NUMBERS(value) and ROUND(value[0], terms),
@@ -305,29 +123,12 @@ _ROW = Field(  # a round with the numbers that were measured after it
         *(number(*_finite(limits)).draw(draws, terms) for limits in terms.metrics.values()),
         *(field.draw(draws, terms) for field in (maybe(WEIGHT), _TRAFFIC, _TRAFFIC)),
     ],
+    "a round of the run with a number of each column",
 )
 
 
 def _finite(limits: tuple[float, float]) -> tuple[float, float]:
-    return max(limits[0], -_FINITE), min(limits[1], _FINITE)
-
-
-def in_order(of: Field) -> Field:
-    """A list in ascending order, without two equal entries; of rows, by their rounds."""
-
-    def place(entry: Any) -> Any:
-        return entry[0] if isinstance(entry, list) else entry
-
-    several = list_of(of)
-
-    def holds(value: Any, terms: Terms) -> bool:
-        places = [place(entry) for entry in value] if several.holds(value, terms) else [1, 0]
-        return all(before < after for before, after in itertools.pairwise(places))
-
-    def draw(draws: Random, terms: Terms) -> list[Any]:
-        return sorted({place(entry): entry for entry in several.draw(draws, terms)}.values(), key=place)
-
-    return Field(holds, draw, of.about)
+    return max(limits[0], -FINITE), min(limits[1], FINITE)
 
 
 _GENERATION = replace(count(), draw=lambda draws, terms: draws.choice((1, 1, 1, 2, LARGEST_COUNT)))
@@ -426,7 +227,7 @@ class Announced:
     @property
     def about(self) -> str:
         """Returns about whom a site may say this, besides itself, in words; "" if about nobody else."""
-        return _whom(self.fields.values())
+        return whom(self.fields.values())
 
 
 KINDS = {
@@ -570,29 +371,5 @@ def wrong(kind: str, body: Mapping[str, Any], terms: Terms) -> str:
         terms: What the sites have agreed on, and who says this.
     """
     form = KINDS[kind].fields
-    found = _wrong_fields(form, body, terms) or next((name[:_SHORT] for name in body if name not in form), "")
+    found = wrong_field(form, body, terms) or next((shortened(name) for name in body if name not in form), "")
     return found or KINDS[kind].meaning(body, terms)
-
-
-def _wrong_fields(form: Mapping[str, Field], body: Mapping[str, Any], terms: Terms) -> str:
-    """Returns the first field that is missing or holds something else than it may, with its value."""
-    for name, of in form.items():
-        if name not in body:
-            return f"no {name}"
-        if not of.holds(body[name], terms):
-            return f"{name} = {shortened(repr(body[name]), _SHOWN)}"
-    return ""
-
-
-def too_deep(value: Any, deep: int = _DEEP) -> bool:
-    """Returns whether tables are nested deeper than in any announcement."""
-    return deep < 0 or any(too_deep(inner, deep - 1) for inner in _within(value) if isinstance(inner, dict | list))
-
-
-def _within(value: Any) -> Iterable[Any]:
-    return value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-
-
-def shortened(words: str, at_most: int = _SHORT) -> str:
-    """Returns a text of others as it may be shown to people: printable, and of bounded length."""
-    return "".join(c if c.isprintable() else "?" for c in words[:at_most])

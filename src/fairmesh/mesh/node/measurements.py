@@ -28,7 +28,8 @@ import torch
 from torch import Tensor
 
 from fairmesh.errors import CheckpointError
-from fairmesh.mesh.announcements import FURTHER, VALIDATION, wrong_row
+from fairmesh.mesh.announcements import FURTHER, wrong_row
+from fairmesh.mesh.fields import VALIDATION
 from fairmesh.mesh.node.store import BEST, PROGRESS, TABLE
 from fairmesh.mesh.node.watching import Aside
 from fairmesh.mesh.wire.bulletin import Bulletin

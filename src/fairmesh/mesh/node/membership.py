@@ -13,13 +13,13 @@ from fairmesh.data.site import Site
 from fairmesh.data.site_tables import is_fitted
 from fairmesh.errors import BadInput
 from fairmesh.experiment import Experiment
-from fairmesh.mesh.announcements import BUILT_IN_METRICS, OUTPUTS, Terms
 from fairmesh.mesh.enrol.agreement import agreed, own_problem, own_site, refuse_undeployable
 from fairmesh.mesh.enrol.approval import approved_experiment
 from fairmesh.mesh.enrol.certificates import check_certificate, make_secret, secret_of
 from fairmesh.mesh.enrol.founding import refuse_other_graph
 from fairmesh.mesh.enrol.manifest import Manifest
 from fairmesh.mesh.enrol.roster import Mesh, SiteFile
+from fairmesh.mesh.fields import BUILT_IN_METRICS, OUTPUTS, Terms
 from fairmesh.mesh.node.claims import HOW_TO_RESTORE
 from fairmesh.mesh.node.ledger import still_in
 from fairmesh.mesh.wire.greeting import greeting

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import fairmesh
 from fairmesh.errors import BadInput, FairmeshError, Interrupted
-from fairmesh.mesh.announcements import KINDS, TOLD, shortened
+from fairmesh.mesh.announcements import KINDS, TOLD
 from fairmesh.mesh.enrol.certificates import SOON_DAYS, valid_until
+from fairmesh.mesh.fields import shortened
 from fairmesh.mesh.node import claims, divergence, life
 from fairmesh.mesh.node.membership import Membership
 from fairmesh.mesh.node.store import landmarks_in

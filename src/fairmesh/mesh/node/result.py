@@ -15,7 +15,7 @@ from fairmesh.algorithms.companions import carried
 from fairmesh.algorithms.companions.own_parts import OwnState
 from fairmesh.config.overrides import portable
 from fairmesh.config.tables import to_table
-from fairmesh.mesh.announcements import OF_BEST
+from fairmesh.mesh.fields import OF_BEST
 from fairmesh.mesh.node.measurements import add_metrics, judged_on
 from fairmesh.mesh.node.membership import Membership
 from fairmesh.mesh.node.reduction import Sums

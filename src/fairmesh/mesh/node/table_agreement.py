@@ -20,8 +20,9 @@ from fairmesh.data.site_tables import is_fitted, refitted
 from fairmesh.data.sums import COLUMNS_AT_MOST, LABELS_AT_MOST, Misfit, Sums, TableSums, fitted, of_two_sites
 from fairmesh.errors import BadInput
 from fairmesh.experiment import Experiment
-from fairmesh.mesh.announcements import TABLE_AT_MOST, shortened
+from fairmesh.mesh.announcements import TABLE_AT_MOST
 from fairmesh.mesh.enrol.agreement import own_problem
+from fairmesh.mesh.fields import shortened
 from fairmesh.mesh.node.membership import Objection
 from fairmesh.mesh.wire.bulletin import Bulletin
 from fairmesh.storage.files import read_bytes, write_atomically

@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fairmesh.errors import BadInput
-from fairmesh.mesh.announcements import KINDS, Terms, count, text, too_deep, wrong
+from fairmesh.mesh.announcements import KINDS, wrong
 from fairmesh.mesh.enrol import certificates
+from fairmesh.mesh.fields import Terms, count, text, too_deep
 from fairmesh.mesh.wire.frames import Refused, read_json
 from fairmesh.mesh.wire.limits import TokenBucket
 from fairmesh.mesh.wire.tls_stream import Credentials

@@ -7,7 +7,7 @@ from enum import IntEnum
 from typing import Any, NamedTuple
 
 from fairmesh.errors import FairmeshError
-from fairmesh.mesh.announcements import shortened
+from fairmesh.mesh.fields import shortened
 
 PROTOCOL = 1
 _MAGIC = b"fairmesh"
