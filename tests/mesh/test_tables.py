@@ -261,7 +261,7 @@ def test_simulation_keeps_the_category_that_one_site_has(tmp_path):
 
 
 def test_site_that_alone_has_a_label_is_named_and_told_how_to_name_it_at_all_sites(tmp_path):
-    facts = dict.fromkeys(NAMES, {"samples": 48, "test": 12, "validation": 0, "outputs": 2})
+    facts = {key: {"samples": 48, "test": 12, "validation": 0, "outputs": 2} for key in NAMES}
     facts["c"] = facts["a"] | {"outputs": 3}
     sites, reason = Wards(tmp_path, labels=["0", "1", "maybe"]).misfit(NAMES, facts)
     assert (sites, missing_from(reason, "c alone", "'maybe'", "'ill'", "contract", "classes")) == (["c"], [])

@@ -142,13 +142,14 @@ _PROPOSAL: dict[str, Field] = {
 _CLAIM: dict[str, Field] = {"begun": list_of(list_of(count(), 4, 4), 256), "outputs": NUMBER_OF_OUTPUTS}
 _VOTES = table_of(count(), keys=SITE)
 _COMMIT = record(**_CLAIM, number=count(), signature=text())
-_MOMENT = number(-LARGEST_COUNT, LARGEST_COUNT)
+_MOMENT = replace(number(-LARGEST_COUNT, LARGEST_COUNT), words="seconds since 1970")
 _STATISTICS = number(-STATISTICS[1], STATISTICS[1], STATISTICS[0])
 
-# What the fields of a body must mean together. Each function returns what is wrong, as `wrong` does.
+# What the fields of a body must mean together, which the docstrings say. Each returns what is wrong, as `wrong` does.
 
 
 def _wrong_statistics(body: Mapping[str, Any], terms: Terms) -> str:
+    """mean, spread and, if it is told, relation are of as many inputs"""
     inputs = len(body["mean"])
     if len(body["spread"]) != inputs:
         return f"spread of {len(body['spread'])} inputs and mean of {inputs}"
@@ -156,6 +157,7 @@ def _wrong_statistics(body: Mapping[str, Any], terms: Terms) -> str:
 
 
 def _wrong_rows(body: Mapping[str, Any], terms: Terms) -> str:
+    """every row has a number per column: a metric within its limits, the weight from -1 to 1e9, traffic not negative"""
     wrong = {row[0]: wrong_row(body["columns"], row, terms) for row in body["rows"]}
     return next((f"rows of which that of round {done} has {what}" for done, what in wrong.items() if what), "")
 
@@ -175,15 +177,18 @@ def wrong_row(columns: Sequence[str], row: Any, terms: Terms) -> str:
 
 
 def _wrong_metrics(body: Mapping[str, Any], terms: Terms) -> str:
+    """every metric is within its limits"""
     wrong = [name for name, value in body["metrics"].items() if not terms.measures(name, value)]
     return f"metrics of which {wrong[0]} = {body['metrics'][wrong[0]]} is impossible" if wrong else ""
 
 
 def _wrong_divergence(body: Mapping[str, Any], terms: Terms) -> str:
+    """since is not after round"""
     return "" if body["since"] <= body["round"] else f"since = {body['since']}, after its round {body['round']},"
 
 
 def _wrong_cells(body: Mapping[str, Any], terms: Terms) -> str:
+    """at most one of cells, verdict and why_not is told, and cells of at least 20 rows"""
     cells, verdict, why_not = body["cells"], body["verdict"], body["why_not"]
     if bool(cells) + bool(verdict) + bool(why_not) > 1:
         return "cells, verdict and why_not, of which it can have one only,"
@@ -207,7 +212,8 @@ class Announced:
     Args:
         tells: What it tells about a site, in words, for those who decide whether to take part (`fairmesh mesh show`).
         fields: The fields that its body must have, with the type and the range of each.
-        meaning: (body, terms) -> which fields contradict each other, as `wrong` does. Default: none.
+        meaning: (body, terms) -> which fields contradict each other, as `wrong` does; its docstring says what they must
+            mean. Default: nothing.
         at_most: How many bytes an announcement may have. Default: 16 KiB.
         per_second: How many of one site a neighbour may pass on, on average. What exceeds this is dropped, whatever the
             site says of other kinds. Default: 0.5.
@@ -226,8 +232,8 @@ class Announced:
 
     @property
     def about(self) -> str:
-        """Returns about whom a site may say this, besides itself, in words; "" if about nobody else."""
-        return whom(self.fields.values())
+        """Returns about whom a site may say this, in words."""
+        return whom(self.fields.values()) or "itself"
 
 
 KINDS = {
@@ -347,7 +353,7 @@ KINDS = {
     ),
     "follow": Announced(
         "what was decided so",
-        fields={"certificates": list_of(record(**_PROPOSAL, votes=_VOTES, commits=table_of(_COMMIT)))},
+        fields={"certificates": list_of(record(**_PROPOSAL, votes=_VOTES, commits=table_of(_COMMIT, keys=SITE)))},
         at_most=FOLLOW_AT_MOST,
         per_second=0.1,
     ),
