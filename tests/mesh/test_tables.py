@@ -58,14 +58,14 @@ def test_nodes_and_a_simulation_have_the_same_preprocessing_and_rows(tmp_path, f
         assert agreed["data_and_model"] == problem.keeping([k]).digest(), "its rows and the model to start from"
 
 
-def own_tables(run: Run, **changes) -> dict[str, Path]:
+def own_tables(run: Run, settings: dict | None = None, **changes) -> dict[str, Path]:
     """Gives each site a table of its own, in another order of columns."""
     files = {}
     for k, name in enumerate(NAMES):
         columns = [(key, values[k::3]) for key, values in clinic(240).items() if key != "where"]
         columns = changes.get(name, dict)(dict(columns[k:] + columns[:k]))
         files[name] = Path(write(run.folder / name / "rows.csv", columns))
-        fleet.settle(run.folder / name, data={"name": "table", "file": "rows.csv", "target": "ill"})
+        fleet.settle(run.folder / name, data={"name": "table", "file": "rows.csv", "target": "ill"} | (settings or {}))
     return files
 
 
@@ -220,7 +220,7 @@ def test_sums_are_of_the_declared_rows_and_in_the_range_of_the_contract_or_their
 class Wards(TableAgreement):
     """What site a makes of the tables of all sites, given the wards that each of them tells and the labels of c."""
 
-    def __init__(self, folder: Path, labels=("0", "1"), **wards):
+    def __init__(self, folder: Path, labels=("0", "1"), fitted_by=(), **wards):
         columns = {"age": range(40, 100), "ward": ["north", "south"] * 30, "ill": [0, 1] * 30}
         (site,) = fm.data.Table(write(folder / "t.csv", columns), "ill", partition=fm.data.Even(1)).sites()
         said = {name: site.table.sums().to_table() for name in NAMES}
@@ -228,6 +228,7 @@ class Wards(TableAgreement):
             said[name]["columns"]["ward"][4] = told
         said["c"]["target"][4] = list(labels)
         bodies = {name: {"sums": sums, "fitted_by": []} for name, sums in said.items()}
+        bodies["c"]["fitted_by"] = list(fitted_by)
         assert all(KINDS["table"].fields["sums"](sums) for sums in said.values())
         super().__init__(
             "a", site, SimpleNamespace(of=lambda name, kind: bodies[name], of_all=lambda k: bodies), folder
@@ -253,6 +254,11 @@ def test_one_member_cannot_make_the_model_larger_by_inventing_categories_and_two
         Wards(tmp_path, c=[*INVENTED, *(f"more {i}" for i in range(3))])
 
 
+def test_one_of_two_sites_cannot_leave_the_other_out_of_the_sums(tmp_path):
+    for said, counted in ((["c"], ["a", "c"]), (["a", "b", "c"], ["a", "b", "c"])):  # b has left since
+        assert list(Wards(tmp_path, fitted_by=said)._sites(["a", "c"])) == counted
+
+
 def test_simulation_keeps_the_category_that_one_site_has(tmp_path):
     columns = {"age": range(40, 100), "ward": ["north"] * 30 + ["south"] * 30, "ill": [0, 1] * 30}
     columns["where"] = ["a"] * 30 + ["b"] * 30
@@ -266,6 +272,37 @@ def test_site_that_alone_has_a_label_is_named_and_told_how_to_name_it_at_all_sit
     sites, reason = Wards(tmp_path, labels=["0", "1", "maybe"]).misfit(NAMES, facts)
     assert (sites, missing_from(reason, "c alone", "'maybe'", "'ill'", "contract", "classes")) == (["c"], [])
     assert Wards(tmp_path).misfit(NAMES, facts | {"c": facts["a"]}) == Objection()
+
+
+@pytest.mark.slow
+def test_rows_with_a_category_of_one_site_count_as_other_and_every_node_says_so(tmp_path, founded):
+    run = founded(SHARED + TRAINING)
+    own_tables(run, c=lambda columns: columns | {"ward": ["attic" if w == "east" else w for w in columns["ward"]]})
+    run.live()
+    for name in NAMES:
+        (said,) = run.events(
+            name, "categories that one site alone has count as other; to use them, name them in a contract"
+        )
+        assert said["categories"] == "ward = attic (c)"
+    assert preprocessing_of(tmp_path, "c").columns[1].classes == ("east", "north", "south")
+
+
+@pytest.mark.slow
+def test_label_of_one_site_can_be_used_once_all_sites_name_the_labels(tmp_path, founded):
+    def third(columns: dict) -> dict:
+        return columns | {"ill": ["maybe" if k < 9 else value for k, value in enumerate(columns["ill"])]}
+
+    run = founded(SHARED + TRAINING)
+    labels = sorted({str(value) for value in clinic(240)["ill"]})
+    own_tables(run, c=third)
+    run.start(*NAMES)
+    run.until(lambda: all(run.events(name, "the data of the sites does not fit together") for name in "ab"))
+    assert "'maybe'" in run.events("a", "the data of the sites does not fit together")[0]["reason"]
+    run.stops("c", "'maybe'")
+    run.kill()
+    own_tables(run, {"classes": [*labels, "maybe"]}, c=third)
+    run.live()
+    assert preprocessing_of(tmp_path, "a").classes == (*labels, "maybe")
 
 
 def test_table_of_too_many_labels_is_refused_at_its_own_site_with_the_limit_and_the_ways_out(tmp_path):

@@ -135,7 +135,7 @@ class TableAgreement:
             return ()
         said = Counter(tuple(body["fitted_by"]) for body in self._bulletin.of_all(_KIND).values() if body["fitted_by"])
         sites, votes = said.most_common(1)[0] if said else ((), 0)
-        return sites if 2 * votes >= len(present) else present
+        return sites if 2 * votes >= len(present) and self._name in sites else present
 
     def _fitting(self, present: Sequence[str]) -> dict[str, TableSums]:
         return self._told(self._sites(present)) if self._sound is None else self._sound
