@@ -432,7 +432,8 @@ def _vote(
     from fairmesh.mesh.node.ledger import still_in, wish
 
     site, founded = _site_and_mesh(site_file)
-    remaining = wish(site.state, still_in(site.state, founded), site.name, gone, back_to, restored)
+    present = still_in(site.state, founded, is_lost=site.name in restored)
+    remaining = wish(site.state, present, site.name, gone, back_to, restored)
     others = [member.name for member in remaining.present if member.name != site.name]
     recorded = f"recorded: {site.name} {what} as soon as these sites have voted the same: {', '.join(others)}"
     next_step = "the node announces this to the others and need not be stopped; `fairmesh status` shows the votes"
