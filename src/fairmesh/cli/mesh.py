@@ -9,9 +9,9 @@ from typing import Annotated, Any
 import typer
 
 from fairmesh.cli.node import Site
-from fairmesh.cli.terminal import Json, print_json, readable_toml, say, show_table
+from fairmesh.cli.terminal import Json, print_json, put, readable_toml, say, show_table
 from fairmesh.cli.without_torch import leave_out_torch
-from fairmesh.errors import BadInput
+from fairmesh.errors import BadInput, printable
 from fairmesh.mesh.enrol.roster import MESH, OF_THE_EXPERIMENT, Mesh, SiteFile, host_and_port
 from fairmesh.storage.files import read_bytes, write_atomically
 
@@ -237,7 +237,7 @@ def sign(
     write_atomically(path, signed)
     until = f"{certificates.valid_until(signed):%Y-%m-%d}"
     if not json_:
-        print(f"{name}\t{shown}")
+        print(f"{printable(name)}\t{shown}")
     compare = "compare this fingerprint with the one the site reads out before you send the certificate"
     _answer(
         json_,
@@ -333,7 +333,7 @@ def show(
         approval.approve(site, handout)
         seen["approved"] = True
     for line in () if json_ else in_words(seen):
-        print("".join(letter if letter.isprintable() else "?" for letter in line))
+        put(line)
     done, to_do = f"approved by this site: {seen['manifest']}", f"fairmesh mesh show {site_file} --approve"
     _answer(json_, seen, done if seen["approved"] else f"not approved yet; to approve it: {to_do}")
 

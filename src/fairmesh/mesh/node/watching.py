@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
-from fairmesh.errors import BadInput, in_a_line, optional
+from fairmesh.errors import BadInput, in_a_line, optional, printable
 from fairmesh.mesh.node.life import FINISHED, NOT_RUNNING, STARTING, STOPPED, described
 from fairmesh.mesh.node.state_lock import running_since
 from fairmesh.mesh.wire.connections import keep_from_forks
@@ -47,9 +47,8 @@ def _for_people(event: Mapping[str, Any]) -> str:
     rest = ", ".join(
         f"{key} {value}" for key, value in event.items() if value is not None and key not in ("time", "level", "what")
     )
-    rest = "".join(c if c.isprintable() else "?" for c in rest)  # no control characters from peers
     mark = "" if event["level"] == "info" else f"{event['level']}: "
-    return f"{event['time'][11:19]}  {mark}{event['what']}{': ' + rest if rest else ''}"
+    return printable(f"{event['time'][11:19]}  {mark}{event['what']}{': ' + rest if rest else ''}")
 
 
 class _File(logging.handlers.RotatingFileHandler):
