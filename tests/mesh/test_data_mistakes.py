@@ -16,6 +16,7 @@ from fairmesh.mesh.node.data_consent import unaccepted
 from fairmesh.mesh.node.membership import Membership, too_heavy
 from fairmesh.mesh.node.oversight import WeightWatch
 from fairmesh.mesh.preflight import checks
+from fairmesh.storage.files import write_record
 from tests.mesh import fleet
 from tests.mesh.experiments import experiment
 from tests.mesh.scenarios import Run, waits_at
@@ -234,7 +235,7 @@ def test_what_looks_different_is_accepted_as_it_looks_now(tmp_path, called):
     assert (unaccepted(state, {}), unaccepted(state, said)) == ([], ["c", "b"])
     assert called("mesh", "accept", site, "c")[0] == 2  # the node has not been started
     state.mkdir()
-    (state / "status.json").write_text(json.dumps({"unusual": said}))
+    write_record(state / "status.json", {"unusual": said})
     code, _, err = called("mesh", "accept", site, "c")
     assert (code, missing_from(err, "a accepts the data of c", "10 times as large")) == (0, [])
     assert unaccepted(state, said) == ["b"]

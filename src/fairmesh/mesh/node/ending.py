@@ -58,6 +58,7 @@ def confirm(node: Node) -> str:
     unconfirmed, source = _unconfirmed(node), sums_of(node.generation.rounds).source
     expected = expected_results(unconfirmed, node.membership)
     node.bulletin.announce("result", expected[node.membership.name], node.membership.mesh.generation)
+    node.remember()  # so that a restart knows whether the result on disk is the one that was announced
     sums = {"sums": "computed by this site" if source is None else f"from {source}", "kept": unconfirmed.name}
 
     def open_questions() -> list[str]:

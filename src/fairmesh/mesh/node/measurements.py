@@ -148,6 +148,11 @@ class Measurements:
             os.truncate(path, len(content) - len(cut))
         return generation
 
+    def lost(self, done: int) -> list[int]:
+        """Returns the rounds up to one that this site must have measured, and whose rows are not in the table."""
+        with self._lock:
+            return [due for due in self._due if due <= done and due not in self._rows[self._own]]
+
     def _drop_after(self, start: int, before: int) -> None:
         """Drops what the sites went back from, the rows of sites that have left, and those that a restored site has
         lost. What was shown of them is put aside."""

@@ -20,7 +20,7 @@ from fairmesh.mesh.enrol.founding import refuse_other_graph
 from fairmesh.mesh.enrol.manifest import Manifest
 from fairmesh.mesh.enrol.roster import Mesh, SiteFile
 from fairmesh.mesh.fields import BUILT_IN_METRICS, OUTPUTS, Terms
-from fairmesh.mesh.node.claims import HOW_TO_RESTORE
+from fairmesh.mesh.node.claims import HOW_TO_RESTORE, PUT_BACK
 from fairmesh.mesh.node.ledger import still_in
 from fairmesh.mesh.wire.greeting import greeting
 from fairmesh.mesh.wire.links import Credentials, Neighbour
@@ -28,12 +28,13 @@ from fairmesh.metrics.base import chosen_metrics, limits_of
 from fairmesh.numerics import trees
 from fairmesh.problems.model_for_sites import shape_of
 from fairmesh.problems.prepared import Prepared
-from fairmesh.storage.files import read_bytes, write_atomically
+from fairmesh.storage.files import read_bytes, read_record, write_record
 from fairmesh.training.options import Options
 
 _FACTS = "facts.json"  # about all sites' data, as the run began with them
-_DIGEST = "data.sha256"  # of this site's training data, likewise; it is not sent
+_DIGEST = "data.json"  # of this site's training data, likewise; it is not sent
 _OUTPUTS = "outputs.json"  # of the model, likewise
+_TRAINING = "training data"
 _FORM = ("inputs", "targets")  # facts that must be the same everywhere
 
 
@@ -175,25 +176,31 @@ def facts(site: Site) -> dict[str, Any]:
 def freeze_facts(folder: Path, known: Mapping[str, Any], digest: str, outputs: int) -> None:
     """Records what all sites said about their data, the digest of this site's own, and how many outputs the model has,
     as the run begins with them."""
-    write_atomically(folder / _DIGEST, digest.encode())
-    write_atomically(folder / _OUTPUTS, json.dumps(outputs).encode())
-    write_atomically(folder / _FACTS, json.dumps(known).encode())
+    write_record(folder / _DIGEST, {_TRAINING: digest})
+    write_record(folder / _OUTPUTS, {"outputs": outputs})
+    write_record(folder / _FACTS, known)
 
 
 def frozen_outputs(folder: Path) -> int:
     """Returns how many outputs the model has, as the run began with them."""
-    return int(json.loads(read_bytes(folder / _OUTPUTS)))
+    record = read_record(folder / _OUTPUTS, PUT_BACK)
+    if not record:
+        raise BadInput(f"{folder / _OUTPUTS} is missing; {PUT_BACK}")
+    return int(record["outputs"])
 
 
 def frozen_facts(folder: Path, name: str, mine: Mapping[str, Any], digest: str) -> dict[str, Any]:
     """Returns what all sites said about their data when the run began; nothing before. Refuses data of this site that
     has changed since."""
-    frozen = json.loads(read_bytes(folder / _FACTS)) if (folder / _FACTS).exists() else {}
+    frozen = read_record(folder / _FACTS, PUT_BACK)
     before = frozen[name] if frozen else mine
     changed = [f"{what}: {before.get(what)} then, {now} now" for what, now in mine.items() if before.get(what) != now]
-    begun_with = folder / _DIGEST  # missing before the run begins; kept when the site is restored
-    if not changed and begun_with.exists() and read_bytes(begun_with).decode() != digest:
+    again = "put it back from a backup; if the training data is still that of the run, move the damaged file away"
+    begun_with = read_record(folder / _DIGEST, again)  # empty before the run begins; kept when the site is restored
+    if not changed and begun_with.get(_TRAINING, digest) != digest:
         changed = ["other values or another order of the training samples"]
+    if frozen and not begun_with:
+        write_record(folder / _DIGEST, {_TRAINING: digest})
     if changed:
         raise BadInput(
             f"the data of this site has changed since the run began ({'; '.join(changed)}). Data is frozen for a run, "

@@ -15,6 +15,7 @@ from fairmesh.algorithms.companions import carried
 from fairmesh.algorithms.companions.own_parts import OwnState
 from fairmesh.config.overrides import portable
 from fairmesh.config.tables import to_table
+from fairmesh.errors import BadInput
 from fairmesh.mesh.fields import OF_BEST
 from fairmesh.mesh.node.measurements import add_metrics, judged_on
 from fairmesh.mesh.node.membership import Membership
@@ -28,7 +29,7 @@ from fairmesh.networks.bounds import FACTOR
 from fairmesh.networks.roles import Duals, Models, StateView
 from fairmesh.problems.prepared import Prepared
 from fairmesh.storage.files import write_atomically
-from fairmesh.storage.run_folder import EXPERIMENT, METRICS, SUMMARY, Record, toml_of
+from fairmesh.storage.run_folder import EXPERIMENT, METRICS, SUMMARY, Record, read_summary, toml_of
 from fairmesh.storage.strict_json import as_json
 from fairmesh.training.loop import Best, TrainingState
 from fairmesh.training.meter import traffic
@@ -197,6 +198,15 @@ def result_digest(folder: Path) -> str:
         content = (folder / name).read_bytes() if (folder / name).exists() else b""
         digest.update(hashlib.sha256(content).digest())
     return digest.hexdigest()
+
+
+def is_intact(folder: Path, digest: str) -> bool:
+    """Returns whether the result in a folder has the digest that was announced, and can be read."""
+    try:
+        read_summary(folder)
+        return result_digest(folder) == digest
+    except (BadInput, OSError):
+        return False
 
 
 _NOT_FINITE = {1: math.nan, 2: math.inf, 3: -math.inf}  # messages carry finite numbers only

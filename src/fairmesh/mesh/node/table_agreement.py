@@ -18,11 +18,12 @@ from fairmesh.data.preprocessing import Preprocessing
 from fairmesh.data.site import Site
 from fairmesh.data.site_tables import is_fitted, refitted
 from fairmesh.data.sums import COLUMNS_AT_MOST, LABELS_AT_MOST, Misfit, Sums, TableSums, fitted, of_two_sites
-from fairmesh.errors import BadInput
+from fairmesh.errors import BadInput, in_a_line
 from fairmesh.experiment import Experiment
 from fairmesh.mesh.announcements import TABLE_AT_MOST
 from fairmesh.mesh.enrol.agreement import own_problem
 from fairmesh.mesh.fields import shortened
+from fairmesh.mesh.node.claims import PUT_BACK
 from fairmesh.mesh.node.membership import Objection
 from fairmesh.mesh.wire.bulletin import Bulletin
 from fairmesh.storage.files import read_bytes, write_atomically
@@ -102,7 +103,10 @@ class TableAgreement:
     def agreed(self, present: Sequence[str]) -> Preprocessing | None:
         """Returns the frozen preprocessing, or the one that follows from all sums. None if none is needed."""
         if self.needed and self._path.exists():
-            return Preprocessing.from_json(read_bytes(self._path).decode())
+            try:
+                return Preprocessing.from_json(read_bytes(self._path).decode())
+            except (ValueError, RecursionError, OverflowError) as error:
+                raise BadInput(f"{self._path} is damaged ({in_a_line(error)}); {PUT_BACK}") from error
         told = self._fitting(present)
         return fitted(of_two_sites(told)[0]) if told else None
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -36,7 +37,7 @@ from fairmesh.mesh.node.watching import Aside
 from fairmesh.mesh.wire.journal import storing
 from fairmesh.problems.objective import Objective
 from fairmesh.problems.prepared import Prepared
-from fairmesh.storage.files import read_bytes, write_atomically
+from fairmesh.storage.files import read_bytes, read_record, write_atomically, write_record
 from fairmesh.storage.run_folder import SUMMARY
 from fairmesh.storage.strict_json import as_json
 
@@ -61,8 +62,12 @@ def compared(rounds: Rounds, common: Path, folder: Path) -> dict[str, Any]:
     """
     membership, generation = rounds.membership, rounds.membership.mesh.generation
     file = folder / f"compared-{generation}.json"
-    if file.exists():
-        kept = json.loads(read_bytes(file))
+    try:
+        kept = read_record(file, "the models are compared again")
+    except BadInput as error:
+        rounds.node.log("warning", "a kept comparison cannot be used", reason=str(error))
+        kept = {}
+    if kept:
         return {key: kept[key] for key in KINDS[KIND].fields}
     (mine,) = [site for site in rounds.problem.sites if site.train.here]
     why_not = _not_compared(membership, rounds.problem, mine)
@@ -86,7 +91,7 @@ def compared(rounds: Rounds, common: Path, folder: Path) -> dict[str, Any]:
     body = {"generation": generation, "cells": cells, "verdict": verdict, "why_not": why_not}
     if not why_not:
         with storing(folder.parent):
-            write_atomically(file, json.dumps(body | at_home).encode())
+            write_record(file, body | at_home)
     return body
 
 
@@ -104,7 +109,7 @@ def _own_model(rounds: Rounds, mine: Site, folder: Path) -> Tensor:
     """Returns the model of this site alone, as a row. It is kept in the folder."""
     problem, training, membership = rounds.problem, rounds.training, rounds.membership
     file = folder / "model.safetensors"
-    if not file.exists():
+    if not is_readable(file):  # not trained yet, or damaged
         objective = Objective(judged_on="held-out" if mine.validation is None else "validation")
         apart, run = problem.changed(objective=objective), alone_run(rounds.node, training.network)
         looks, identity = _looks(run.rounds), alone_identity(apart, membership)
@@ -114,6 +119,14 @@ def _own_model(rounds: Rounds, mine: Site, folder: Path) -> Tensor:
             into.write_model("model", problem.flat_model.state_dict(models[0, 0]), about)
         run.phases.forget("compared")
     return problem.flat_model.row_of_state_dict(load_file(file)).to(training.device, training.dtype)
+
+
+def is_readable(file: Path) -> bool:
+    """Returns whether a file of tensors exists and is whole."""
+    try:
+        return bool(load_file(file))
+    except (SafetensorError, OSError):
+        return False
 
 
 def _looks(rounds: int) -> set[int]:

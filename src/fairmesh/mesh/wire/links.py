@@ -13,10 +13,12 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any
 
 from fairmesh.errors import FairmeshError, in_a_line
 from fairmesh.mesh.announcements import BYTES_PER_SECOND
+from fairmesh.mesh.enrol import certificates
 from fairmesh.mesh.wire import frames
 from fairmesh.mesh.wire.bulletin import Bulletin
 from fairmesh.mesh.wire.connections import CannotConnect, Connection, ConnectionLost, Listener, dialled
@@ -32,6 +34,7 @@ _ACK_S = 0.05
 _STREAMS = 8  # per neighbour at once: the current one, those it replaces, and checks
 _REPORT_EVERY_S = 5.0
 _NEWS_AGAIN_S = 120.0
+_LOOK_AT_CLOCK_S = 30.0  # whether a certificate has expired; people may have set the clock
 _NEWS_BYTES_PER_S = 2 * BYTES_PER_SECOND  # from one neighbour: what two members that flood all others can say
 _NEWS_BYTES_AT_ONCE, _NEWS_BYTES_PER_SITE = 1 << 20, 1 << 16
 
@@ -345,6 +348,7 @@ class Links:
             asyncio.create_task(self._reading(neighbour, stream, connection)),
             asyncio.create_task(self._writing(neighbour, stream, connection)),
             asyncio.create_task(stream.ended.wait()),
+            asyncio.create_task(self._until_expiry(connection)),
         ]
         why = None
         try:
@@ -373,6 +377,18 @@ class Links:
                 del self._streams[neighbour.name]
                 if not self._stopping.is_set():
                     self._limiter("info", "disconnected", neighbour.name, why, at_once=_STREAMS)
+
+    async def _until_expiry(self, connection: Connection) -> None:
+        """Raises ConnectionLost once this site's certificate or the peer's has expired: TLS looks at the dates only in
+        the handshake, and a stream may last for weeks."""
+        ends = {
+            "its certificate": certificates.valid_until(connection.peer_certificate()),
+            "this site's certificate": certificates.valid_until(self.credentials.certificate),
+        }
+        whose, until = min(ends.items(), key=lambda item: item[1])
+        while (left := (until - datetime.now(UTC)).total_seconds()) > 0:
+            await asyncio.sleep(min(left, _LOOK_AT_CLOCK_S))
+        raise ConnectionLost(f"{whose} has expired, on {until:%Y-%m-%d %H:%M} UTC; it must be renewed")
 
     async def _refuse(self, neighbour: Neighbour, connection: Connection, reason: Refused) -> None:
         self.mailroom.note_refusal(neighbour.position, str(reason))
