@@ -76,14 +76,17 @@ class OverNetwork(NamedTuple):
 
     @property
     def seconds(self) -> float:
+        """Returns what all rounds take."""
         return self.rounds * self.pace.seconds
 
     def in_words(self) -> str:
+        """Returns the rounds per second and the time of the rounds, for people."""
         waiting = f"{1000 * self.pace.waiting_s:.3g} of {1000 * self.pace.seconds:.3g} ms per round are waiting"
         instead = f"; single steps take about {duration(self.single.seconds)}" if self.single else ""
         return f"{self.pace.in_words(self.rounds)} ({waiting}){instead}"
 
     def as_json(self) -> dict[str, Any]:
+        """Returns the numbers as a JSON object."""
         return {
             "rtt_ms": 1000 * self.rtt_s,
             "rounds_per_second": 1 / self.pace.seconds,
@@ -181,7 +184,7 @@ def advise(
         announce: Called with sentences about the work. Default: None.
         rtt_ms: The round trip between the sites that are furthest apart, in ms, >= 0. Then the advice says how long
             the run takes between them, and recommends local steps where they mostly wait. Default: None.
-        bandwidth_mbits: The bandwidth of the slowest site's line, in Mbit/s, > 0. Default: unlimited.
+        bandwidth_mbits: The bandwidth of the slowest site's line, in Mbit/s, > 0. Default: inf.
 
     Returns:
         The advice.

@@ -68,6 +68,7 @@ class Pace(NamedTuple):
 
     @property
     def seconds(self) -> float:
+        """Returns what a round takes."""
         return self.computing_s + self.waiting_s
 
     @property
