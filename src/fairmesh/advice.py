@@ -145,10 +145,9 @@ class Advice:
         """Returns the predictions as names and texts."""
         p = self.predicted
         twice = ", once more with fixed weights" if self.experiment.options.compare_weights else ""
-        minutes = f"{p.seconds:.0f} s" if p.seconds < 120 else f"{p.seconds / 60:.0f} min"
         between_sites = [("time between sites", self.network.in_words())] if self.network else []
         return [
-            ("time", f"{minutes} ({1000 * p.seconds_per_round:.3g} ms per round{twice})"),
+            ("time", f"{duration(p.seconds)} ({1000 * p.seconds_per_round:.3g} ms per round{twice})"),
             *between_sites,
             ("memory", f"{p.memory_bytes / _MIB:,.0f} MiB at most"),
             (
@@ -247,6 +246,7 @@ def _between_sites(
 ) -> _Settled:
     """Returns what is decided for sites that are apart: with local steps in fewer rounds, where that saves time."""
     chosen, share = settled.experiment, bytes_per_s / facts["neighbours"]  # of a site's line, for each neighbour
+    algorithm: Any = chosen.algorithm  # the default one
     if chosen.trainer:
         said = (
             f"over the network a round takes {500 * rtt_s:g} ms more than the training function, which decides itself "
@@ -257,7 +257,7 @@ def _between_sites(
         return settled._replace(network=single)
     waits = f"sites wait for {100 * single.pace.waiting_s / single.pace.seconds:.0f} % of a round of single steps"
     rounds = _rounded_up(max(_FEWER * chosen.rounds, _spreading(facts, step)))
-    local = replace(chosen, algorithm=replace(chosen.algorithm, local_steps=_LOCAL_STEPS), rounds=rounds)
+    local = replace(chosen, algorithm=replace(algorithm, local_steps=_LOCAL_STEPS), rounds=rounds)
     network = OverNetwork(rtt_s, pace_of(_cost(local, problem), rtt_s, share), rounds, single)
     if rounds > _WORTH * chosen.rounds:
         why = f"{waits}, and local steps do not help: news needs about {rounds:,} rounds to spread over this graph"
