@@ -25,6 +25,7 @@ from fairmesh.mesh.wire.connections import CannotConnect, Connection, Connection
 from fairmesh.mesh.wire.frames import Kind, Refused, RefusedThere, StateLost
 from fairmesh.mesh.wire.limits import LogLimiter, Report, TokenBucket
 from fairmesh.mesh.wire.mailroom import Mailroom, Observe, Progress
+from fairmesh.mesh.wire.probes import answer_probes, probes_allowed
 from fairmesh.mesh.wire.tls_stream import Credentials
 
 _FIRST_TELLING_S, _TELL_EVERY_S = 1.0, 60.0
@@ -85,6 +86,7 @@ class Links:
             _NEWS_BYTES_AT_ONCE + len(self.bulletin.terms.neighbours) * _NEWS_BYTES_PER_SITE
         )  # all is told when a stream begins
         self._news_allowed = {name: TokenBucket(_NEWS_BYTES_PER_S, at_once) for name in self._by_name}
+        self._probes_allowed = {name: probes_allowed() for name in self._by_name}
         self._streams: dict[str, _Stream] = {}
         self._loop: Any = None  # of the thread, once it runs
         self._thread = threading.Thread(target=self._run, name="links", daemon=True)
@@ -315,6 +317,7 @@ class Links:
             stream.only_news = not self.check(neighbour.name, table)
             if answering and table.get("check") is True:
                 self._limiter("info", "checked", neighbour.name)
+                await answer_probes(connection, self._probes_allowed[neighbour.name])
                 return None
             theirs = _progress(table)
             stream.process = table.get("process")
