@@ -83,6 +83,7 @@ def _is_table(value: Any, terms: Terms) -> bool:
 def _drawn_table(draws: Random, terms: Terms) -> dict[str, Any]:
     """Returns what a site could tell about a table with a column of numbers, one of categories, and labels."""
     ages = [draws.randrange(1 << 40), draws.randrange(9), draws.uniform(-1e9, 1e9), draws.uniform(0, 1e9), []]
+    ages = draws.choice((ages, [0, 0, 0.0, 0.0, []]))  # a site may withhold its numbers
     wards = [f"ward {i}" for i in range(draws.choice((0, 1, 30)))]
     return {
         "plan": {
@@ -92,8 +93,8 @@ def _drawn_table(draws: Random, terms: Terms) -> dict[str, Any]:
             ],
             "target": {"name": "ill", "type": "label"},
         },
-        "columns": {"age": ages, "ward": [0, draws.randrange(9), 0.0, 0.0, wards]},
-        "target": [0, 0, 0.0, 0.0, ["0", "1"]],
+        "columns": {"age": ages, "ward": [0, draws.choice((0, 9)), 0.0, 0.0, wards]},
+        "target": [0, 0, 0.0, 0.0, ["0", "1", "2"][: draws.choice((0, 2, 2, 3))]],
     }
 
 
