@@ -246,7 +246,8 @@ def _refusing_all() -> None:
 
     def announce(self) -> None:
         if self._round >= 4:
-            self._bulletin.announce("refusing", {"sites": said})
+            others = {site: why for site, why in said.items() if site != self._bulletin.name}
+            self._bulletin.announce("refusing", {"sites": others})
 
     Oversight._announce_refusals = announce
     outgoing = Mailroom.outgoing

@@ -217,7 +217,7 @@ class Announced:
             mean. Default: nothing.
         at_most: How many bytes an announcement may have. Default: 16 KiB.
         per_second: How many of one site a neighbour may pass on, on average. What exceeds this is dropped, whatever the
-            site says of other kinds. Default: 0.5.
+            site says of other kinds. Default: 0.1, for what is said a few times in a run.
         at_once: How many after a pause. Default: 20.
         told: (a `Node`) -> the values of the fields, and maybe others. They are announced every few seconds, and
             `fairmesh status` shows them for every site. Default: None, the code of a run's step announces it.
@@ -227,7 +227,7 @@ class Announced:
     fields: Mapping[str, Field]
     meaning: Callable[[Mapping[str, Any], Terms], str] = lambda body, terms: ""
     at_most: int = 1 << 14
-    per_second: float = 0.5
+    per_second: float = 0.1
     at_once: float = 20.0
     told: Callable[[Any], Mapping[str, Any]] | None = None
 
@@ -310,6 +310,7 @@ KINDS = {
     "refusing": Announced(
         "whose messages it refuses, and why",
         fields={"sites": table_of(record(reason=text(), since=_MOMENT), keys=NEIGHBOUR)},
+        per_second=0.5,
     ),
     "diverged": Announced(
         "if its numbers are no longer finite, or explode: since which round, and how large they are",
@@ -347,16 +348,18 @@ KINDS = {
     "vote": Announced(
         "its votes to continue without a site, to restore one, or to go back to a round",
         fields=_PROPOSAL,
+        per_second=0.5,
     ),
     "commit": Announced(
         "that it is bound to such votes, and its round",
         fields=_PROPOSAL | {"votes": _VOTES, **_CLAIM},
+        per_second=0.5,
     ),
     "follow": Announced(
         "what was decided so",
         fields={"certificates": list_of(record(**_PROPOSAL, votes=_VOTES, commits=table_of(_COMMIT, keys=SITE)))},
         at_most=FOLLOW_AT_MOST,
-        per_second=0.1,
+        per_second=0.05,
     ),
 }
 
