@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin
 
 from fairmesh.config.imports import class_at, imported, path_of
+from fairmesh.config.ranges import Within
 from fairmesh.config.registry import FAMILIES, IMPORT, is_registered, registered_name, role_of
 from fairmesh.errors import BadInput, in_a_line, nearest
 
@@ -173,10 +174,14 @@ def from_table(kind: Any, value: Any, where: str = "") -> Any:
 
 def _from_annotated(arguments: tuple[Any, ...], value: Any, where: str) -> Any:
     try:
-        return from_table(arguments[0], value, where)
+        taken = from_table(arguments[0], value, where)
     except BadInput as error:
         advice = [note.advice for note in arguments[1:] if isinstance(note, Instead) and note.value == value]
         raise BadInput(" ".join([str(error), *advice])) from error
+    for note in arguments[1:]:
+        if isinstance(note, Within) and not note.has(taken):
+            raise BadInput(f"{where} {note.refusal(taken)}")
+    return taken
 
 
 def _from_literal(choices: tuple[Any, ...], value: Any, where: str) -> Any:

@@ -13,7 +13,8 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from fairmesh.data.datasets.base import Data, check_split
+from fairmesh.config.ranges import Natural, Share
+from fairmesh.data.datasets.base import Data
 from fairmesh.data.partitions import BySite, Contrast, Instrument, Pair, Partition, Pool
 from fairmesh.data.site import Site, with_sets
 from fairmesh.data.streams import HELD_UP_TO, Streamed
@@ -127,8 +128,8 @@ class ImageFolder(Data):
 
     folder: str
     partition: Partition = field(default_factory=BySite)
-    test_share: float = 0.2
-    seed: int = 0
+    test_share: Share = 0.2
+    seed: Natural = 0
     size: tuple[int, ...] | None = None
     classes: tuple[str, ...] = ()
     stream: bool | None = None
@@ -137,7 +138,6 @@ class ImageFolder(Data):
     channels: int | None = None
 
     def __post_init__(self):
-        check_split(self)
         if self.channels not in (None, 1, 3):
             raise BadInput(f"channels must be 1 or 3, got {self.channels}")
         if self.size is not None and (len(self.size) != 2 or min(self.size) < 1):
@@ -237,11 +237,8 @@ class Npz(Data):
 
     file: str
     partition: Partition = field(default_factory=BySite)
-    test_share: float = 0.2
-    seed: int = 0
-
-    def __post_init__(self):
-        check_split(self)
+    test_share: Share = 0.2
+    seed: Natural = 0
 
     def sites(self) -> list[Site]:
         arrays = read_arrays(Path(self.file))

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fairmesh.config.ranges import Natural, Share
 from fairmesh.data.datasets.base import Data, check_split
 from fairmesh.data.datasets.own import image_planes, indexed, labels_of, read_image, streamed_sites
 from fairmesh.data.partitions import BySite, Partition
@@ -60,8 +61,8 @@ class ParquetRows(Data):
     inputs: tuple[str, ...] = ()
     predict: Literal["labels", "numbers"] = "labels"
     partition: Partition = field(default_factory=BySite)
-    test_share: float = 0.2
-    seed: int = 0
+    test_share: Share = 0.2
+    seed: Natural = 0
     classes: tuple[str, ...] = ()
     size: tuple[int, ...] | None = None
     workers: int = 0
