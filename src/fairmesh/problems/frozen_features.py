@@ -24,7 +24,7 @@ from fairmesh.data.items import Targets, first_not_finite
 from fairmesh.data.rows import SampleRows
 from fairmesh.data.samples import Samples
 from fairmesh.data.site import Site
-from fairmesh.errors import BadInput, in_a_line
+from fairmesh.errors import BadInput, in_a_line, refusing
 from fairmesh.numerics import trees
 from fairmesh.numerics.trees import Tree
 from fairmesh.problems.flat_model import architecture_of, called_with
@@ -153,18 +153,15 @@ def _features(encoder: nn.Module, samples: Samples, what: str, of_encoder: str, 
     for _, (inputs, targets) in rows.chunks(0, len(samples), batch):
         hash_into(hasher, *chain(*trees.named((inputs, targets) if streamed else inputs, "")))
     path = folder / f"{hasher.hexdigest()[:32]}.features"
-    try:
+    # RuntimeError, since torch.save may be what could not write.
+    where, advice = f"the features of {what} in {folder}", "free some space, or give another folder"
+    with refusing(f"cannot keep {where}", OSError, RuntimeError, advice=advice):
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         with open(path.with_suffix(".lock"), "a") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)  # whoever comes second waits, and reads what the first has written
             if not _is_whole(path):
                 _write(path, encoder, rows, len(samples), what, batch, streamed)
         kept = _mapped(path)["kept"]
-    except (OSError, RuntimeError) as error:  # of the disk, or of torch.save that could not write
-        raise BadInput(
-            f"cannot keep the features of {what} in {folder}: {in_a_line(error)}; free some space, or give another "
-            "folder"
-        ) from error
     features, targets = kept if streamed else (kept, samples.targets)
     return Samples(features, targets, samples.subgroups, samples.subgroup_names).parts()
 

@@ -10,7 +10,7 @@ import scipy.sparse
 
 from fairmesh.config.ranges import Count, UpToOne
 from fairmesh.config.tables import register
-from fairmesh.errors import BadInput
+from fairmesh.errors import BadInput, refusing
 from fairmesh.topology.mixing import DENSE_EIGENVALUES_UP_TO, Mixing, Rule, mixing_matrix, union_of
 
 __all__ = [
@@ -432,10 +432,8 @@ class Matrix(Topology):
             object.__setattr__(self, "entries", tuple((float(i), float(j), w) for i, j, w in entries))
             object.__setattr__(self, "rows", ())
             return
-        try:
+        with refusing("a mixing matrix is a list of rows of numbers", TypeError, ValueError):
             object.__setattr__(self, "rows", tuple(tuple(map(float, row)) for row in self.rows))
-        except (TypeError, ValueError) as error:
-            raise BadInput(f"a mixing matrix is a list of rows of numbers: {error}") from error
         if not self.rows and not self.entries:
             raise BadInput("a mixing matrix needs rows or entries")
         for entry in self.entries:

@@ -1,7 +1,6 @@
 """A user's own files: a folder of images, arrays."""
 
 import functools
-import zipfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -19,7 +18,7 @@ from fairmesh.data.partitions import BySite, Contrast, Instrument, Pair, Partiti
 from fairmesh.data.site import Site, with_sets
 from fairmesh.data.streams import HELD_UP_TO, Streamed
 from fairmesh.data.tables import numbered_labels
-from fairmesh.errors import BadInput, in_a_line, optional
+from fairmesh.errors import BadInput, optional, refusing
 
 IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".gif", ".webp")
 
@@ -198,17 +197,14 @@ def image_planes(picture: np.ndarray, channels: int, path: object = "the image")
 def read_image(path: Any, size: tuple[int, ...] | None) -> np.ndarray:
     """Returns the bytes of an image file: (height, width) if it is grey, else (height, width, 3)."""
     with optional("images"):
-        from PIL import Image, UnidentifiedImageError
-    try:
-        with Image.open(path) as image:
-            if image.mode.startswith(("I", "F")):
-                raise BadInput(f"{path} has more than 8 bits per pixel; store it with 8, or give arrays as .npz")
-            image = image.convert("L" if image.mode in ("1", "L", "LA") else "RGB")
-            if size is not None:
-                image = image.resize((size[1], size[0]), Image.Resampling.BILINEAR)
-            return np.asarray(image)
-    except (OSError, UnidentifiedImageError, SyntaxError) as error:
-        raise BadInput(f"cannot read the image {path}: {in_a_line(error)}") from error
+        from PIL import Image
+    with refusing(f"cannot read the image {path}", OSError, SyntaxError), Image.open(path) as image:
+        if image.mode.startswith(("I", "F")):
+            raise BadInput(f"{path} has more than 8 bits per pixel; store it with 8, or give arrays as .npz")
+        image = image.convert("L" if image.mode in ("1", "L", "LA") else "RGB")
+        if size is not None:
+            image = image.resize((size[1], size[0]), Image.Resampling.BILINEAR)
+        return np.asarray(image)
 
 
 @dataclass(frozen=True)
@@ -267,8 +263,5 @@ class Npz(Data):
 
 
 def read_arrays(path: Path) -> dict[str, np.ndarray]:
-    try:
-        with np.load(path, allow_pickle=False) as archive:
-            return {name: archive[name] for name in archive.files}
-    except (OSError, ValueError, EOFError, AttributeError, zipfile.BadZipFile) as error:
-        raise BadInput(f"cannot read {path} as .npz: {in_a_line(error)}") from error
+    with refusing(f"cannot read {path} as .npz"), np.load(path, allow_pickle=False) as archive:
+        return {name: archive[name] for name in archive.files}
