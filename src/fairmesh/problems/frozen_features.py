@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from fairmesh.data.items import Targets, first_not_finite
 from fairmesh.data.rows import SampleRows
 from fairmesh.data.samples import Samples
-from fairmesh.data.site import Site
+from fairmesh.data.site import Site, with_sets
 from fairmesh.errors import BadInput, in_a_line, refusing
 from fairmesh.numerics import trees
 from fairmesh.numerics.trees import Tree
@@ -32,7 +32,6 @@ from fairmesh.problems.identity import class_in_words, described, hash_into, has
 from fairmesh.problems.row_loss import as_floats
 
 _FORMAT = 1
-_SETS = {"train": "training", "test": "test", "validation": "validation", "reserved": "reserved"}
 _TRIED = 3  # rows that are also computed one by one
 _CLOSE = 1e-3  # share of the largest number by which the features of a row may differ between batches: rounding errors
 _EVERY_S = 10.0  # seconds between two lines about progress
@@ -91,24 +90,15 @@ def frozen_features(
         raise BadInput(f"batch must be a whole number >= 1, got {batch}")
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     kept_in = Path(folder or os.environ.get("FAIRMESH_FEATURES") or cache / "fairmesh" / "features").expanduser()
-    features_by_set: dict[int, Any] = {id(None): None}  # by the id of the set: sites may share one
     tensors = {id(tensor): tensor for tensor in (*encoder.parameters(), *encoder.buffers())}
     encoder = copy.deepcopy(encoder, tensors).eval()  # shares all tensors, but not the modes of the layers
     of_encoder = _fingerprint_of_encoder(encoder, batch)
 
     def features_of(source: Any, what: str) -> Any:
-        if id(source) not in features_by_set:
-            samples = Samples.of(source, what, targets)
-            features_by_set[id(source)] = _features(encoder, samples, what, of_encoder, kept_in, batch)
-        return features_by_set[id(source)]
+        return _features(encoder, Samples.of(source, what, targets), what, of_encoder, kept_in, batch)
 
-    made = []
-    for i, site in enumerate(sites):
-        site = site if isinstance(site, Site) else Site(site)
-        label = f"site {i} ({site.name or 'unnamed'})"
-        sets = {kind: features_of(getattr(site, kind), f"{word} rows of {label}") for kind, word in _SETS.items()}
-        made.append(replace(site, **sets, table=None))
-    return made
+    given = [replace(site, table=None) if isinstance(site, Site) else Site(site) for site in sites]
+    return with_sets(given, features_of)
 
 
 # Fingerprints
@@ -229,7 +219,7 @@ def _encoded(encoder: nn.Module, inputs: Tree, what: str, start: int) -> Tree:
             returned = called_with(encoder, seen)
     except Exception as error:  # a user's module may raise anything
         smaller = "; use a smaller batch" if isinstance(error, torch.OutOfMemoryError) else ""
-        raise BadInput(f"the encoder cannot compute the {what}: {in_a_line(error)}{smaller}") from error
+        raise BadInput(f"the encoder cannot compute the features of {what}: {in_a_line(error)}{smaller}") from error
     features = _as_tree(returned, trees.length(inputs))
     for _, tensor in trees.named(features, ""):
         if (row := first_not_finite(tensor)) >= 0:
