@@ -34,12 +34,13 @@ _CERTIFICATE = _PROPOSAL | {
 
 FACTS = {"samples": 100, "inputs": ["torch.float32", [8, 8]], "targets": ["torch.int64", []], "outputs": 10}
 FACTS |= {"test": True, "validation": False, "group": "north"}
-COLUMNS = ("accuracy", "loss", "weight", "bits", "bytes")
+COLUMNS = ("accuracy", "loss", "weight", "bits", "bytes", "sent")
 
 
 def sound(facts: dict[str, Any] = FACTS, columns: Sequence[str] = COLUMNS, pem: str = "") -> dict[str, dict[str, Any]]:
     """A sound body of every kind, from a site whose data has these facts."""
-    row = [0.5] * (len(columns) - 3)
+    row, hashed = [0.5] * (len(columns) - 4), "0a" * 32
+    unlike = {"b": {"since": 0, "round": 10, "signed": hashed, "other": "0b" * 32, "both": False}}
     return {
         "certificate": {"pem": pem},
         "facts": facts,
@@ -48,10 +49,14 @@ def sound(facts: dict[str, Any] = FACTS, columns: Sequence[str] = COLUMNS, pem: 
         "status": {"round": 3, "activity": "training", "metric": 0.5, "metric_round": 2, "weight": 0.9}
         | {"waiting_for": {"b": 1.5}, "bytes_out": 0, "time": 2.5},
         "measured": {"generation": 1, "columns": [*columns], "complete": 1, "kept": [10]}
-        | {"rows": [[done, *row, 0.3, 8.0 * done, done] for done in (0, 10, 20)]},
-        "refusing": {"sites": {"b": {"since": 1.0, "reason": "its model has the norm 3e38"}}},
+        | {"rows": [[done, *row, 0.3, 8.0 * done, done, hashed] for done in (0, 10, 20)]},
+        "refusing": {
+            "sites": {"b": {"since": 1.0, "reason": "its model has the norm 3e38", "step": 4, "digest": hashed}}
+        },
+        "answers": {"refused": {"c": {"digest": hashed, "sent": True}}},
         "result": {"generation": 1, "digest": "0" * 64, "metrics": {"accuracy": 0.7, "loss": None}}
-        | {"measured": {"a": "12ab"}},
+        | {"measured": {"a": "12ab"}, "contradicted": unlike},
+        "contradicted": {"generation": 1, "sites": unlike},
         "ready": {"facts": "0" * 64},
         "versus_local": {"generation": 1, "cells": dict(zip(CELLS, (60, 10, 5, 25))), "verdict": "", "why_not": ""},
         "diverged": {"generation": 1, "since": 3, "round": 4, "what": "an exploded model"},

@@ -127,7 +127,7 @@ class Reader:
         (self.folder / TABLE).unlink(missing_ok=True)
         self.enter(measurements)
         for done in SCHEDULE.due:
-            measurements.add(done, [0.5] * (len(self.columns) - 3), 0.3, (8.0 * done, done))
+            measurements.add(done, [0.5] * (len(self.columns) - 4), 0.3, (8.0 * done, done))
         measurements.exchange()
         measurements.open_questions()
         measurements.best()

@@ -175,7 +175,7 @@ def test_long_run_keeps_announcements_small_and_loses_no_row(tmp_path, board):
     sites = {name: Site(tmp_path, name, board, schedule) for name in NAMES}
     for site in sites.values():
         for done in range(1001):
-            site.table._rows[site.name][done] = [done, 0.12345678901234567, 1 / 3, 0.1 + 0.2, 1e9 * done, done]
+            site.table._rows[site.name][done] = [done, 0.12345678901234567, 1 / 3, 0.1 + 0.2, 1e9 * done, done, None]
     exchange(sites, 24)
     assert max(board.sizes) < KINDS["measured"].at_most / 2
     assert [len(site.table.records) for site in sites.values()] == [1001] * 3
@@ -358,8 +358,8 @@ def test_site_that_tells_two_things_is_named_and_the_digests_show_who_heard_what
 @pytest.mark.parametrize(
     ("field", "value", "accepted"),
     [
-        *(("rows", [[0, 0.5, 1.0, 0.5, 0, 0], [other, 0.5, 1.0, 0.5, 0, 0]], [0]) for other in (7, 60)),
-        ("rows", [[0, 0.5, 1.0, 0.5, 0, 0], [10, 0.5]], [0]),
+        *(("rows", [[0, 0.5, 1.0, 0.5, 0, 0, None], [other, 0.5, 1.0, 0.5, 0, 0, None]], [0]) for other in (7, 60)),
+        ("rows", [[0, 0.5, 1.0, 0.5, 0, 0, None], [10, 0.5]], [0]),
         ("columns", ["auc"], []),
     ],
     ids=["between two measured rounds", "after the last round", "another length", "other columns"],

@@ -24,7 +24,7 @@ CELLS = ("both", "only_common", "only_local", "neither")  # which of the two mod
 FEWEST, FEW = 5, "<5"  # the smallest count that is told, and what is told of a smaller one
 ROWS_AT_LEAST = 20  # of a test set; with fewer, counts would say much about single rows
 VERDICTS = ("better", "worse", "unclear")  # of a comparison of which no number is told
-FURTHER = ("weight", "bits", "bytes")  # what a measured row has after its metrics
+FURTHER = ("weight", "bits", "bytes", "sent")  # what a measured row has after its metrics; the last is no number
 OUTPUTS = 10_000  # of a model, unless the experiment lists more classes
 STATISTICS = (1e-30, 1e15)  # the smallest and the largest number in a site's statistics, unless it is 0
 INPUTS_AT_MOST, CLASSES_AT_MOST = 64, 100  # of a site's statistics
@@ -126,6 +126,12 @@ def text(at_most: int = _SHORT, printable: bool = True) -> Field:
 
 
 _NAME = text()
+
+
+DIGEST = Field(  # a SHA-256, as 64 hex digits
+    lambda value, terms: isinstance(value, str) and len(value) == 64 and not set(value) - set("0123456789abcdef"),
+    lambda draws, terms: f"{draws.getrandbits(256):064x}",
+)
 
 
 def one_of(*values: Any) -> Field:
@@ -270,9 +276,15 @@ _TABLE = Field(_is_table, _drawn_table)
 
 
 _NUMBERS = list_of(maybe(number()), 1000, 1)
-_ROW = Field(  # a round with the numbers that were measured after it
-    lambda value, terms: _NUMBERS(value) and ROUND(value[0], terms),
-    lambda draws, terms: [ROUND.draw(draws, terms), *_NUMBERS.draw(draws, terms)],
+_ROW = Field(  # a round, the numbers that were measured after it, and the running hash of the messages sent so far
+    lambda value, terms: (
+        isinstance(value, list) and _NUMBERS(value[:-1]) and ROUND(value[0], terms) and maybe(DIGEST)(value[-1])
+    ),
+    lambda draws, terms: [
+        ROUND.draw(draws, terms),
+        *_NUMBERS.draw(draws, terms),
+        maybe(DIGEST).draw(draws, terms),
+    ],
 )
 
 
@@ -288,6 +300,7 @@ _VOTES = table_of(count(), keys=SITE)
 _COMMIT = record(**_CLAIM, number=count(), signature=text())
 _MOMENT = number(-LARGEST_COUNT, LARGEST_COUNT)
 _WEIGHT = number(-LARGEST_COUNT, LARGEST_COUNT)  # estimates of lambda may be a little below 0
+_UNLIKE = table_of(record(since=ROUND, round=ROUND, signed=DIGEST, other=DIGEST, both=one_of(True, False)), keys=SITE)
 _STATISTICS = number(-STATISTICS[1], STATISTICS[1], STATISTICS[0])
 
 # What the fields of a body must mean together. Each function returns what is wrong, as `wrong` does.
@@ -316,10 +329,10 @@ def _wrong_rows(body: Mapping[str, Any], terms: Terms) -> str:
 
 def wrong_row(columns: Collection[str], row: Any, terms: Terms = _NO_TERMS) -> str:
     """Returns what is wrong with a measured row, of a site or on disk, "" if nothing is: it has a round and a number
-    per column, and the traffic is known and not negative."""
+    per column but the last, which is a hash, and the traffic is known and not negative."""
     if not _ROW(row, terms) or len(row) != 1 + len(columns):
-        return f"another form than a round and {len(columns)} numbers"
-    weight, *traffic = row[-len(FURTHER) :]
+        return f"another form than a round, {len(columns) - 1} numbers and a hash"
+    weight, *traffic, _ = row[-len(FURTHER) :]
     if not maybe(_WEIGHT)(weight):
         return "a weight that is too large"
     return "" if all(map(number(0, 2.0**63), traffic)) else "traffic that is negative, too large or not known"
@@ -327,6 +340,16 @@ def wrong_row(columns: Collection[str], row: Any, terms: Terms = _NO_TERMS) -> s
 
 def _wrong_divergence(body: Mapping[str, Any], terms: Terms) -> str:
     return "" if body["since"] <= body["round"] else f"since = {body['since']}, after its round {body['round']},"
+
+
+def _wrong_contradictions(sites: Mapping[str, Any], terms: Terms) -> str:
+    """Only a neighbour knows what a site has sent it; what it has signed, everybody."""
+    for site, found in sites.items():
+        if not found["both"] and not NEIGHBOUR(site, terms):
+            return f"messages of {site}, which is not its neighbour,"
+        if found["since"] >= found["round"] or found["signed"] == found["other"]:
+            return f"no contradiction of {site}"
+    return ""
 
 
 def _wrong_cells(body: Mapping[str, Any], terms: Terms) -> str:
@@ -430,8 +453,9 @@ KINDS = {
         told=lambda node: node.oversight.seen,
     ),
     "measured": Announced(
-        "every few rounds (measure_every): the metrics of its own model on its own held-out data, its weight and its "
-        "traffic; at the end, of which of these rounds it keeps its model",
+        "every few rounds (measure_every): the metrics of its own model on its own held-out data, its weight, its "
+        "traffic and a running hash of the messages that it has sent, by which its neighbours see whether it sends all "
+        "the same; at the end, of which of these rounds it keeps its model",
         fields={
             "generation": _GENERATION,
             "columns": list_of(text(), 999),
@@ -444,8 +468,22 @@ KINDS = {
         per_second=1.0,
     ),
     "refusing": Announced(
-        "whose messages it refuses, and why",
-        fields={"sites": table_of(record(reason=text(), since=_MOMENT), keys=NEIGHBOUR)},
+        "whose messages it refuses, why, and the SHA-256 of the refused one",
+        fields={
+            "sites": table_of(
+                record(reason=text(), since=_MOMENT, step=maybe(count()), digest=maybe(DIGEST)), keys=NEIGHBOUR
+            )
+        },
+    ),
+    "answers": Announced(
+        "which of its messages that others refuse it has sent as they say, and which not",
+        fields={"refused": table_of(record(digest=DIGEST, sent=one_of(True, False)), keys=NEIGHBOUR)},
+    ),
+    "contradicted": Announced(
+        "which neighbours have sent it other messages than they have signed, or which sites have signed two hashes of "
+        "them, and in which rounds",
+        fields={"generation": _GENERATION, "sites": _UNLIKE},
+        meaning=lambda body, terms: _wrong_contradictions(body["sites"], terms),
     ),
     "diverged": Announced(
         "if its numbers are no longer finite, or explode: since which round, and how large they are",
@@ -453,14 +491,16 @@ KINDS = {
         meaning=_wrong_divergence,
     ),
     "result": Announced(
-        "at the end: its metrics of the common models on its own data, and the digests of its result and of all "
-        "sites' metrics",
+        "at the end: its metrics of the common models on its own data, the digests of its result and of all sites' "
+        "metrics, and which neighbours have sent it other messages than they have signed",
         fields={
             "generation": _GENERATION,
             "digest": text(),
             "metrics": table_of(maybe(number())),
             "measured": table_of(text(), keys=SITE),
+            "contradicted": _UNLIKE,
         },
+        meaning=lambda body, terms: _wrong_contradictions(body["contradicted"], terms),
     ),
     "versus_local": Announced(
         "at the end: how many of its test rows both the common model and one that it trained alone, only one of them, "

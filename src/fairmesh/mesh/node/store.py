@@ -2,6 +2,7 @@
 finished. A finished run stays what it is, whatever is approved afterwards."""
 
 import functools
+import hashlib
 import itertools
 import json
 import os
@@ -39,6 +40,7 @@ FINISHED = "finished"  # a file that says that every site has its result
 PROGRESS = "progress"  # the folder of the run so far, in the form of a run's folder
 START = "start.safetensors"  # the model that all sites started from
 TABLE, BEST = "measured.jsonl", "best"  # the metrics of all sites, and the folder of the models of the best rounds
+_HASHES = "hashes.json"  # the running hashes of messages at the kept checkpoints
 _LANDMARKS = 8  # in a run; all sites keep the first and the last two of their checkpoints, to go back to
 
 
@@ -129,6 +131,27 @@ class Store:
                 f"put back the files and versions with which the run began, and start the node again. {_KEEP_STATE}"
             )
             raise OtherExperiment(error.what, advice) from error
+
+    @property
+    def hashes_path(self) -> Path:
+        return self.folder / _HASHES
+
+    def hashes(self) -> dict[str, Any]:
+        """Returns the running hashes of messages at the kept checkpoints. Raises ValueError if the file is damaged."""
+        digest, _, content = read_bytes(self.hashes_path).partition(b"\n") if self.hashes_path.exists() else [b""] * 3
+        if digest != hashlib.sha256(content).hexdigest().encode():
+            raise ValueError("it is damaged")
+        return json.loads(content)
+
+    def keep_hashes(self, done: int, hashes: Mapping[int, str]) -> None:
+        """Writes those of a checkpoint that is written next: each checkpoint that is there has its own."""
+        try:
+            kept = {one: kept for one, kept in self.hashes().items() if int(one) in self._rounds}
+        except ValueError:
+            kept = {}
+        content = json.dumps(kept | {str(done): hashes}).encode()
+        with storing(self.folder):
+            write_atomically(self.hashes_path, hashlib.sha256(content).hexdigest().encode() + b"\n" + content)
 
     def keep(self, state: Any, done: int, identity: Mapping[str, Any], thin: bool = True) -> None:
         """Writes a checkpoint for all sites to go back to. With `thin`, keeps only the first and the last two of
