@@ -47,13 +47,13 @@ def sound(facts: dict[str, Any] = FACTS, columns: Sequence[str] = COLUMNS, pem: 
         "statistics": {"mean": [1.0, 60.0], "spread": [1.0, 9.0], "shares": [0.5, 0.5], "relation": [0.5, -0.1]},
         "table": {"sums": _SUMS, "fitted_by": []},
         "status": {"round": 3, "activity": "training", "metric": 0.5, "metric_round": 2, "weight": 0.9}
-        | {"waiting_for": {"b": 1.5}, "bytes_out": 0, "time": 2.5},
+        | {"waiting_for": {"b": 1.5}, "rounds_sent": 4, "bytes_out": 0, "time": 2.5},
         "measured": {"generation": 1, "columns": [*columns], "complete": 1, "kept": [10]}
         | {"rows": [[done, *row, 0.3, 8.0 * done, done, hashed] for done in (0, 10, 20)]},
         "refusing": {
             "sites": {"b": {"since": 1.0, "reason": "its model has the norm 3e38", "step": 4, "digest": hashed}}
         },
-        "answers": {"refused": {"c": {"digest": hashed, "sent": True}}},
+        "answers": {"refused": {"b": {"digest": hashed, "sent": True}}},
         "result": {"generation": 1, "digest": "0" * 64, "metrics": {"accuracy": 0.7, "loss": None}}
         | {"measured": {"a": "12ab"}, "contradicted": unlike},
         "contradicted": {"generation": 1, "sites": unlike},

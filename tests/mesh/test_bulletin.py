@@ -194,8 +194,16 @@ WRONG = {
     "votes of nobody": ("commit", COMMIT | {"votes": {"nobody": 1}}, "votes"),
     "rows of nobody": ("result", RESULT | {"measured": {"nobody": "12ab"}}, "measured"),
     "a table by nobody": ("table", SOUND["table"] | {"fitted_by": ["nobody"]}, "fitted_by"),
-    "a refusal of nobody": ("refusing", {"sites": {"nobody": {"since": 1.0, "reason": "r"}}}, "sites"),
-    "commands in a reason": ("refusing", {"sites": {"b": {"since": 1.0, "reason": "\x1b[2J"}}}, "sites"),
+    "a refusal of nobody": (
+        "refusing",
+        {"sites": {"nobody": {"since": 1.0, "reason": "r", "step": 1, "digest": None}}},
+        "sites",
+    ),
+    "commands in a reason": (
+        "refusing",
+        {"sites": {"b": {"since": 1.0, "reason": "\x1b[2J", "step": 1, "digest": None}}},
+        "sites",
+    ),
 }
 
 
@@ -352,7 +360,7 @@ def test_flood_of_one_kind_keeps_no_other_kind_from_anybody(boards):
 def test_refusal_can_name_only_neighbours_of_the_site_that_refuses(keys):
     line = Terms({"a": ("b",), "b": ("a", "c"), "c": ("b",)})
     boards = {name: Bulletin(name, keys[name], line) for name in NAMES}
-    why = {"since": 1.0, "reason": "r"}
+    why = {"since": 1.0, "reason": "r", "step": None, "digest": None}
     boards["b"].announce("refusing", {"sites": {"a": why, "c": why}}, 1)
     pass_on(boards, "b", "a")
     assert boards["a"].of("b", "refusing")["sites"].keys() == {"a", "c"}

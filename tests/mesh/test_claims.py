@@ -40,7 +40,10 @@ def _status(own: int, others: dict[str, int], lost_by=(), refused_by=()) -> dict
         "sites": {"a": {"round": own}, **{site: {"round": done} for site, done in others.items()}},
         "edges": dict.fromkeys(others),
         "state_lost": [{"by": by, "reason": "it asks for step 7", "since": 0.0} for by in lost_by],
-        "refusing": [{"by": by, "site": "a", "reason": f"its model {TOO_LARGE} 3", "since": 0.0} for by in refused_by],
+        "refusing": [
+            {"by": by, "site": "a", "reason": f"its model {TOO_LARGE} 3", "since": 0.0, "digest": "ab", "sent": sent}
+            for by, sent in dict(refused_by).items()
+        ],
     }
 
 
@@ -67,8 +70,12 @@ def test_one_sites_round_confirms_nothing(lied):
 
 
 def test_site_whose_numbers_are_refused_hears_who_says_so_and_what_its_node_sees():
-    (said,) = claims.sentences(_status(30, {"b": 30, "c": 30}, refused_by=["b", "c"])).values()
+    (said,) = claims.sentences(_status(30, {"b": 30, "c": 30}, refused_by={"b": True, "c": True})).values()
     assert missing_from(said, "b, c (2 of 2 neighbours) claim: they refuse", TOO_LARGE, "nothing wrong", "units") == []
+    status = _status(30, {"b": 30, "c": 30, "d": 30}, refused_by={"b": True, "c": False, "d": None})
+    confirmed, denied = claims.sentences(status).values()
+    assert missing_from(confirmed, "b (1 of 3 neighbours)", "has sent that message", "units") == []
+    assert missing_from(denied, "c, d (2 of 3", "no message that this site has sent", "Ask c, d") == []
     assert claims.sentences(_status(30, {"b": 30})) == {}
 
 
@@ -125,7 +132,7 @@ def test_neighbours_who_refuse_a_sites_numbers_do_not_make_its_node_end_or_diver
     node = SimpleNamespace(
         _notices={1: waits, 2: waits},
         _node=SimpleNamespace(aside=Aside(lambda level, what, **fields: logged.append((level, what)))),
-        status=lambda: _status(30, {"b": 30, "c": 30}, refused_by=["b", "c"]),
+        status=lambda: _status(30, {"b": 30, "c": 30}, refused_by={"b": None, "c": None}),
         _interrupt=interrupted.append,
         _end=interrupted.append,
     )
@@ -242,11 +249,13 @@ def _slandering() -> None:
 
 def _refusing_all() -> None:
     """A node announces that it refuses the numbers of all others, and sends nothing from round 8 on."""
-    said = {site: {"reason": f"message of step 9: its model {TOO_LARGE} 1e9", "since": time.time()} for site in NAMES}
+    said = {"reason": f"message of step 9: its model {TOO_LARGE} 1e9", "since": time.time(), "step": 9}
+    said |= {"digest": "ab" * 32}
 
     def announce(self) -> None:
         if self._round >= 4:
-            self._bulletin.announce("refusing", {"sites": said})
+            others = [name for name in NAMES if name != self._membership.name]
+            self._bulletin.announce("refusing", {"sites": dict.fromkeys(others, said)})
 
     Oversight._announce_refusals = announce
     outgoing = Mailroom.outgoing
@@ -285,7 +294,11 @@ def two_members_who_refuse_a_sites_numbers(run: Run) -> None:
     time.sleep(10)
     _no_node_has_ended(run, *NAMES)
     said = run.events("a", "a claim about this site")[-1]
-    assert missing_from(said["reason"], both, "nothing wrong", "units") == []
+    assert missing_from(said["reason"], both, "nothing wrong", "no message that this site has sent", "Ask b, c") == []
+    for name in NAMES:  # which name those who refuse
+        denied = [one for one in run.status(name)["refusing"] if one["site"] == "a"]
+        assert {(one["by"], one["sent"]) for one in denied} == {("b", False), ("c", False)}
+        assert {claims.refused(one) for one in denied} == {"a denies it: ask b too", "a denies it: ask c too"}
     assert not run.status("a")["activity"].startswith("diverged")
     for name in "bc":
         run.crash(name)

@@ -437,9 +437,11 @@ KINDS = {
         fields={"facts": text()},
     ),
     "status": Announced(
-        "round, activity, latest metric on its own data, weight, sites it waits for, and bytes sent, every few seconds",
+        "round, activity, latest metric on its own data, weight, sites it waits for, of how many rounds it has sent "
+        "its messages, and bytes sent, every few seconds",
         fields={
             "round": ROUND,
+            "rounds_sent": ROUND,
             "activity": text(),
             "metric": maybe(number()),
             "metric_round": maybe(ROUND),

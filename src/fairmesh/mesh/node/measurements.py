@@ -304,9 +304,8 @@ class Measurements:
 
     def _compare_signed(self, site: str, first: Row, second: Row) -> None:
         """Notes that a site has signed two hashes of its messages up to one round. No honest site does."""
-        before = self.contradicted.get(site)
-        if first[-1] and second[-1] and first[-1] != second[-1] and not (before and before.both):
-            done = first[0]
+        before, done = self.contradicted.get(site), first[0]
+        if done > self._start and first[-1] and second[-1] and first[-1] != second[-1] and not (before and before.both):
             contradiction = Contradiction(self._agreed_before(site, done), done, first[-1], second[-1], True)
             self._put([], contradicted=[site, *contradiction])
 

@@ -440,8 +440,8 @@ class Oversight(Observer):
 
     def _waiting(self, site: str, **own: Any) -> Waiting:
         """Returns the chain of waits from a site on, by what sites have announced, and by this one's own waits."""
-        name, rounds = self._membership.name, self._membership.experiment.rounds
-        return waiting_chain(site, self._bulletin.of_all("status") | ({name: own} if own else {}), name, rounds)
+        name = self._membership.name
+        return waiting_chain(site, self._bulletin.of_all("status") | ({name: own} if own else {}), name)
 
     def _told_by_sites(self) -> dict[str, dict[str, Any]]:
         """Returns what each present site has told last, and how many seconds ago; nothing of one that is not known."""
@@ -476,6 +476,7 @@ class Oversight(Observer):
             "clocks": dict(self.clocks),
             "round": self._round,
             "rounds": membership.experiment.rounds,
+            "rounds_sent": self._mailroom.rounds_sent() if self._mailroom else 0,
             "activity": life.SLOW_DISK if slow_disk else self._life.activity,
             "phase": self._phase if self._life.state == self._phase["what"] and self._life.detail else None,
             "metric_name": self._measured_by,

@@ -201,22 +201,22 @@ class Waiting(NamedTuple):
     says: str  # what one end of the next wait says, and the other does not confirm; "" if nothing
 
 
-def waiting_chain(site: str, sites: Mapping[str, Mapping[str, Any]], own: str, rounds: int) -> Waiting:
+def waiting_chain(site: str, sites: Mapping[str, Mapping[str, Any]], own: str) -> Waiting:
     """Follows from a site whom each has waited for longest. A site that withholds its messages can say that it waits
     for any other. So what one says counts if the awaited one says itself that it has not sent that message.
 
     Args:
         site: Where the chain begins.
-        sites: What each site has said last: its `round`, and since when it waits for others, `waiting_for`.
+        sites: What each site has said last: its `round`, since when it waits for others (`waiting_for`), and of how
+            many rounds it has sent its messages (`rounds_sent`).
         own: This site, whose waits this node sees itself.
-        rounds: Of the run.
     """
     chain = [site]
     while others := sites.get(chain[-1], {}).get("waiting_for"):
         waits, awaited = chain[-1], min(others.items(), key=lambda item: item[1])[0]
         if awaited in chain:
             break
-        doubt = _unconfirmed(sites[waits]["round"], sites.get(awaited), rounds)
+        doubt = _doubt(sites[waits]["round"], sites.get(awaited))
         if doubt and waits != own:
             return Waiting(chain, f"{waits} says that it waits for {awaited}, which {doubt}")
         chain.append(awaited)
@@ -225,13 +225,11 @@ def waiting_chain(site: str, sites: Mapping[str, Mapping[str, Any]], own: str, r
     return Waiting(chain, "")
 
 
-def _unconfirmed(done: int, awaited: Mapping[str, Any] | None, rounds: int) -> str:
-    """Returns what speaks against a wait, in words, for the message of the round after `done` rounds; "" if nothing. A
-    site that waits in a round has sent its message of it. Before and after the rounds, that says nothing."""
+def _doubt(done: int, awaited: Mapping[str, Any] | None) -> str:
+    """Returns what speaks against a wait for a site's message of the round after `done`, in words; "" if nothing."""
     if awaited is None:
         return "has not said how far it is"
-    waits_too = 0 < done < rounds and awaited["round"] == done and awaited["waiting_for"]
-    return "says that it has sent its message" if awaited["round"] > done or waits_too else ""
+    return "says that it has sent its message" if awaited["rounds_sent"] > done else ""
 
 
 def read_status(folder: Path) -> dict[str, Any]:

@@ -377,6 +377,12 @@ class Mailroom:
         received = min((self._journal.missing_from(position, first) for position in self._edges), default=first)
         return max(first, min(received, max(self._journal.steps_sent(), default=first)))
 
+    def rounds_sent(self) -> int:
+        """Returns of how many rounds this node has sent its messages, or has them to send."""
+        with self._changed:
+            posted = max((edge.posted for edge in self._edges.values()), default=0)
+        return max(0, min(posted - self.rounds.start, len(self.rounds)))
+
     def journal_bytes(self) -> int:
         """Returns the bytes written since the last checkpoint."""
         return self._journal.bytes_since_segment
