@@ -338,7 +338,69 @@ def a_member_that_says_that_it_has_diverged_and_goes_on(run: Run) -> None:
     assert len(run.events("a", what)) == 1
 
 
+def _slandering_one(whom: int, until: Path) -> None:
+    """From round 8 on, b says to one neighbour that it has lost its state, until a file exists."""
+    writing = Links._writing
+
+    async def slander(self, neighbour, stream, connection) -> None:
+        said = asyncio.create_task(writing(self, neighbour, stream, connection))
+        while neighbour.position == whom and not until.exists() and not said.done():
+            if self.mailroom.progress(whom).due > 8:
+                said.cancel()
+                await connection.send(frames.refused(StateLost(HOSTILE)))
+                while not until.exists():
+                    await asyncio.sleep(0.05)
+                return  # and connects again
+            await asyncio.sleep(0.01)
+        await said
+
+    Links._writing = slander
+
+
+def a_member_that_says_to_one_neighbour_that_it_has_lost_its_state(run: Run) -> None:
+    """a waits for b alone, and exchanges messages with c; when b takes its words back, all go on by themselves."""
+    flag = run.folder / "go"
+    run.start("a", "c")
+    run.start("b", before=lambda: _slandering_one(0, flag))
+    run.until(lambda: run.events("a", "a claim about this site"))
+    seen = run.status("a")
+    assert [claim["by"] for claim in seen["state_lost"]] == ["b"]
+    assert (list(seen["waiting_for"]), seen["waiting_chain"]) == (["b"], ["a", "b"])
+    assert seen["edges"]["c"]["connected"]
+    assert seen["edges"]["c"]["messages_in"] >= seen["round"] + 1  # also of the round that it waits in
+    assert not run.status("c")["state_lost"]
+    _no_node_has_ended(run, *NAMES)
+    flag.touch()
+    run.end(*NAMES)
+    assert run.status("a")["state_lost"] == []
+
+
+def _withholding_from(whom: int, blames: str) -> None:
+    """b sends one neighbour nothing from round 8 on, and says that it waits for another site."""
+    outgoing, status, since = Mailroom.outgoing, Oversight.status, time.time()
+    Mailroom.outgoing = lambda self, at, stream, ack: (
+        [] if at == whom and self.progress(at).due > 8 else outgoing(self, at, stream, ack)
+    )
+    lie = {"round": 8, "rounds_sent": 8, "waiting_for": {blames: since}}
+    Oversight.status = lambda self: status(self) | (lie if self._round >= 8 else {})
+
+
+def a_member_that_withholds_and_says_that_it_waits_for_another(run: Run) -> None:
+    run.start("a", "c")
+    run.start("b", before=lambda: _withholding_from(0, "c"))
+    run.until(lambda: all(run.status(name).get("paused_for") for name in "ac"))
+    run.until(lambda: "b says that it waits for c, which says" in run.status("a")["unconfirmed_wait"])
+    assert run.status("a")["waiting_chain"] == ["a", "b"]
+    run.until(lambda: any("b says that it waits" in e.get("unconfirmed", "") for e in run.events("a", "waiting")))
+    assert run.status("c")["paused_for"] == ["a", "b"]
+    _no_node_has_ended(run, *NAMES)
+    run.vote("a", "c", out=["b"])
+    run.end("a", "c")
+
+
 SCENARIOS = (
+    a_member_that_says_to_one_neighbour_that_it_has_lost_its_state,
+    a_member_that_withholds_and_says_that_it_waits_for_another,
     a_member_that_says_that_all_have_lost_their_state,
     two_members_who_refuse_a_sites_numbers,
     a_member_that_says_that_it_has_diverged_and_goes_on,

@@ -5,6 +5,8 @@ nothing."""
 from collections.abc import Mapping
 from typing import Any
 
+CONTRADICTIONS = "contradictions.jsonl"  # pairs of signed announcements that contradict each other
+
 HOW_TO_RESTORE = (
     "To restore this site from its neighbours, stop its node, run `fairmesh mesh restore` with its name here and at "
     "all other sites, then start this node again"
@@ -82,7 +84,7 @@ def contradicted(claim: Mapping[str, Any], own: str) -> str:
         proof = "Its signature and the messages in this site's journal show it to this site alone"
         if claim["both"]:
             fact = f"{site} has signed two different hashes of the messages that it sent between {rounds}"
-            proof = "Its two signatures show it"
+            proof = f"Its two signatures, in {CONTRADICTIONS} in this site's state folder, prove it to everybody"
         return (
             f"{fact}: it is broken, or it lies. {proof}. The run goes on with its messages. To go on without it, vote "
             "it out at all other sites (`fairmesh mesh remove`), and then go back to a round before that (`fairmesh "

@@ -20,6 +20,7 @@ import math
 import os
 import threading
 import zlib
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -30,9 +31,10 @@ from torch import Tensor
 
 from fairmesh.errors import CheckpointError
 from fairmesh.mesh.announcements import FURTHER, wrong_row
+from fairmesh.mesh.node.claims import CONTRADICTIONS
 from fairmesh.mesh.node.store import BEST, PROGRESS, TABLE
 from fairmesh.mesh.node.watching import Aside
-from fairmesh.mesh.wire.bulletin import Bulletin
+from fairmesh.mesh.wire.bulletin import Announcement, Bulletin
 from fairmesh.mesh.wire.frames import read_json
 from fairmesh.mesh.wire.journal import storing
 from fairmesh.metrics.over_sites import LEVEL
@@ -48,6 +50,8 @@ from fairmesh.training.meter import traffic, with_spread
 
 _ROWS_AT_MOST = 24_000  # bytes of the rows in one announcement
 _VALIDATION = "validation "
+_KIND = "measured"  # of announcement
+_SOURCES = 4  # announcements of a site that are kept, in case it contradicts one of them
 _WITHOUT_AT_MOST = 20_000  # measurements of all sites for which it is quick to leave out each site once
 
 Row = list[Any]  # a round, then the numbers of one site after it, and the running hash of its messages; None: not known
@@ -97,6 +101,7 @@ class Measurements:
         self._models: dict[int, Tensor] = {}  # of measured rounds, not on disk yet
         self._received: dict[int, dict[str, str]] = {}  # the running hashes of what came, by measured round and site
         self.contradicted: dict[str, Contradiction] = {}  # by site, in this generation
+        self._sources: dict[str, deque[Announcement]] = {}  # the last ones with new rows, by site
         self._final: list[int] | None = None  # of which rounds this node has its model, once that is settled
         self.records: list[Record] = []  # of the rounds that all sites have measured
         self.after_record: Callable[[Sequence[Record]], None] = lambda records: None  # with all records so far
@@ -268,24 +273,33 @@ class Measurements:
         with self._lock:
             if self._problem is None:
                 return
-            found = [(site, row) for site, body in self._announced().items() for row in self._new_rows(site, body)]
+            newest = (self._bulletin.entry(site, _KIND) for site in self._others)
+            found = [(entry.site, row) for entry in self._of_generation(newest) for row in self._new_rows(entry)]
             if found:
                 self._put(found)
+            for entry in self._of_generation(self._bulletin.superseded()):
+                self._new_rows(entry)  # which are not taken over, but may contradict those that are known
             self._refresh()
             rows = self._to_tell()
             news = (self._generation, rows[-1][0] if rows else -1, len(self.records), self._final)
             if news == self._told:
                 return
             self._told, body = news, {"generation": self._generation, "columns": self._columns, "rows": rows}
-            self._bulletin.announce("measured", body | {"complete": len(self.records), "kept": self._final})
+            self._bulletin.announce(_KIND, body | {"complete": len(self.records), "kept": self._final})
+
+    def _of_generation(self, entries: Iterable[Announcement | None]) -> list[Announcement]:
+        """Returns those announcements that are of other present sites, and of this generation."""
+        known = (entry for entry in entries if entry is not None and entry.site in self._others)
+        return [entry for entry in known if entry.body["generation"] == self._generation]
 
     def _announced(self) -> dict[str, dict[str, Any]]:
         """Returns the newest announcements of other present sites in this generation."""
-        bodies = {site: self._bulletin.of(site, "measured") for site in self._others}
+        bodies = {site: self._bulletin.of(site, _KIND) for site in self._others}
         return {s: b for s, b in bodies.items() if b.get("generation") == self._generation}
 
-    def _new_rows(self, site: str, body: Mapping[str, Any]) -> list[Row]:
+    def _new_rows(self, entry: Announcement) -> list[Row]:
         """Returns the rows that this node does not have yet. The first row of a site for a round counts."""
+        site, body = entry.site, entry.body
         if body["columns"] != self._columns:
             columns = ", ".join(body["columns"])
             self._aside.ignore(site, "metrics", f"it measures something else than this site: {columns}")
@@ -299,15 +313,25 @@ class Measurements:
                 found.append(row)
             elif known[row[0]] != row:
                 self._aside.ignore(site, metrics, f"it has announced others of round {row[0]} before")
-                self._compare_signed(site, known[row[0]], row)
+                self._compare_signed(known[row[0]], row, entry)
+        if found:
+            self._sources.setdefault(site, deque(maxlen=_SOURCES)).append(entry)
         return found
 
-    def _compare_signed(self, site: str, first: Row, second: Row) -> None:
-        """Notes that a site has signed two hashes of its messages up to one round. No honest site does."""
-        before, done = self.contradicted.get(site), first[0]
-        if done > self._start and first[-1] and second[-1] and first[-1] != second[-1] and not (before and before.both):
+    def _compare_signed(self, first: Row, second: Row, entry: Announcement) -> None:
+        """Notes that a site has signed two hashes of its messages up to one round. No honest site does. Writes both
+        announcements to a file: their signatures prove it to everybody."""
+        site, done = entry.site, first[0]
+        before = self.contradicted.get(site)
+        if done <= self._start or None in (first[-1], second[-1]) or first[-1] == second[-1]:
+            return
+        if before is None or not before.both:
             contradiction = Contradiction(self._agreed_before(site, done), done, first[-1], second[-1], True)
             self._put([], contradicted=[site, *contradiction])
+            sources = [one for one in self._sources.get(site, ()) if first in one.body["rows"]]
+            proof = as_json({"round": done, "announcements": [one.table() for one in (*sources[:1], entry)]})
+            with storing(self._state), open(self._state / CONTRADICTIONS, "a", encoding="utf-8") as file:
+                file.write(proof + "\n")
 
     def _to_tell(self) -> list[Row]:
         """Returns the oldest of this site's rows that not every site has acknowledged, as many as fit."""
