@@ -82,6 +82,27 @@ def test_news_reach_those_who_are_no_neighbours_and_the_newest_holds_whatever_co
     assert boards["c"].of_all("status") == {"a": status(8)}
 
 
+@pytest.mark.quick_cases("all")
+@pytest.mark.parametrize("number", [1, 2])
+def test_metrics_that_come_after_newer_ones_are_kept_to_be_compared(boards, number):
+    """Those of the same number too: a site may tell two sites different things under one number."""
+    other = MEASURED | {"rows": [[*MEASURED["rows"][0][:-1], "0b" * 32]]}
+    boards["a"].announce("measured", other, number)
+    second = boards["a"].news(0)[1]
+    boards["a"]._known.pop(("a", "measured"))
+    boards["a"].announce("measured", MEASURED, 2)
+    pass_on(boards, "a", "b")
+    for _ in range(2):
+        boards["b"].heard(second)
+    assert [entry.body for entry in boards["b"].superseded()] == [other] * 2
+    assert boards["b"].superseded() == []
+    assert boards["b"].of("a", "measured") == MEASURED
+    forged = json.loads(second)
+    forged[-1]["body"]["rows"][0][-1] = "0c" * 32
+    boards["b"].heard(json.dumps(forged).encode())
+    assert boards["b"].superseded() == []
+
+
 def test_announcements_are_told_again_only_if_new(boards):
     pass_on(boards, "a", "b")
     now, entries = boards["b"].news(0)

@@ -86,6 +86,30 @@ def test_site_that_says_that_it_has_diverged_is_named_with_what_to_do():
     assert missing_from(claims.diverged(claim), *parts) == []
 
 
+def test_claim_about_messages_of_another_site_is_shown_as_what_its_author_says():
+    """Also if two say so: nobody else can know what they got. What a node finds itself is a fact there."""
+    found = {"site": "d", "since": 5, "round": 10, "signed": "aa", "other": "bb", "both": False, "kept": [0, 5]}
+    here = {"signed_here": "aa", "agrees_here": True}
+    said = claims.contradicted(found | {"by": "b"} | here, "c")
+    assert missing_from(said, "b says that d sent it", "rounds 5 and 10", "this site got what d", "ask both") == []
+    said = claims.contradicted(found | {"by": "b"} | {"signed_here": "cc", "agrees_here": False}, "c")
+    assert missing_from(said, "b says that d", "b quotes another hash", "one of them lies") == []
+    said = claims.contradicted(found | {"by": "b"} | here, "d")
+    assert missing_from(said, "b says that d sent it", "sends all neighbours the same", "ask b") == []
+    assert "ask both" not in said
+    said = claims.contradicted(found | {"by": "c"}, "c")
+    assert missing_from(said, "d has sent this site other", "mesh remove", "mesh rewind", "kept here: 0, 5") == []
+    said = claims.contradicted(found | {"by": "c", "both": True}, "c")
+    assert missing_from(said, "d has signed two", claims.CONTRADICTIONS, "prove it to everybody") == []
+
+
+def test_refusal_that_names_no_message_or_one_that_was_not_sent_points_to_the_site_that_refuses():
+    claim = {"by": "b", "site": "a", "digest": "ab"}
+    said = [claims.refused(claim | {"sent": sent}) for sent in (True, False, None)]
+    assert said == ["a has sent it", "a denies it: ask b too", "a has not said"]
+    assert claims.refused(claim | {"digest": None, "sent": None}) == "names no message: ask b"
+
+
 # One node
 
 
@@ -295,10 +319,9 @@ def two_members_who_refuse_a_sites_numbers(run: Run) -> None:
     _no_node_has_ended(run, *NAMES)
     said = run.events("a", "a claim about this site")[-1]
     assert missing_from(said["reason"], both, "nothing wrong", "no message that this site has sent", "Ask b, c") == []
-    for name in NAMES:  # which name those who refuse
-        denied = [one for one in run.status(name)["refusing"] if one["site"] == "a"]
-        assert {(one["by"], one["sent"]) for one in denied} == {("b", False), ("c", False)}
-        assert {claims.refused(one) for one in denied} == {"a denies it: ask b too", "a denies it: ask c too"}
+    denied = [one for one in run.status("a")["refusing"] if one["site"] == "a"]
+    assert {(one["by"], one["sent"]) for one in denied} == {("b", False), ("c", False)}
+    assert {claims.refused(one) for one in denied} == {"a denies it: ask b too", "a denies it: ask c too"}
     assert not run.status("a")["activity"].startswith("diverged")
     for name in "bc":
         run.crash(name)

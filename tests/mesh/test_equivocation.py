@@ -3,12 +3,15 @@ running hashes alone, at one node, and with real nodes that crash, restart, leav
 
 import json
 import time
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from fairmesh.cli.node import _sentences
 from fairmesh.compression.codes import Levels
-from fairmesh.mesh.node.store import landmarks_in
+from fairmesh.mesh.node.rounds import Rounds
+from fairmesh.mesh.node.store import Store, landmarks_in
 from fairmesh.mesh.wire.chains import OWN, Chains, first_hash
 from fairmesh.mesh.wire.mailroom import Mailroom
 from fairmesh.mesh.wire.transport import FIRST_ROUND
@@ -72,6 +75,38 @@ def test_hashes_continue_from_a_checkpoint_and_begin_anew_in_every_generation():
         continued.add(t, {OWN: b"%d" % t})
     assert continued.after(4) == whole.after(4)
     assert len({first_hash(1, 0), first_hash(2, 0), first_hash(2, 10)}) == 3
+
+
+def _continued(folder: Path, done: int) -> tuple[dict[int, str], list[str]]:
+    """Returns the hashes with which a node continues after a round, and what it logs."""
+    logged, store = [], Store(folder, 1, lambda *event, **fields: None)
+    rounds = SimpleNamespace(
+        membership=SimpleNamespace(mesh=SimpleNamespace(generation=1), around=[2]),
+        node=SimpleNamespace(
+            ledger=SimpleNamespace(begun=[SimpleNamespace(start=0)]),
+            folder=folder,
+            log=lambda level, what, **fields: logged.append(f"{what} {fields['file']}"),
+        ),
+        store=store,
+        mailroom=SimpleNamespace(chains=Chains()),
+    )
+    Rounds._begin_hashes(rounds, done)
+    return rounds.mailroom.chains.after(done), logged
+
+
+@pytest.mark.quick_cases("all")
+@pytest.mark.parametrize("damage", [lambda text: text[:-9], lambda text: text.replace(b"aa", b"ab"), lambda text: b""])
+def test_node_that_has_lost_its_hashes_says_so_and_announces_none(tmp_path, damage):
+    store = Store(tmp_path, 1, lambda *event, **fields: None)
+    store.keep_hashes(7, {OWN: "aa" * 32, 2: "bb" * 32})
+    assert _continued(tmp_path, 7) == ({OWN: "aa" * 32, 2: "bb" * 32}, [])
+    assert _continued(tmp_path, 0) == (dict.fromkeys([OWN, 2], first_hash(1, 0)), [])
+    store.hashes_path.write_bytes(damage(store.hashes_path.read_bytes()))
+    hashes, (said,) = _continued(tmp_path, 7)
+    assert hashes == {}
+    assert missing_from(said, "lost", "generation-1/hashes.json") == []
+    store.keep_hashes(14, {OWN: "cc" * 32, 2: "dd" * 32})  # which mends the file
+    assert _continued(tmp_path, 14)[1] == []
 
 
 # Real nodes

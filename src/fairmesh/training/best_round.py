@@ -79,10 +79,9 @@ def replaces(score: Tensor, best: Tensor) -> Tensor:
 
 def decided_in_words(decided: Mapping[str, Any]) -> str:
     """Returns whose numbers have decided which round of a run between organisations is the best, in sentences."""
-    value = "none" if decided["value"] is None else f"{decided['value']:.4g}"
     said = f"In round {decided['round']}, {decided['worst']} was the worst site by its own numbers"
-    said = f"{said} ({decided['metric']} {value})."
-    if decided["without"] is None:
+    said = f"{said} ({decided['metric']} {decided['value']:.4g})."
+    if "without" not in decided:
         return said
     others = [f"{done} without {site}" for site, done in decided["without"].items()]
     if not others:

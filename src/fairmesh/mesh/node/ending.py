@@ -48,10 +48,14 @@ def collect(node: Node) -> str:
 def sum_up(node: Node) -> str:
     """Computes the result, which is not confirmed yet."""
     write_result(node.generation.rounds, _unconfirmed(node))
+    node.aside.tried("the look at the best round", lambda: _log_best(node), None)
+    return life.CONFIRMING
+
+
+def _log_best(node: Node) -> None:
     decided = read_summary(_unconfirmed(node)).get("best_decided")
     if decided:
         node.log("info", "the best round is chosen", reason=decided_in_words(decided))
-    return life.CONFIRMING
 
 
 def _unconfirmed(node: Node) -> Path:

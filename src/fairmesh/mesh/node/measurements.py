@@ -505,7 +505,7 @@ class Measurements:
         worst = int(there.argmin() if higher else there.argmax())
         decided = {"round": best, "metric": metric, "worst": self._names[worst], "value": float(there[worst])}
         if n < 3 or n * len(rounds) > _WITHOUT_AT_MOST:
-            return decided | {"without": None}
+            return decided
         each_left_out = torch.eye(n, dtype=torch.bool)
         scores = torch.stack([rule.add(row.expand(n, n).masked_fill(each_left_out, math.nan)) for row in numbers])
         chosen = {name: _best_of(zip(rounds, of_site)) for name, of_site in zip(self._names, scores.unbind(-1))}
