@@ -605,6 +605,7 @@ def test_site_that_does_not_know_its_hash_is_not_compared_and_not_blamed(sites):
     sites["a"].table.add(10, [0.5, 1.0], 0.5, (0.0, 0), _hashed("a"), {"b": _hashed("b")})
     exchange(sites)
     assert _blamed(sites) == {"a": {}, "b": {}, "c": {}}
+    assert sites["a"].table.unsigned() == sites["c"].table.unsigned() == ["b"]  # which all name
 
 
 def test_hash_that_the_disk_has_changed_blames_nobody(sites):

@@ -97,6 +97,7 @@ def _sentences(seen: dict[str, Any], site: Path, age: float) -> Iterator[str | N
     yield from claims.sentences(seen).values()
     yield from map(claims.diverged, seen["diverged"])
     yield from (claims.contradicted(claim, seen["site"]) for claim in seen["contradicted"])
+    yield from map(claims.unsigned, seen["unsigned"])
     if seen["worst"] is not None:
         own = "" if seen["metric"] is None else f", here {seen['metric']:.4g}"
         worst = f"worst site {seen['worst']:.4g}, mean {seen['mean']:.4g}{own}"

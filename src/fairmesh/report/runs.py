@@ -188,7 +188,10 @@ class Run:
 
     def contradictions(self) -> list[str]:
         """Returns which sites of a mesh say that others have sent or signed two different things, in sentences."""
-        said = []
+        unsigned = self.summary.get("unsigned", ())
+        said = [
+            f"{site} has not always signed a hash of its messages, so they could not be compared." for site in unsigned
+        ]
         for claim in self.summary.get("contradicted", ()):
             by, site, rounds = claim["by"], claim["site"], f"between rounds {claim['since']} and {claim['round']}"
             what = f"sent it other messages than {site} has signed"

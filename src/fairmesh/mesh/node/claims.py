@@ -103,6 +103,14 @@ def contradicted(claim: Mapping[str, Any], own: str) -> str:
     return f"{said}. One of the two is broken, or lies: ask both before anybody is voted out"
 
 
+def unsigned(site: str) -> str:
+    """Returns in words that what a site sends cannot be compared."""
+    return (
+        f"{site} signs no hash of its messages, so that nobody can see whether it sends all neighbours the same: its "
+        "node has lost the hash with its disk, or hides something; ask it"
+    )
+
+
 def is_behind(status: Mapping[str, Any]) -> bool:
     """Returns whether most other sites say that they are further than they can be, if the state here is the newest that
     this site had. Neighbours are at most one round apart, so no site is further ahead than there are sites."""

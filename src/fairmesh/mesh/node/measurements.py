@@ -257,6 +257,14 @@ class Measurements:
         agreed = (one for one, hashes in self._received.items() if hashes.get(site) == self._signed(site, one))
         return max((one for one in agreed if self._start < one < done), default=self._start)
 
+    def unsigned(self) -> list[str]:
+        """Returns the sites that have announced metrics of this generation without a hash of their messages."""
+        with self._lock:
+            rows = {site: dict(of_site) for site, of_site in self._rows.items()} if self._problem is not None else {}
+        return [
+            site for site in rows if any(done > self._start and row[-1] is None for done, row in rows[site].items())
+        ]
+
     def signed_by(self, site: str, done: int) -> str | None:
         """Returns the running hash of its messages that a site has signed after a round, if this node knows it."""
         with self._lock:

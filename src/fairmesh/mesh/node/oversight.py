@@ -332,6 +332,9 @@ class Oversight(Observer):
         mine = {one["site"]: {key: one[key] for key in Contradiction._fields} for one in found if one["by"] == own}
         if mine or self._bulletin.of(own, "contradicted"):
             self._node.say("contradicted", {"generation": generation, "sites": mine})
+        for site in self._node.measurements.unsigned():
+            what = "a site signs no hash of its messages"
+            self._node.aside.once((what, site, generation), "warning", what, site=site, reason=claims.unsigned(site))
         for one in found:
             seen = one["by"] == own
             what = "a site contradicts itself" if seen else "a site says that another contradicts itself"
@@ -505,6 +508,7 @@ class Oversight(Observer):
             ],
             "diverged": self._diverged(),
             "contradicted": self._contradicted(),
+            "unsigned": self._node.measurements.unsigned(),
             "votes": self._ledger.votes(),
             "keys": self._node.keys.view(),
             "certificate_days": self.certificate_days(),

@@ -77,7 +77,9 @@ def write_result(rounds: Rounds, folder: Path) -> None:
     chosen = {"best_by": membership.experiment.options.best_by, "best_chosen_on": measurements.chosen_on}
     if best is not None:
         chosen |= {"best_decided": measurements.decided(best)}
+    unsigned = measurements.unsigned()
     more = ({} if best is None else chosen) | {"measured": measurements.digests()}
+    more |= {"unsigned": unsigned} if unsigned else {}
     _write(result, membership, more, folder)
 
 
