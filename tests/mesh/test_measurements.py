@@ -601,7 +601,8 @@ def test_honest_sites_are_never_blamed_after_restarts_or_in_another_generation(s
 
 
 def test_site_that_does_not_know_its_hash_is_not_compared_and_not_blamed(sites):
-    sites["b"].table.add(10, [0.5, 1.0], 0.5, (0.0, 0))
+    for done in (0, 10):
+        sites["b"].table.add(done, [0.5, 1.0], 0.5, (0.0, 0))
     sites["a"].table.add(10, [0.5, 1.0], 0.5, (0.0, 0), _hashed("a"), {"b": _hashed("b")})
     exchange(sites)
     assert _blamed(sites) == {"a": {}, "b": {}, "c": {}}
