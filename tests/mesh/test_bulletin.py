@@ -23,7 +23,7 @@ TERMS = terms_of(NAMES, rounds=30)
 SOUND = {kind: fuzz.sound(kind, TERMS.by("a"), Random(4)) for kind in KINDS}
 SOUND["statistics"] = {"mean": [1.0, 60.0], "spread": [1.0, 9.0], "shares": [0.5, 0.5], "relation": [0.5, -0.1]}
 SOUND["versus_local"] |= {"cells": dict(zip(CELLS, (60, 10, 5, 25))), "verdict": "", "why_not": ""}
-SOUND["measured"] |= {"rows": [[done, 0.5, 0.5, 0.3, 8.0 * done, done] for done in (0, 10, 20)]}
+SOUND["measured"] |= {"rows": [[done, 0.5, 0.5, 0.3, 8.0 * done, done, "0a" * 32] for done in (0, 10, 20)]}
 SOUND["status"] |= {"waiting_for": {}}
 SOUND["diverged"] |= {"since": 3, "round": 4}
 SOUND["vote"] |= {"sites": ["c"], "generation": 1}
@@ -88,6 +88,27 @@ def test_news_reach_those_who_are_no_neighbours_and_the_newest_holds_whatever_co
     pass_on(boards, "b", "c")
     assert [boards[name].of("a", "status") for name in "bc"] == [status(8)] * 2
     assert boards["c"].of_all("status") == {"a": status(8)}
+
+
+@pytest.mark.quick_cases("all")
+@pytest.mark.parametrize("number", [1, 2])
+def test_metrics_that_come_after_newer_ones_are_kept_to_be_compared(boards, number):
+    """Those of the same number too: a site may tell two sites different things under one number."""
+    other = MEASURED | {"rows": [[*MEASURED["rows"][0][:-1], "0b" * 32]]}
+    boards["a"].announce("measured", other, number)
+    second = boards["a"].news(0)[1]
+    boards["a"]._known.pop(("a", "measured"))
+    boards["a"].announce("measured", MEASURED, 2)
+    pass_on(boards, "a", "b")
+    for _ in range(2):
+        boards["b"].heard(second)
+    assert [entry.body for entry in boards["b"].superseded()] == [other] * 2
+    assert boards["b"].superseded() == []
+    assert boards["b"].of("a", "measured") == MEASURED
+    forged = json.loads(second)
+    forged[-1]["body"]["rows"][0][-1] = "0c" * 32
+    boards["b"].heard(json.dumps(forged).encode())
+    assert boards["b"].superseded() == []
 
 
 def test_announcements_are_told_again_only_if_new(boards):
@@ -165,13 +186,14 @@ WRONG = {
     "no shape": ("facts", FACTS | {"targets": []}, "targets"),
     "a metric in words": ("result", RESULT | {"metrics": {"accuracy": "good"}}, "metrics"),
     "digests that are numbers": ("result", RESULT | {"measured": {"a": 7}}, "measured"),
-    "traffic that is null": ("measured", MEASURED | {"rows": [[10, 0.5, 0.5, 0.3, 0.0, None]]}, "rows"),
-    "traffic of 400 digits": ("measured", MEASURED | {"rows": [[10, 0.5, 0.5, 0.3, 0.0, 10**400]]}, "rows"),
-    "a metric of 400 digits": ("measured", MEASURED | {"rows": [[10, 10**400, 0.5, 0.3, 0.0, 0]]}, "rows"),
-    "traffic below nothing": ("measured", MEASURED | {"rows": [[10, 0.5, 0.5, 0.3, -8.0, 0]]}, "rows"),
+    "traffic that is null": ("measured", MEASURED | {"rows": [[10, 0.5, 0.5, 0.3, 0.0, None, None]]}, "rows"),
+    "traffic of 400 digits": ("measured", MEASURED | {"rows": [[10, 0.5, 0.5, 0.3, 0.0, 10**400, None]]}, "rows"),
+    "a metric of 400 digits": ("measured", MEASURED | {"rows": [[10, 10**400, 0.5, 0.3, 0.0, 0, None]]}, "rows"),
+    "traffic below nothing": ("measured", MEASURED | {"rows": [[10, 0.5, 0.5, 0.3, -8.0, 0, None]]}, "rows"),
+    "a hash that is none": ("measured", MEASURED | {"rows": [[10, 0.5, 0.5, 0.3, 0.0, 0, "AB" * 32]]}, "rows"),
     "a row of fewer columns": ("measured", MEASURED | {"rows": [[10, 0.0, 0]]}, "rows"),
     "rows that go back": ("measured", MEASURED | {"rows": MEASURED["rows"][::-1]}, "rows"),
-    "rows without traffic": ("measured", MEASURED | {"columns": ["accuracy"], "rows": [[10, 0.5]]}, "columns"),
+    "rows without traffic": ("measured", MEASURED | {"columns": ["accuracy"], "rows": [[10, 0.5, None]]}, "columns"),
     "a mean next to nothing": ("statistics", STATISTICS | {"mean": [5e-324, 2.0]}, "mean"),
     "a negative spread": ("statistics", STATISTICS | {"spread": [-1.0, 2.0]}, "spread"),
     "more than all of a class": ("statistics", STATISTICS | {"shares": [1.5]}, "shares"),
@@ -191,7 +213,7 @@ WRONG = {
     "a metric of a round after the last": ("status", status(1) | {"metric_round": 31}, "metric_round"),
     "waiting for nobody's neighbour": ("status", status(1) | {"waiting_for": {"nobody": 1.5}}, "waiting_for"),
     "waiting for itself": ("status", status(1) | {"waiting_for": {"a": 1.5}}, "waiting_for"),
-    "rows after the last round": ("measured", MEASURED | {"rows": [[31, 0.5, 0.5, 0.3, 0.0, 0]]}, "rows"),
+    "rows after the last round": ("measured", MEASURED | {"rows": [[31, 0.5, 0.5, 0.3, 0.0, 0, None]]}, "rows"),
     "models after the last round": ("measured", MEASURED | {"kept": [31]}, "kept"),
     "numbers that exploded after the run": ("diverged", SOUND["diverged"] | {"round": 31}, "round"),
     "sound numbers after exploded ones": ("diverged", SOUND["diverged"] | {"since": 8}, "since"),
@@ -201,14 +223,22 @@ WRONG = {
     "votes of nobody": ("commit", COMMIT | {"votes": {"nobody": 1}}, "votes"),
     "rows of nobody": ("result", RESULT | {"measured": {"nobody": "12ab"}}, "measured"),
     "columns that nobody measures": ("measured", MEASURED | {"columns": ["beauty", "loss", *FURTHER]}, "columns"),
-    "more right than all": ("measured", MEASURED | {"rows": [[10, 1.1, 0.5, 0.3, 0.0, 0]]}, "accuracy"),
-    "a weight below none": ("measured", MEASURED | {"rows": [[10, 1.0, 0.5, -1.5, 0.0, 0]]}, "weight"),
+    "more right than all": ("measured", MEASURED | {"rows": [[10, 1.1, 0.5, 0.3, 0.0, 0, None]]}, "accuracy"),
+    "a weight below none": ("measured", MEASURED | {"rows": [[10, 1.0, 0.5, -1.5, 0.0, 0, None]]}, "weight"),
     "a result better than the best": ("result", RESULT | {"metrics": {"best accuracy": 7.0}}, "best accuracy"),
     "a metric that nobody measures": ("result", RESULT | {"metrics": {"beauty": 0.5}}, "metrics"),
     "a test set without a size": ("facts", FACTS | {"test": True}, "test"),
     "a table by nobody": ("table", SOUND["table"] | {"fitted_by": ["nobody"]}, "fitted_by"),
-    "a refusal of nobody": ("refusing", {"sites": {"nobody": {"since": 1.0, "reason": "r"}}}, "sites"),
-    "commands in a reason": ("refusing", {"sites": {"b": {"since": 1.0, "reason": "\x1b[2J"}}}, "sites"),
+    "a refusal of nobody": (
+        "refusing",
+        {"sites": {"nobody": {"since": 1.0, "reason": "r", "step": 1, "digest": None}}},
+        "sites",
+    ),
+    "commands in a reason": (
+        "refusing",
+        {"sites": {"b": {"since": 1.0, "reason": "\x1b[2J", "step": 1, "digest": None}}},
+        "sites",
+    ),
 }
 
 
@@ -365,7 +395,7 @@ def test_flood_of_one_kind_keeps_no_other_kind_from_anybody(boards):
 def test_refusal_can_name_only_neighbours_of_the_site_that_refuses(keys):
     line = Terms({"a": ("b",), "b": ("a", "c"), "c": ("b",)})
     boards = {name: Bulletin(name, keys[name], line) for name in NAMES}
-    why = {"since": 1.0, "reason": "r"}
+    why = {"since": 1.0, "reason": "r", "step": None, "digest": None}
     boards["b"].announce("refusing", {"sites": {"a": why, "c": why}}, 1)
     pass_on(boards, "b", "a")
     assert boards["a"].of("b", "refusing")["sites"].keys() == {"a", "c"}

@@ -40,7 +40,10 @@ def _status(own: int, others: dict[str, int], lost_by=(), refused_by=()) -> dict
         "sites": {"a": {"round": own}, **{site: {"round": done} for site, done in others.items()}},
         "edges": dict.fromkeys(others),
         "state_lost": [{"by": by, "reason": "it asks for step 7", "since": 0.0} for by in lost_by],
-        "refusing": [{"by": by, "site": "a", "reason": f"its model {TOO_LARGE} 3", "since": 0.0} for by in refused_by],
+        "refusing": [
+            {"by": by, "site": "a", "reason": f"its model {TOO_LARGE} 3", "since": 0.0, "digest": "ab", "sent": sent}
+            for by, sent in dict(refused_by).items()
+        ],
     }
 
 
@@ -67,8 +70,12 @@ def test_one_sites_round_confirms_nothing(lied):
 
 
 def test_site_whose_numbers_are_refused_hears_who_says_so_and_what_its_node_sees():
-    (said,) = claims.sentences(_status(30, {"b": 30, "c": 30}, refused_by=["b", "c"])).values()
+    (said,) = claims.sentences(_status(30, {"b": 30, "c": 30}, refused_by={"b": True, "c": True})).values()
     assert missing_from(said, "b, c (2 of 2 neighbours) claim: they refuse", TOO_LARGE, "nothing wrong", "units") == []
+    status = _status(30, {"b": 30, "c": 30, "d": 30}, refused_by={"b": True, "c": False, "d": None})
+    confirmed, denied = claims.sentences(status).values()
+    assert missing_from(confirmed, "b (1 of 3 neighbours)", "has sent that message", "units") == []
+    assert missing_from(denied, "c, d (2 of 3", "no message that this site has sent", "Ask c, d") == []
     assert claims.sentences(_status(30, {"b": 30})) == {}
 
 
@@ -77,6 +84,30 @@ def test_site_that_says_that_it_has_diverged_is_named_with_what_to_do():
     parts = ("b says", "rounds 6 and 7", '"an exploded model"', "ends no other", "units", "mesh remove", "mesh rewind",
              "kept here: 0, 3", "need not be started again")  # fmt: skip
     assert missing_from(claims.diverged(claim), *parts) == []
+
+
+def test_claim_about_messages_of_another_site_is_shown_as_what_its_author_says():
+    """Also if two say so: nobody else can know what they got. What a node finds itself is a fact there."""
+    found = {"site": "d", "since": 5, "round": 10, "signed": "aa", "other": "bb", "both": False, "kept": [0, 5]}
+    here = {"signed_here": "aa", "agrees_here": True}
+    said = claims.contradicted(found | {"by": "b"} | here, "c")
+    assert missing_from(said, "b says that d sent it", "rounds 5 and 10", "this site got what d", "ask both") == []
+    said = claims.contradicted(found | {"by": "b"} | {"signed_here": "cc", "agrees_here": False}, "c")
+    assert missing_from(said, "b says that d", "b quotes another hash", "one of them lies") == []
+    said = claims.contradicted(found | {"by": "b"} | here, "d")
+    assert missing_from(said, "b says that d sent it", "sends all neighbours the same", "ask b") == []
+    assert "ask both" not in said
+    said = claims.contradicted(found | {"by": "c"}, "c")
+    assert missing_from(said, "d has sent this site other", "mesh remove", "mesh rewind", "kept here: 0, 5") == []
+    said = claims.contradicted(found | {"by": "c", "both": True}, "c")
+    assert missing_from(said, "d has signed two", claims.CONTRADICTIONS, "prove it to everybody") == []
+
+
+def test_refusal_that_names_no_message_or_one_that_was_not_sent_points_to_the_site_that_refuses():
+    claim = {"by": "b", "site": "a", "digest": "ab"}
+    said = [claims.refused(claim | {"sent": sent}) for sent in (True, False, None)]
+    assert said == ["a has sent it", "a denies it: ask b too", "a has not said"]
+    assert claims.refused(claim | {"digest": None, "sent": None}) == "names no message: ask b"
 
 
 # One node
@@ -125,7 +156,7 @@ def test_neighbours_who_refuse_a_sites_numbers_do_not_make_its_node_end_or_diver
     node = SimpleNamespace(
         _notices={1: waits, 2: waits},
         _node=SimpleNamespace(aside=Aside(lambda level, what, **fields: logged.append((level, what)))),
-        status=lambda: _status(30, {"b": 30, "c": 30}, refused_by=["b", "c"]),
+        status=lambda: _status(30, {"b": 30, "c": 30}, refused_by={"b": None, "c": None}),
         _interrupt=interrupted.append,
         _end=interrupted.append,
     )
@@ -242,12 +273,13 @@ def _slandering() -> None:
 
 def _refusing_all() -> None:
     """A node announces that it refuses the numbers of all others, and sends nothing from round 8 on."""
-    said = {site: {"reason": f"message of step 9: its model {TOO_LARGE} 1e9", "since": time.time()} for site in NAMES}
+    said = {"reason": f"message of step 9: its model {TOO_LARGE} 1e9", "since": time.time(), "step": 9}
+    said |= {"digest": "ab" * 32}
 
     def announce(self) -> None:
         if self._round >= 4:
-            others = {site: why for site, why in said.items() if site != self._bulletin.name}
-            self._bulletin.announce("refusing", {"sites": others})
+            others = [name for name in NAMES if name != self._bulletin.name]
+            self._bulletin.announce("refusing", {"sites": dict.fromkeys(others, said)})
 
     Oversight._announce_refusals = announce
     outgoing = Mailroom.outgoing
@@ -286,7 +318,10 @@ def two_members_who_refuse_a_sites_numbers(run: Run) -> None:
     time.sleep(10)
     _no_node_has_ended(run, *NAMES)
     said = run.events("a", "a claim about this site")[-1]
-    assert missing_from(said["reason"], both, "nothing wrong", "units") == []
+    assert missing_from(said["reason"], both, "nothing wrong", "no message that this site has sent", "Ask b, c") == []
+    denied = [one for one in run.status("a")["refusing"] if one["site"] == "a"]
+    assert {(one["by"], one["sent"]) for one in denied} == {("b", False), ("c", False)}
+    assert {claims.refused(one) for one in denied} == {"a denies it: ask b too", "a denies it: ask c too"}
     assert not run.status("a")["activity"].startswith("diverged")
     for name in "bc":
         run.crash(name)
@@ -326,7 +361,69 @@ def a_member_that_says_that_it_has_diverged_and_goes_on(run: Run) -> None:
     assert len(run.events("a", what)) == 1
 
 
+def _slandering_one(whom: int, until: Path) -> None:
+    """From round 8 on, b says to one neighbour that it has lost its state, until a file exists."""
+    writing = Links._writing
+
+    async def slander(self, neighbour, stream, connection) -> None:
+        said = asyncio.create_task(writing(self, neighbour, stream, connection))
+        while neighbour.position == whom and not until.exists() and not said.done():
+            if self.mailroom.progress(whom).due > 8:
+                said.cancel()
+                await connection.send(frames.refused(StateLost(HOSTILE)))
+                while not until.exists():
+                    await asyncio.sleep(0.05)
+                return  # and connects again
+            await asyncio.sleep(0.01)
+        await said
+
+    Links._writing = slander
+
+
+def a_member_that_says_to_one_neighbour_that_it_has_lost_its_state(run: Run) -> None:
+    """a waits for b alone, and exchanges messages with c; when b takes its words back, all go on by themselves."""
+    flag = run.folder / "go"
+    run.start("a", "c")
+    run.start("b", before=lambda: _slandering_one(0, flag))
+    run.until(lambda: run.events("a", "a claim about this site"))
+    seen = run.status("a")
+    assert [claim["by"] for claim in seen["state_lost"]] == ["b"]
+    assert (list(seen["waiting_for"]), seen["waiting_chain"]) == (["b"], ["a", "b"])
+    assert seen["edges"]["c"]["connected"]
+    assert seen["edges"]["c"]["messages_in"] >= seen["round"] + 1  # also of the round that it waits in
+    assert not run.status("c")["state_lost"]
+    _no_node_has_ended(run, *NAMES)
+    flag.touch()
+    run.end(*NAMES)
+    assert run.status("a")["state_lost"] == []
+
+
+def _withholding_from(whom: int, blames: str) -> None:
+    """b sends one neighbour nothing from round 8 on, and says that it waits for another site."""
+    outgoing, status, since = Mailroom.outgoing, Oversight.status, time.time()
+    Mailroom.outgoing = lambda self, at, stream, ack: (
+        [] if at == whom and self.progress(at).due > 8 else outgoing(self, at, stream, ack)
+    )
+    lie = {"round": 8, "rounds_sent": 8, "waiting_for": {blames: since}}
+    Oversight.status = lambda self: status(self) | (lie if self._round >= 8 else {})
+
+
+def a_member_that_withholds_and_says_that_it_waits_for_another(run: Run) -> None:
+    run.start("a", "c")
+    run.start("b", before=lambda: _withholding_from(0, "c"))
+    run.until(lambda: all(run.status(name).get("paused_for") for name in "ac"))
+    run.until(lambda: "b says that it waits for c, which says" in run.status("a")["unconfirmed_wait"])
+    assert run.status("a")["waiting_chain"] == ["a", "b"]
+    run.until(lambda: any("b says that it waits" in e.get("unconfirmed", "") for e in run.events("a", "waiting")))
+    assert run.status("c")["paused_for"] == ["a", "b"]
+    _no_node_has_ended(run, *NAMES)
+    run.vote("a", "c", out=["b"])
+    run.end("a", "c")
+
+
 SCENARIOS = (
+    a_member_that_says_to_one_neighbour_that_it_has_lost_its_state,
+    a_member_that_withholds_and_says_that_it_waits_for_another,
     a_member_that_says_that_all_have_lost_their_state,
     two_members_who_refuse_a_sites_numbers,
     a_member_that_says_that_it_has_diverged_and_goes_on,

@@ -113,9 +113,12 @@ class Reader:
         for part in (oversight._count_votes, oversight._notice_weights, oversight._notice_divergence):
             part()
         oversight._notice_claims()
+        oversight._answer_refusals()
+        oversight._notice_contradictions()
         seen = json.loads(as_json(oversight.status()))
         _site_rows(seen, "accuracy"), _refusal_rows(seen, time.time()), claims.sentences(seen)
         list(map(claims.diverged, seen["diverged"]))
+        [claims.contradicted(claim, seen["site"]) for claim in seen["contradicted"]]
         node.ledger.removed_by(), node.ledger.without_vote(), node.ledger.impossible(), node.ledger.has_forgotten()
         for one in divergence.told(bulletin, node.membership).values():
             divergence.in_words(one, [one], "", [])
@@ -134,7 +137,7 @@ class Reader:
         (self.folder / TABLE).unlink(missing_ok=True)
         self.enter(measurements)
         for done in SCHEDULE.due:
-            measurements.add(done, [0.5] * (len(self.columns) - 3), 0.3, (8.0 * done, done))
+            measurements.add(done, [0.5] * (len(self.columns) - 4), 0.3, (8.0 * done, done))
         measurements.exchange()
         measurements.open_questions()
         measurements.best()

@@ -125,6 +125,7 @@ def test_messages_that_would_break_the_run_are_refused_and_their_sender_is_named
     siege.wait(lambda: all(set(siege.refusals(name)) == {"alpha", "gamma"} for name in siege.honest))
     for reason in siege.refusals("beta").values():  # which is no neighbour of delta
         assert missing_from(reason, f"step {ATTACKED + FIRST_ROUND}", *words) == []
+    siege.wait(lambda: all(one["sent"] for one in siege.status("beta")["refusing"]))  # as delta's own node says
     for name in ("alpha", "gamma"):
         assert siege.logged(name, "refused", "delta")
         assert siege.status(name)["waiting_for"].keys() >= {"delta"}

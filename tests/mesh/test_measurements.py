@@ -1,6 +1,7 @@
 """Sites measure every few rounds and tell each other; all have the same table, and choose the same best round."""
 
 import dataclasses
+import hashlib
 import json
 import time
 
@@ -11,10 +12,12 @@ from safetensors.torch import load_file
 import fairmesh as fm
 from fairmesh.experiment import load_experiment
 from fairmesh.mesh.announcements import KINDS, wrong
+from fairmesh.mesh.node.claims import CONTRADICTIONS
 from fairmesh.mesh.node.measurements import BEST, PROGRESS, TABLE, Measurements, Schedule
 from fairmesh.mesh.node.watching import Aside
+from fairmesh.mesh.wire.bulletin import Announcement
 from fairmesh.storage.run_folder import read_records
-from fairmesh.training.best_round import RoundScores
+from fairmesh.training.best_round import RoundScores, decided_in_words
 from tests.mesh import fleet
 from tests.mesh.credentials import terms_of
 from tests.mesh.experiments import experiment
@@ -65,6 +68,13 @@ class Half:
         body = json.loads(text)
         assert wrong("measured", body, self.terms.by(self._own)) == ""
         self._board.said[self._own] = body
+
+    def entry(self, site, kind):
+        body = self.of(site, kind)
+        return Announcement(site, kind, 0, body, b"") if body else None
+
+    def superseded(self):
+        return []
 
     def of(self, site, kind):
         if self._own not in self._board.lost:
@@ -178,7 +188,7 @@ def test_long_run_keeps_announcements_small_and_loses_no_row(tmp_path, board):
     sites = {name: Site(tmp_path, name, board, schedule) for name in NAMES}
     for site in sites.values():
         for done in range(1001):
-            site.table._rows[site.name][done] = [done, 0.12345678901234567, 1 / 3, 0.1 + 0.2, 1e9 * done, done]
+            site.table._rows[site.name][done] = [done, 0.12345678901234567, 1 / 3, 0.1 + 0.2, 1e9 * done, done, None]
     exchange(sites, 24)
     assert max(board.sizes) < KINDS["measured"].at_most / 2
     assert [len(site.table.records) for site in sites.values()] == [1001] * 3
@@ -361,8 +371,8 @@ def test_site_that_tells_two_things_is_named_and_the_digests_show_who_heard_what
 @pytest.mark.parametrize(
     ("field", "value", "accepted"),
     [
-        ("rows", [[0, 0.5, 1.0, 0.5, 0, 0], [7, 0.5, 1.0, 0.5, 0, 0]], [0]),
-        ("columns", ["loss", "weight", "bits", "bytes"], []),
+        ("rows", [[0, 0.5, 1.0, 0.5, 0, 0, None], [7, 0.5, 1.0, 0.5, 0, 0, None]], [0]),
+        ("columns", ["loss", "weight", "bits", "bytes", "sent"], []),
     ],
     ids=["between two measured rounds", "other columns"],
 )
@@ -538,3 +548,107 @@ def test_metrics_are_there_during_the_run_and_after_a_site_left(tmp_path):
     assert all(len(line["loss"]["sites"]) == 2 for line in lines)
     aside = states["a"] / "metrics-generation-1.jsonl"
     assert len(json.loads(aside.read_text().splitlines()[0])["loss"]["sites"]) == 3
+
+
+# Running hashes of messages
+
+
+def _hashed(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _measured_with_hashes(sites, until, of=lambda sender, receiver, done: _hashed(f"{sender} {done}")):
+    """Lets all sites measure, each with the hashes of what it sent, and of what came from the others."""
+    for done in (due for due in DUE if due <= until):
+        for name, site in sites.items():
+            came = {other: of(other, name, done) for other in NAMES if other != name}
+            site.table.add(done, [0.5, 1.0], 0.5, (8.0 * done, done), _hashed(f"{name} {done}"), came)
+    exchange(sites)
+
+
+def _blamed(sites) -> dict[str, dict[str, tuple]]:
+    return {name: {site: one[:2] for site, one in found.table.contradicted.items()} for name, found in sites.items()}
+
+
+def test_site_that_sent_one_neighbour_something_else_is_named_there_with_the_rounds_also_after_a_restart(sites):
+    def lying(sender, receiver, done):
+        return _hashed(f"{sender} {done}{'!' if (sender, receiver) == ('b', 'a') and done > 10 else ''}")
+
+    _measured_with_hashes(sites, 40, lying)
+    assert _blamed(sites) == {"a": {"b": (10, 20)}, "b": {}, "c": {}}
+    assert sites["a"].table.contradicted["b"].signed == sites["c"].table.signed_by("b", 20) == _hashed("b 20")
+    assert sites["c"].table.agrees_with("b", 20)
+    assert not sites["a"].table.agrees_with("b", 20)
+    sites["a"].enter()
+    assert _blamed(sites)["a"] == {"b": (10, 20)}
+
+
+def test_honest_sites_are_never_blamed_after_restarts_or_in_another_generation(sites):
+    """In which hashes begin anew: those of rounds before belong to messages that nobody has any more."""
+    _measured_with_hashes(sites, 30)
+    sites["a"].enter()
+    for site in sites.values():
+        site.enter(generation=2, start=20)
+    again = lambda sender, receiver, done: _hashed(f"{sender} {done} again")  # noqa: E731
+    for done in (20, 30):
+        for name, site in sites.items():
+            came = {other: again(other, name, done) for other in NAMES if other != name}
+            site.table.add(done, [0.5, 1.0], 0.5, (8.0 * done, done), again(name, "", done), came)
+    exchange(sites)
+    sites["b"].enter(generation=2, start=20)
+    assert _blamed(sites) == {"a": {}, "b": {}, "c": {}}
+    assert sites["b"].table.agrees_with("a", 30)
+
+
+def test_site_that_does_not_know_its_hash_is_not_compared_and_not_blamed(sites):
+    for done in (0, 10):
+        sites["b"].table.add(done, [0.5, 1.0], 0.5, (0.0, 0))
+    sites["a"].table.add(10, [0.5, 1.0], 0.5, (0.0, 0), _hashed("a"), {"b": _hashed("b")})
+    exchange(sites)
+    assert _blamed(sites) == {"a": {}, "b": {}, "c": {}}
+    assert sites["a"].table.unsigned() == sites["c"].table.unsigned() == ["b"]  # which all name
+
+
+def test_hash_that_the_disk_has_changed_blames_nobody(sites):
+    _measured_with_hashes(sites, 10)
+    path = sites["a"].folder / TABLE
+    text = path.read_text()
+    assert _hashed("b 10") in text
+    path.write_text(text.replace(_hashed("b 10"), _hashed("b 11")))
+    sites["a"].enter()
+    assert _blamed(sites)["a"] == {}
+    exchange(sites)
+    assert _blamed(sites)["a"] == {}
+
+
+def test_site_that_signs_two_hashes_of_one_round_is_named_with_both_announcements(sites, board):
+    _measured_with_hashes(sites, 20)
+    row = sites["b"].table._rows["b"][20]
+    board.said["b"] = board.said["b"] | {"rows": [[*row[:-1], _hashed("another")]]}
+    exchange(sites)
+    for name in "ac":
+        (found,) = sites[name].table.contradicted.values()
+        assert found == (10, 20, _hashed("b 20"), _hashed("another"), True)
+        (proof,) = map(json.loads, (sites[name].folder / CONTRADICTIONS).read_text().splitlines())
+        assert [one["site"] for one in proof["announcements"]] == ["b", "b"]
+        assert [one["body"]["rows"][-1][-1] for one in proof["announcements"]] == [_hashed("b 20"), _hashed("another")]
+    sites["a"].enter()
+    assert sites["a"].table.contradicted["b"].both
+
+
+# Whose numbers decide
+
+
+def test_result_says_whose_numbers_chose_the_best_round_and_which_it_would_be_without_each_site(sites):
+    """c says that it is bad in all rounds but the second, so that this one is chosen for all."""
+    lied = ACCURACIES | {"c": (0.0, 0.59, 0.1, 0.1, 0.1, 0.1)}
+    for name, site in sites.items():
+        for done, accuracy in zip(DUE, lied[name]):
+            site.measure(done, accuracy)
+    exchange(sites)
+    decided = {name: site.table.decided(10) for name, site in sites.items()}
+    assert decided["a"] == decided["b"] == decided["c"]
+    assert decided["a"] == {
+        "round": 10, "metric": "accuracy", "worst": "a", "value": 0.5, "without": {"c": 30},
+    }  # fmt: skip
+    assert missing_from(decided_in_words(decided["a"]), "round 10", "a was the worst", "0.5", "30 without c") == []

@@ -541,7 +541,29 @@ def test_state_folder_that_others_can_read_is_closed_and_named_by_the_check(site
 
 
 def test_chain_of_waiting_ends_at_the_site_to_look_at():
-    waits = {"a": {"b": 5.0, "c": 3.0}, "c": {"d": 2.0}, "d": {}}
-    assert waiting_chain("a", waits) == ["a", "c", "d"]
-    assert waiting_chain("d", waits) == ["d"]
-    assert waiting_chain("a", waits | {"d": {"c": 1.0}}) == ["a", "c", "d"]
+    a, c = _said(9, 10, b=5.0, c=3.0), _said(8, 9, d=2.0)
+    sites = {"a": a, "b": _said(9, 9), "c": c, "d": _said(7, 7)}
+    assert waiting_chain("a", sites, "a") == (["a", "c", "d"], "")
+    assert waiting_chain("d", sites, "a") == (["d"], "")
+    assert waiting_chain("a", sites | {"d": _said(7, 8, c=1.0)}, "a") == (["a", "c", "d"], "")
+
+
+def test_chain_of_waiting_ends_at_a_site_that_says_what_the_other_end_does_not_confirm():
+    """c withholds its messages from a, and says that it waits for d, which has sent them, or for nobody knows whom."""
+    sites = {"a": _said(9, 10, c=3.0), "c": _said(8, 9, d=2.0), "d": _said(9, 10, e=1.0), "e": _said(9, 9)}
+    chain, says = waiting_chain("a", sites, "a")
+    assert chain == ["a", "c"]
+    assert missing_from(says, "c says that it waits for d", "which says that it has sent its message") == []
+    del sites["d"]
+    chain, says = waiting_chain("a", sites, "a")
+    assert (chain, missing_from(says, "c says that it waits for d", "not said how far")) == (["a", "c"], [])
+
+
+def test_site_that_says_that_it_has_sent_what_this_one_waits_for_is_shown_with_what_it_says():
+    sites = {"a": _said(9, 10, c=3.0), "c": _said(9, 10, a=3.0)}
+    assert waiting_chain("a", sites, "a") == (["a", "c"], "c says that it has sent its message")
+    assert waiting_chain("a", {"a": sites["a"]}, "a") == (["a", "c"], "")  # which has said nothing
+
+
+def _said(done: int, sent: int, **since: float) -> dict:
+    return {"round": done, "rounds_sent": sent, "waiting_for": since}

@@ -56,7 +56,8 @@ def node(
     show_rows(rows_of([finished]))
     if caption := caption_of([finished]):
         say(caption)
-    for sentence in (*finished.evidence.get("notes", ()), *sentences(finished.summary)):
+    said = (*finished.evidence.get("notes", ()), *sentences(finished.summary), *finished.contradictions())
+    for sentence in said:
         say(sentence)
     say(f"the result is the same at every site: {folder}; for a page with plots: fairmesh report {folder}")
 
@@ -95,6 +96,8 @@ def _sentences(seen: dict[str, Any], site: Path, age: float) -> Iterator[str | N
         yield f"lambda: each site's share of the weights in round {done}, the last one that all sites have measured"
     yield from claims.sentences(seen).values()
     yield from map(claims.diverged, seen["diverged"])
+    yield from (claims.contradicted(claim, seen["site"]) for claim in seen["contradicted"])
+    yield from map(claims.unsigned, seen["unsigned"])
     if seen["worst"] is not None:
         own = "" if seen["metric"] is None else f", here {seen['metric']:.4g}"
         worst = f"worst site {seen['worst']:.4g}, mean {seen['mean']:.4g}{own}"
@@ -102,6 +105,8 @@ def _sentences(seen: dict[str, Any], site: Path, age: float) -> Iterator[str | N
     if len(seen["waiting_chain"]) > 1:
         chain = " waits for ".join([seen["waiting_chain"][0], ", which waits for ".join(seen["waiting_chain"][1:])])
         yield chain + (f": look at {seen['waiting_chain'][-1]} first" if len(seen["waiting_chain"]) > 2 else "")
+        if seen["unconfirmed_wait"]:
+            yield f"{seen['unconfirmed_wait']}: look at both of these sites, and at the connection between them"
     others = [f"{v} at {name}" for name, v in seen["versions"].items() if v != seen["version"]]
     if others:
         yield f"versions of fairmesh differ, and are compatible: {seen['version']} here, {', '.join(others)}"
@@ -192,10 +197,13 @@ def _edge_rows(seen: dict[str, Any], now: float) -> list[list[str]]:
 
 
 def _refusal_rows(seen: dict[str, Any], now: float) -> list[list[str]]:
-    rows = [["site", "refuses messages of", "why", "since", "times"]]
+    from fairmesh.mesh.node.claims import refused
+
+    rows = [["site", "refuses messages of", "why", "the other end", "since", "times"]]
     for refusal in seen["refusing"]:
         since = f"{_ago(max(0.0, now - refusal['since']))} ago"
-        rows.append([refusal["by"], refusal["site"], refusal["reason"], since, str(refusal.get("times", ""))])
+        rows.append([refusal["by"], refusal["site"], refusal["reason"], refused(refusal), since])
+        rows[-1].append(str(refusal.get("times", "")))
     return rows
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from fairmesh.errors import BadInput
 from fairmesh.mesh.fields import (
+    DIGEST,
     FINITE,
     LARGEST_COUNT,
     METRIC,
@@ -44,7 +45,7 @@ CELLS = ("both", "only_common", "only_local", "neither")  # which of the two mod
 FEWEST, FEW = 5, "<5"  # the smallest count that is told, and what is told of a smaller one
 ROWS_AT_LEAST = 20  # of a test set; with fewer, counts would say much about single rows
 VERDICTS = ("better", "worse", "unclear")  # of a comparison of which no number is told
-FURTHER = ("weight", "bits", "bytes")  # what a measured row has after its metrics
+FURTHER = ("weight", "bits", "bytes", "sent")  # what a measured row has after its metrics; the last is no number
 STATISTICS = (1e-30, 1e15)  # the smallest and the largest number in a site's statistics, unless it is 0
 INPUTS_AT_MOST, CLASSES_AT_MOST = 64, 100  # of a site's statistics
 
@@ -117,14 +118,16 @@ _COLUMNS = Field(  # the names of what a row has after its round
     lambda draws, terms: [*terms.metrics, *FURTHER],
     f"metrics of the experiment, then {', '.join(FURTHER)}",
 )
-_ROW = Field(  # a round with the numbers that were measured after it
-    lambda value, terms: _NUMBERS(value) and ROUND(value[0], terms),
+_ROW = Field(  # a round, the numbers that were measured after it, and the running hash of the messages sent so far
+    lambda value, terms: (
+        isinstance(value, list) and _NUMBERS(value[:-1]) and ROUND(value[0], terms) and maybe(DIGEST)(value[-1])
+    ),
     lambda draws, terms: [
         ROUND.draw(draws, terms),
         *(number(*_finite(limits)).draw(draws, terms) for limits in terms.metrics.values()),
-        *(field.draw(draws, terms) for field in (maybe(WEIGHT), _TRAFFIC, _TRAFFIC)),
+        *(field.draw(draws, terms) for field in (maybe(WEIGHT), _TRAFFIC, _TRAFFIC, maybe(DIGEST))),
     ],
-    "a round of the run with a number of each column",
+    "a round of the run with a number of each column, and a SHA-256 or null as the last",
 )
 
 
@@ -144,6 +147,7 @@ _CLAIM: dict[str, Field] = {"begun": list_of(list_of(count(), 4, 4), 256), "outp
 _VOTES = table_of(count(), keys=SITE)
 _COMMIT = record(**_CLAIM, number=count(), signature=text())
 _MOMENT = replace(number(-LARGEST_COUNT, LARGEST_COUNT), words="seconds since 1970")
+_UNLIKE = table_of(record(since=ROUND, round=ROUND, signed=DIGEST, other=DIGEST, both=one_of(True, False)), keys=SITE)
 _STATISTICS = number(-STATISTICS[1], STATISTICS[1], STATISTICS[0])
 
 # What the fields of a body must mean together, which the docstrings say. Each returns what is wrong, as `wrong` does.
@@ -164,11 +168,11 @@ def _wrong_rows(body: Mapping[str, Any], terms: Terms) -> str:
 
 
 def wrong_row(columns: Sequence[str], row: Any, terms: Terms) -> str:
-    """Returns what is wrong with a measured row, of a site or on disk, "" if nothing is: it has a round of the run and
-    a number per column, and each number is one that this column can have."""
+    """Returns what is wrong with a measured row, of a site or on disk, "" if nothing is: it has a round of the run, a
+    number per column but the last, which is a hash, and each number is one that this column can have."""
     if not _ROW(row, terms) or len(row) != 1 + len(columns):
-        return f"another form than a round and {len(columns)} numbers"
-    *metrics, weight, bits, sent = row[1:]
+        return f"another form than a round, {len(columns) - 1} numbers and a hash"
+    *metrics, weight, bits, sent, _ = row[1:]
     impossible = [name for name, value in zip(columns, metrics) if not terms.measures(name, value)]
     if impossible:
         return f"an impossible {impossible[0]}"
@@ -177,15 +181,33 @@ def wrong_row(columns: Sequence[str], row: Any, terms: Terms) -> str:
     return "" if _TRAFFIC(bits) and _TRAFFIC(sent) else "traffic that is negative, too large or not known"
 
 
-def _wrong_metrics(body: Mapping[str, Any], terms: Terms) -> str:
-    """every metric is within its limits"""
+def _wrong_result(body: Mapping[str, Any], terms: Terms) -> str:
+    """every metric is within its limits; what is contradicted differs, and is of a neighbour or signed twice"""
     wrong = [name for name, value in body["metrics"].items() if not terms.measures(name, value)]
-    return f"metrics of which {wrong[0]} = {body['metrics'][wrong[0]]} is impossible" if wrong else ""
+    if wrong:
+        return f"metrics of which {wrong[0]} = {body['metrics'][wrong[0]]} is impossible"
+    return _no_contradiction(body["contradicted"], terms)
 
 
 def _wrong_divergence(body: Mapping[str, Any], terms: Terms) -> str:
     """since is not after round"""
     return "" if body["since"] <= body["round"] else f"since = {body['since']}, after its round {body['round']},"
+
+
+def _wrong_contradictions(body: Mapping[str, Any], terms: Terms) -> str:
+    """the two hashes differ, and are of a neighbour's messages or both signed"""
+    return _no_contradiction(body["sites"], terms)
+
+
+def _no_contradiction(sites: Mapping[str, Any], terms: Terms) -> str:
+    """Returns which site's contradiction is none. Only a neighbour knows what a site has sent it; what it has signed,
+    everybody does."""
+    for site, hashes in sites.items():
+        if not hashes["both"] and not NEIGHBOUR(site, terms):
+            return f"messages of {site}, which is not its neighbour,"
+        if hashes["since"] >= hashes["round"] or hashes["signed"] == hashes["other"]:
+            return f"no contradiction of {site}"
+    return ""
 
 
 def _wrong_cells(body: Mapping[str, Any], terms: Terms) -> str:
@@ -278,9 +300,11 @@ KINDS = {
         fields={"facts": text()},
     ),
     "status": Announced(
-        "round, activity, latest metric on its own data, weight, sites it waits for, and bytes sent, every few seconds",
+        "round, activity, latest metric on its own data, weight, sites it waits for, of how many rounds it has sent "
+        "its messages, and bytes sent, every few seconds",
         fields={
             "round": ROUND,
+            "rounds_sent": ROUND,
             "activity": text(),
             "metric": maybe(number()),
             "metric_round": maybe(ROUND),
@@ -294,8 +318,9 @@ KINDS = {
         told=lambda node: node.oversight.seen,
     ),
     "measured": Announced(
-        "every few rounds (measure_every): the metrics of its own model on its own held-out data, its weight and its "
-        "traffic; at the end, of which of these rounds it keeps its model",
+        "every few rounds (measure_every): the metrics of its own model on its own held-out data, its weight, its "
+        "traffic and a running hash of the messages that it has sent, by which its neighbours see whether it sends all "
+        "the same; at the end, of which of these rounds it keeps its model",
         fields={
             "generation": _GENERATION,
             "columns": _COLUMNS,
@@ -308,9 +333,24 @@ KINDS = {
         per_second=1.0,
     ),
     "refusing": Announced(
-        "whose messages it refuses, and why",
-        fields={"sites": table_of(record(reason=text(), since=_MOMENT), keys=NEIGHBOUR)},
+        "whose messages it refuses, why, and the SHA-256 of the refused one",
+        fields={
+            "sites": table_of(
+                record(reason=text(), since=_MOMENT, step=maybe(count()), digest=maybe(DIGEST)), keys=NEIGHBOUR
+            )
+        },
         per_second=0.5,
+    ),
+    "answers": Announced(
+        "which of its messages that others refuse it has sent as they say, and which not",
+        fields={"refused": table_of(record(digest=DIGEST, sent=one_of(True, False)), keys=NEIGHBOUR)},
+        per_second=0.5,
+    ),
+    "contradicted": Announced(
+        "which neighbours have sent it other messages than they have signed, or which sites have signed two hashes of "
+        "them, and in which rounds",
+        fields={"generation": _GENERATION, "sites": _UNLIKE},
+        meaning=_wrong_contradictions,
     ),
     "diverged": Announced(
         "if its numbers are no longer finite, or explode: since which round, and how large they are",
@@ -318,15 +358,16 @@ KINDS = {
         meaning=_wrong_divergence,
     ),
     "result": Announced(
-        "at the end: its metrics of the common models on its own data, and the digests of its result and of all "
-        "sites' metrics",
+        "at the end: its metrics of the common models on its own data, the digests of its result and of all sites' "
+        "metrics, and which neighbours have sent it other messages than they have signed",
         fields={
             "generation": _GENERATION,
             "digest": text(),
             "metrics": table_of(maybe(number()), keys=METRIC),
             "measured": table_of(text(), keys=SITE),
+            "contradicted": _UNLIKE,
         },
-        meaning=_wrong_metrics,
+        meaning=_wrong_result,
     ),
     "versus_local": Announced(
         "at the end: how many of its test rows both the common model and one that it trained alone, only one of them, "

@@ -12,6 +12,7 @@ from fairmesh.errors import BadInput, listed
 from fairmesh.metrics.units import Unit, defined
 from fairmesh.storage.run_folder import EXPERIMENT, read_records, read_summary
 from fairmesh.topology.mixing import Mixing
+from fairmesh.training.best_round import decided_in_words
 from fairmesh.training.result import Result
 from fairmesh.training.summary import by_own_models, summary_of
 
@@ -181,8 +182,22 @@ class Run:
                 f"model-best.safetensors is of round {best}, the best by the {s['best_by']} {self.metric} on the "
                 f"{s['best_chosen_on']} data of the sites."
                 + (" Its metrics are on the same data that it was chosen by, so they are too good." if same else "")
+                + f" model.safetensors is of the last round. {decided_in_words(s['best_decided'])}"
             )
-        return found
+        return found + self.contradictions()
+
+    def contradictions(self) -> list[str]:
+        """Returns which sites of a mesh say that others have sent or signed two different things, in sentences."""
+        unsigned = self.summary.get("unsigned", ())
+        said = [
+            f"{site} has not always signed a hash of its messages, so they could not be compared." for site in unsigned
+        ]
+        for claim in self.summary.get("contradicted", ()):
+            by, site, rounds = claim["by"], claim["site"], f"between rounds {claim['since']} and {claim['round']}"
+            what = f"sent it other messages than {site} has signed"
+            what = "has signed two different hashes of its messages" if claim["both"] else what
+            said.append(f"{by} says that {site} {what}, {rounds}: one of the two is broken, or lies.")
+        return said
 
 
 def mean_of(values: Sequence[float]) -> float:

@@ -5,7 +5,8 @@ each site's metric is smoothed over the measurements before, the sites are compa
 equally good the last one counts. docs/howto/models.md has the measurements behind this.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -74,3 +75,15 @@ def by_round(records: Sequence[Record]) -> list[list[Record]]:
 def replaces(score: Tensor, best: Tensor) -> Tensor:
     """Returns whether a round with this score replaces the best round so far. A later one replaces an equal one."""
     return (score >= best - _SAME) & (score > -torch.inf)
+
+
+def decided_in_words(decided: Mapping[str, Any]) -> str:
+    """Returns whose numbers have decided which round of a run between organisations is the best, in sentences."""
+    said = f"In round {decided['round']}, {decided['worst']} was the worst site by its own numbers"
+    said = f"{said} ({decided['metric']} {decided['value']:.4g})."
+    if "without" not in decided:
+        return said
+    others = [f"{done} without {site}" for site, done in decided["without"].items()]
+    if not others:
+        return f"{said} The choice is the same without the numbers of any one site."
+    return f"{said} Without the numbers of one site, another round would be the best: {', '.join(others)}."

@@ -5,6 +5,8 @@ nothing."""
 from collections.abc import Mapping
 from typing import Any
 
+CONTRADICTIONS = "contradictions.jsonl"  # pairs of signed announcements that contradict each other
+
 HOW_TO_RESTORE = (
     "To restore this site from its neighbours, stop its node, run `fairmesh mesh restore` with its name here and at "
     "all other sites, then start this node again"
@@ -17,8 +19,8 @@ def sentences(status: Mapping[str, Any]) -> dict[tuple[str, ...], str]:
     """Returns the claims about this site in a status, each with what this node can say about it. The keys say what is
     claimed, by whom, and whether it is seen to be so."""
     lost = {claim["by"]: claim["reason"] for claim in status.get("state_lost", ())}
-    about_this_site = {claim["by"]: claim["reason"] for claim in status["refusing"] if claim["site"] == status["site"]}
-    refused = {by: reason for by, reason in about_this_site.items() if by not in lost}
+    about_this_site = [claim for claim in status["refusing"] if claim["site"] == status["site"]]
+    refused = {claim["by"]: claim for claim in about_this_site if claim["by"] not in lost}
     behind, claimed = is_behind(status), dict[tuple[str, ...], str]()
     if lost:
         rounds = _rounds_of_others(status)
@@ -36,12 +38,18 @@ def sentences(status: Mapping[str, Any]) -> dict[tuple[str, ...], str]:
             )
         claim = _claim_of(lost, status, "this site has lost its state")
         claimed["state lost", *sorted(lost), str(behind)] = f"{claim}. {advice}. {HOW_TO_RESTORE}"
-    if refused:
-        claim = _claim_of(refused, status, "they refuse this site's messages")
-        claimed["refused", *sorted(refused)] = (
-            f"{claim}. This node has found nothing wrong with its own model, and waits. Compare the units of this "
-            "site's data with those of the other sites"
-        )
+    for sent in (True, False):
+        reasons = {by: claim["reason"] for by, claim in refused.items() if (claim["sent"] is True) == sent}
+        if reasons:
+            claim, whom = _claim_of(reasons, status, "they refuse this site's messages"), ", ".join(sorted(reasons))
+            seen = (
+                "This site has sent that message. Its node has found nothing wrong with its own model, and waits. "
+                "Compare the units of this site's data with those of the other sites"
+                if sent
+                else "They name no message that this site has sent, so this may not be true. Its node has found "
+                f"nothing wrong with its own model, and waits. Ask {whom}"
+            )
+            claimed["refused", *sorted(reasons), str(sent)] = f"{claim}. {seen}"
     return claimed
 
 
@@ -54,6 +62,54 @@ def diverged(claim: Mapping[str, Any]) -> str:
         f"somebody acts there, and the run waits. Let {by} compare the units of its data with those of the others. To "
         "go on without it, vote it out at all other sites (`fairmesh mesh remove`), and soon after that go back to an "
         f"earlier round (`fairmesh mesh rewind`; kept here: {kept}). Nodes that wait need not be started again for that"
+    )
+
+
+def refused(claim: Mapping[str, Any]) -> str:
+    """Returns what the other end says about a refusal of its message, and whom to ask."""
+    if claim["sent"] is None:
+        return f"{claim['site']} has not said" if claim["digest"] else f"names no message: ask {claim['by']}"
+    return f"{claim['site']} has sent it" if claim["sent"] else f"{claim['site']} denies it: ask {claim['by']} too"
+
+
+def contradicted(claim: Mapping[str, Any], own: str) -> str:
+    """Returns in words that a site has sent or signed two different things, by whom this is said, and what to do.
+
+    Args:
+        claim: What a node or another site has found, as the status has it.
+        own: This site.
+    """
+    by, site = claim["by"], claim["site"]
+    rounds, kept = f"rounds {claim['since']} and {claim['round']}", ", ".join(map(str, claim["kept"])) or "none"
+    if by == own:
+        fact = f"{site} has sent this site other messages than it has signed, between {rounds}"
+        proof = "Its signature and the messages in this site's journal show it to this site alone"
+        if claim["both"]:
+            fact = f"{site} has signed two different hashes of the messages that it sent between {rounds}"
+            proof = f"Its two signatures, in {CONTRADICTIONS} in this site's state folder, prove it to everybody"
+        return (
+            f"{fact}: it is broken, or it lies. {proof}. The run goes on with its messages. To go on without it, vote "
+            "it out at all other sites (`fairmesh mesh remove`), and then go back to a round before that (`fairmesh "
+            f"mesh rewind`; kept here: {kept})"
+        )
+    said = f"{by} says that {site} has signed two different hashes of its messages"
+    if not claim["both"]:
+        said = f"{by} says that {site} sent it other messages than {site} has signed"
+    said = f"{said}, between {rounds}. This is what {by} says"
+    if site == own:
+        return f"{said}. This node sends all neighbours the same messages: ask {by}, and compare the logs of both sites"
+    if claim["agrees_here"]:
+        said = f"{said}; this site got what {site} has signed"
+    if claim["signed_here"] not in (None, claim["signed"]):
+        said = f"{said}; {by} quotes another hash than {site} has told this site: one of them lies"
+    return f"{said}. One of the two is broken, or lies: ask both before anybody is voted out"
+
+
+def unsigned(site: str) -> str:
+    """Returns in words that what a site sends cannot be compared."""
+    return (
+        f"{site} signs no hash of its messages, so that nobody can see whether it sends all neighbours the same: its "
+        "node has lost the hash with its disk, or hides something; ask it"
     )
 
 

@@ -19,6 +19,7 @@ from fairmesh.mesh.node import life, versus_local
 from fairmesh.mesh.node.node import Node
 from fairmesh.mesh.node.oversight import Notices
 from fairmesh.mesh.node.result import (
+    add_contradictions,
     expected_results,
     result_digest,
     results_apart,
@@ -32,6 +33,8 @@ from fairmesh.mesh.wire.transport import FIRST_ROUND
 from fairmesh.personalization.base import Personalization
 from fairmesh.personalization.personalize import personalized
 from fairmesh.storage.files import read_bytes
+from fairmesh.storage.run_folder import read_summary
+from fairmesh.training.best_round import decided_in_words
 
 _FAREWELL_S = 60.0  # wait for the neighbours' last messages, once nobody needs anything from this node
 
@@ -45,7 +48,14 @@ def collect(node: Node) -> str:
 def sum_up(node: Node) -> str:
     """Computes the result, which is not confirmed yet."""
     write_result(node.generation.rounds, _unconfirmed(node))
+    node.aside.tried("the look at the best round", lambda: _log_best(node), None)
     return life.CONFIRMING
+
+
+def _log_best(node: Node) -> None:
+    decided = read_summary(_unconfirmed(node)).get("best_decided")
+    if decided:
+        node.log("info", "the best round is chosen", reason=decided_in_words(decided))
 
 
 def _unconfirmed(node: Node) -> Path:
@@ -57,7 +67,9 @@ def confirm(node: Node) -> str:
     site announces another result, or is voted out."""
     unconfirmed, source = _unconfirmed(node), sums_of(node.generation.rounds).source
     expected = expected_results(unconfirmed, node.membership)
-    node.bulletin.announce("result", expected[node.membership.name], node.membership.mesh.generation)
+    own = {site: one._asdict() for site, one in node.measurements.contradicted.items()}
+    mine = expected[node.membership.name] | {"contradicted": own}
+    node.bulletin.announce("result", mine, node.membership.mesh.generation)
     node.remember()  # so that a restart knows whether the result on disk is the one that was announced
     sums = {"sums": "computed by this site" if source is None else f"from {source}", "kept": unconfirmed.name}
 
@@ -87,6 +99,7 @@ def add_comparisons(node: Node) -> str:
     rounds, unconfirmed, result = node.generation.rounds, _unconfirmed(node), node.folder / RESULT
     node.wait(lambda: node.silent(versus_local.KIND))
     versus_local.add_evidence(rounds, unconfirmed)
+    add_contradictions(unconfirmed, node.bulletin, node.membership)
     node.observe("result confirmed", node.membership.experiment.rounds)
     _write_site_model(rounds, unconfirmed)
     put_in_place(unconfirmed, result)

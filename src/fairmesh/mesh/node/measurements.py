@@ -19,7 +19,9 @@ import json
 import math
 import os
 import threading
-from collections.abc import Callable, Mapping, Sequence
+import zlib
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -30,10 +32,10 @@ from torch import Tensor
 from fairmesh.errors import CheckpointError
 from fairmesh.mesh.announcements import FURTHER, wrong_row
 from fairmesh.mesh.fields import VALIDATION
-from fairmesh.mesh.node.claims import PUT_BACK
+from fairmesh.mesh.node.claims import CONTRADICTIONS, PUT_BACK
 from fairmesh.mesh.node.store import BEST, PROGRESS, TABLE
 from fairmesh.mesh.node.watching import Aside
-from fairmesh.mesh.wire.bulletin import Bulletin
+from fairmesh.mesh.wire.bulletin import Announcement, Bulletin
 from fairmesh.mesh.wire.frames import read_json
 from fairmesh.mesh.wire.journal import storing
 from fairmesh.metrics.over_sites import LEVEL
@@ -49,8 +51,21 @@ from fairmesh.training.meter import traffic, with_spread
 
 _LARGEST_SHARE = 1e3  # of lambda, by sites' estimates of it
 _ROWS_AT_MOST = 24_000  # bytes of the rows in one announcement
+_KIND = "measured"  # of announcement
+_SOURCES = 4  # announcements of a site that are kept, in case it contradicts one of them
+_WITHOUT_AT_MOST = 20_000  # measurements of all sites for which it is quick to leave out each site once
 
-Row = list[float | None]  # a round, then the numbers of one site after it
+Row = list[Any]  # a round, then the numbers of one site after it, and the running hash of its messages; None: not known
+
+
+class Contradiction(NamedTuple):
+    """What a site has signed of its messages, and something else that it has sent or signed."""
+
+    since: int  # the last measured round after which both agreed
+    round: int  # the first one after which they do not
+    signed: str  # the running hash that it has signed
+    other: str  # that of the messages that came from it, or
+    both: bool  # a second one that it has signed
 
 
 class Schedule(NamedTuple):
@@ -85,6 +100,9 @@ class Measurements:
         self._problem: Any = None  # of the present sites, once a generation is entered
         self._rows: dict[str, dict[int, Row]] = {}
         self._models: dict[int, Tensor] = {}  # of measured rounds, not on disk yet
+        self._received: dict[int, dict[str, str]] = {}  # the running hashes of what came, by measured round and site
+        self.contradicted: dict[str, Contradiction] = {}  # by site, in this generation
+        self._sources: dict[str, deque[Announcement]] = {}  # the last ones with new rows, by site
         self._final: list[int] | None = None  # of which rounds this node has its model, once that is settled
         self.records: list[Record] = []  # of the rounds that all sites have measured
         self.after_record: Callable[[Sequence[Record]], None] = lambda records: None  # with all records so far
@@ -113,7 +131,7 @@ class Measurements:
         with self._lock, storing(self._state):
             self._generation, self._schedule, self._problem, self._names = generation, schedule, problem, list(names)
             self._others = [site for site in names if site != self._own]
-            self._due, self._told, self._models = schedule.due, None, {}
+            self._due, self._told, self._models, self._start = schedule.due, None, {}, start
             self._columns, self._landmarks = columns_of(problem), landmarks
             before = self._read_table()
             if before < generation:
@@ -129,14 +147,16 @@ class Measurements:
         have written, since the disk has damaged it."""
         path, generation = self._state / TABLE, 0
         self._rows, self._final = {name: {} for name in self._names}, None
+        self._received, self.contradicted = {}, {}
         content = path.read_bytes() if path.exists() else b""
         whole, _, cut = content.rpartition(b"\n")
         for line in whole.splitlines():
             try:
-                entry = read_json(line)
+                entry = _intact(read_json(line))
                 generation = int(entry.get("generation", generation))
                 final, site = entry.get("final", self._final), entry.get("site")
                 self._final = None if final is None else [int(one) for one in final]
+                self._note(entry)
                 wrong = wrong_row(self._columns, entry["row"], self._bulletin.terms) if site in self._rows else ""
             except (ValueError, TypeError, KeyError, AttributeError):
                 entry, site, wrong = {}, "", "another form"
@@ -145,6 +165,8 @@ class Measurements:
                 self._aside.ignore(whose, f"metrics in {TABLE}", f"a line has {wrong}")
             elif site in self._rows:
                 self._rows[site][entry["row"][0]] = entry["row"]
+        for site, done in [(site, done) for site in self._names for done in sorted(self._received)]:
+            self._judge(site, done)
         if cut:  # by a crash
             os.truncate(path, len(content) - len(cut))
         return generation
@@ -157,7 +179,7 @@ class Measurements:
     def _drop_after(self, start: int, before: int) -> None:
         """Drops what the sites went back from, the rows of sites that have left, and those that a restored site has
         lost. What was shown of them is put aside."""
-        self._final = None
+        self._final, self._received, self.contradicted = None, {}, {}
         stay = range(self._schedule.since, start + 1)
         self._rows = {
             site: {done: row for done, row in rows.items() if done in stay} for site, rows in self._rows.items()
@@ -174,15 +196,32 @@ class Measurements:
 
     # Rows
 
-    def add(self, done: int, metrics: Sequence[float], weight: float | None, sent: Sequence[float]) -> None:
-        """Adds what this site has measured after a round, with its weight and its traffic in bits and bytes. A round
-        that was measured before a restart stays as it was. One that is not due is left out: a generation that restores
-        a site may begin after a round that is otherwise measured."""
+    def add(
+        self,
+        done: int,
+        metrics: Sequence[float],
+        weight: float | None,
+        sent: Sequence[float],
+        sent_hash: str | None = None,
+        received: Mapping[str, str] | None = None,
+    ) -> None:
+        """Adds what this site has measured after a round. A round that was measured before a restart stays as it was.
+        One that is not due is left out: a generation that restores a site may begin after a round that is otherwise
+        measured.
+
+        Args:
+            done: The round.
+            metrics: The metrics, in the order of the columns.
+            weight: This site's weight, if it has one.
+            sent: Its traffic in bits and bytes.
+            sent_hash: The running hash of what it has sent. Default: None, it is not known.
+            received: The running hashes of what came from neighbours, by name. Default: none.
+        """
         numbers = (*metrics, weight, *sent)
         row = [done, *(number if number is not None and math.isfinite(number) else None for number in numbers)]
         with self._lock:
             if done in self._due and done not in self._rows[self._own]:
-                self._put([(self._own, row)])
+                self._put([(self._own, [*row, sent_hash])], received=[done, dict(received or {})])
 
     def _put(self, found: Sequence[tuple[str, Row]], **more: Any) -> None:
         """Adds rows to the table, and syncs it. Only then may they be announced or acknowledged."""
@@ -191,32 +230,90 @@ class Measurements:
             file.write(_lines(entries))
             file.flush()
             os.fsync(file.fileno())
+        self._note(more)
         for site, row in found:
-            self._rows[site][int(row[0] or 0)] = row
+            self._rows[site][row[0]] = row
+            for sender in self._names if site == self._own else [site]:
+                self._judge(sender, row[0])
+
+    # Running hashes
+
+    def _note(self, entry: Mapping[str, Any]) -> None:
+        """Takes up what a line of the table says about messages, if it does."""
+        if "received" in entry:
+            done, hashes = entry["received"]
+            self._received[int(done)] = dict(hashes)
+        if "contradicted" in entry:
+            site, *contradiction = entry["contradicted"]
+            self.contradicted[site] = Contradiction(*contradiction)
+
+    def _judge(self, site: str, done: int) -> None:
+        """Compares the running hash that a site has signed with that of what came from it. Only rounds of this
+        generation are compared, since every generation has running hashes of its own."""
+        signed, came = self._signed(site, done), self._received.get(done, {}).get(site)
+        known = self.contradicted.get(site)
+        if done > self._start and signed and came and signed != came and (known is None or done < known.round):
+            self.contradicted[site] = Contradiction(self._agreed_before(site, done), done, signed, came, False)
+
+    def _signed(self, site: str, done: int) -> str | None:
+        return self._rows.get(site, {}).get(done, [None])[-1]
+
+    def _agreed_before(self, site: str, done: int) -> int:
+        """Returns the last measured round before this one after which messages were those that a site has signed."""
+        agreed = (one for one, hashes in self._received.items() if hashes.get(site) == self._signed(site, one))
+        return max((one for one in agreed if self._start < one < done), default=self._start)
+
+    def unsigned(self) -> list[str]:
+        """Returns the sites that have announced metrics of this generation without a hash of their messages."""
+        with self._lock:
+            rows = {site: dict(of_site) for site, of_site in self._rows.items()} if self._problem is not None else {}
+        return [
+            site for site in rows if any(done > self._start and row[-1] is None for done, row in rows[site].items())
+        ]
+
+    def signed_by(self, site: str, done: int) -> str | None:
+        """Returns the running hash of its messages that a site has signed after a round, if this node knows it."""
+        with self._lock:
+            return self._signed(site, done) if self._problem is not None else None
+
+    def agrees_with(self, site: str, done: int) -> bool:
+        """Returns whether what came here from a site up to a round is what it has signed."""
+        with self._lock:
+            signed = self.signed_by(site, done)
+            return bool(signed) and self._received.get(done, {}).get(site) == signed
 
     def exchange(self) -> None:
         """Takes over the rows that others have announced, and announces this site's, as far as there is news."""
         with self._lock:
             if self._problem is None:
                 return
-            found = [(site, row) for site, body in self._announced().items() for row in self._new_rows(site, body)]
+            newest = (self._bulletin.entry(site, _KIND) for site in self._others)
+            found = [(entry.site, row) for entry in self._of_generation(newest) for row in self._new_rows(entry)]
             if found:
                 self._put(found)
+            for entry in self._of_generation(self._bulletin.superseded()):
+                self._new_rows(entry)  # which are not taken over, but may contradict those that are known
             self._refresh()
             rows = self._to_tell()
             news = (self._generation, rows[-1][0] if rows else -1, len(self.records), self._final)
             if news == self._told:
                 return
             self._told, body = news, {"generation": self._generation, "columns": self._columns, "rows": rows}
-            self._bulletin.announce("measured", body | {"complete": len(self.records), "kept": self._final})
+            self._bulletin.announce(_KIND, body | {"complete": len(self.records), "kept": self._final})
+
+    def _of_generation(self, entries: Iterable[Announcement | None]) -> list[Announcement]:
+        """Returns those announcements that are of other present sites, and of this generation."""
+        known = (entry for entry in entries if entry is not None and entry.site in self._others)
+        return [entry for entry in known if entry.body["generation"] == self._generation]
 
     def _announced(self) -> dict[str, dict[str, Any]]:
         """Returns the newest announcements of other present sites in this generation."""
-        bodies = {site: self._bulletin.of(site, "measured") for site in self._others}
+        bodies = {site: self._bulletin.of(site, _KIND) for site in self._others}
         return {s: b for s, b in bodies.items() if b.get("generation") == self._generation}
 
-    def _new_rows(self, site: str, body: Mapping[str, Any]) -> list[Row]:
+    def _new_rows(self, entry: Announcement) -> list[Row]:
         """Returns the rows that this node does not have yet. The first row of a site for a round counts."""
+        site, body = entry.site, entry.body
         if body["columns"] != self._columns:
             columns = ", ".join(body["columns"])
             self._aside.ignore(site, "metrics", f"it measures something else than this site: {columns}")
@@ -230,7 +327,25 @@ class Measurements:
                 found.append(row)
             elif known[row[0]] != row:
                 self._aside.ignore(site, metrics, f"it has announced others of round {row[0]} before")
+                self._compare_signed(known[row[0]], row, entry)
+        if found:
+            self._sources.setdefault(site, deque(maxlen=_SOURCES)).append(entry)
         return found
+
+    def _compare_signed(self, first: Row, second: Row, entry: Announcement) -> None:
+        """Notes that a site has signed two hashes of its messages up to one round. No honest site does. Writes both
+        announcements to a file: their signatures prove it to everybody."""
+        site, done = entry.site, first[0]
+        before = self.contradicted.get(site)
+        if done <= self._start or None in (first[-1], second[-1]) or first[-1] == second[-1]:
+            return
+        if before is None or not before.both:
+            contradiction = Contradiction(self._agreed_before(site, done), done, first[-1], second[-1], True)
+            self._put([], contradicted=[site, *contradiction])
+            sources = [one for one in self._sources.get(site, ()) if first in one.body["rows"]]
+            proof = as_json({"round": done, "announcements": [one.table() for one in (*sources[:1], entry)]})
+            with storing(self._state), open(self._state / CONTRADICTIONS, "a", encoding="utf-8") as file:
+                file.write(proof + "\n")
 
     def _to_tell(self) -> list[Row]:
         """Returns the oldest of this site's rows that not every site has acknowledged, as many as fit."""
@@ -276,10 +391,10 @@ class Measurements:
         model."""
         if not due:
             return []
-        rows = np.array([[self._rows[name][done][1:] for name in self._names] for done in due], dtype=float)
+        rows = np.array([[self._rows[name][done][1:-1] for name in self._names] for done in due], dtype=float)
         numbers = torch.from_numpy(rows)  # (rounds, sites, columns); NaN where a row has None
         by_name = dict(zip(self._columns, numbers.unbind(-1)))
-        weights, bits, sent = (by_name.pop(name) for name in FURTHER)
+        weights, bits, sent = (by_name.pop(name) for name in FURTHER[:-1])
         made: list[Record] = [{"round": one, "replica": 0, "seed": self._schedule.seed, "models": "own"} for one in due]
         add_metrics(made, by_name, self._problem, VALIDATION, "validation")
         for k, record in enumerate(made):
@@ -314,11 +429,8 @@ class Measurements:
 
     def _best(self, among: Callable[[int], bool]) -> int | None:
         """Returns the best of the rounds that all have measured, the last one of equal ones. None if there is none."""
-        found, best = None, torch.tensor(-math.inf, dtype=torch.float64)
-        for record, score in zip(self.records, self._scores):
-            if among(record["round"]) and (found is None or bool(replaces(score, best))):
-                found, best = record["round"], torch.maximum(score, best)
-        return found
+        scored = [(r["round"], score) for r, score in zip(self.records, self._scores) if among(r["round"])]
+        return _best_of(scored)
 
     def offer(self, done: int, model: Tensor) -> None:
         """Takes this node's model after a measured round. Keeps a copy if that round can be the best."""
@@ -393,12 +505,41 @@ class Measurements:
             kept = set(self._final or ()).intersection(*(body["kept"] or () for body in self._announced().values()))
             return self._best(lambda one: one in kept or one == self._schedule.rounds)
 
+    def decided(self, best: int) -> dict[str, Any]:
+        """Returns whose numbers have decided that a round is the best: the worst site there with its number, and which
+        round it would be without the numbers of each single site, where that is another one. Of long runs with many
+        sites, this is left out."""
+        with self._lock:
+            rule = RoundScores(self._problem, self._schedule.best_by, self._schedule.level)
+            metric, higher = rule.metric, self._problem.higher_is_better(rule.metric)
+            values = [record.get("validation", record)[metric]["sites"] for record in self.records]
+            numbers = torch.tensor(values, dtype=torch.float64)  # (rounds, sites)
+            rounds, n = [record["round"] for record in self.records], len(self._names)
+        there = numbers[rounds.index(best)].nan_to_num(nan=-math.inf if not higher else math.inf)
+        worst = int(there.argmin() if higher else there.argmax())
+        decided = {"round": best, "metric": metric, "worst": self._names[worst], "value": float(there[worst])}
+        if n < 3 or n * len(rounds) > _WITHOUT_AT_MOST:
+            return decided
+        each_left_out = torch.eye(n, dtype=torch.bool)
+        scores = torch.stack([rule.add(row.expand(n, n).masked_fill(each_left_out, math.nan)) for row in numbers])
+        chosen = {name: _best_of(zip(rounds, of_site)) for name, of_site in zip(self._names, scores.unbind(-1))}
+        return decided | {"without": {name: done for name, done in chosen.items() if done != best}}
+
     def model(self, done: int) -> Tensor:
         """Returns this node's own model after a round whose model it keeps."""
         try:
             return read_stored(self._model_path(done), {}).tensors["model"]
         except CheckpointError as error:
             raise CheckpointError(error.what, PUT_BACK) from error
+
+
+def _best_of(scored: Iterable[tuple[int, Tensor]]) -> int | None:
+    """Returns the round with the best score, the last one of equal ones. None if there is none."""
+    found, best = None, torch.tensor(-math.inf, dtype=torch.float64)
+    for done, score in scored:
+        if found is None or bool(replaces(score, best)):
+            found, best = done, torch.maximum(score, best)
+    return found
 
 
 def columns_of(problem: Prepared) -> list[str]:
@@ -422,4 +563,16 @@ def add_metrics(made: list[Record], by_name: Mapping[str, Tensor], problem: Prep
 
 
 def _lines(entries: Sequence[Mapping[str, Any]]) -> bytes:
-    return "".join(json.dumps(entry) + "\n" for entry in entries).encode()
+    """Returns lines of the table. Each has a checksum, since a hash that the disk has changed would blame a site."""
+    return "".join(json.dumps({**entry, "sum": _sum(entry)}) + "\n" for entry in entries).encode()
+
+
+def _intact(entry: dict[str, Any]) -> dict[str, Any]:
+    """Returns what was written as a line of the table. Raises ValueError if the disk has changed it."""
+    if entry.pop("sum", None) != _sum(entry):
+        raise ValueError("its checksum differs")
+    return entry
+
+
+def _sum(entry: Mapping[str, Any]) -> int:
+    return zlib.crc32(json.dumps(entry).encode())

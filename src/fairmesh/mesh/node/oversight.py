@@ -14,9 +14,10 @@ from fairmesh.mesh.announcements import KINDS, TOLD
 from fairmesh.mesh.enrol.certificates import SOON_DAYS, valid_until
 from fairmesh.mesh.fields import shortened
 from fairmesh.mesh.node import claims, divergence, life
+from fairmesh.mesh.node.measurements import Contradiction
 from fairmesh.mesh.node.membership import Membership
 from fairmesh.mesh.node.store import landmarks_in
-from fairmesh.mesh.node.watching import Monitor, Pace, waiting_chain, write_status
+from fairmesh.mesh.node.watching import Monitor, Pace, Waiting, waiting_chain, write_status
 from fairmesh.mesh.wire.mailroom import Mailroom
 from fairmesh.problems.local_work import Activity
 from fairmesh.problems.prepared import Prepared
@@ -228,6 +229,8 @@ class Oversight(Observer):
                     self._notice_waiting,
                     self._notice_certificate,
                     self._announce_refusals,
+                    self._answer_refusals,
+                    self._notice_contradictions,
                     self._notice_weights,
                     self._notice_claims,
                     self._notice_divergence,
@@ -264,7 +267,10 @@ class Oversight(Observer):
     def _announce_refusals(self) -> None:
         """Tells all sites whose messages this node refuses, and why."""
         refusals = self._by_site(Mailroom.refusals)
-        now = {site: {"reason": shortened(one.reason), "since": one.since} for site, one in refusals.items()}
+        now = {
+            site: {"reason": shortened(one.reason), "since": one.since, "step": one.step, "digest": one.digest}
+            for site, one in refusals.items()
+        }
         before = self._bulletin.of(self._membership.name, "refusing").get("sites", {})
         if now == before or (now.keys() == before.keys() and time.monotonic() - self._refusing_at < _REFUSING_S):
             return
@@ -273,14 +279,69 @@ class Oversight(Observer):
         for site in now.keys() - before.keys():
             self._log("warning", "refuses a site's messages; told to all sites", site=site, reason=now[site]["reason"])
 
+    def _answer_refusals(self) -> None:
+        """Tells all sites whether this node has sent the messages of its own that others say that they refuse."""
+        own, mesh, answers = self._membership.name, self._membership.mesh, dict[str, Any]()
+        for by, body in self._bulletin.of_all("refusing").items():
+            refused, named = body["sites"].get(own, {}), by in self._membership.names and by != own
+            if named and self._mailroom and refused.get("digest") and refused["step"] is not None:
+                sent = self._mailroom.has_sent(mesh.position(by), refused["step"], refused["digest"])
+                answers |= {} if sent is None else {by: {"digest": refused["digest"], "sent": sent}}
+        if answers or self._bulletin.of(own, "answers"):
+            self._node.say("answers", {"refused": answers})
+
     def _refusing(self) -> list[dict[str, Any]]:
-        """Returns which sites refuse messages of which, as they announced it; with counts where it is this one."""
+        """Returns which sites refuse messages of which, as they announced it, with counts where it is this one, and
+        whether the other end says that it has sent the refused message (`sent`); None if it has not said."""
         own, present = self._membership.name, self._membership.names
         found = [{"by": own, "site": site, **vars(one)} for site, one in self._by_site(Mailroom.refusals).items()]
         for by, body in sorted(self._bulletin.of_all("refusing").items()):
             if by != own and by in present:
                 found += [{"by": by, "site": site, **why} for site, why in body["sites"].items() if site in present]
+        for refusal in found:
+            answer = self._bulletin.of(refusal["site"], "answers").get("refused", {}).get(refusal["by"], {})
+            said = bool(refusal["digest"]) and answer.get("digest") == refusal["digest"]
+            refusal["sent"] = answer["sent"] if said else None
         return found
+
+    def _contradicted(self) -> list[dict[str, Any]]:
+        """Returns which sites have sent or signed two different things, as this node has found, or as others say. Of
+        the latter it says what this node knows: the hash that the blamed site has signed here (`signed_here`), and
+        whether what came from it fits that (`agrees_here`)."""
+        own, mesh, measurements = self._membership.name, self._membership.mesh, self._node.measurements
+        mine = {site: one._asdict() for site, one in sorted(dict(measurements.contradicted).items())}
+        found = [{"by": own, "site": site, "kept": self._kept_before(one), **one} for site, one in mine.items()]
+        for by, body in sorted(self._bulletin.of_all("contradicted").items()):
+            if by == own or by not in self._membership.names or body["generation"] != mesh.generation:
+                continue
+            for site, one in [(site, one) for site, one in sorted(body["sites"].items()) if site in mesh.names]:
+                here: dict[str, Any] = {"signed_here": measurements.signed_by(site, one["round"])}
+                here["agrees_here"] = measurements.agrees_with(site, one["round"])
+                found.append({"by": by, "site": site, **one, "kept": self._kept_before(one), **here})
+        return found
+
+    def _kept_before(self, contradiction: Mapping[str, Any]) -> list[int]:
+        """Returns the rounds from before a contradiction to which this node can go back."""
+        kept = landmarks_in(self._folder, self._membership.mesh.generation)
+        return [done for done in kept if done <= contradiction["since"]]
+
+    def _notice_contradictions(self) -> None:
+        """Tells all sites who has sent this one other messages than it has signed, and logs that once, and what others
+        say about this. It changes nothing else."""
+        own, generation = self._membership.name, self._membership.mesh.generation
+        found = self._contradicted()
+        mine = {one["site"]: {key: one[key] for key in Contradiction._fields} for one in found if one["by"] == own}
+        if mine or self._bulletin.of(own, "contradicted"):
+            self._node.say("contradicted", {"generation": generation, "sites": mine})
+        for site in self._node.measurements.unsigned():
+            what = "a site signs no hash of its messages"
+            self._node.aside.once((what, site, generation), "warning", what, site=site, reason=claims.unsigned(site))
+        for one in found:
+            seen = one["by"] == own
+            what = "a site contradicts itself" if seen else "a site says that another contradicts itself"
+            about = what, one["by"], one["site"], one["both"], generation
+            who = {"site": one["site"], "by": one["by"]}
+            self._node.aside.once(about, "warning", what, **who, reason=claims.contradicted(one, own))
 
     def _diverged(self) -> list[dict[str, Any]]:
         """Returns which other sites say that they have diverged, and the rounds kept here from before. Leaves out those
@@ -362,8 +423,10 @@ class Oversight(Observer):
             if notices.due():
                 since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(time.time() - notices.seconds))
                 seconds = round(notices.seconds)
-                behind = waiting_chain(name, self._waits())[1:]
-                whom = {"which_waits_for": ", then ".join(behind)} if behind else self._at_work_there(name)
+                behind = self._waiting(name)
+                whom = {"which_waits_for": ", then ".join(behind.chain[1:])} if behind.chain[1:] else {}
+                whom |= {"unconfirmed": behind.says} if behind.says else {}
+                whom = whom or self._at_work_there(name)
                 self._log("warning", "waiting", site=name, since=since, seconds=seconds, round=self._round, **whom)
             self.stop_if_waited_too_long(notices.seconds, name)
         since = self._mailroom.syncing_since if self._mailroom else None
@@ -379,9 +442,10 @@ class Oversight(Observer):
         state = life.state_in(activity)
         return {"which_is_at": activity} if state and life.STATES[state].may_take_long else {}
 
-    def _waits(self) -> dict[str, dict[str, float]]:
-        """Returns for each site since when it waits for others, as it has announced it."""
-        return {site: body["waiting_for"] for site, body in self._bulletin.of_all("status").items()}
+    def _waiting(self, site: str, **own: Any) -> Waiting:
+        """Returns the chain of waits from a site on, by what sites have announced, and by this one's own waits."""
+        name = self._membership.name
+        return waiting_chain(site, self._bulletin.of_all("status") | ({name: own} if own else {}), name)
 
     def _told_by_sites(self) -> dict[str, dict[str, Any]]:
         """Returns what each present site has told last, and how many seconds ago; nothing of one that is not known."""
@@ -400,7 +464,7 @@ class Oversight(Observer):
         waiting = {site: clock + since for site, since in waits.items()}
         slow_disk = self._disk_notices is not None and self._disk_notices.seconds > _FIRST_NOTICE_S
         known = self._told_by_sites()
-        chain = waiting_chain(membership.name, self._waits() | {membership.name: waiting})
+        chain, says = self._waiting(membership.name, round=self._round, waiting_for=waiting)
         long = any(time.time() - since > _FIRST_NOTICE_S for since in waiting.values())
         rate, left = self._pace.rounds_per_s(), membership.experiment.rounds - self._round
         values = [one["metric"] for one in known.values() if one.get("metric") is not None]
@@ -416,6 +480,7 @@ class Oversight(Observer):
             "clocks": dict(self.clocks),
             "round": self._round,
             "rounds": membership.experiment.rounds,
+            "rounds_sent": self._mailroom.rounds_sent() if self._mailroom else 0,
             "activity": life.SLOW_DISK if slow_disk else self._life.activity,
             "phase": self._phase if self._life.state == self._phase["what"] and self._life.detail else None,
             "metric_name": self._measured_by,
@@ -429,6 +494,7 @@ class Oversight(Observer):
             "heavy": self._heavy,
             "waiting_for": waiting,
             "waiting_chain": chain,
+            "unconfirmed_wait": says,
             "paused_for": chain[1:] if long else [],
             "rounds_per_s": rate,
             "seconds_left": left / rate if rate and not long else None,
@@ -442,6 +508,8 @@ class Oversight(Observer):
                 for by, claim in self._by_site(Mailroom.state_lost).items()
             ],
             "diverged": self._diverged(),
+            "contradicted": self._contradicted(),
+            "unsigned": self._node.measurements.unsigned(),
             "votes": self._ledger.votes(),
             "keys": self._node.keys.view(),
             "certificate_days": self.certificate_days(),

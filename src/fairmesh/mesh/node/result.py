@@ -28,7 +28,7 @@ from fairmesh.networks.base import Traffic
 from fairmesh.networks.bounds import FACTOR
 from fairmesh.networks.roles import Duals, Models, StateView
 from fairmesh.problems.prepared import Prepared
-from fairmesh.storage.files import write_atomically
+from fairmesh.storage.files import read_bytes, write_atomically
 from fairmesh.storage.run_folder import EXPERIMENT, METRICS, SUMMARY, Record, read_summary, toml_of
 from fairmesh.storage.strict_json import as_json
 from fairmesh.training.loop import Best, TrainingState
@@ -77,7 +77,11 @@ def write_result(rounds: Rounds, folder: Path) -> None:
     measured = [None if getattr(site, on) is None else {} for site in problem.sites]  # counts stay at their sites
     result = Result(problem, training.replicas, last, records, whole, [], on, support=measured, cvar_level=level)
     chosen = {"best_by": membership.experiment.options.best_by, "best_chosen_on": measurements.chosen_on}
+    if best is not None:
+        chosen |= {"best_decided": measurements.decided(best)}
+    unsigned = measurements.unsigned()
     more = ({} if best is None else chosen) | {"measured": measurements.digests()}
+    more |= {"unsigned": unsigned} if unsigned else {}
     _write(result, membership, more, folder)
 
 
@@ -157,10 +161,26 @@ def expected_results(folder: Path, membership: Membership) -> dict[str, dict[str
     by_metric = _by_site(last | {OF_BEST + key: entry for key, entry in last.get(_BEST, {}).items()})
     measured = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))["measured"]
     body = {"generation": membership.mesh.generation, "digest": result_digest(folder), "measured": measured}
+    body |= {"contradicted": {}}  # each site has its own
     return {
         name: body | {"metrics": {key: values[i] for key, values in by_metric.items()}}
         for i, name in enumerate(membership.names)
     }
+
+
+def add_contradictions(folder: Path, bulletin: Bulletin, membership: Membership) -> None:
+    """Adds to the summary of a result who says that which sites have sent or signed two different things, if anybody
+    does. All sites have announced this with the result, so it is the same at every site."""
+    results = {name: bulletin.of(name, "result") for name in membership.names}
+    said = [
+        {"by": by, "site": site, **contradiction}
+        for by, body in results.items()
+        for site, contradiction in sorted(body.get("contradicted", {}).items())
+        if site in membership.names
+    ]
+    if said:
+        summary = json.loads(read_bytes(folder / SUMMARY))
+        write_atomically(folder / SUMMARY, (as_json(summary | {"contradicted": said}, indent=2) + "\n").encode())
 
 
 def results_apart(expected: Mapping[str, dict[str, Any]], bulletin: Bulletin) -> dict[str, str]:

@@ -20,6 +20,7 @@ from fairmesh.mesh.node.reduction import Branch, spanning_tree
 from fairmesh.mesh.node.start import Start
 from fairmesh.mesh.node.states import cycle_of, read_shared, restored, shared
 from fairmesh.mesh.node.store import Store, landmark_every
+from fairmesh.mesh.wire.chains import OWN, first_hash
 from fairmesh.mesh.wire.journal import storing
 from fairmesh.mesh.wire.mailroom import Mailroom
 from fairmesh.mesh.wire.transport import FIRST_ROUND, PeerTransport
@@ -211,6 +212,7 @@ class Rounds:
         if worker is not None:
             worker.done, worker.watch = store.work, oversight.works_locally
         self.identity, self.judge = identity_of(membership, problem), self.evaluator(judged_on(problem))
+        self._compared = _neighbours_in_every_graph(membership)
         self._run = ObservedRun(self.training, membership.experiment.rounds, self.training.initial())
 
     def evaluator(self, split: Literal["test", "validation", "train"]) -> Evaluator:
@@ -240,6 +242,7 @@ class Rounds:
     def train(self, done: int) -> None:
         """Trains from the checkpoint after round `done` to the last round."""
         self._go_to(done)
+        self._begin_hashes(done)
         experiment = self.membership.experiment
         observers = [
             self.node.oversight,
@@ -260,12 +263,45 @@ class Rounds:
             self._run.state = self.store.load(done, self.state, self.identity)
         self._run.round = done
 
+    def _begin_hashes(self, done: int) -> None:
+        """Continues the running hashes of messages where they were at the checkpoint after round `done`."""
+        generation, start = self.membership.mesh.generation, self.node.ledger.begun[-1].start
+        hashes = dict.fromkeys([OWN, *self.membership.around], first_hash(generation, start))
+        if done != start:
+            try:
+                kept = self.store.hashes()[str(done)]
+                hashes = {who: str(kept[str(who)]) for who in hashes}
+            except (ValueError, KeyError, TypeError):
+                hashes, file = {}, str(self.store.hashes_path.relative_to(self.node.folder))
+                what = "the running hashes of messages are lost; this site and its neighbours do not compare messages"
+                self.node.log("warning", f"{what} until the next decision of all sites", file=file)
+        self.mailroom.chains.begin(done, hashes)
+
+    def keep_hashes(self, done: int) -> None:
+        """Writes the running hashes, before the checkpoint after round `done`."""
+        self.store.keep_hashes(done, self.mailroom.chains.after(done))
+
+    def hashes(self, done: int) -> tuple[str | None, dict[str, str]]:
+        """Returns the running hash of what this site has sent, and of what it has taken from each neighbour whose
+        messages can be compared; None and nothing where they are not known."""
+        known, names = self.mailroom.chains.after(done), self.membership.mesh.names
+        return known.get(OWN), {names[who]: known[who] for who in self._compared if who in known}
+
     def state_at(self, agreed: int) -> TrainingState:
         """Returns the state after `agreed` rounds, computed again from the last checkpoint before and the journal."""
         self._go_to(agreed if agreed in self.store.landmarks else self.store.at_or_before(agreed) or 0)
         for t in range(self.done, agreed):
             self._run.state = self.training.advance(self.state, t)
         return self.state
+
+
+def _neighbours_in_every_graph(membership: Membership) -> list[int]:
+    """Returns the positions of the neighbours that get this node's whole message in every round."""
+    cycle, present = cycle_of(membership.experiment.topology, membership.mesh), membership.present
+    weights = [
+        {at: mixing.matrix[membership.number, present.index(at)] for at in membership.around} for mixing in cycle
+    ]
+    return [at for at in membership.around if all(of_round[at] for of_round in weights)]
 
 
 def restoring_step(done: int) -> int:
@@ -281,7 +317,7 @@ class _SiteMeasuring(Observer):
 
     def __init__(self, rounds: Rounds):
         self._site, self._number, self._node = rounds.membership.name, rounds.membership.number, rounds.node
-        self._judge, self._validation = rounds.judge, rounds.evaluator("validation")
+        self._judge, self._validation, self._hashes = rounds.judge, rounds.evaluator("validation"), rounds.hashes
 
     def start(self, run: ObservedRun) -> None:
         self.run, self._sound = run, run.round
@@ -302,7 +338,7 @@ class _SiteMeasuring(Observer):
         validated = self._validation.of_sites(models) if self._validation else {}
         every = [*values.values(), *(float(value[0, number]) for value in validated.values())]
         sent = float(state.sent.node_bits[0, 0]), int(state.sent.node_bytes[0, 0])
-        self._node.measurements.add(round, every, weight, sent)
+        self._node.measurements.add(round, every, weight, sent, *self._hashes(round))
         self._node.measurements.offer(round, models[0])
         self._node.oversight.measured(values | {"round": round}, weight)
         # For observers, a record of a simulation with this site alone.
@@ -354,6 +390,7 @@ class _Checkpointing(Observer):
         node.observe("before checkpoint", done)
         node.measurements.store_models()
         reach = len(rounds.membership.present)
+        rounds.keep_hashes(done)
         oldest = self._store.save(self.run.state, done, rounds.identity, reach, node.ledger.pinned)
         node.observe("after checkpoint", done)
         node.measurements.drop_models()

@@ -38,6 +38,7 @@ FINISHED = "finished"  # a file that says that every site has its result
 PROGRESS = "progress"  # the folder of the run so far, in the form of a run's folder
 START = "start.safetensors"  # the model that all sites started from
 TABLE, BEST = "measured.jsonl", "best"  # the metrics of all sites, and the folder of the models of the best rounds
+_HASHES = "hashes.json"  # the running hashes of messages at the kept checkpoints
 _LANDMARKS = 8  # in a run; all sites keep the first and the last two of their checkpoints, to go back to
 
 
@@ -130,6 +131,23 @@ class Store:
             raise OtherExperiment(error.what, advice) from error
         except CheckpointError as error:
             raise CheckpointError(error.what, f"start the node again: it uses an older one. {_KEEP_STATE}") from error
+
+    @property
+    def hashes_path(self) -> Path:
+        return self.folder / _HASHES
+
+    def hashes(self) -> dict[str, Any]:
+        """Returns the running hashes of messages at the kept checkpoints; none if the file is damaged."""
+        try:
+            return read_record(self.hashes_path, "messages are compared again after the next decision of all sites")
+        except BadInput:
+            return {}
+
+    def keep_hashes(self, done: int, hashes: Mapping[int, str]) -> None:
+        """Writes those of a checkpoint that is written next: each checkpoint that is there has its own."""
+        kept = {at: hashes_there for at, hashes_there in self.hashes().items() if int(at) in self._rounds}
+        with storing(self.folder):
+            write_record(self.hashes_path, kept | {str(done): hashes})
 
     def keep(self, state: Any, done: int, identity: Mapping[str, Any], thin: bool = True) -> None:
         """Writes a checkpoint for all sites to go back to. With `thin`, keeps only the first and the last two of

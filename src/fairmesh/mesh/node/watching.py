@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from fairmesh.errors import BadInput, in_a_line, optional, printable
 from fairmesh.mesh.node.life import FINISHED, NOT_RUNNING, STARTING, STOPPED, described
@@ -37,6 +37,8 @@ _LASTING = frozenset(  # events that every file of the log repeats: what ran her
         "continuing",
         "diverged",
         "a site says that it has diverged",
+        "a site contradicts itself",
+        "a site says that another contradicts itself",
         "accepted here",
     }
 )
@@ -196,16 +198,42 @@ def write_status(folder: Path, status: Mapping[str, Any]) -> None:
         write_record(folder / STATUS, status, durable=False)
 
 
-def waiting_chain(site: str, waits: Mapping[str, Mapping[str, float]]) -> list[str]:
-    """Returns a site, whom it waits for, whom that one waits for, and so on, each for the one it has waited for
-    longest. `waits` has for each site since when it waits for others. The last one is where to look."""
+class Waiting(NamedTuple):
+    """Who waits for whom, as far as both ends say so."""
+
+    chain: list[str]  # a site, whom it waits for, and so on; the last one is where to look
+    says: str  # what one end of the next wait says, and the other does not confirm; "" if nothing
+
+
+def waiting_chain(site: str, sites: Mapping[str, Mapping[str, Any]], own: str) -> Waiting:
+    """Follows from a site whom each has waited for longest. A site that withholds its messages can say that it waits
+    for any other. So what one says counts if the awaited one says itself that it has not sent that message.
+
+    Args:
+        site: Where the chain begins.
+        sites: What each site has said last: its `round`, since when it waits for others (`waiting_for`), and of how
+            many rounds it has sent its messages (`rounds_sent`).
+        own: This site, whose waits this node sees itself.
+    """
     chain = [site]
-    while others := waits.get(chain[-1]):
-        following = min(others.items(), key=lambda item: item[1])[0]
-        if following in chain:
+    while others := sites.get(chain[-1], {}).get("waiting_for"):
+        waits, awaited = chain[-1], min(others.items(), key=lambda item: item[1])[0]
+        if awaited in chain:
             break
-        chain.append(following)
-    return chain
+        doubt = _doubt(sites[waits]["round"], sites.get(awaited))
+        if doubt and waits != own:
+            return Waiting(chain, f"{waits} says that it waits for {awaited}, which {doubt}")
+        chain.append(awaited)
+        if doubt and awaited in sites:
+            return Waiting(chain, f"{awaited} {doubt}")
+    return Waiting(chain, "")
+
+
+def _doubt(done: int, awaited: Mapping[str, Any] | None) -> str:
+    """Returns what speaks against a wait for a site's message of the round after `done`, in words; "" if nothing."""
+    if awaited is None:
+        return "has not said how far it is"
+    return "says that it has sent its message" if awaited["rounds_sent"] > done else ""
 
 
 def read_status(folder: Path) -> dict[str, Any]:

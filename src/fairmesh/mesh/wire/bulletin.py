@@ -8,6 +8,7 @@ verified. What is accepted goes once to each other neighbour, so passing on cann
 import json
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -22,6 +23,8 @@ from fairmesh.mesh.wire.frames import Refused, read_json
 from fairmesh.mesh.wire.limits import TokenBucket
 from fairmesh.mesh.wire.tls_stream import Credentials
 
+_COMPARED = "measured"  # the kind of which also older announcements are looked at
+_SUPERSEDED_AT_MOST = 64
 _A_FRAME = 1 << 15  # bytes of news per frame
 
 
@@ -66,6 +69,7 @@ class Bulletin:
         self._by_clock: set[str] = set()  # the kinds whose numbers this site takes from its clock
         self._known: dict[tuple[str, str], _Known] = {}  # by site and kind
         self._allowed: dict[tuple[str, str, str], TokenBucket] = {}  # by neighbour, site and kind
+        self._superseded = deque[Announcement](maxlen=_SUPERSEDED_AT_MOST)
         self._order, self._lock = 0, threading.RLock()
         self.changed: Callable[[], None] = lambda: None  # called when there is news to pass on
         self.since = int(
@@ -171,13 +175,14 @@ class Bulletin:
             raise Refused("news that cannot be read") from error
         fresh, dropped = False, set[str]()
         for entry in found:
-            if not self._is_new(entry) and not self._is_older_certificate(entry):
+            if not (self._is_new(entry) or self._is_older_certificate(entry) or self._is_other_row(entry)):
                 continue
             if not self._bucket(neighbour, entry).spend(1):
                 dropped.add(entry.site)
                 continue
             if not self._is_new(entry):
                 self._note_older(entry)
+                self._note_superseded(entry)
                 continue
             fresh = (
                 self._said_before(entry) if entry.site == self.name else self._heard(entry, stream or self)
@@ -218,6 +223,22 @@ class Bulletin:
         the old one signed, which is no reason to refuse that neighbour."""
         if self._signed(entry, _pem(entry)):
             self._older[entry.site] = _pem(entry)
+
+    def _is_other_row(self, entry: Announcement) -> bool:
+        """Returns whether this is not the newest announcement of another site's metrics, and differs from it."""
+        known = self.entry(entry.site, _COMPARED)
+        return entry.kind == _COMPARED and entry.site != self.name and known is not None and known.body != entry.body
+
+    def _note_superseded(self, entry: Announcement) -> None:
+        """Keeps metrics that came after newer ones, so that they are compared: a site that tells two sites different
+        things may number these as it likes."""
+        signed = entry.kind == _COMPARED and self._signed(entry, self._certificate(entry.site))
+        if signed and not wrong(entry.kind, entry.body, self.terms.by(entry.site)):
+            self._superseded.append(entry)
+
+    def superseded(self) -> list[Announcement]:
+        """Returns the metrics that came after newer ones of their site, since this was asked last."""
+        return [self._superseded.popleft() for _ in range(len(self._superseded))]
 
     def _said_before(self, entry: Announcement) -> bool:
         """Takes note of an announcement of this site itself that others have, with a higher number than it knows. It

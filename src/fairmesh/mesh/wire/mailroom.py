@@ -7,6 +7,7 @@ in its journal, or its neighbours send them again. A node whose journal was dama
 acknowledged; its neighbours send them from their journals, which go back to their oldest kept checkpoint.
 """
 
+import hashlib
 import statistics
 import threading
 import time
@@ -17,6 +18,7 @@ from typing import Any, NamedTuple
 
 from fairmesh.compression import DecodeError
 from fairmesh.errors import FairmeshError, in_a_line
+from fairmesh.mesh.wire.chains import Chains
 from fairmesh.mesh.wire.frames import MESSAGE_HEAD_BYTES, Refused, StateLost, ack, message
 from fairmesh.mesh.wire.journal import Journal
 
@@ -73,10 +75,12 @@ class Refusal:
     reason: str = ""
     since: float = 0.0  # seconds since the epoch
     times: int = 0  # 0: nothing was refused
+    step: int | None = None  # of the refused message; None if it was none
+    digest: str | None = None  # its SHA-256
 
-    def again(self, reason: str) -> "Refusal":
+    def again(self, reason: str, step: int | None = None, digest: str | None = None) -> "Refusal":
         """Returns the refusal after one more, for this reason."""
-        return Refusal(reason, self.since or time.time(), self.times + 1)
+        return Refusal(reason, self.since or time.time(), self.times + 1, step, digest)
 
 
 @dataclass
@@ -122,6 +126,7 @@ class Mailroom:
         self._journal, self._observe, self.first = journal, observe, first
         self.largest = _BEFORE_THE_MODEL_IS_KNOWN  # bytes per message
         self.rounds = range(0)  # the steps that are rounds of the algorithm
+        self.chains = Chains()  # of the messages of rounds
         self._changed = threading.Condition()
         self._edges = {}
         for position in neighbours:
@@ -263,7 +268,8 @@ class Mailroom:
                     decoded = read(position, payload)
                     check(position, decoded)
                 except DecodeError as error:
-                    self.refuse(position, f"message of step {step}: {error}")
+                    reason = f"message of step {step}: {error}"
+                    self.refuse(position, reason, message=(step, hashlib.sha256(payload).hexdigest()))
                     continue
                 found[position] = decoded
                 self._observe("received", step)
@@ -370,6 +376,12 @@ class Mailroom:
         has sent nothing: it may not have finished it."""
         received = min((self._journal.missing_from(position, first) for position in self._edges), default=first)
         return max(first, min(received, max(self._journal.steps_sent(), default=first)))
+
+    def rounds_sent(self) -> int:
+        """Returns of how many rounds this node has sent its messages, or has them to send."""
+        with self._changed:
+            posted = max((edge.posted for edge in self._edges.values()), default=0)
+        return max(0, min(posted - self.rounds.start, len(self.rounds)))
 
     def journal_bytes(self) -> int:
         """Returns the bytes written since the last checkpoint."""
@@ -508,25 +520,44 @@ class Mailroom:
         with self._changed:
             return all(edge.last_seen for edge in self._edges.values())
 
-    def refuse(self, position: int, reason: str, over: object = None) -> None:
+    def refuse(
+        self, position: int, reason: str, over: object = None, message: tuple[int | None, str | None] = (None, None)
+    ) -> None:
         """Drops what a neighbour sent and nobody took yet, and closes its stream with the reason. Does nothing for a
-        stream that has been replaced."""
+        stream that has been replaced.
+
+        Args:
+            position: The neighbour.
+            reason: Why.
+            over: The stream over which it came. Default: the current one.
+            message: The step and the SHA-256 of the refused message. Default: it was none.
+        """
         with self._changed:
             edge = self._edges[position]
             if over is not None and edge.stream is not over:
                 return
             edge.inbox.clear()
-            self.note_refusal(position, reason)
+            self.note_refusal(position, reason, *message)
             stream, edge.stream = edge.stream, None
         if stream is not None:
             self._close(stream, reason)
 
-    def note_refusal(self, position: int, reason: str) -> None:
-        """Notes that something a neighbour sent was refused before it reached the mailroom."""
+    def note_refusal(self, position: int, reason: str, step: int | None = None, digest: str | None = None) -> None:
+        """Notes that something a neighbour sent was refused: a message of a step, or something else."""
         with self._changed:
             edge = self._edges[position]
             edge.counters.refused += 1
-            edge.refusal = edge.refusal.again(reason)
+            edge.refusal = edge.refusal.again(reason, step, digest)
+
+    def has_sent(self, position: int, step: int, digest: str) -> bool | None:
+        """Returns whether this node has sent a neighbour a message of a step with this SHA-256; None if it no longer
+        has what it sent then."""
+        with self._changed:
+            edge = self._edges.get(position)
+            if edge is None or step >= edge.posted:
+                return False
+            payload = self._payload(position, step)
+        return None if payload is None else hashlib.sha256(payload).hexdigest() == digest
 
     def note_state_lost(self, position: int, stream: object, reason: str) -> None:
         """Notes that a neighbour says that this side has lost its state, and takes no messages over this stream."""
