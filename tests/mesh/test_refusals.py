@@ -251,7 +251,7 @@ STREAMS = {
     "an acknowledgement with a body": (lambda d: frames.ack(3) + b"?", ["acknowledgement", 10, 9]),
     "half a head": (lambda d: _message(3, b"")[:4], ["message", "header"]),
     "another kind": (lambda d: bytes([99]) + b"?", ["kind 99"]),
-    "a probe where nothing is checked": (lambda d: frames.probe(3), ["kind 8"]),
+    "a probe where nothing is checked": (lambda d: frames.probe(3), [f"kind {frames.Kind.PROBE:d}"]),
     "nothing": (lambda d: b"", ["kind 0"]),
     "another's news": (lambda d: _news(d, "alpha", "status", {}, "beta"), ["'status'", "alpha", "sign"]),
     "another's certificate": (

@@ -45,7 +45,7 @@ class Kind(IntEnum):
     FINISHED = 5  # I need nothing more from you
     REFUSED = 6  # why I close the stream
     STATE_LOST = 7  # why I take and send no more messages: you have lost the state that you had; announcements go on
-    PROBE = 8  # bytes that mean nothing, to measure a line; only where the greeting says that it is a check
+    PROBE = 9  # bytes that mean nothing, to measure a line; only where the greeting says that it is a check
 
 
 REFUSALS = (Kind.REFUSED, Kind.STATE_LOST)
