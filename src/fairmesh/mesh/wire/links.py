@@ -500,6 +500,7 @@ class Links:
                     await connection.send(*(frame for _, frame in batch))
                     for point, step in (sent for sent, _ in batch if sent):
                         self.observe(point, step)
+                self._count(neighbour, stream)
             if neighbour.name in self._finished and not stream.finished_sent and not stream.only_news:
                 await connection.send(frames.finished())
                 stream.finished_sent = True
