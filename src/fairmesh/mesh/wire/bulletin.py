@@ -142,6 +142,8 @@ class Bulletin:
         """Returns the announcements that arrived after point `since`, as many as fit a frame, and the point up to which
         they go; b"" if there are none. They keep the order of arrival, so that a certificate precedes what was signed
         with it. Those that came over `stream` are left out."""
+        if since >= self._order:
+            return since, b""
         with self._lock:
             fresh = sorted((known for known in self._known.values() if known.order > since), key=lambda k: k.order)
         texts: list[str] = []

@@ -73,7 +73,10 @@ class Connection(TlsStream):
     async def receive(self) -> bytes | None:
         """Returns the next frame, or None when the peer has closed the connection. Checks a frame's length against the
         bound for its kind, which is its first byte, before it reads the rest."""
-        await self._take_turns()
+        self._frames += 1
+        if self._frames >= _TURN_FRAMES or self.wire_in >= self._turn_ends:
+            self._frames, self._turn_ends = 0, self.wire_in + _TURN_BYTES
+            await asyncio.sleep(0)  # reading what has arrived already would not let other connections go on
         while True:
             head = await self._exactly(LENGTH.size)
             if not head:
@@ -91,13 +94,6 @@ class Connection(TlsStream):
         if len(frame) < length:
             raise ConnectionLost(_WITHIN)
         return frame
-
-    async def _take_turns(self) -> None:
-        """Lets other connections go on after some frames: reading what has arrived already does not."""
-        self._frames += 1
-        if self._frames >= _TURN_FRAMES or self.wire_in >= self._turn_ends:
-            self._frames, self._turn_ends = 0, self.wire_in + _TURN_BYTES
-            await asyncio.sleep(0)
 
     async def send(self, *frames: bytes) -> None:
         """Queues frames, small ones in one record of TLS, then waits until the peer reads. If the wait is cancelled,
