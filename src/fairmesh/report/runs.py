@@ -64,7 +64,7 @@ class Run:
 
     def wire_traffic(self) -> dict[str, Any] | None:
         """Returns what went over the connections of the site of a mesh whose result this is; None of other runs."""
-        path = self.folder / TRAFFIC if self.folder else None
+        path = self.folder.parent / TRAFFIC if self.folder else None
         try:
             told = json.loads(path.read_text(encoding="utf-8")) if path and path.exists() else {}
             counts = {

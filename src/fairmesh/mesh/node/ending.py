@@ -165,9 +165,9 @@ def _write_personal(rounds: Rounds, method: Personalization, result: Path) -> No
 
 
 def _write_traffic(node: Node) -> None:
-    """Writes what has gone over this site's connections since its node was started, next to the result, whose other
-    files are the same at every site."""
-    path, edges = node.folder / RESULT / TRAFFIC, node.generation.mailroom.view().values()
+    """Writes what has gone over this site's connections since its node was started. It is next to the result and not in
+    it, since the result is the same at every site."""
+    path, edges = node.folder / TRAFFIC, node.generation.mailroom.view().values()
     counts = {
         f"{of}_{way}": sum(edge[f"{key}_{way}"] for edge in edges)
         for way in ("out", "in")

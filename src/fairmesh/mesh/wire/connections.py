@@ -99,7 +99,7 @@ class Connection(TlsStream):
         """Queues frames, small ones in one record of TLS, then waits until the peer reads. If the wait is cancelled,
         they stay queued."""
         try:
-            self.write(b"".join(piece for frame in frames for piece in (LENGTH.pack(len(frame)), frame)))
+            self.write(b"".join([LENGTH.pack(len(frame)) + frame for frame in frames]))
             self._wrote_at = time.monotonic()
             await self.drain()
         except OSError as error:

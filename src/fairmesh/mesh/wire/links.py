@@ -494,13 +494,16 @@ class Links:
     async def _writing(self, neighbour: Neighbour, stream: _Stream, connection: Connection) -> None:
         while True:
             stream.wake.clear()
-            while going := self._next_frames(neighbour, stream):
-                together = sum(len(frame) for _, frame in going) <= _AT_ONCE_BYTES
+            if going := self._next_frames(neighbour, stream):
+                together = len(going) == 1 or sum(len(frame) for _, frame in going) <= _AT_ONCE_BYTES
                 for batch in [going] if together else [[single] for single in going]:
-                    await connection.send(*(frame for _, frame in batch))
-                    for point, step in (sent for sent, _ in batch if sent):
-                        self.observe(point, step)
+                    await connection.send(*[frame for _, frame in batch])
+                    for sent, _ in batch:
+                        if sent:
+                            self.observe(*sent)
                 self._count(neighbour, stream)
+            if stream.wake.is_set():
+                continue
             if neighbour.name in self._finished and not stream.finished_sent and not stream.only_news:
                 await connection.send(frames.finished())
                 stream.finished_sent = True
@@ -510,8 +513,9 @@ class Links:
                 await stream.wake.wait()
 
     def _next_frames(self, neighbour: Neighbour, stream: _Stream) -> list[tuple[tuple[str, int] | None, bytes]]:
-        """Returns the frames that go next, each with what is observed once it is sent. News go before messages, since a
-        node that has just connected needs them first, and a few news together with them."""
+        """Returns the frames that go next, each with what is observed once it is sent; wakes the stream if there may be
+        more. News go before messages, since a node that has just connected needs them first, and a few news together
+        with them."""
         going: list[tuple[tuple[str, int] | None, bytes]] = []
         if stream.ask_again:
             stream.ask_again = False
@@ -523,6 +527,8 @@ class Links:
             for step, frame in self.mailroom.outgoing(neighbour.position, stream, stream.ack_due):
                 going.append((("ack sent" if step < 0 else "sent", step), frame))
             stream.ack_due = False
+        if len(going) > 1 or len(entries) > A_FRAME:
+            stream.wake.set()
         return going
 
     def _see_whether_finished(self) -> None:
