@@ -220,7 +220,9 @@ class Listener:
         waiting = self._in_handshake.setdefault(address, {})
         if len(waiting) >= max(_FEWEST_OF_IT, _OF_AN_ADDRESS * self._most):
             self.refused(address, f"{len(waiting)} connections of this address are in their handshake already")
-            next(iter(waiting)).abort()
+            oldest = next(iter(waiting))
+            del waiting[oldest]
+            oldest.abort()
         waiting[stream] = None
         task = asyncio.create_task(self._serve(stream, address))
         self._open.add(task)
@@ -247,9 +249,10 @@ class Listener:
         try:
             await stream.handshake()
         finally:
-            self._in_handshake[address].pop(stream, None)
-            if not self._in_handshake[address]:
-                del self._in_handshake[address]
+            waiting = self._in_handshake.get(address, {})
+            waiting.pop(stream, None)  # unless it had to go for a newer one
+            if not waiting:
+                self._in_handshake.pop(address, None)
 
 
 def _on_all_interfaces(port: int) -> socket.socket:
