@@ -48,6 +48,7 @@ VERDICTS = ("better", "worse", "unclear")  # of a comparison of which no number 
 FURTHER = ("weight", "bits", "bytes", "sent")  # what a measured row has after its metrics; the last is no number
 STATISTICS = (1e-30, 1e15)  # the smallest and the largest number in a site's statistics, unless it is 0
 INPUTS_AT_MOST, CLASSES_AT_MOST = 64, 100  # of a site's statistics
+QUIET_AT_MOST_S = 3600.0  # that a site may be silent without having said so
 
 
 def _is_sample_form(value: Any, depth: int = 0) -> bool:
@@ -242,7 +243,8 @@ class Announced:
             site says of other kinds. Default: 0.1, for what is said a few times in a run.
         at_once: How many after a pause. Default: 20.
         told: (a `Node`) -> the values of the fields, and maybe others. They are announced every few seconds, and
-            `fairmesh status` shows them for every site. Default: None, the code of a run's step announces it.
+            `fairmesh status` shows them for every site. Default: None, the code of a run's step announces it. They go
+            with the next message, or half a second later; other kinds at once.
     """
 
     tells: str
@@ -301,7 +303,8 @@ KINDS = {
     ),
     "status": Announced(
         "round, activity, latest metric on its own data, weight, sites it waits for, of how many rounds it has sent "
-        "its messages, and bytes sent, every few seconds",
+        "its messages, bytes sent, and after how many seconds it tells this again at the latest: every second to every "
+        "few minutes, as it changes",
         fields={
             "round": ROUND,
             "rounds_sent": ROUND,
@@ -311,11 +314,13 @@ KINDS = {
             "weight": maybe(WEIGHT),
             "waiting_for": table_of(_MOMENT, keys=NEIGHBOUR),
             "bytes_out": count(),
+            "wire_out": count(),
             "time": _MOMENT,
+            "again_s": number(0, QUIET_AT_MOST_S),
         },
         at_most=1 << 13,
         per_second=2.0,
-        told=lambda node: node.oversight.seen,
+        told=lambda node: node.oversight.told,
     ),
     "measured": Announced(
         "every few rounds (measure_every): the metrics of its own model on its own held-out data, its weight, its "
