@@ -183,11 +183,14 @@ def read_records(folder: str | os.PathLike, *, ragged: bool = False) -> list[Rec
             return []
         raise BadInput(f"{folder} is not a run's folder: it has no {METRICS}")
     records = []
-    lines = path.read_text(encoding="utf-8").splitlines()
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, ValueError) as error:
+        raise BadInput(f"{path}: {error}") from error
     for number, line in enumerate(lines, 1):
         try:
             records.append(with_nan(json.loads(line)))
-        except json.JSONDecodeError as error:
+        except (ValueError, RecursionError) as error:
             if ragged and number == len(lines):
                 break
             raise BadInput(f"{path}, line {number}: {error}") from error

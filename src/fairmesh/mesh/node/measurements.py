@@ -30,6 +30,7 @@ from torch import Tensor
 from fairmesh.errors import CheckpointError
 from fairmesh.mesh.announcements import FURTHER, wrong_row
 from fairmesh.mesh.fields import VALIDATION
+from fairmesh.mesh.node.claims import PUT_BACK
 from fairmesh.mesh.node.store import BEST, PROGRESS, TABLE
 from fairmesh.mesh.node.watching import Aside
 from fairmesh.mesh.wire.bulletin import Bulletin
@@ -394,8 +395,10 @@ class Measurements:
 
     def model(self, done: int) -> Tensor:
         """Returns this node's own model after a round whose model it keeps."""
-        with storing(self._state):
+        try:
             return read_stored(self._model_path(done), {}).tensors["model"]
+        except CheckpointError as error:
+            raise CheckpointError(error.what, PUT_BACK) from error
 
 
 def columns_of(problem: Prepared) -> list[str]:

@@ -128,6 +128,8 @@ class Store:
                 f"put back the files and versions with which the run began, and start the node again. {_KEEP_STATE}"
             )
             raise OtherExperiment(error.what, advice) from error
+        except CheckpointError as error:
+            raise CheckpointError(error.what, f"start the node again: it uses an older one. {_KEEP_STATE}") from error
 
     def keep(self, state: Any, done: int, identity: Mapping[str, Any], thin: bool = True) -> None:
         """Writes a checkpoint for all sites to go back to. With `thin`, keeps only the first and the last two of
