@@ -237,6 +237,8 @@ def test_every_damaged_file_is_made_again_or_named_with_a_way_that_works(stopped
             shutil.rmtree(site, ignore_errors=True)
             shutil.copytree(intact, site)
             damage(site / path, how)
+            if (site / path).is_file() and (site / path).read_bytes() == (intact / path).read_bytes():
+                continue
             try:
                 outcome = started(site)
             except Exception as error:
