@@ -9,16 +9,21 @@ from typing import Any, NamedTuple
 
 from fairmesh.algorithms.gossip import steady_consensus_step
 from fairmesh.algorithms.tracked_ad_gda import TrackedADGDA
+from fairmesh.comparisons.reference_losses import with_any_references
 from fairmesh.compression.compressors import Quantize
 from fairmesh.config.tables import to_table
 from fairmesh.errors import BadInput
 from fairmesh.experiment import Experiment
 from fairmesh.networks.memory import MemoryNetwork
+from fairmesh.networks.remote import RemoteNetwork
 from fairmesh.problems.prepared import Prepared
 from fairmesh.training.defaults import DEFAULT_ALGORITHM, ROUNDS, default_for, only_subgroups
 from fairmesh.training.loop import TrainingState
 from fairmesh.training.memory_estimate import footprint
 from fairmesh.training.observers import Observer
+from fairmesh.training.options import DTYPES, device_of
+from fairmesh.training.pace import Echo, Pace, RoundCost, duration, pace_of, round_cost
+from fairmesh.training.plan import Plan
 from fairmesh.training.replicas import replicas_of
 from fairmesh.training.train import train
 
@@ -29,6 +34,13 @@ _FINER = Quantize(bits=4, block=256)
 _MIXED = 10.0  # rounds, in units of 1 / (gamma rho): what gossip needs to spread news over the network
 _PASSES = 5  # over the largest site's rows
 _MOST = 20_000  # rounds
+_LOCAL_STEPS, _FEWER = 5, 0.5  # as good in half of the rounds where news spreads in those (docs/results/local-steps.md)
+_WORTH = 0.8  # of the rounds or of the time; if local steps need more, they are not recommended
+_LOCAL_STEPS_MAY_COST = (
+    f"{_LOCAL_STEPS} local steps in half of the rounds ended up to one point below single steps at the worst site of "
+    "examples/small-sites.toml, and five points below on CIFAR-10 (none with max_drift = 0, for sites that have all "
+    "classes); compare both in a simulation before you deploy. Larger batches in fewer rounds did not help"
+)
 _FEW = 50  # held-out rows, which may not show that a site's loss can be lowered
 _MEASURED_ROUNDS = 40
 _ENOUGH = 16  # rounds, after which the time counts
@@ -54,6 +66,37 @@ class Predicted(NamedTuple):
     bytes_in_all: float
 
 
+class OverNetwork(NamedTuple):
+    """What the rounds take between sites that are apart."""
+
+    rtt_s: float
+    pace: Pace
+    rounds: int
+    single: "OverNetwork | None" = None  # with single steps, if local steps are recommended
+
+    @property
+    def seconds(self) -> float:
+        """Returns what all rounds take."""
+        return self.rounds * self.pace.seconds
+
+    def in_words(self) -> str:
+        """Returns the rounds per second and the time of the rounds, for people."""
+        waiting = f"{1000 * self.pace.waiting_s:.3g} of {1000 * self.pace.seconds:.3g} ms per round are waiting"
+        instead = f"; single steps take about {duration(self.single.seconds)}" if self.single else ""
+        return f"{self.pace.in_words(self.rounds)} ({waiting}){instead}"
+
+    def as_json(self) -> dict[str, Any]:
+        """Returns the numbers as a JSON object."""
+        return {
+            "rtt_ms": 1000 * self.rtt_s,
+            "rounds_per_second": 1 / self.pace.seconds,
+            "seconds": self.seconds,
+            "computing_seconds_per_round": self.pace.computing_s,
+            "waiting_seconds_per_round": self.pace.waiting_s,
+            "seconds_with_single_steps": (self.single or self).seconds,
+        }
+
+
 @dataclass(frozen=True)
 class Advice:
     """What is recommended for a problem.
@@ -64,6 +107,7 @@ class Advice:
         recommended: The settings with their reasons.
         hints: What else is worth knowing, as sentences.
         predicted: Time, memory and traffic of such a run.
+        network: What its rounds take between sites that are apart, if a round trip was given.
     """
 
     experiment: Experiment
@@ -71,6 +115,7 @@ class Advice:
     recommended: tuple[Recommended, ...]
     hints: tuple[str, ...]
     predicted: Predicted
+    network: OverNetwork | None = None
 
     def settings(self) -> dict[str, Any]:
         """Returns what the experiment file should say. A file without `[algorithm]` uses Tracked AD-GDA with its
@@ -81,14 +126,14 @@ class Advice:
         names = ("algorithm", "objective")
         return {"rounds": chosen.rounds} | {name: to_table(getattr(chosen, name)) for name in names}
 
-    def next_step(self, path: str | os.PathLike) -> str:
-        """Returns a sentence on how to use the advice for this file."""
+    def next_step(self, path: str | os.PathLike, line: str = "") -> str:
+        """Returns a sentence on how to use the advice for this file, which was given with the options `line`."""
         if len(self.settings()) == 1:
             return (
                 f"leave [algorithm] and [objective] out of {path} and write rounds = {self.experiment.rounds}; or let "
                 "--write FILE do it"
             )
-        return f"fairmesh advise {path} --write FILE writes a file with these settings"
+        return f"fairmesh advise {path}{line} --write FILE writes a file with these settings"
 
     def facts_in_words(self) -> list[tuple[str, str]]:
         """Returns the facts as names and texts."""
@@ -100,9 +145,10 @@ class Advice:
         """Returns the predictions as names and texts."""
         p = self.predicted
         twice = ", once more with fixed weights" if self.experiment.options.compare_weights else ""
-        minutes = f"{p.seconds:.0f} s" if p.seconds < 120 else f"{p.seconds / 60:.0f} min"
+        between_sites = [("time between sites", self.network.in_words())] if self.network else []
         return [
-            ("time", f"{minutes} ({1000 * p.seconds_per_round:.3g} ms per round{twice})"),
+            ("time", f"{duration(p.seconds)} ({1000 * p.seconds_per_round:.3g} ms per round{twice})"),
+            *between_sites,
             ("memory", f"{p.memory_bytes / _MIB:,.0f} MiB at most"),
             (
                 "traffic",
@@ -118,10 +164,16 @@ class Advice:
             "hints": list(self.hints),
             "predicted": self.predicted._asdict(),
             "settings": self.settings(),
-        }
+        } | ({"network": self.network.as_json()} if self.network else {})
 
 
-def advise(experiment: Experiment, announce: Callable[[str], None] | None = None) -> Advice:
+def advise(
+    experiment: Experiment,
+    announce: Callable[[str], None] | None = None,
+    *,
+    rtt_ms: float | None = None,
+    bandwidth_mbits: float = math.inf,
+) -> Advice:
     """Looks at an experiment's data, model and graph, and recommends how to train.
 
     Trains a few rounds to see how long they take; nothing is written.
@@ -129,6 +181,9 @@ def advise(experiment: Experiment, announce: Callable[[str], None] | None = None
     Args:
         experiment: The experiment. Its algorithm and rounds have no influence on the advice.
         announce: Called with sentences about the work. Default: None.
+        rtt_ms: The round trip between the sites that are furthest apart, in ms, >= 0. Then the advice says how long
+            the run takes between them, and recommends local steps where they mostly wait. Default: None.
+        bandwidth_mbits: The bandwidth of the slowest site's line, in Mbit/s, > 0. Default: inf.
 
     Returns:
         The advice.
@@ -142,6 +197,8 @@ def advise(experiment: Experiment, announce: Callable[[str], None] | None = None
         >>> advice.experiment.algorithm == fm.TrackedADGDA(), advice.experiment.rounds
         (True, 600)
     """
+    if (rtt_ms is not None and not 0 <= rtt_ms < math.inf) or not bandwidth_mbits > 0:
+        raise BadInput(f"rtt_ms must be >= 0 and bandwidth_mbits > 0, got {rtt_ms} and {bandwidth_mbits}")
     plain = replace(
         experiment,
         algorithm=DEFAULT_ALGORITHM,
@@ -168,7 +225,62 @@ def advise(experiment: Experiment, announce: Callable[[str], None] | None = None
         Recommended("consensus_step", f"{step:g}, chosen by itself", bears),
         why,
     )
-    return Advice(chosen, facts, recommended, tuple(_hints(facts, problem)), _predicted(chosen, problem, announce))
+    settled = _Settled(chosen, recommended, tuple(_hints(facts, problem)))
+    if rtt_ms is not None:
+        settled = _between_sites(settled, problem, facts, step, rtt_ms / 1000, bandwidth_mbits * 1e6 / 8)
+    chosen, recommended, hints, network = settled
+    return Advice(chosen, facts, recommended, hints, _predicted(chosen, problem, announce), network)
+
+
+class _Settled(NamedTuple):
+    """What is decided before a run is tried."""
+
+    experiment: Experiment
+    recommended: tuple[Recommended, ...]
+    hints: tuple[str, ...]
+    network: OverNetwork | None = None
+
+
+def _between_sites(
+    settled: _Settled, problem: Prepared, facts: dict[str, Any], step: float, rtt_s: float, bytes_per_s: float
+) -> _Settled:
+    """Returns what is decided for sites that are apart: with local steps in fewer rounds, where that saves time."""
+    chosen, share = settled.experiment, bytes_per_s / facts["neighbours"]  # of a site's line, for each neighbour
+    algorithm: Any = chosen.algorithm  # the default one
+    if chosen.trainer:
+        said = (
+            f"over the network a round takes {500 * rtt_s:g} ms more than the training function, which decides itself "
+        )
+        return settled._replace(hints=(*settled.hints, said + "how much it does between two exchanges"))
+    single = OverNetwork(rtt_s, pace_of(_cost(chosen, problem), rtt_s, share), chosen.rounds)
+    if not single.pace.mostly_waits:
+        return settled._replace(network=single)
+    waits = f"sites wait for {100 * single.pace.waiting_s / single.pace.seconds:.0f} % of a round of single steps"
+    rounds = _rounded_up(max(_FEWER * chosen.rounds, _spreading(facts, step)))
+    local = replace(chosen, algorithm=replace(algorithm, local_steps=_LOCAL_STEPS), rounds=rounds)
+    network = OverNetwork(rtt_s, pace_of(_cost(local, problem), rtt_s, share), rounds, single)
+    if rounds > _WORTH * chosen.rounds:
+        why = f"{waits}, and local steps do not help: news needs about {rounds:,} rounds to spread over this graph"
+        return settled._replace(hints=(*settled.hints, why), network=single)
+    if network.seconds > _WORTH * single.seconds:
+        why = f"{waits}, but {_LOCAL_STEPS} local steps in {rounds:,} rounds would compute longer than they save"
+        return settled._replace(hints=(*settled.hints, why), network=single)
+    fewer = f"half of {chosen.rounds:,}" if rounds <= _FEWER * chosen.rounds else f"instead of {chosen.rounds:,}"
+    recommended = (
+        *settled.recommended[:-1],
+        Recommended("local_steps", str(_LOCAL_STEPS), f"{waits}; a round costs the same bytes with more steps in it"),
+        Recommended("rounds", f"{rounds:,}", f"{fewer}, since each has {_LOCAL_STEPS} steps"),
+    )
+    return _Settled(local, recommended, (*settled.hints, _LOCAL_STEPS_MAY_COST), network)
+
+
+def _cost(chosen: Experiment, problem: Prepared) -> RoundCost:
+    """Returns what a round costs the first site's node, by some rounds without anybody to wait for."""
+    echo, options = Echo(), chosen.options
+    alone = with_any_references(problem.of_split(0), chosen.rounds, [str(site.name) for site in problem.sites])
+    plan = Plan.of(alone, chosen.topology, chosen.algorithm, chosen.rounds, options=options)
+    form: dict[str, Any] = {"device": device_of(options.device), "dtype": DTYPES[options.dtype], "each_copy": True}
+    return round_cost(plan.training(RemoteNetwork(plan.cycle, [0], echo, **form)), echo)
 
 
 def _facts(problem: Prepared, network: MemoryNetwork) -> dict[str, Any]:
@@ -190,7 +302,7 @@ def _rounds(facts: dict[str, Any], step: float, experiment: Experiment) -> tuple
     """Returns the number of rounds and its reason."""
     if experiment.trainer:
         return 20, Recommended("rounds", "20", "a training function does an epoch or more in each")
-    mixing = _MIXED / max(1e-6, step * facts["spectral_gap"])
+    mixing = _spreading(facts, step)
     passes = _PASSES * facts["largest_site"] / max(1, experiment.sampling.batch)
     reasons = {
         ROUNDS: "fairmesh's default, which is enough here",
@@ -201,6 +313,11 @@ def _rounds(facts: dict[str, Any], step: float, experiment: Experiment) -> tuple
     rounds = min(_MOST, _rounded_up(wanted))
     reason = reasons[wanted] + (f"; at most {_MOST:,} are recommended" if wanted > _MOST else "")
     return rounds, Recommended("rounds", f"{rounds:,}", reason)
+
+
+def _spreading(facts: dict[str, Any], step: float) -> float:
+    """Returns how many rounds news needs to spread over the graph."""
+    return _MIXED / max(1e-6, step * facts["spectral_gap"])
 
 
 def _rounded_up(value: float) -> int:

@@ -107,6 +107,13 @@ def in_a_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {text.splitlines()[0] if text else ''}"
 
 
+def printable(text: str) -> str:
+    """Returns a text as a terminal may show it, whoever wrote it: control characters, which can move the cursor, change
+    the window's title or turn the direction of writing, become question marks. Lines stay lines; those after the first
+    are indented, so that no part of a text looks like another message."""
+    return "\n  ".join("".join(c if c.isprintable() else "?" for c in line) for line in text.split("\n"))
+
+
 def listed(things: Iterable[object], at_most: int = 8) -> str:
     """Returns the first few of some things in words, and how many more there are."""
     names = [str(thing) for thing in things]

@@ -1,6 +1,8 @@
 """`fairmesh advise`: recommended settings, and predictions that hold."""
 
 import json
+import statistics
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,7 +11,7 @@ from typer.testing import CliRunner
 import fairmesh as fm
 from fairmesh.advice import Advice
 from fairmesh.cli.main import app
-from tests.refusals import refused
+from tests.refusals import missing_from, refused
 
 FILE = """
 rounds = 30
@@ -72,7 +74,7 @@ def test_nothing_is_overwritten_or_written_elsewhere(folder, tmp_path):
 
 @pytest.fixture(scope="module")
 def sparse() -> Advice:
-    return fm.advise(fm.Experiment(fm.data.Digits(nodes=40, odd=4)))
+    return fm.advise(fm.Experiment(fm.data.Digits(nodes=40, odd=4)), rtt_ms=200)
 
 
 def test_slow_graphs_get_more_bits_and_more_rounds(sparse):
@@ -92,6 +94,66 @@ def test_file_without_an_algorithm_names_none(sparse, advice):
 def test_few_rows_that_judge_a_site_are_named(sparse, advice):
     assert any("12 held-out rows" in hint for hint in sparse.hints)
     assert not any("held-out rows" in hint for hint in advice["hints"])
+
+
+@pytest.fixture(scope="module")
+def far_apart() -> Advice:
+    return fm.advise(fm.Experiment(fm.data.Digits(nodes=4, odd=1)), rtt_ms=200, bandwidth_mbits=1)
+
+
+def test_sites_that_mostly_wait_are_advised_to_take_local_steps_in_fewer_rounds(far_apart):
+    assert far_apart.settings()["algorithm"]["local_steps"] == 5
+    assert far_apart.experiment.rounds == 300
+    named = {setting: value for setting, value, _ in far_apart.recommended}
+    assert (named["local_steps"], named["rounds"]) == ("5", "300")
+    assert any("simulation" in hint and "small-sites.toml" in hint for hint in far_apart.hints)
+    assert "--rtt 200" in far_apart.next_step("mine.toml", " --rtt 200")
+
+
+def test_time_between_sites_is_half_a_round_trip_the_message_and_the_processor(far_apart):
+    network, sent = far_apart.as_json()["network"], far_apart.predicted.bytes_per_round
+    assert network["waiting_seconds_per_round"] == pytest.approx(0.1 + sent / 125_000, rel=0.01)
+    assert network["computing_seconds_per_round"] < 0.05
+    assert network["seconds"] == pytest.approx(300 / network["rounds_per_second"])
+    assert network["seconds"] < 0.6 * network["seconds_with_single_steps"]
+    assert missing_from(dict(far_apart.predicted_in_words())["time between sites"], "per second", "single steps") == []
+
+
+def test_sites_that_are_near_take_single_steps(folder):
+    found = json.loads(advised(str(folder / "mine.toml"), "--json", "--rtt", "0.5"))
+    assert found["settings"] == {"rounds": 600}
+    assert found["network"]["seconds"] == found["network"]["seconds_with_single_steps"]
+
+
+def test_local_steps_are_not_advised_where_news_needs_all_rounds_to_spread(sparse):
+    assert sparse.experiment.algorithm.local_steps == 1
+    assert any("do not help" in hint and "spread" in hint for hint in sparse.hints)
+
+
+@pytest.mark.parametrize("flags", [["--rtt", "-1"], ["--rtt", "1", "--bandwidth", "0"], ["--bandwidth", "3"]])
+def test_lines_that_cannot_be_are_refused(folder, flags):
+    done = CliRunner().invoke(app, ["advise", str(folder / "mine.toml"), *flags])
+    with refused("rtt", "bandwidth"):
+        raise done.exception or AssertionError("accepted")
+
+
+@pytest.mark.slow
+def test_advised_local_steps_reach_the_worst_site_of_single_steps_within_their_interval():
+    """On the sites of `fairmesh demo`; half of the rounds with single steps end far below."""
+    given = fm.load_experiment("examples/small-sites.toml", ["options.compare_weights=false"])
+    advice = fm.advise(given, rtt_ms=100)
+
+    def worst(experiment: fm.Experiment) -> list[float]:
+        return [100 * record["accuracy"]["worst"] for record in fm.run(experiment).final]
+
+    of = {"options": given.options, "splits": given.splits}
+    local = worst(replace(advice.experiment, **of))
+    single = worst(replace(given, rounds=600))
+    fewer = worst(replace(given, rounds=300))
+    half = 2.571 * statistics.stdev(single) / len(single) ** 0.5  # of a 95 % interval over six splits
+    print(f"local {local}, single {single}, fewer {fewer}")
+    assert statistics.mean(local) > statistics.mean(single) - half
+    assert statistics.mean(fewer) < statistics.mean(single) - half
 
 
 def test_one_site_has_nobody_to_train_with():

@@ -3,9 +3,9 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from fairmesh.mesh.announcements import Terms
 from fairmesh.mesh.enrol.certificates import AUTHORITY, make_authority, make_key, sign
 from fairmesh.mesh.enrol.roster import Member, Mesh
+from fairmesh.mesh.fields import Terms
 from fairmesh.mesh.wire.tls_stream import Credentials
 
 

@@ -1,11 +1,13 @@
-"""Bodies of announcements as no honest site makes them: sound ones with something changed, and random JSON."""
+"""Bodies of announcements, drawn from their declaration: sound ones, and such as no honest site makes, which are sound
+ones with something changed, and random JSON."""
 
 import copy
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from fairmesh.mesh.announcements import CELLS, KINDS
+from fairmesh.mesh.announcements import KINDS, wrong
+from fairmesh.mesh.fields import Terms
 
 NASTY: tuple[Any, ...] = (
     None, True, False, 0, -1, 1, 2, 50, 1.5, -0.0, 5e-324, -5e-324, 1e-31, 1e-30, 1e15, 1e16, 1e300, -1e300, 1.7e308,
@@ -13,76 +15,41 @@ NASTY: tuple[Any, ...] = (
     "x" * 201, "²", "--5", "\x1b[2J", "\ud800", "\N{RIGHT-TO-LEFT OVERRIDE}", [], {}, [[]], [None], [0] * 300,
     ["c", "c"], {"a": 1}, {"": {"": []}}, {"c": {"reason": "r", "since": 0}}, {"c": 5e-324}, [[0, 0, 0, 0]],
 )  # fmt: skip
-_SUMS = {
-    "plan": {
-        "columns": [
-            {"name": "age", "fill": "mean", "standardize": True, "indicator": True},
-            {"name": "ward", "type": "category", "fill": "mean", "indicator": True},
-        ],
-        "target": {"name": "ill", "type": "label"},
-    },
-    "columns": {"age": [60, 0, 50.0, 900.0, []], "ward": [0, 0, 0.0, 0.0, ["north", "south"]]},
-    "target": [0, 0, 0.0, 0.0, ["0", "1"]],
-}
-_PROPOSAL = {"generation": 1, "sites": ["c"], "round": None, "restored": []}
-_CLAIM = {"begun": [[1, 0, 0, 12]], "outputs": 10}
-_CERTIFICATE = _PROPOSAL | {
-    "votes": {"a": 1, "b": 2},
-    "commits": {name: _CLAIM | {"number": 3, "signature": "ab" * 64} for name in "ab"},
-}
+_TRIES = 100_000  # of which one is sound, at the latest
 
 
-FACTS = {"samples": 100, "inputs": ["torch.float32", [8, 8]], "targets": ["torch.int64", []], "outputs": 10}
-FACTS |= {"test": True, "validation": False, "group": "north"}
-COLUMNS = ("accuracy", "loss", "weight", "bits", "bytes", "sent")
+def sound(kind: str, terms: Terms, draws: random.Random) -> dict[str, Any]:
+    """Returns a body of a kind that passes the wall: its fields are drawn until they mean something together."""
+    for _ in range(_TRIES):
+        body = {name: field.draw(draws, terms) for name, field in KINDS[kind].fields.items()}
+        wrong_field = wrong(kind, body, terms)
+        if not wrong_field:
+            return copy.deepcopy(body)
+    raise AssertionError(f"no body that is drawn for {kind} is sound, as of {wrong_field}")
 
 
-def sound(facts: dict[str, Any] = FACTS, columns: Sequence[str] = COLUMNS, pem: str = "") -> dict[str, dict[str, Any]]:
-    """A sound body of every kind, from a site whose data has these facts."""
-    row, hashed = [0.5] * (len(columns) - 4), "0a" * 32
-    unlike = {"b": {"since": 0, "round": 10, "signed": hashed, "other": "0b" * 32, "both": False}}
-    return {
-        "certificate": {"pem": pem},
-        "facts": facts,
-        "statistics": {"mean": [1.0, 60.0], "spread": [1.0, 9.0], "shares": [0.5, 0.5], "relation": [0.5, -0.1]},
-        "table": {"sums": _SUMS, "fitted_by": []},
-        "status": {"round": 3, "activity": "training", "metric": 0.5, "metric_round": 2, "weight": 0.9}
-        | {"waiting_for": {"b": 1.5}, "rounds_sent": 4, "bytes_out": 0, "time": 2.5},
-        "measured": {"generation": 1, "columns": [*columns], "complete": 1, "kept": [10]}
-        | {"rows": [[done, *row, 0.3, 8.0 * done, done, hashed] for done in (0, 10, 20)]},
-        "refusing": {
-            "sites": {"b": {"since": 1.0, "reason": "its model has the norm 3e38", "step": 4, "digest": hashed}}
-        },
-        "answers": {"refused": {"b": {"digest": hashed, "sent": True}}},
-        "result": {"generation": 1, "digest": "0" * 64, "metrics": {"accuracy": 0.7, "loss": None}}
-        | {"measured": {"a": "12ab"}, "contradicted": unlike},
-        "contradicted": {"generation": 1, "sites": unlike},
-        "ready": {"facts": "0" * 64},
-        "versus_local": {"generation": 1, "cells": dict(zip(CELLS, (60, 10, 5, 25))), "verdict": "", "why_not": ""},
-        "diverged": {"generation": 1, "since": 3, "round": 4, "what": "an exploded model"},
-        "vote": _PROPOSAL,
-        "commit": _PROPOSAL | {"votes": {"a": 1, "b": 2}} | _CLAIM,
-        "follow": {"certificates": [_CERTIFICATE]},
-    }  # fmt: skip
-
-
-def bodies(bases: dict[str, dict[str, Any]], count: int, seed: int = 0) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yields every kind with bodies: the sound one; for every entry those in which it is lacking, null or, if it is a
-    number, next to nothing or of 400 digits; `count` with other changes; and `count // 4` of random JSON."""
+def bodies(
+    terms: Terms, count: int, seed: int = 0, given: Mapping[str, Mapping[str, Any]] | None = None
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yields every kind with bodies: `count` sound ones; of one of them, for every entry, those in which it is lacking,
+    null or, if it is a number, next to nothing or of 400 digits (of some entries, if `count` is small); `count` with
+    other changes; and `count // 4` of random JSON. Every second sound one has the `given` fields of its kind, which
+    drawn ones would hardly have."""
     draws = random.Random(seed)
-    missing = KINDS.keys() - bases.keys()
-    assert not missing, f"add a sound body of {missing} to tests/mesh/fuzz.py, so that it is tried too"
     for kind in KINDS:
-        yield kind, copy.deepcopy(bases[kind])
-        for path, entry in _entries(bases[kind]):
+        drawn = [sound(kind, terms, draws) | dict((given or {}).get(kind, {}) if k % 2 else {}) for k in range(count)]
+        yield from ((kind, body) for body in drawn)
+        richest = max(drawn, key=lambda body: len(str(body)))
+        entries = list(_entries(richest))
+        for path, entry in draws.sample(entries, min(len(entries), 2 * count)):
             values = (None, 5e-324, 10**400) if type(entry) in (int, float) else (None,)
             for value in (_LACKING, *values) if isinstance(path[-1], str) else values:
-                yield kind, _replaced(copy.deepcopy(bases[kind]), path, value)
-        for _ in range(count):
-            body = copy.deepcopy(bases[kind])
+                yield kind, _replaced(copy.deepcopy(richest), path, value)
+        for body in drawn:
+            changed = copy.deepcopy(body)
             for _ in range(draws.choice((1, 1, 1, 2, 3))):
-                _change(body, draws)
-            yield kind, body
+                _change(changed, draws)
+            yield kind, changed
         for _ in range(count // 4):
             names = [*KINDS[kind].fields, "more"]
             yield kind, {name: _anything(draws, 3) for name in draws.sample(names, len(names) - 1)}

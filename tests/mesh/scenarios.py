@@ -83,7 +83,8 @@ class Run:
     ) -> None:
         for name in names:
             state = self.folder / name / "state"
-            ledger.wish(state, ledger.still_in(state, self.mesh), name, out, back_to, restored)
+            present = ledger.still_in(state, self.mesh, is_lost=name in restored)
+            ledger.wish(state, present, name, out, back_to, restored)
 
     def live(self, **options) -> None:
         """Starts all nodes, and waits until they have ended with the same model."""

@@ -3,12 +3,14 @@
 import json
 from dataclasses import replace
 from datetime import timedelta
+from random import Random
 
 import pytest
 
-from fairmesh.mesh.announcements import Terms
+from fairmesh.mesh.announcements import CELLS, FURTHER, KINDS
 from fairmesh.mesh.enrol import certificates
 from fairmesh.mesh.enrol.keys import KnownKeys, trust
+from fairmesh.mesh.fields import Terms
 from fairmesh.mesh.wire.bulletin import Announcement, Bulletin
 from fairmesh.mesh.wire.frames import Refused
 from fairmesh.mesh.wire.limits import TokenBucket
@@ -18,8 +20,16 @@ from tests.refusals import missing_from, refused
 
 NAMES = ("a", "b", "c")
 TERMS = terms_of(NAMES, rounds=30)
-SOUND = fuzz.sound()
+SOUND = {kind: fuzz.sound(kind, TERMS.by("a"), Random(4)) for kind in KINDS}
+SOUND["statistics"] = {"mean": [1.0, 60.0], "spread": [1.0, 9.0], "shares": [0.5, 0.5], "relation": [0.5, -0.1]}
+SOUND["versus_local"] |= {"cells": dict(zip(CELLS, (60, 10, 5, 25))), "verdict": "", "why_not": ""}
+SOUND["measured"] |= {"rows": [[done, 0.5, 0.5, 0.3, 8.0 * done, done, None] for done in (0, 10, 20)]}
+SOUND["status"] |= {"waiting_for": {}}
+SOUND["diverged"] |= {"since": 3, "round": 4}
+SOUND["vote"] |= {"sites": ["c"], "generation": 1}
 COMMIT, MEASURED, RESULT, FACTS = (SOUND[kind] for kind in ("commit", "measured", "result", "facts"))
+UNLIKE = {"since": 0, "round": 10, "signed": "0a" * 32, "other": "0b" * 32, "both": False}
+CONTRADICTED = {"generation": 1, "sites": {"b": UNLIKE}}
 STATISTICS, COUNTS = SOUND["statistics"], SOUND["versus_local"]
 
 
@@ -205,15 +215,28 @@ WRONG = {
     "a metric of a round after the last": ("status", status(1) | {"metric_round": 31}, "metric_round"),
     "waiting for nobody's neighbour": ("status", status(1) | {"waiting_for": {"nobody": 1.5}}, "waiting_for"),
     "waiting for itself": ("status", status(1) | {"waiting_for": {"a": 1.5}}, "waiting_for"),
-    "rows after the last round": ("measured", MEASURED | {"rows": [[31, 0.5, 0.5, 0.3, 0.0, 0]]}, "rows"),
+    "rows after the last round": ("measured", MEASURED | {"rows": [[31, 0.5, 0.5, 0.3, 0.0, 0, None]]}, "rows"),
     "models after the last round": ("measured", MEASURED | {"kept": [31]}, "kept"),
     "numbers that exploded after the run": ("diverged", SOUND["diverged"] | {"round": 31}, "round"),
     "sound numbers after exploded ones": ("diverged", SOUND["diverged"] | {"since": 8}, "since"),
+    "messages of a site that is none": ("contradicted", CONTRADICTED | {"sites": {"nobody": UNLIKE}}, "sites"),
+    "messages that do not differ": (
+        "contradicted",
+        CONTRADICTED | {"sites": {"b": UNLIKE | {"other": "0a" * 32}}},
+        "b",
+    ),
+    "messages before they came": ("contradicted", CONTRADICTED | {"sites": {"b": UNLIKE | {"since": 10}}}, "b"),
     "a vote against nobody": ("vote", SOUND["vote"] | {"sites": ["nobody"]}, "sites"),
     "a vote against the same site twice": ("vote", SOUND["vote"] | {"sites": ["c", "c"]}, "sites"),
     "a vote for a round after the last": ("vote", SOUND["vote"] | {"round": 31}, "round"),
     "votes of nobody": ("commit", COMMIT | {"votes": {"nobody": 1}}, "votes"),
     "rows of nobody": ("result", RESULT | {"measured": {"nobody": "12ab"}}, "measured"),
+    "columns that nobody measures": ("measured", MEASURED | {"columns": ["beauty", "loss", *FURTHER]}, "columns"),
+    "more right than all": ("measured", MEASURED | {"rows": [[10, 1.1, 0.5, 0.3, 0.0, 0, None]]}, "accuracy"),
+    "a weight below none": ("measured", MEASURED | {"rows": [[10, 1.0, 0.5, -1.5, 0.0, 0, None]]}, "weight"),
+    "a result better than the best": ("result", RESULT | {"metrics": {"best accuracy": 7.0}}, "best accuracy"),
+    "a metric that nobody measures": ("result", RESULT | {"metrics": {"beauty": 0.5}}, "metrics"),
+    "a test set without a size": ("facts", FACTS | {"test": True}, "test"),
     "a table by nobody": ("table", SOUND["table"] | {"fitted_by": ["nobody"]}, "fitted_by"),
     "a refusal of nobody": (
         "refusing",
@@ -387,6 +410,17 @@ def test_refusal_can_name_only_neighbours_of_the_site_that_refuses(keys):
     assert boards["a"].of("b", "refusing")["sites"].keys() == {"a", "c"}
     boards["a"].announce("refusing", {"sites": {"c": why}}, 1)
     with refused("refusing", "from a", "sites", error=Refused):
+        pass_on(boards, "a", "b")
+
+
+def test_only_a_neighbour_can_say_what_a_site_has_sent_it_and_everybody_what_it_has_signed(keys):
+    line = Terms({"a": ("b",), "b": ("a", "c"), "c": ("b",)})
+    boards = {name: Bulletin(name, keys[name], line) for name in NAMES}
+    boards["a"].announce("contradicted", CONTRADICTED | {"sites": {"b": UNLIKE, "c": UNLIKE | {"both": True}}}, 1)
+    pass_on(boards, "a", "b")
+    assert boards["b"].of("a", "contradicted")["sites"].keys() == {"b", "c"}
+    boards["a"].announce("contradicted", CONTRADICTED | {"sites": {"c": UNLIKE}}, 2)
+    with refused("contradicted", "from a", "c", "neighbour", error=Refused):
         pass_on(boards, "a", "b")
 
 

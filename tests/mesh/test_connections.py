@@ -258,6 +258,7 @@ BOUNDS = {
     Kind.NEWS: 1 << 19,
     Kind.HELLO: 1 << 18,
     Kind.REFUSED: 2001,
+    Kind.PROBE: 5 + (1 << 19),
     77: 1 << 18,
 }
 

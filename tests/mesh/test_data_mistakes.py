@@ -5,7 +5,7 @@ import json
 import re
 import tomllib
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -13,8 +13,10 @@ import pytest
 
 from fairmesh.experiment import load_experiment
 from fairmesh.mesh.node.data_consent import unaccepted
+from fairmesh.mesh.node.membership import Membership, too_heavy
 from fairmesh.mesh.node.oversight import WeightWatch
 from fairmesh.mesh.preflight import checks
+from fairmesh.storage.files import write_record
 from tests.mesh import fleet
 from tests.mesh.experiments import experiment
 from tests.mesh.scenarios import Run, waits_at
@@ -34,7 +36,6 @@ FREE = {"target": "ill", "classes": ["no", "yes"], "standardize": False}  # sett
 ONE_SITE = {"name": "even", "nodes": 1}
 
 WEIGHTS = "one site has most of the weight; ask it to check its data, or vote it out if the data is broken"
-PRIOR = "a site would have most of the weight before training"
 
 Rows = dict[str, np.ndarray]
 
@@ -234,7 +235,7 @@ def test_what_looks_different_is_accepted_as_it_looks_now(tmp_path, called):
     assert (unaccepted(state, {}), unaccepted(state, said)) == ([], ["c", "b"])
     assert called("mesh", "accept", site, "c")[0] == 2  # the node has not been started
     state.mkdir()
-    (state / "status.json").write_text(json.dumps({"unusual": said}))
+    write_record(state / "status.json", {"unusual": said})
     code, _, err = called("mesh", "accept", site, "c")
     assert (code, missing_from(err, "a accepts the data of c", "10 times as large")) == (0, [])
     assert unaccepted(state, said) == ["b"]
@@ -321,6 +322,20 @@ def test_nodes_warn_of_a_site_that_takes_most_of_the_weight(made, tmp_path, call
     assert missing_from(err, "c has", "of the weight since round", "33% before training", "check its data") == []
 
 
+def test_site_may_declare_twice_its_share_and_no_more_than_four_fifths_without_consent(tmp_path):
+    membership = Membership.read(Tables(tmp_path).folder / "a" / "site.toml")
+    own = replace(membership, site=replace(membership.site, largest_prior=0.9))
+
+    def heavy(of: Membership, *samples: int) -> list[str]:
+        return list(too_heavy(of, dict(zip("abcdefghij", ({"samples": count} for count in samples)))))
+
+    assert (heavy(membership, 20, 80), heavy(membership, 19, 81)) == ([], ["b"])
+    assert (heavy(membership, 1, 1, 4), heavy(membership, 1, 1, 5), heavy(membership, 5, 1, 1)) == ([], ["c"], [])
+    assert (heavy(membership, *[4] * 8, 10, 10), heavy(membership, *[1] * 9, 3)) == ([], ["j"])
+    assert (heavy(own, 1, 9), heavy(own, 1, 10)) == ([], ["b"])
+    assert heavy(replace(membership, experiment=replace(membership.experiment, prior=(0.1, 0.8, 0.1))), 1, 99, 1) == []
+
+
 @pytest.mark.slow
 def test_node_waits_and_names_the_site_that_declares_most_of_the_samples_until_this_site_accepts_it(
     made, tmp_path, called
@@ -328,20 +343,21 @@ def test_node_waits_and_names_the_site_that_declares_most_of_the_samples_until_t
     run = made()
     write(tmp_path / "c", rows(2, 600))
     run.start(*NAMES)
-    run.until(lambda: run.events("a", PRIOR) and run.events("b", PRIOR))
-    (said,) = run.events("a", PRIOR)
-    assert (said["site"], run.events("c", PRIOR)) == ("c", [])
-    reason = ["480 of 576 samples", "0.833", "largest_prior = 0.8", "largest_prior = 0.84", "site.toml"]
+    run.until(lambda: run.events("a", ACCEPT) and run.events("b", ACCEPT))
+    (said,) = run.events("a", ACCEPT)
+    assert (said["site"], run.events("c", ACCEPT)) == ("c", [])
+    reason = ["480 of 576 samples", "0.833", "0.667 (largest_prior)", "fairmesh mesh accept site.toml c"]
     assert missing_from(said["reason"], *reason) == []
-    run.until(lambda: "waiting for c" in run.status("a").get("activity", ""))
+    run.until(lambda: "accepts the data of c" in run.status("a").get("activity", ""))
     shown = called("mesh", "show", tmp_path / "a" / "site.toml")[1]
-    assert missing_from(shown, "share of all samples", "more than 80% (largest_prior)") == []
-    for name in ("a", "b"):
-        run.crash(name)
-        fleet.settle(tmp_path / name, largest_prior=0.84)
-    run.start("a", "b")
+    assert missing_from(shown, "share of all samples", "more than 67% (largest_prior)") == []
+    assert called("mesh", "accept", tmp_path / "a" / "site.toml", "c")[0] == 0
+    run.crash("b")
+    fleet.settle(tmp_path / "b", largest_prior=0.84)  # a consent that lasts
+    run.start("b")
     run.end(*NAMES)
     assert run.status("a")["prior"]["c"] == pytest.approx(480 / 576)
+    assert (run.status("a")["unusual"].keys(), run.status("b")["unusual"]) == ({"c"}, {})
 
 
 # Changed data

@@ -3,6 +3,7 @@ written, or they are read by everything that reads announcements without an erro
 
 import json
 import math
+import random
 import time
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 
 import fairmesh as fm
 from fairmesh.cli.node import _refusal_rows, _site_rows
-from fairmesh.mesh.announcements import KINDS
+from fairmesh.mesh.announcements import CELLS, KINDS
 from fairmesh.mesh.enrol import certificates
 from fairmesh.mesh.node import claims, data_agreement, divergence, ledger, versus_local
 from fairmesh.mesh.node.ledger import Ledger
@@ -35,7 +36,7 @@ from tests.refusals import missing_from
 NAMES = ["a", "b", "c"]
 EXPERIMENT = experiment(30, algorithm={"name": "ad-gda", "consensus_step": 0.5}, options={"measure_every": 10})
 SCHEDULE = Schedule(rounds=30, every=10, best_by="worst", seed=0)
-COUNT = 400 if THOROUGH else 8  # changed bodies of each kind
+COUNT = 150 if THOROUGH else 5  # changed bodies of each kind
 
 
 class Reader:
@@ -59,22 +60,24 @@ class Reader:
         self.tables = TableAgreement("b", site, node.bulletin, folder)
         self.tables.announce(True)
         self.columns, self.measured = columns_of(self.problem), None
+        self.given = {"facts": {one: self.facts[one] for one in ("inputs", "targets")}}
+        self.given["versus_local"] = {"cells": dict(zip(CELLS, (60, 10, 5, "<5"))), "verdict": "", "why_not": ""}
         self.enter(node.measurements)
         self.keys = {name: (folder / name / f"{name}.key").read_bytes() for name in NAMES}
         self.certificates = {name: (folder / name / f"{name}.pem").read_text() for name in NAMES}
         self.number = 1 << 50
         for name in "ac":
             self.hear(name, "certificate", {"pem": self.certificates[name]})
-        node.bulletin.announce("statistics", self.sound("b")["statistics"])
-        for kind, body in self.sound("c").items():
-            if kind not in ("certificate", "diverged", "vote", "commit", "follow"):
-                self.hear("c", kind, body)
+        node.bulletin.announce("statistics", self.sound("b", "statistics"))
+        for kind in KINDS.keys() - {"certificate", "diverged", "vote", "commit", "follow"}:
+            self.hear("c", kind, self.sound("c", kind))
 
     def said(self, level: str, what: str, **fields) -> None:
         self.log.append(json.loads(as_json({"what": what, **fields})))
 
-    def sound(self, site: str) -> dict:
-        return fuzz.sound(self.facts, self.columns, self.certificates[site])
+    def sound(self, site: str, kind: str) -> dict:
+        body = fuzz.sound(kind, self.node.membership.terms.by(site), random.Random(0))
+        return body | self.given.get(kind, {})
 
     def enter(self, measurements: Measurements) -> None:
         measurements.enter(1, 0, SCHEDULE, self.problem, NAMES)
@@ -98,7 +101,7 @@ class Reader:
             too_heavy(node.membership, known)
             every = dict.fromkeys(NAMES, self.facts) | known
             common_problem(node.membership, node.own, every, node.outputs_for(every))
-        data_agreement._unusual(node)
+        data_agreement._unusual(node, dict.fromkeys(NAMES, self.facts) | known)
         if not self.tables.misfit(NAMES, known).sites:
             self.tables.agreed(NAMES)
         oversight = node.oversight
@@ -118,7 +121,7 @@ class Reader:
         metrics = {"accuracy": 0.7, "loss": None}
         body = {"generation": 1, "digest": "0" * 64, "metrics": metrics, "measured": {"a": "12ab"}}
         results_apart(dict.fromkeys(NAMES, body), bulletin)
-        self.compare(bulletin.of_all("versus_local") | {"b": self.sound("b")["versus_local"]})
+        self.compare(bulletin.of_all("versus_local") | {"b": self.sound("b", "versus_local")})
 
     def measure(self) -> None:
         """Takes over the rows of a, with those of b and c already there, chooses the best round, and reads all rows
@@ -138,7 +141,7 @@ class Reader:
 
     def compare(self, told: dict) -> None:
         for accuracy in (0.7, None):
-            if not versus_local.contradiction(told["a"]["cells"], accuracy) if "a" in told else False:
+            if not versus_local.contradiction(told["a"]["cells"], accuracy, 100) if "a" in told else False:
                 found = versus_local.evidence_of(told, NAMES, [accuracy, 0.7, 0.7], "accuracy")
                 versus_local.sentences({"evidence": json.loads(as_json(found))})
 
@@ -151,7 +154,7 @@ def reader(tmp_path, monkeypatch):
 
 def test_signed_bodies_of_every_kind_are_refused_or_read_without_an_error(reader):
     taken, refused = dict.fromkeys(KINDS, 0), dict.fromkeys(KINDS, 0)
-    for kind, body in fuzz.bodies(reader.sound("a"), COUNT):
+    for kind, body in fuzz.bodies(reader.node.membership.terms.by("a"), COUNT, given=reader.given):
         before = reader.files(), reader.node.bulletin.of("a", kind)
         try:
             heard = reader.hear("a", kind, body)

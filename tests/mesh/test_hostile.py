@@ -5,7 +5,7 @@ import itertools
 import json
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -13,8 +13,9 @@ import torch
 
 from fairmesh.compression.codes import Dense, Levels
 from fairmesh.experiment import load_experiment
-from fairmesh.mesh.announcements import Terms, wrong
+from fairmesh.mesh.announcements import wrong
 from fairmesh.mesh.enrol.roster import Mesh
+from fairmesh.mesh.fields import Terms
 from fairmesh.mesh.node import data_agreement, ledger, reduction
 from fairmesh.mesh.node.oversight import Oversight
 from fairmesh.mesh.wire.bulletin import Announcement
@@ -154,16 +155,19 @@ def babbling(flag: Path) -> Callable[[], None]:
     the flag these are such that pass the wall, so that the others take them over; with it, all others as well."""
 
     def attack() -> None:
-        honest, draws = Oversight._show, random.Random(7)
-        every = [one for one in fuzz.bodies(fuzz.sound(), 150) if one[0] != "certificate"]
-        draws.shuffle(every)
-        terms = Terms(dict.fromkeys("abc", "abc"), site="a")
-        passing = itertools.cycle([(kind, body) for kind, body in every if not wrong(kind, body, terms)])
-        others = itertools.cycle([(kind, body) for kind, body in every if "nan" not in str(body)])
+        honest, cycles = Oversight._show, []
+
+        def drawn(terms: Terms) -> list[Iterator]:
+            every = [one for one in fuzz.bodies(terms, 50) if one[0] != "certificate"]
+            random.Random(7).shuffle(every)
+            passing = [(kind, body) for kind, body in every if not wrong(kind, body, terms)]
+            return [itertools.cycle(passing), itertools.cycle([one for one in every if "nan" not in str(one)])]
 
         def babble(self) -> None:
             honest(self)
             board = self._bulletin
+            cycles[:] = cycles or drawn(board.terms.by("delta"))
+            passing, others = cycles
             for kind, body in itertools.islice(others if flag.exists() else passing, 3):
                 entry = Announcement("delta", kind, board.next_number(kind), body, b"")
                 with board._lock:

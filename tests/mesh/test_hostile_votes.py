@@ -1,6 +1,5 @@
 """Members that vote, lie and change their minds, with real nodes: the others lose nothing and the run ends."""
 
-import json
 import os
 import time
 from collections.abc import Callable
@@ -16,6 +15,7 @@ from fairmesh.mesh.node.measurements import Measurements
 from fairmesh.mesh.node.start import Start
 from fairmesh.mesh.node.store import START
 from fairmesh.networks import remote
+from fairmesh.storage.files import write_record
 from tests.mesh.experiments import BY_CLASS, STEADY_AD_GDA, experiment
 from tests.mesh.scenarios import NAMES, OPTIONS, Run, play, waits_at
 
@@ -34,7 +34,7 @@ def two_of_five(run: Run) -> None:
     run.until(lambda: run.round("c") >= 18)
     for name in "ab":
         table = {"generation": 1, "sites": ["c", "d", "e"], "round": None, "restored": []}
-        (run.folder / name / "state" / "vote.json").write_text(json.dumps(table))
+        write_record(run.folder / name / "state" / "vote.json", table)
     time.sleep(3)
     flag.touch()
     run.until(lambda: run.events("a", "decided") and run.events("b", "decided"))

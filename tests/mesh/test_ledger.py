@@ -12,6 +12,7 @@ from fairmesh.mesh.node.decisions import Begun, Certificate, Claim, Commit, Lie
 from fairmesh.mesh.node.ledger import Ledger, still_in, wish, wished
 from fairmesh.mesh.node.state_lock import locked
 from fairmesh.mesh.wire.bulletin import Bulletin
+from fairmesh.storage.files import write_record
 from tests.mesh.credentials import mesh_of, signed, terms_of
 from tests.refusals import refused
 
@@ -293,7 +294,7 @@ def test_two_cannot_remove_two_and_the_command_says_so(sites):
         wish(sites.folder / "a", MESH, "a", ["c", "d"])
     table = {"generation": 1, "sites": ["c", "d"], "round": None, "restored": []}
     for name in "ab":
-        (sites.folder / name / "vote.json").write_text(json.dumps(table))
+        write_record(sites.folder / name / "vote.json", table)
         sites.ledgers[name].vote()
     sites.tell(*"ab")
     sites.all_act("ab")
@@ -367,7 +368,7 @@ def test_site_that_has_decided_often_announces_as_many_certificates_as_others_ac
     table = json.loads(path.read_text())
     (first,) = table["decisions"]
     many = [first | {"generation": generation} for generation in range(1, 1001)]
-    path.write_text(json.dumps(table | {"decisions": many, "vote": None}))
+    write_record(path, table | {"decisions": many, "vote": None})
     sites.start("a")
     sites.boards["b"].heard(sites.boards["a"].news(0)[1])
     told = sites.boards["b"].of("a", "follow")["certificates"]

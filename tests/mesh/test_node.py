@@ -30,7 +30,7 @@ from fairmesh.mesh.node.state_lock import locked
 from fairmesh.mesh.node.watching import Pace, live_status, read_status, waiting_chain
 from fairmesh.mesh.preflight import checks, privacy_checks
 from fairmesh.mesh.wire.greeting import COMPATIBILITY
-from fairmesh.storage.files import open_to_others
+from fairmesh.storage.files import open_to_others, write_record
 from tests import toys
 from tests.mesh import fleet
 from tests.mesh.experiments import STEADY_AD_GDA, experiment
@@ -277,7 +277,7 @@ def test_status_of_a_finished_node_does_not_ask_whether_it_runs(lived, capsys):
 def _shown_with(lived, capsys, **changes) -> str:
     path = lived[0] / "a" / "state" / "status.json"
     before = path.read_text()
-    path.write_text(json.dumps(lived[1]["status"] | changes))
+    write_record(path, lived[1]["status"] | changes)
     status(lived[0] / "a" / "site.toml")
     path.write_text(before)
     shown = capsys.readouterr()
@@ -309,7 +309,7 @@ def test_status_of_a_killed_node_says_that_it_does_not_run_and_not_that_it_train
 def test_status_of_a_node_that_imports_says_that_it_starts(tmp_path):
     def status(**changes) -> dict:
         before = {"site": "a", "sites": {"a": {"activity": "training"}}, "activity": "training", "time": 0.0}
-        (tmp_path / "status.json").write_text(json.dumps(before | changes))
+        write_record(tmp_path / "status.json", before | changes)
         return live_status(tmp_path)
 
     with refused("not been started", tmp_path):

@@ -301,11 +301,12 @@ def test_ready_site_passes_every_check_but_those_of_neighbours_that_do_not_run(s
     others = {"neighbour alpha", "neighbour beta"}
     assert (code, wrong(found)) == (1, others)
     assert found.keys() - others == {"site file", "mesh file", "manifest", "messages", "approval", "experiment",
-                                     "certificate", "data", "listening", "disk", "secret of the draws"}  # fmt: skip
+                                     "certificate", "data", "listening", "disk", "secret of the draws", "a round",
+                                     "time of the run"}  # fmt: skip
     assert NOBODY_LISTENS in found["neighbour beta"]["found"]
     _, out, err = cli("check", "gamma/site.toml")
     assert len(out.splitlines()[0].split("\t")) == 4
-    assert missing_from(err, 2, 13) == []
+    assert missing_from(err, 2, 15) == []
 
 
 def _signed(home: Path, name: str, days: float, founder: str = "mesh") -> None:

@@ -251,6 +251,7 @@ STREAMS = {
     "an acknowledgement with a body": (lambda d: frames.ack(3) + b"?", ["acknowledgement", 10, 9]),
     "half a head": (lambda d: _message(3, b"")[:4], ["message", "header"]),
     "another kind": (lambda d: bytes([99]) + b"?", ["kind 99"]),
+    "a probe where nothing is checked": (lambda d: frames.probe(3), ["kind 8"]),
     "nothing": (lambda d: b"", ["kind 0"]),
     "another's news": (lambda d: _news(d, "alpha", "status", {}, "beta"), ["'status'", "alpha", "sign"]),
     "another's certificate": (
@@ -395,7 +396,8 @@ def checked(door: Door, site: str, clock_s: float = 0.0, home: Path | None = Non
 def test_check_meets_a_neighbour_and_compares_experiment_clocks_and_certificates(door):
     found = checked(door, "beta")
     assert {what for what, one in found.items() if not one["ok"]} == set()
-    assert missing_from(found["neighbour gamma"]["found"], door.address, "gamma", "0.0 s", "29") == []
+    assert missing_from(found["neighbour gamma"]["found"], door.address, "gamma", "0.0 s", "29", "ms", "Mbit/s") == []
+    assert missing_from(found["time of the run"]["found"], "gamma", "20 rounds", "rounds per second") == []
     assert "node" in found["neighbour alpha"]["found"]  # it does not run, so that alpha is not checked
     door.until(lambda: any(entry["what"] == "checked" and entry["site"] == "beta" for entry in door.log()))
 

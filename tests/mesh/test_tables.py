@@ -58,14 +58,14 @@ def test_nodes_and_a_simulation_have_the_same_preprocessing_and_rows(tmp_path, f
         assert agreed["data_and_model"] == problem.keeping([k]).digest(), "its rows and the model to start from"
 
 
-def own_tables(run: Run, **changes) -> dict[str, Path]:
+def own_tables(run: Run, settings: dict | None = None, **changes) -> dict[str, Path]:
     """Gives each site a table of its own, in another order of columns."""
     files = {}
     for k, name in enumerate(NAMES):
         columns = [(key, values[k::3]) for key, values in clinic(240).items() if key != "where"]
         columns = changes.get(name, dict)(dict(columns[k:] + columns[:k]))
         files[name] = Path(write(run.folder / name / "rows.csv", columns))
-        fleet.settle(run.folder / name, data={"name": "table", "file": "rows.csv", "target": "ill"})
+        fleet.settle(run.folder / name, data={"name": "table", "file": "rows.csv", "target": "ill"} | (settings or {}))
     return files
 
 
@@ -160,7 +160,7 @@ def test_sums_of_another_form_are_refused_before_anything_is_computed(tmp_path):
     assert TableSums.from_table(good) == site.table.sums()
 
 
-def announced_sums(tmp_path, spoil, fewer=0):
+def announced_sums(tmp_path, spoil, fewer=0, **declared):
     """What site a says about the sums of b, which has changed them; with a contract on the age."""
     (site,) = fm.data.Table(write(tmp_path / "t.csv", clinic()), "ill", partition=fm.data.Even(1)).sites()
     said = {name: site.table.sums().to_table() for name in NAMES}
@@ -169,7 +169,8 @@ def announced_sums(tmp_path, spoil, fewer=0):
     board = SimpleNamespace(of=lambda name, kind: bodies[name], of_all=lambda kind: bodies)
     contract = fm.data.Contract((fm.data.Column("age", min=0, max=120),))
     rows = len(site.table.rows["train"])
-    facts = {name: {"samples": rows} for name in NAMES} | {"b": {"samples": rows - fewer}}
+    facts = {name: {"samples": rows, "test": 12, "validation": 0, "outputs": 2} for name in NAMES}
+    facts["b"] |= {"samples": rows - fewer} | declared
     return [TableAgreement("a", site, board, tmp_path, one).misfit(NAMES, facts) for one in (None, contract)]
 
 
@@ -204,11 +205,111 @@ def test_sums_that_cannot_be_true_are_named_before_anything_is_fitted(tmp_path, 
 def test_sums_are_of_the_declared_rows_and_in_the_range_of_the_contract_or_their_site_is_named(tmp_path):
     (sites, reason), _ = announced_sums(tmp_path, lambda sums: None, fewer=1)
     assert (sites, missing_from(reason, "training rows")) == (["b"], [])
+    (sites, reason), _ = announced_sums(tmp_path, lambda sums: None, outputs=3)
+    assert (sites, missing_from(reason, "3 outputs", "needs 2")) == (["b"], [])
     for outside in (set_to(mean=130.0, squares=1.0), set_to(mean=60.0, squares=1e9)):
         without, (sites, reason) = announced_sums(tmp_path, outside)
         assert (without, sites, missing_from(reason, "120")) == (Objection(), ["b"], [])
     for honest in (lambda sums: None, set_to(known=0, missing=0, mean=0, squares=0)):  # the other tells nothing
         assert announced_sums(tmp_path, honest) == [Objection()] * 2
+
+
+# Categories and labels
+
+
+class Wards(TableAgreement):
+    """What site a makes of the tables of all sites, given the wards that each of them tells and the labels of c."""
+
+    def __init__(self, folder: Path, labels=("0", "1"), fitted_by=(), **wards):
+        columns = {"age": range(40, 100), "ward": ["north", "south"] * 30, "ill": [0, 1] * 30}
+        (site,) = fm.data.Table(write(folder / "t.csv", columns), "ill", partition=fm.data.Even(1)).sites()
+        said = {name: site.table.sums().to_table() for name in NAMES}
+        for name, told in wards.items():
+            said[name]["columns"]["ward"][4] = told
+        said["c"]["target"][4] = list(labels)
+        bodies = {name: {"sums": sums, "fitted_by": []} for name, sums in said.items()}
+        bodies["c"]["fitted_by"] = list(fitted_by)
+        assert all(KINDS["table"].fields["sums"](sums) for sums in said.values())
+        super().__init__(
+            "a", site, SimpleNamespace(of=lambda name, kind: bodies[name], of_all=lambda k: bodies), folder
+        )
+
+    def wards(self) -> tuple[str, ...]:
+        return self.agreed(NAMES).columns[1].classes
+
+
+INVENTED = [f"ward {i}" for i in range(98)]
+
+
+def test_category_counts_if_two_sites_have_it_and_the_run_names_those_that_do_not(tmp_path):
+    tables = Wards(tmp_path, b=["north", "west"], c=["north", "east", "west"])
+    assert (tables.wards(), tables.alone(NAMES)) == (("north", "west"), "ward = south (a), ward = east (c)")
+    assert Wards(tmp_path).alone(NAMES) == ""
+
+
+def test_one_member_cannot_make_the_model_larger_by_inventing_categories_and_two_only_up_to_the_limit(tmp_path):
+    assert Wards(tmp_path, c=["north", "south", *INVENTED]).wards() == ("north", "south")
+    assert len(Wards(tmp_path, b=INVENTED, c=INVENTED).wards()) == 98
+    with pytest.raises(AssertionError):
+        Wards(tmp_path, c=[*INVENTED, *(f"more {i}" for i in range(3))])
+
+
+def test_one_of_two_sites_cannot_leave_the_other_out_of_the_sums(tmp_path):
+    for said, counted in ((["c"], ["a", "c"]), (["a", "b", "c"], ["a", "b", "c"])):  # b has left since
+        assert list(Wards(tmp_path, fitted_by=said)._sites(["a", "c"])) == counted
+
+
+def test_simulation_keeps_the_category_that_one_site_has(tmp_path):
+    columns = {"age": range(40, 100), "ward": ["north"] * 30 + ["south"] * 30, "ill": [0, 1] * 30}
+    columns["where"] = ["a"] * 30 + ["b"] * 30
+    sites = fm.data.Table(write(tmp_path / "t.csv", columns), "ill", site="where").sites()
+    assert sites[0].table.preprocessing.columns[1].classes == ("north", "south")
+
+
+def test_site_that_alone_has_a_label_is_named_and_told_how_to_name_it_at_all_sites(tmp_path):
+    facts = {key: {"samples": 48, "test": 12, "validation": 0, "outputs": 2} for key in NAMES}
+    facts["c"] = facts["a"] | {"outputs": 3}
+    sites, reason = Wards(tmp_path, labels=["0", "1", "maybe"]).misfit(NAMES, facts)
+    assert (sites, missing_from(reason, "c alone", "'maybe'", "'ill'", "contract", "classes")) == (["c"], [])
+    assert Wards(tmp_path).misfit(NAMES, facts | {"c": facts["a"]}) == Objection()
+
+
+@pytest.mark.slow
+def test_rows_with_a_category_of_one_site_count_as_other_and_every_node_says_so(tmp_path, founded):
+    run = founded(SHARED + TRAINING)
+    own_tables(run, c=lambda columns: columns | {"ward": ["attic" if w == "east" else w for w in columns["ward"]]})
+    run.live()
+    for name in NAMES:
+        (said,) = run.events(
+            name, "categories that one site alone has count as other; to use them, name them in a contract"
+        )
+        assert said["categories"] == "ward = attic (c)"
+    assert preprocessing_of(tmp_path, "c").columns[1].classes == ("east", "north", "south")
+
+
+@pytest.mark.slow
+def test_label_of_one_site_can_be_used_once_all_sites_name_the_labels(tmp_path, founded):
+    def third(columns: dict) -> dict:
+        return columns | {"ill": ["maybe" if k < 9 else value for k, value in enumerate(columns["ill"])]}
+
+    run = founded(SHARED + TRAINING)
+    labels = sorted({str(value) for value in clinic(240)["ill"]})
+    own_tables(run, c=third)
+    run.start(*NAMES)
+    run.until(lambda: all(run.events(name, "the data of the sites does not fit together") for name in "ab"))
+    assert "'maybe'" in run.events("a", "the data of the sites does not fit together")[0]["reason"]
+    run.stops("c", "'maybe'")
+    run.kill()
+    own_tables(run, {"classes": [*labels, "maybe"]}, c=third)
+    run.live()
+    assert preprocessing_of(tmp_path, "a").classes == (*labels, "maybe")
+
+
+def test_table_of_too_many_labels_is_refused_at_its_own_site_with_the_limit_and_the_ways_out(tmp_path):
+    columns = {"age": range(2_400), "ill": [f"label {i % 1_200}" for i in range(2_400)]}
+    table = fm.data.Table(write(tmp_path / "t.csv", columns), "ill", partition=fm.data.Even(1))
+    with refused("1,200 labels", "1,000", "contract", "classes", "exclude"):
+        TableAgreement("a", table.sites()[0], SimpleNamespace(), tmp_path).announce(True)
 
 
 @pytest.mark.parametrize("labels", [["1", "²"], ["1", "--5"], ["1", ""], ["1", "-"]])

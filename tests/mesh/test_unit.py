@@ -14,6 +14,7 @@ import pytest
 
 import fairmesh as fm
 from fairmesh.errors import FairmeshError, Interrupted
+from fairmesh.mesh.enrol import unit
 from fairmesh.mesh.enrol.unit import make_state_folder, unit_of
 from tests.mesh import fleet
 from tests.mesh.experiments import experiment
@@ -56,6 +57,24 @@ def test_unit_names_paths_that_exist_and_the_exit_codes_of_the_program(sites, ca
     assert int(service["UMask"], 8) == 0o077
 
 
+def test_unit_hides_homes_unless_files_of_the_node_are_there_and_gives_no_right_that_is_not_needed(sites, monkeypatch):
+    site = sites / "north" / fleet.SITE
+    monkeypatch.setattr(unit, "_program", lambda: Path("/usr/bin/fairmesh"))
+    monkeypatch.setattr(sys, "base_prefix", "/usr")
+    service = parsed(unit_of(site))["Service"]
+    assert (service["ProtectHome"], service["CapabilityBoundingSet"]) == ("yes", "")
+    assert set(service["RestrictAddressFamilies"].split()) >= {"AF_INET", "AF_INET6"}
+    assert 0 < int(service["MemoryMax"].rstrip("%")) < 100
+    fleet.settle(site.parent, data={"name": "table", "file": "/home/anna/rows.csv", "target": "ill"})
+    assert parsed(unit_of(site))["Service"]["ProtectHome"] == "read-only"
+    fleet.settle(site.parent, data="rows.py:read", listen="0.0.0.0:443")
+    service = parsed(unit_of(site))["Service"]
+    assert service["CapabilityBoundingSet"] == service["AmbientCapabilities"] == "CAP_NET_BIND_SERVICE"
+    (site.parent / "link").symlink_to("/root/keys")
+    fleet.settle(site.parent, key="link/north.key")
+    assert parsed(unit_of(site))["Service"]["ProtectHome"] == "read-only"
+
+
 def test_unit_of_a_folder_that_systemd_cannot_name_and_of_an_unknown_user_is_refused(sites):
     moved = sites / "north of here"
     shutil.copytree(sites / "north", moved)
@@ -76,13 +95,13 @@ def test_unit_is_one_that_systemd_accepts(sites, tmp_path):
     if shutil.which("systemd-analyze") is None:
         pytest.skip("systemd-analyze is not installed")
     make_state_folder(sites / "north" / fleet.SITE)
-    unit = tmp_path / "fairmesh.service"
-    unit.write_text(unit_of(sites / "north" / fleet.SITE))
-    done = subprocess.run(["systemd-analyze", "verify", unit], capture_output=True, text=True, timeout=60)
+    service = tmp_path / "fairmesh.service"
+    service.write_text(unit_of(sites / "north" / fleet.SITE))
+    done = subprocess.run(["systemd-analyze", "verify", service], capture_output=True, text=True, timeout=60)
     said = [line for line in done.stderr.splitlines() if "fairmesh" in line]
     assert said == []
     bad = tmp_path / "bad.service"
-    bad.write_text(unit.read_text().replace("ProtectSystem=strict", "ProtectSystm=strict"))
+    bad.write_text(service.read_text().replace("ProtectSystem=strict", "ProtectSystm=strict"))
     done = subprocess.run(["systemd-analyze", "verify", bad], capture_output=True, text=True, timeout=60)
     assert "ProtectSystm" in done.stderr
 

@@ -19,6 +19,7 @@ from fairmesh.storage.strict_json import as_json
 from tests.mesh import fleet
 from tests.mesh.experiments import experiment
 from tests.mesh.scenarios import Run, play
+from tests.refusals import missing_from
 
 NAMES = ["a", "b", "c"]
 EXPERIMENT = experiment(60, algorithm="tracked-ad-gda", options={"measure_every": 20})
@@ -95,7 +96,7 @@ def test_counts_that_contradict_the_accuracy_are_ignored_and_their_site_is_named
     (tmp_path / "metrics.jsonl").write_text(json.dumps(record) + "\n")
     events = []
     aside = Aside(lambda level, what, **fields: events.append(fields))
-    found = versus_local.evidence(tmp_path, told, NAMES, True, aside)
+    found = versus_local.evidence(tmp_path, told, {"a": 200, "b": _rows(counts), "c": 200}, True, aside)
     a, b, _ = json.loads(as_json(found))["sites"]
     assert (a["n"], a["versus"]["local"]["verdict"]) == (200, "better")
     assert (b["value"], b["versus"]) == (None, {})
@@ -108,7 +109,22 @@ def test_counts_that_contradict_the_accuracy_are_ignored_and_their_site_is_named
     ((15, FEW, FEW, FEW), 0.7), ((100, 30, 6, 64), None),
 ])  # fmt: skip
 def test_counts_of_an_honest_site_do_not_contradict_its_accuracy(counts, accuracy):
-    assert versus_local.contradiction(_cells(*counts), accuracy) == ""
+    assert versus_local.contradiction(_cells(*counts), accuracy, _rows(counts)) == ""
+
+
+def _rows(counts) -> int:
+    return sum(1 if count == FEW else count for count in counts)
+
+
+@pytest.mark.parametrize(("counts", "rows", "possible"), [
+    ((100, 30, 6, 64), 200, True), ((100, 30, 6, 64), 201, False), ((100, 30, 6, 64), 0, False),
+    ((100, FEW, FEW, 64), 164, True), ((100, FEW, FEW, 64), 172, True), ((100, FEW, FEW, 64), 173, False),
+    ((100, FEW, FEW, 64), 163, False), ((), 7, True),
+])  # fmt: skip
+def test_counts_must_be_of_as_many_test_rows_as_the_site_has_declared(counts, rows, possible):
+    reason = versus_local.contradiction(_cells(*counts) if counts else {}, None, rows)
+    assert (reason == "") == possible
+    assert possible or not missing_from(reason, "test rows", f"declared {rows}")
 
 
 def test_evidence_of_numbers_has_verdicts_and_no_number_of_the_comparison():

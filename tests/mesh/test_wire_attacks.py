@@ -26,6 +26,7 @@ from fairmesh.mesh.wire import frames, greeting, links
 from fairmesh.mesh.wire.bulletin import Announcement
 from fairmesh.mesh.wire.journal import Journal
 from fairmesh.mesh.wire.links import Links
+from fairmesh.storage.files import write_record
 from tests.mesh import fleet
 from tests.mesh.experiments import experiment
 from tests.mesh.lives import Lives
@@ -211,8 +212,8 @@ def test_peer_that_is_refused_or_never_greets_is_disconnected_and_one_that_was_v
     nodes.before_start = hurry
     removal = {"generation": 1, "sites": ["alpha"], "round": None, "restored": [], "votes": {}, "commits": {}}
     (folder / "gamma" / "state").mkdir(mode=0o700)
-    decided = json.dumps({"decisions": [removal], "begun": [[2, 0, 0, 0]]})
-    (folder / "gamma" / "state" / "decisions.json").write_text(decided)
+    decided = {"decisions": [removal], "begun": [[2, 0, 0, 0]]}
+    write_record(folder / "gamma" / "state" / "decisions.json", decided)
     nodes.start("gamma")
     nodes.wait(lambda: (folder / "gamma" / "state" / "status.json").exists(), 30)
     opened = Path(f"/proc/{nodes._processes['gamma']}/fd")

@@ -1,4 +1,4 @@
-"""A proxy process between the sites of a mesh, which can cut the connection of any edge."""
+"""A proxy process between the sites of a mesh, which can delay or cut the connection of any edge."""
 
 import asyncio
 import mmap
@@ -19,8 +19,10 @@ Edge = tuple[str, str]  # who dials whom
 class Wires:
     """Runs as a process from `start` to `end`; `set` takes effect at once."""
 
-    def __init__(self, folder: Path, mesh: Mesh):
-        """Rewrites every site's mesh.toml, so that it dials its neighbours through this proxy."""
+    def __init__(self, folder: Path, mesh: Mesh, delay_s: float = 0.0):
+        """Rewrites every site's mesh.toml, so that it dials its neighbours through this proxy, which passes bytes on
+        after a delay, half a round trip."""
+        self._delay_s = delay_s
         self._edges = list(mesh.edges)
         self._log = folder / "wires.log"
         self._ports = dict(zip(self._edges, free_ports(len(self._edges))))
@@ -61,6 +63,9 @@ class Wires:
                 while data := await reader.read(1 << 16):
                     holed = holed or self._modes[k] == HOLE
                     if writer is not None and not holed:
+                        if self._delay_s:
+                            asyncio.get_running_loop().call_later(self._delay_s, writer.write, data)
+                            continue
                         writer.write(data)
                         await writer.drain()
 

@@ -5,6 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fairmesh.regularizers import simplex
 from fairmesh.regularizers.simplex import project_onto_simplex
 
 DTYPES = [torch.float32, torch.float64]
@@ -80,3 +81,42 @@ def test_projection_of_a_batch_is_row_by_row(dtype, data):
     x = torch.randn(2, 3, n, generator=generator, dtype=dtype) * 10.0 ** data.draw(st.integers(-6, 6))
     alone = torch.stack([torch.stack([project_onto_simplex(row) for row in replica]) for replica in x])
     assert torch.equal(project_onto_simplex(x), alone)
+
+
+LONG = 700  # entries: more than are sorted
+SHAPES_OF_LONG_ROWS = {
+    "alike": lambda u: 1e-3 * u,
+    "far apart": lambda u: 1e3 * u,
+    "one large": lambda u: u * 1e-4 + (torch.arange(LONG) == 3),
+    "geometric": lambda u: -(0.5 ** (torch.arange(LONG) % 60)) * u,
+    "tied": lambda u: (4 * u).round() / 4,
+    "slow for tangents": lambda u: -1.0 / (1.0 + torch.arange(LONG)) ** 0.05 * u,
+}
+
+
+@pytest.mark.quick_cases("all")
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("values_readable", [True, False], ids=["by tangents", "by halving"])
+@pytest.mark.parametrize("shape", SHAPES_OF_LONG_ROWS)
+def test_projection_of_long_rows_is_that_by_sorting(shape, values_readable, dtype, monkeypatch):
+    monkeypatch.setattr(simplex, "values_readable", lambda rows: values_readable)
+    uniform = torch.rand(100, LONG, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    rows = SHAPES_OF_LONG_ROWS[shape](uniform).to(dtype)
+    found = project_onto_simplex(rows)
+    monkeypatch.setattr(simplex, "_SORTED_UP_TO", LONG)
+    assert (found - project_onto_simplex(rows.double())).abs().max() < 8 * torch.finfo(dtype).eps
+
+
+def test_projection_of_long_rows_that_need_more_steps_than_tangents_have_is_found_by_halving(monkeypatch):
+    rows = torch.randn(20, LONG, generator=torch.Generator().manual_seed(0))
+    expected = project_onto_simplex(rows)
+    monkeypatch.setattr(simplex, "_NEWTON_STEPS", 2)
+    assert (project_onto_simplex(rows) - expected).abs().max() < 1e-6
+
+
+def test_projection_of_a_batch_of_long_rows_is_row_by_row():
+    uniform = torch.rand(3, 50, LONG, generator=torch.Generator().manual_seed(1))
+    rows = torch.cat([of(uniform[0]) for of in SHAPES_OF_LONG_ROWS.values()]).reshape(2, 3, 50, LONG).float()
+    alone = torch.stack([project_onto_simplex(row) for row in rows.reshape(-1, LONG)]).reshape(rows.shape)
+    assert torch.equal(project_onto_simplex(rows), alone)
+    assert torch.equal(project_onto_simplex(rows.transpose(0, 1)), alone.transpose(0, 1))  # not contiguous

@@ -34,6 +34,25 @@ def test_workflows_hold_no_secret():
         assert "secrets." not in path.read_text(), path.name
 
 
+def test_workflows_name_actions_by_commit():
+    for path in (ROOT / ".github/workflows").iterdir():
+        used = re.findall(r"uses: (.*)", path.read_text())
+        assert used
+        assert all(re.fullmatch(r"[\w./-]+@[0-9a-f]{40}  # v\d+\.\d+\.\d+", one) for one in used), used
+
+
+def test_locked_versions_are_those_of_the_constraints_and_cover_what_a_node_imports():
+    text = (ROOT / "constraints-mesh.txt").read_text()
+    entries = [entry for entry in re.split(r"\n(?=[a-z])", text) if not entry.startswith("#")]
+    locked = dict(entry.split(" ")[0].split("==") for entry in entries)
+    assert all("--hash=sha256:" in entry for entry in entries)
+    known = dict(line.lower().replace("_", "-").split("==") for line in (ROOT / "constraints.txt").read_text().split())
+    assert {name: known[name] for name in locked} == locked
+    needed = {re.split("[<>=]", one)[0] for one in PROJECT["dependencies"] + PROJECT["optional-dependencies"]["mesh"]}
+    assert needed - {"torch"} <= locked.keys()
+    assert "://" not in text
+
+
 def test_stability_page_lists_the_public_names():
     page = (ROOT / "docs/reference/stability.md").read_text()
     listed = page.split("<!-- names -->")[1].split("<!-- /names -->")[0]

@@ -133,7 +133,12 @@ def test_page_is_whole_and_needs_nothing_else(trained):
         for key, value in known.items()
         if key in ("src", "href") and value[0] != "#"
     ]
-    assert "http" not in text.replace("http://www.w3.org/", "")
+    assert "://" not in text.replace("http://www.w3.org/", "")
+    (policy,) = [known["content"] for _, known in read.elements if known.get("http-equiv") == "Content-Security-Policy"]
+    rules = dict(rule.split(" ", 1) for rule in policy.split("; "))
+    assert (rules["default-src"], rules["img-src"]) == ("'none'", "data:")
+    assert not {"script-src", "connect-src"} & rules.keys()
+    assert text.index("Content-Security-Policy") < text.index("<style")
     ids = [known["id"] for _, known in read.elements if "id" in known]
     assert len(ids) == len(set(ids))
 

@@ -22,11 +22,18 @@ def advise(
     write: Annotated[
         Path | None, typer.Option(help="Also write the file with the recommended settings here, next to the first.")
     ] = None,
+    rtt: Annotated[
+        float | None, typer.Option(help="The longest round trip between two sites, in ms: adds the time between sites.")
+    ] = None,
+    bandwidth: Annotated[
+        float | None, typer.Option(help="The bandwidth of the slowest site's line, in Mbit/s; needs --rtt.")
+    ] = None,
     json_: Json = False,
 ) -> None:
     """Recommend algorithm, compressor, consensus step and rounds for the problem in a TOML file.
 
-    Looks at its data, model and graph, trains a few rounds, and predicts time, memory and traffic."""
+    Looks at its data, model and graph, trains a few rounds, and predicts time, memory and traffic. With --rtt it also
+    says how long the run takes between sites, and recommends local steps where sites would mostly wait."""
     from fairmesh.advice import advise as advice_for
     from fairmesh.experiment import load_experiment
 
@@ -34,9 +41,13 @@ def advise(
         raise BadInput(f"--write {write}: there is such a file already; name another")
     if write and write.resolve().parent != experiment.resolve().parent:
         raise BadInput(f"--write {write}: name a file next to {experiment}, since paths in it start at its folder")
+    if bandwidth is not None and rtt is None:
+        raise BadInput("--bandwidth needs --rtt, the round trip in ms; `fairmesh mesh check` measures both")
     use_data(data)
     assignments = [*set_, *([f"options.device={device}"] if device else [])]
-    advice = advice_for(load_experiment(experiment, assignments), None if json_ else say)
+    line = {"rtt_ms": rtt, "bandwidth_mbits": bandwidth}
+    given = {name: value for name, value in line.items() if value is not None}
+    advice = advice_for(load_experiment(experiment, assignments), None if json_ else say, **given)
     if write:
         _write(write, experiment, set_, advice.settings())
     if json_:
@@ -47,7 +58,8 @@ def advise(
     show_table([["a run takes", "about"], *map(list, advice.predicted_in_words())], texts=True)
     for hint in advice.hints:
         say(hint)
-    say(f"written: {write}; fairmesh run {write}" if write else advice.next_step(experiment))
+    flags = "".join(f" --{name.partition('_')[0]} {value:g}" for name, value in given.items())
+    say(f"written: {write}; fairmesh run {write}" if write else advice.next_step(experiment, flags))
 
 
 _FIRST_LINES = """\

@@ -9,9 +9,9 @@ from typing import Annotated, Any
 import typer
 
 from fairmesh.cli.node import Site
-from fairmesh.cli.terminal import Json, print_json, readable_toml, say, show_table
+from fairmesh.cli.terminal import Json, print_json, put, readable_toml, say, show_table
 from fairmesh.cli.without_torch import leave_out_torch
-from fairmesh.errors import BadInput
+from fairmesh.errors import BadInput, printable
 from fairmesh.mesh.enrol.roster import MESH, OF_THE_EXPERIMENT, Mesh, SiteFile, host_and_port
 from fairmesh.storage.files import read_bytes, write_atomically
 
@@ -237,7 +237,7 @@ def sign(
     write_atomically(path, signed)
     until = f"{certificates.valid_until(signed):%Y-%m-%d}"
     if not json_:
-        print(f"{name}\t{shown}")
+        print(f"{printable(name)}\t{shown}")
     compare = "compare this fingerprint with the one the site reads out before you send the certificate"
     _answer(
         json_,
@@ -295,8 +295,9 @@ def accept(
 ) -> None:
     """At a site: begin although a site's data looks different.
 
-    With on_unusual_data = "wait" in site.toml, the node waits for this before the first round. `fairmesh status` shows
-    which site it is and what differs. Ask that site first."""
+    The node waits for this before the first round if a site declares more than twice its share of all samples. With
+    on_unusual_data = "wait" in site.toml, it also does if a site's data looks different. `fairmesh status` shows which
+    site it is, and why. Ask that site first."""
     from fairmesh.mesh.node.data_consent import accept as record
 
     site, _ = _site_and_mesh(site_file, name)
@@ -333,7 +334,7 @@ def show(
         approval.approve(site, handout)
         seen["approved"] = True
     for line in () if json_ else in_words(seen):
-        print("".join(letter if letter.isprintable() else "?" for letter in line))
+        put(line)
     done, to_do = f"approved by this site: {seen['manifest']}", f"fairmesh mesh show {site_file} --approve"
     _answer(json_, seen, done if seen["approved"] else f"not approved yet; to approve it: {to_do}")
 
@@ -432,7 +433,8 @@ def _vote(
     from fairmesh.mesh.node.ledger import still_in, wish
 
     site, founded = _site_and_mesh(site_file)
-    remaining = wish(site.state, still_in(site.state, founded), site.name, gone, back_to, restored)
+    present = still_in(site.state, founded, is_lost=site.name in restored)
+    remaining = wish(site.state, present, site.name, gone, back_to, restored)
     others = [member.name for member in remaining.present if member.name != site.name]
     recorded = f"recorded: {site.name} {what} as soon as these sites have voted the same: {', '.join(others)}"
     next_step = "the node announces this to the others and need not be stopped; `fairmesh status` shows the votes"

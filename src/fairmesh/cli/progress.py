@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from fairmesh.cli.terminal import console, say
+from fairmesh.errors import printable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -29,7 +30,7 @@ def progress(quiet: bool):
 
     def watcher(name: str, rounds: int) -> Callable[[int, list[dict]], None]:
         bars.start()  # only now, since it is a thread, and the demo forks before
-        task = bars.add_task(name, total=rounds, status="")
+        task = bars.add_task(printable(name), total=rounds, status="")
         status, shown = [""], [0.0]
 
         def watch(done: int, records: list[dict]) -> None:
@@ -63,7 +64,8 @@ def _live_bars(screen: "Console") -> "Progress":
     wide = screen.width >= _WIDE
     moving = (TextColumn("rounds"), TimeElapsedColumn(table_column=whole)) if wide else (SpinnerColumn(),)
     columns = (
-        TextColumn("{task.description:<10}"), BarColumn(), MofNCompleteColumn(table_column=whole), *moving,
+        TextColumn("{task.description:<10}", markup=False), BarColumn(),
+        MofNCompleteColumn(table_column=whole), *moving,
         TextColumn("left"), TimeRemainingColumn(compact=not wide, table_column=whole),
         TextColumn("{task.fields[status]}"),
     )  # fmt: skip

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fairmesh.cli.terminal import Json, Overwrite, draw, existing, print_json, say, show, show_rows, show_table
+from fairmesh.cli.terminal import Json, Overwrite, draw, existing, print_json, put, say, show, show_rows, show_table
 
 if TYPE_CHECKING:
     from fairmesh.report.runs import Run
@@ -74,7 +74,7 @@ def report(
         return
     for path in written:
         if path:
-            print(f"written: {path}")
+            put(f"written: {path}")
 
 
 def _loaded(folders: Sequence[Path]) -> "list[Run]":

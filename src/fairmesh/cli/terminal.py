@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fairmesh.config.overrides import read_toml
-from fairmesh.errors import BadInput, MissingPackage
+from fairmesh.errors import BadInput, MissingPackage, printable
 
 if TYPE_CHECKING:
     from fairmesh.report.text import Table
@@ -54,7 +54,13 @@ def without_garbage_collection() -> Iterator[None]:
 
 
 def say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+    """Prints a sentence on stderr, without control characters: part of it may be another site's words."""
+    print(printable(text), file=sys.stderr, flush=True)
+
+
+def put(text: str) -> None:
+    """Prints a line on stdout, as `say` does on stderr."""
+    print(printable(text))
 
 
 def print_json(value: Any) -> None:
@@ -98,7 +104,7 @@ def show_table(
 ) -> None:
     """Prints a rich table on a terminal, and tab-separated lines elsewhere. Cells are text, whatever they contain:
     words of other sites cannot format or control a terminal. With `texts`, all columns begin at the left."""
-    rows = [[", ".join(map(_printable, cell.split("\n"))) for cell in row] for row in rows]
+    rows = [[", ".join(map(printable, cell.split("\n"))) for cell in row] for row in rows]
     if not sys.stdout.isatty():
         for row in rows:
             print("\t".join(row))
@@ -106,16 +112,12 @@ def show_table(
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(title=title, title_justify="left", header_style="bold")
+    table = Table(title=title and Text(printable(title)), title_justify="left", header_style="bold")
     for i, name in enumerate(rows[0]):
         table.add_column(Text(name), justify="left" if i == 0 or texts else "right")
     for i, row in enumerate(rows[1:]):
         table.add_row(*map(Text, row), style="bold red" if i in marked else None)
     console().print(table)
-
-
-def _printable(text: str) -> str:
-    return "".join(character if character.isprintable() else "?" for character in text)
 
 
 def draw(picture: Callable[[Path], None], asked: Path | None, default: Path, overwrite: bool = False) -> Path | None:

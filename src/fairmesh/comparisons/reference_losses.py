@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from fairmesh.problems.prepared import Prepared, with_splits
 from fairmesh.problems.row_loss import BoundModelLoss, as_floats
 
 FINDING = "finding reference losses"
-FIELDS = ("local_losses", "untrained_losses", "constant_losses")  # of an objective
+_FIELDS = ("local_losses", "untrained_losses", "constant_losses")  # of an objective
 
 
 def with_references(
@@ -56,6 +56,14 @@ def with_references(
         }
         fitted.append(split.changed(objective=dataclasses.replace(objective, **tables)))
     return with_splits(fitted, same_sites=False)
+
+
+def with_any_references(problem: Prepared, rounds: int, sites: Sequence[str]) -> Prepared:
+    """Returns the problem with losses of these sites that mean nothing, for rounds of which no result is used."""
+    objective = problem.objective.with_run_length(rounds)
+    if objective.needs_local_models or objective.needs_constants:
+        objective = dataclasses.replace(objective, **{field: dict.fromkeys(sites, 1.0) for field in _FIELDS})
+    return problem.changed(objective=objective)
 
 
 def _found(

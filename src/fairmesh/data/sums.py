@@ -6,7 +6,7 @@ Simulations and nodes between organisations compute it in exact arithmetic, so t
 import json
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any, NamedTuple
@@ -16,10 +16,11 @@ import numpy as np
 from fairmesh.config.tables import from_table, to_table
 from fairmesh.data.columns import MEAN, Column
 from fairmesh.data.preprocessing import Preprocessing
-from fairmesh.data.tables import LARGEST, NAME_AT_MOST, Kind, absent, in_order
+from fairmesh.data.tables import CATEGORIES_AT_MOST, LARGEST, NAME_AT_MOST, Kind, absent, in_order
 from fairmesh.errors import BadInput
 
 FEWEST = 5  # rows of a site behind anything that it says about them
+COLUMNS_AT_MOST, LABELS_AT_MOST = 2_000, 1_000  # of a table between organisations, unless its labels are named
 
 
 class Sums(NamedTuple):
@@ -58,9 +59,21 @@ class TableSums:
     columns: Mapping[str, Sums]  # by the column's name
     target: Sums
 
+    def each(self) -> Iterable[tuple[str, Sums]]:
+        """Yields every column with what is told about it, the target last."""
+        yield from self.columns.items()
+        yield self.plan.target.name, self.target
+
     def withheld(self) -> "TableSums":
         """Returns the same without any number, for a site that tells nothing about its values."""
         return replace(self, columns=dict.fromkeys(self.columns, Sums()), target=Sums(names=self.target.names))
+
+    @property
+    def too_many(self) -> bool:
+        """Whether it has more columns, categories or labels than other sites accept."""
+        categories = max(len(sums.names) for sums in self.columns.values())
+        labels = len(self.target.names)
+        return len(self.columns) > COLUMNS_AT_MOST or categories > CATEGORIES_AT_MOST or labels > LABELS_AT_MOST
 
     def to_table(self) -> dict[str, Any]:
         """Returns it as a JSON table."""
@@ -96,6 +109,10 @@ class TableSums:
             made = TableSums(_plan(table["plan"]), columns, _sums(table["target"]))
             if sorted(columns) != sorted(column.name for column in made.plan.columns) or not columns:
                 raise ValueError("other columns than planned")
+            if made.plan.target.name in columns:
+                raise ValueError("the target is an input too")
+            if made.too_many:
+                raise ValueError("too many columns, categories or labels")
         except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
             raise BadInput(f"sums of a table cannot be read: {error}") from error
         return made
@@ -164,6 +181,26 @@ def table_sums(
     if plan.target.standardize:
         return TableSums(plan, told, _sums_of(np.asarray(target, np.float64), "number"))
     return TableSums(plan, told, Sums(names=() if plan.target.classes else tuple(labels)))
+
+
+def of_two_sites(sums: Mapping[str, TableSums]) -> tuple[dict[str, TableSums], dict[str, dict[str, str]]]:
+    """Leaves out categories and labels that one site alone tells: it could have invented them, and each is an input or
+    an output of everybody's model.
+
+    Returns:
+        The sums without them, by site; and which site tells them, by column and name.
+    """
+    counts = Counter((column, name) for told in sums.values() for column, one in told.each() for name in set(one.names))
+    left, alone = dict[str, TableSums](), dict[str, dict[str, str]]()
+    for site, told in sums.items():
+        kept = dict[str, Sums]()
+        for column, one in told.each():
+            kept[column] = one._replace(names=tuple(name for name in one.names if counts[column, name] > 1))
+            for name in one.names:
+                if counts[column, name] == 1:
+                    alone.setdefault(column, {})[name] = site
+        left[site] = replace(told, target=kept.pop(told.plan.target.name), columns=kept)
+    return left, alone
 
 
 class Misfit(BadInput):

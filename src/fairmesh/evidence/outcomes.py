@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from fairmesh.errors import BadInput, listed
-from fairmesh.evidence.intervals import ANY, Estimate, Share, Worst
+from fairmesh.evidence.intervals import Estimate, Share, Worst
 from fairmesh.evidence.means import Stratum, mean_number, mean_of, mean_share
 from fairmesh.evidence.scores import Scores, bootstrapped, mean, share
-from fairmesh.metrics.base import MeanMetric, NamedMetric, chosen_metrics, resampled
+from fairmesh.metrics.base import MeanMetric, NamedMetric, chosen_metrics, limits_of, resampled
 from fairmesh.metrics.builtin import Accuracy
 from fairmesh.metrics.over_sites import WORST_NEEDS_ROWS
 
@@ -212,7 +212,7 @@ class Outcomes:
 
     def _estimate(self, site: int, metric: str, scores: Sequence[np.ndarray], skewness: float | None) -> Estimate:
         here, function, overlap = self.at(site), self.function(metric), self.overlaps[site]
-        training, limits = self.training_overlap(site), _limits(function)
+        training, limits = self.training_overlap(site), limits_of(function)
         if not scores:
             sizes, seeds = [len(answers) for answers in here], [len(answers.losses) for answers in here]
 
@@ -336,7 +336,7 @@ class Outcomes:
         training = float(np.mean(self.trained_in_common)) if self.trained_in_common else 1.0
         if self.counts_right(metric):
             return mean_share(strata, training)
-        return mean_number(strata, training, _limits(self.function(metric)))
+        return mean_number(strata, training, limits_of(self.function(metric)))
 
     def strata(self, scores: Mapping[int, Scores]) -> list[Stratum]:
         """Returns the strata of the sites that have a score at each of their rows. Sites with the same rows are one.
@@ -369,11 +369,6 @@ class Outcomes:
             site: The number of the site.
         """
         return tuple(one.digest for one in self.at(site))
-
-
-def _limits(metric: Any) -> tuple[float, float]:
-    """Returns the lowest and the highest possible value of a metric."""
-    return getattr(metric, "limits", ANY)
 
 
 def _skewness(sites: Sequence[Scores]) -> float | None:

@@ -5,6 +5,7 @@ A check is a function that returns what to say if all is well, and raises an err
 
 import asyncio
 import errno
+import math
 import secrets
 import shutil
 import socket
@@ -12,7 +13,7 @@ import ssl
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -29,15 +30,18 @@ from fairmesh.mesh.enrol.certificates import SOON_DAYS, check_certificate, secre
 from fairmesh.mesh.enrol.manifest import Handout, handed_out
 from fairmesh.mesh.enrol.revealing import ALLOW, LEAST_ROWS, refuse_revealing, revealing
 from fairmesh.mesh.enrol.roster import Mesh, SiteFile, host_and_port
-from fairmesh.mesh.node.disk import disk_of
+from fairmesh.mesh.node.disk import alike_everywhere, disk_of
 from fairmesh.mesh.node.membership import Membership, facts, frozen_facts, refuse_lost_secret
+from fairmesh.mesh.node.rounds import cost_of_a_round
 from fairmesh.mesh.node.store import FINISHED, is_finished
 from fairmesh.mesh.node.watching import live_status
 from fairmesh.mesh.wire.connections import CannotConnect, ConnectionLost, dialled
 from fairmesh.mesh.wire.frames import REFUSALS, Refused, hello, read_frame, read_hello
 from fairmesh.mesh.wire.greeting import APART_S, apart_in_words, greeting, refuse_unlike, seconds_ahead
+from fairmesh.mesh.wire.probes import PROBING_S, Line, measured_line, milliseconds
 from fairmesh.mesh.wire.tls_stream import Credentials
 from fairmesh.storage.files import open_to_others, read_bytes
+from fairmesh.training.pace import NODE_S, Pace, RoundCost, duration
 
 T = TypeVar("T")
 
@@ -110,14 +114,16 @@ def checks(path: Path) -> Iterator[Check]:
         yield from _tried("state", lambda: is_finished(site_file.state, handout.manifest), good=done)
     if mesh:
         yield from _tried("listening", lambda: _listening(site_file, mesh))
-    mine: dict[str, Any] = {}
+    met = _Neighbourhood()
     if mesh and handout and experiment:
-        yield from _data_checks(site_file, experiment, mesh)
-        mine = greeting(site_file.name, agreed(experiment), mesh, handout.manifest.files)
+        cost = yield from _data_checks(site_file, experiment, mesh)
+        met = _Neighbourhood(greeting(site_file.name, agreed(experiment), mesh, handout.manifest.files), cost)
     if mesh:
         for other in mesh.neighbours(site_file.name):
             ask = _asked if mesh.dials(site_file.name, other) else _dials_us
-            yield from _tried(f"neighbour {other}", partial(ask, site_file, mesh, other, mine))
+            yield from _tried(f"neighbour {other}", partial(ask, site_file, mesh, other, met))
+    if experiment and met.cost:
+        yield Check("time of the run", True, _expected(site_file, experiment, met.cost, met.lines))
 
 
 def privacy_checks(site_file: SiteFile) -> Iterator[Check]:
@@ -221,9 +227,9 @@ def _is_own_node(site_file: SiteFile, host: str, port: int) -> bool:
         return False
 
 
-def _data_checks(site_file: SiteFile, experiment: Experiment, mesh: Mesh) -> Iterator[Check]:
+def _data_checks(site_file: SiteFile, experiment: Experiment, mesh: Mesh) -> Generator[Check, None, RoundCost | None]:
     """Yields whether this site's data can be read, is as the contract says, fits the model and the loss, and is what
-    the run began with; and if so, whether the run fits on the disk."""
+    the run began with; and if so, whether the run fits on the disk, and what a round costs, which it returns."""
     sites: list[Site] = []
 
     def data() -> str:
@@ -242,6 +248,48 @@ def _data_checks(site_file: SiteFile, experiment: Experiment, mesh: Mesh) -> Ite
     yield from _tried("data", data, f"see data in {site_file.path.name}")
     for site in sites:
         yield from disk_checks(site_file, site)
+        return (yield from _round_checks(site_file, site))
+    return None
+
+
+def _round_checks(site_file: SiteFile, own: Site) -> Generator[Check, None, RoundCost | None]:
+    """Yields what a round costs this machine, and returns it. Trains some rounds alone, unless a training function does
+    that, and keeps nothing of them. Yields nothing if a file cannot be used."""
+    try:
+        membership = Membership.read(site_file.path)
+    except BadInput:
+        return None
+    if membership.experiment.trainer is not None:
+        return RoundCost(0.0, 0)
+    costs: list[RoundCost] = []
+
+    def measured() -> str:
+        costs.append(cost_of_a_round(membership, alike_everywhere(membership, own)))
+        seconds, size = costs[0]
+        return f"takes this machine {milliseconds(seconds)}, and sends {size:,} bytes to each neighbour"
+
+    yield from _tried("a round", measured, "this site's rounds would end like this too; see its data and the model")
+    return next(iter(costs), None)
+
+
+def _expected(site_file: SiteFile, experiment: Experiment, cost: RoundCost, lines: Mapping[str, Line]) -> str:
+    """Returns how long the run will take, as far as this site can know."""
+    alone = (experiment.objective.needs_local_models + site_file.compare_with_local) * experiment.rounds * cost.seconds
+    more = f"; and this site trains alone for at most about {duration(alone)} before and after" if alone > 1 else ""
+    if experiment.trainer is not None:
+        more = "; with what the training function takes in each"
+    if not lines:
+        pace = Pace(cost.seconds + NODE_S, 0.0)
+        return f"{pace.in_words(experiment.rounds)}{more}; no line to a neighbour was measured, so without any waiting"
+    slowest = max(lines, key=lambda name: lines[name].message_s)
+    pace = Pace(cost.seconds + NODE_S, lines[slowest].message_s)
+    said = (
+        f"{pace.in_words(experiment.rounds)}{more}. Of {milliseconds(pace.seconds)} per round, "
+        f"{milliseconds(pace.waiting_s)} are waiting for {slowest}; slower lines elsewhere in the mesh slow all"
+    )
+    if pace.mostly_waits:
+        said += f"; `fairmesh advise` with --rtt {1000 * lines[slowest].rtt_s:.0f} says whether local steps help"
+    return said
 
 
 def disk_checks(site_file: SiteFile, own: Site) -> Iterator[Check]:
@@ -271,27 +319,37 @@ def _gigabytes(count: int) -> str:
     return f"{count / 1e9:.2f} GB" if count >= 1e8 else f"{count / 1e6:.2f} MB"
 
 
-def _dials_us(site_file: SiteFile, mesh: Mesh, other: str, mine: Mapping[str, Any]) -> str:
-    """Checks whether a neighbour that dials this site is connected to its node, if that is running."""
+@dataclass(frozen=True)
+class _Neighbourhood:
+    """What a check tells its neighbours, and what it measures of the lines to them."""
+
+    greeting: Mapping[str, Any] = field(default_factory=dict)  # empty if this site has none yet
+    cost: RoundCost | None = None
+    lines: dict[str, Line] = field(default_factory=dict)
+
+
+def _dials_us(site_file: SiteFile, mesh: Mesh, other: str, met: _Neighbourhood) -> str:
+    """Checks whether a neighbour that dials this site is connected to its node, if that is running. Nothing can be
+    measured from here: this site cannot open a connection of its own to it."""
     status: dict[str, Any] = {}
     with suppress(BadInput):  # the node was never started
         status = live_status(site_file.state)
     if not status.get("running"):
         return "dials this site; not checked, since this site's node is not running"
     if status.get("edges", {}).get(other, {}).get("connected"):
-        return "dials this site, and is connected to its node"
+        return f"dials this site, and is connected to its node; `fairmesh mesh check` at {other} measures the line"
     raise _Wrong(
         "dials this site, but is not connected to its node",
         f"is {other}'s node running, and can it reach this site's address? `fairmesh mesh check` there tries it",
     )
 
 
-def _asked(site_file: SiteFile, mesh: Mesh, other: str, mine: Mapping[str, Any]) -> str:
-    """Connects to a neighbour as the node does, and compares both greetings, if this site has one. The greeting is
-    marked as a check, which changes nothing at the neighbour."""
+def _asked(site_file: SiteFile, mesh: Mesh, other: str, met: _Neighbourhood) -> str:
+    """Connects to a neighbour as the node does, and compares both greetings, if this site has one; then measures the
+    line. The greeting is marked as a check, which changes nothing at the neighbour."""
     address = mesh.member(other).address
     try:
-        certificate, said = asyncio.run(_exchange(address, other, _context(site_file), mine))
+        certificate, said = asyncio.run(_exchange(address, other, _context(site_file), met))
     except _Wrong as wrong:
         raise _Wrong(f"{address}: {wrong}", wrong.advice) from None
     except CannotConnect as error:
@@ -335,13 +393,15 @@ def _who_answers(site_file: SiteFile, address: str) -> str:
         return ""
 
 
-async def _exchange(address: str, other: str, context: ssl.SSLContext, mine: Mapping[str, Any]) -> tuple[bytes, str]:
+async def _exchange(address: str, other: str, context: ssl.SSLContext, met: _Neighbourhood) -> tuple[bytes, str]:
     """Exchanges greetings with a neighbour, if this site has one. Returns its certificate, and what to say about the
-    comparison of both greetings."""
-    async with dialled(address, other, context, 0) as connection, asyncio.timeout(_WAIT_S):
-        if mine:
-            await connection.send(hello({**mine, "check": True, "holds": [0, 0], "clock": time.time()}))
-        first = await connection.receive()
+    comparison of both greetings and about the line."""
+    mine = met.greeting
+    async with dialled(address, other, context, 0) as connection, asyncio.timeout(_WAIT_S + PROBING_S):
+        async with asyncio.timeout(_WAIT_S):
+            if mine:
+                await connection.send(hello({**mine, "check": True, "holds": [0, 0], "clock": time.time()}))
+            first = await connection.receive()
         at, certificate = time.time(), connection.peer_certificate()
         if first is None:
             raise Refused("it closed the connection without a greeting")
@@ -351,10 +411,12 @@ async def _exchange(address: str, other: str, context: ssl.SSLContext, mine: Map
         try:
             theirs = read_hello(first)
             refuse_unlike(mine, other, theirs)
-            _raise_refusal(await connection.receive())
+            line = await measured_line(connection, met.cost.message_bytes if met.cost else 0)
         except Refused as error:
             raise _Wrong(error, f"agree with {other} on which of the two is right") from None
-        return certificate, _compared(mine, other, theirs, at)
+        if not math.isnan(line.rtt_s):
+            met.lines[other] = line
+        return certificate, f"{_compared(mine, other, theirs, at)}; {line.in_words()}"
 
 
 def _raise_refusal(frame: bytes | None) -> None:

@@ -166,6 +166,11 @@ def resampled(metric: Callable[[Tensor, Tensor], Any], outputs: Tensor, targets:
     return torch.tensor(values, dtype=torch.float64)
 
 
+def limits_of(metric: Any) -> tuple[float, float]:
+    """Returns the lowest and the highest possible value of a metric, also of one of your own."""
+    return getattr(metric, "limits", NamedMetric.limits)
+
+
 def chosen_metrics(
     given: Sequence[str | NamedMetric] | Mapping[str, Any],
 ) -> dict[str, NamedMetric | Metric | Callable[[Tensor, Tensor], Any]]:

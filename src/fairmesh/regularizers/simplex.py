@@ -1,10 +1,16 @@
 """Weights on the simplex, with or without caps: projections, and the thresholds of inner maxima."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
-_SORTED_UP_TO = 512  # entries of a row; longer rows are not sorted but read this many times:
+from fairmesh.numerics.tracing import values_readable
+
+_SORTED_UP_TO = 512  # entries of a row; longer rows are not sorted but read a few times
+_NEWTON_STEPS = 12  # at most; most rows need two to seven
 _HALVINGS = {torch.float32: 26, torch.float64: 55}  # the interval ends below the rounding of a threshold in [-1, 0]
+_IN_CACHE = 1 << 16  # entries of long rows that are read together
 
 
 def project_onto_simplex(rows: Tensor) -> Tensor:
@@ -24,10 +30,23 @@ def project_onto_simplex(rows: Tensor) -> Tensor:
         >>> fm.regularizers.project_onto_simplex(torch.tensor([0.5, 1.0, -2.0]))
         tensor([0.2500, 0.7500, 0.0000])
     """
+    n = rows.shape[-1]
+    if n <= _SORTED_UP_TO:
+        return _above(rows, _by_sorting)
+    if not values_readable(rows):
+        return _above(rows, _by_halving)
+    projected = torch.empty_like(rows, memory_format=torch.contiguous_format)
+    at_once = max(1, _IN_CACHE // n)
+    for block, into in zip(rows.reshape(-1, n).split(at_once), projected.view(-1, n).split(at_once)):
+        into.copy_(_above(block, _by_newton))
+    return projected
+
+
+def _above(rows: Tensor, threshold_of: Callable[[Tensor], Tensor]) -> Tensor:
+    """Returns max(x - tau, 0) for each row, with its threshold tau."""
     # The threshold is at least max - 1, so smaller entries do not matter. Clamping them keeps the sum accurate.
     rows = (rows - rows.amax(dim=-1, keepdim=True)).clamp_(min=-1.0)
-    threshold = _by_sorting(rows) if rows.shape[-1] <= _SORTED_UP_TO else _by_halving(rows)
-    return (rows - threshold).clamp_(min=0.0)
+    return (rows - threshold_of(rows)).clamp_(min=0.0)
 
 
 def normalized(weights: Tensor) -> Tensor:
@@ -42,11 +61,25 @@ def _by_sorting(rows: Tensor) -> Tensor:
     return descending.cumsum(dim=-1).sub_(1.0).div_(counts).amax(dim=-1, keepdim=True)
 
 
-def _by_halving(rows: Tensor) -> Tensor:
+def _by_newton(rows: Tensor) -> Tensor:
     """Returns the same for long rows with entries in [-1, 0], without sorting them.
 
     The sum is convex and decreasing in tau. So its tangent at any point reaches 1 at or below tau, and exactly at tau
-    once no entry lies between the point and tau."""
+    once no entry lies between the point and tau. A row that has arrived there stays, however long others take."""
+    low = torch.full_like(rows[..., :1], -1.0)
+    for _ in range(_NEWTON_STEPS):
+        above = (rows - low).clamp_(min=0.0)
+        count = above.count_nonzero(dim=-1).unsqueeze(-1).clamp_(min=1)
+        higher = low + (above.sum(dim=-1, keepdim=True) - 1.0) / count
+        if not (higher > low).any():
+            return low
+        low = torch.maximum(low, higher)
+    return _by_halving(rows)
+
+
+def _by_halving(rows: Tensor) -> Tensor:
+    """Returns the same, up to rounding, by as many operations for all rows: tangents at points that halve an interval.
+    No decision depends on a value, so it can be recorded and replayed."""
     low, high = torch.full_like(rows[..., :1], -1.0), torch.zeros_like(rows[..., :1])
     for _ in range(_HALVINGS[rows.dtype]):
         middle = (low + high) / 2

@@ -25,6 +25,9 @@ from fairmesh.report.sections.curves import curves
 from fairmesh.report.sections.sites import DOTS
 from fairmesh.report.sentences import unit_of
 
+# Nothing is executed or loaded, even if a text of another site were taken for markup. Pictures have styles
+# and images inline.
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
 STYLE = files("fairmesh.report").joinpath("page.css").read_text(encoding="utf-8")
 
 
@@ -54,6 +57,7 @@ def page(runs: Sequence[Run], title: str, sentence: str = "", remark: str = "", 
     head = (
         '<!doctype html><html lang="en"><head><meta charset="utf-8"><meta name="viewport" '
         'content="width=device-width,initial-scale=1"><meta name="color-scheme" content="light dark">'
+        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
     )
     head += f"<title>{escaped(title)}</title><style>\n{STYLE}</style></head>"
     return f"{head}<body><main>{''.join(parts)}</main></body></html>\n"

@@ -1,5 +1,7 @@
-"""Writes files atomically, and files that belong to their owner alone."""
+"""Writes files atomically, files that belong to their owner alone, and records that show whether a disk has damaged
+them."""
 
+import hashlib
 import json
 import os
 from collections.abc import Iterator, Mapping
@@ -8,6 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from fairmesh.errors import BadInput
+from fairmesh.storage.strict_json import as_json
+
+_SEAL = "sha256"  # the entry of a record with the digest of all others
 
 
 def write_atomically(path: Path, content: bytes, durable: bool = True) -> None:
@@ -71,23 +76,36 @@ def private_files() -> Iterator[None]:
         os.umask(before)
 
 
-def read_record(path: Path) -> dict[str, Any]:
-    """Returns the table that a person or a node has recorded in a file; an empty one if there is no file."""
+def read_record(path: Path, advice: str) -> dict[str, Any]:
+    """Returns the table that `write_record` has written to a file; an empty one if there is no file.
+
+    Args:
+        path: The file.
+        advice: What to do if it is damaged: what can replace it, and what that costs.
+    """
     try:
-        record = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(record, dict):
-            raise ValueError("it is not a table")
+        record = json.loads(path.read_bytes())
+        if not isinstance(record, dict) or record.pop(_SEAL, "") != _digest(record):
+            raise ValueError("it is not what fairmesh has written")
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError) as error:
-        raise BadInput(f"cannot read {path}: {error}; restore it from a backup") from error
+    except (OSError, ValueError, RecursionError) as error:
+        reason = (error.strerror if isinstance(error, OSError) else "") or error
+        raise BadInput(f"{path} is damaged ({reason}); {advice}") from error
     return record
 
 
-def write_record(path: Path, record: Mapping[str, Any]) -> None:
-    """Writes a table for `read_record` to a file that only its owner can read."""
+def write_record(path: Path, record: Mapping[str, Any], durable: bool = True) -> None:
+    """Writes a table for `read_record` to a file that only its owner can read, with a digest of its content. Numbers
+    that are not finite become null."""
+    table = json.loads(as_json(record))
+    table.pop(_SEAL, None)
     with private_files():
-        write_atomically(path, json.dumps(record, indent=1).encode())
+        write_atomically(path, json.dumps(table | {_SEAL: _digest(table)}, indent=1).encode(), durable)
+
+
+def _digest(record: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
 
 
 def sync_folder(folder: Path) -> None:

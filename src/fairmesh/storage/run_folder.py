@@ -198,10 +198,12 @@ def read_summary(folder: str | os.PathLike) -> dict[str, Any]:
     path = Path(folder) / SUMMARY
     try:
         summary = with_nan(json.loads(path.read_text(encoding="utf-8")))
-        if "variants" not in summary:
+        if not isinstance(summary, dict) or "variants" not in summary:
             raise BadInput(f"{path} was not written by this version of fairmesh; run the experiment again")
         return summary
     except FileNotFoundError:
         raise BadInput(f"{folder} has no finished run: there is no {SUMMARY}") from None
-    except (OSError, json.JSONDecodeError) as error:
+    except BadInput:
+        raise
+    except (OSError, ValueError, RecursionError) as error:
         raise BadInput(f"{path}: {error}") from error

@@ -19,7 +19,7 @@ from fairmesh.errors import BadInput, in_a_line
 from fairmesh.mesh.enrol.manifest import EXPERIMENT, Handout, handed_out, loaded, python_files, table_of
 from fairmesh.mesh.enrol.revealing import refuse_revealing
 from fairmesh.mesh.enrol.roster import Mesh, SiteFile
-from fairmesh.storage.files import read_bytes, write_record
+from fairmesh.storage.files import read_record, write_record
 
 if TYPE_CHECKING:
     from fairmesh.experiment import Experiment
@@ -96,16 +96,7 @@ def _file(site: SiteFile) -> Path:
 
 def _approved(site: SiteFile) -> dict[str, Any]:
     """Returns the record of what this site has approved; empty if it has approved nothing."""
-    if not _file(site).exists():
-        return {}
-    try:
-        record = json.loads(read_bytes(_file(site)))
-        dates = {"signed": int(record["signed"]), "approved": int(record["approved"])}
-        return {"manifest": record["manifest"], "authority": record["authority"]} | dates
-    except (ValueError, KeyError, TypeError) as error:
-        raise BadInput(
-            f"{_file(site)} is damaged; delete it, and approve again: fairmesh mesh show {site.path} --approve"
-        ) from error
+    return read_record(_file(site), f"move it away, and approve again: fairmesh mesh show {site.path} --approve")
 
 
 # Modules from outside the manifest

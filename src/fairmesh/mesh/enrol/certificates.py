@@ -165,7 +165,8 @@ def signed_by_founder(folder: Path, data: bytes) -> bytes:
 
 def is_founders(authority: bytes, data: bytes, signature: bytes) -> bool:
     """Returns whether the data was signed with the key of this authority, given as its certificate."""
-    return _verifies(_read(authority, "the authority's certificate").public_key(), data, signature)
+    what = f"the authority's certificate ({AUTHORITY}, which the mesh's founder hands out)"
+    return _verifies(_read(authority, what).public_key(), data, signature)
 
 
 def _verifies(public: Any, data: bytes, signature: bytes) -> bool:

@@ -26,6 +26,11 @@ LEDGER = "ledger.tsv"
 _COLUMNS = ("signed", "site", "fingerprint", "serial", "valid until")
 _DATE = "%Y-%m-%dT%H:%M:%SZ"
 _KEYS, _TRUSTED = "keys.json", "trusted.json"
+_NEW_KEYS = (
+    "put it back from a backup. If there is none, move it away: the node then records the keys that it meets next, so "
+    "let every site read out its fingerprint, and compare them with those of `fairmesh status --json`"
+)
+_CONFIRM_AGAIN = "move it away, and confirm the keys again that sites have replaced (fairmesh mesh trust)"
 
 Report = Callable[..., None]
 
@@ -76,7 +81,7 @@ def trust(state: Path, site: str, text: str) -> str:
         )
     shown = " ".join(digits[i : i + 4] for i in range(0, 24, 4))
     private_folder(state)
-    write_record(state / _TRUSTED, read_record(state / _TRUSTED) | {site: shown})
+    write_record(state / _TRUSTED, read_record(state / _TRUSTED, _CONFIRM_AGAIN) | {site: shown})
     return shown
 
 
@@ -85,7 +90,7 @@ class KnownKeys:
 
     def __init__(self, state: Path, report: Report):
         self._state, self._report, self._lock = state, report, threading.Lock()
-        self._keys: dict[str, dict[str, Any]] = read_record(state / _KEYS)
+        self._keys: dict[str, dict[str, Any]] = read_record(state / _KEYS, _NEW_KEYS)
         self._unconfirmed: dict[str, str] = {}  # the fingerprint of a key that was refused, by site
 
     def refusal(self, site: str, certificate: bytes) -> str:
@@ -96,7 +101,11 @@ class KnownKeys:
             if known and shown in known["retired"]:
                 return f"{site}'s key {shown} was replaced, and may be stolen; {site} must use its new key"
             if known and shown != known["fingerprint"]:
-                if read_record(self._state / _TRUSTED).get(site) != shown:
+                try:
+                    confirmed = read_record(self._state / _TRUSTED, _CONFIRM_AGAIN).get(site)
+                except BadInput as error:
+                    return str(error)
+                if confirmed != shown:
                     return self._refused(site, shown)
                 self._report("warning", "a site has a new key, which was confirmed here", site=site, fingerprint=shown)
                 known = {"retired": [*known["retired"], known["fingerprint"]]}

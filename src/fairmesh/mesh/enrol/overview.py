@@ -94,7 +94,7 @@ def overview(site: SiteFile, mesh: Mesh, handout: Handout) -> dict[str, Any]:
             "own_options": dict(site.options),
         },
         "data": _data(site, table) | {"contract": table.get("contract"), "on_unusual": site.on_unusual_data},
-        "weights": {"prior": table.get("prior"), "largest_prior": site.largest_prior},
+        "weights": {"prior": table.get("prior"), "largest_prior": site.largest_share(len(mesh.present))},
         "leaves": {
             "to_neighbours_before_the_first_round": list(_BEFORE_THE_FIRST_ROUND),
             "to_neighbours_in_every_round": list(sent(algorithm_of(table), algorithm)),
@@ -198,7 +198,10 @@ def _weights(weights: Mapping[str, Any]) -> str:
     if weights["prior"] is not None:
         return f"{weights['prior']}, as experiment.toml says"
     limit = weights["largest_prior"]
-    return f"its share of all samples; the node waits if another site declares more than {limit:.0%} (largest_prior)"
+    return (
+        f"its share of all samples; if another site declares more than {limit:.0%} (largest_prior), the node waits "
+        "until somebody here accepts it"
+    )
 
 
 def _size(bits: float | None, rounds: Any) -> str:

@@ -20,7 +20,7 @@ MESH = "mesh.toml"
 _FILES = {"mesh": MESH, "experiment": "experiment.toml", "authority": "authority.pem", "state": "state"}
 _FILES |= {"key": "{name}.key", "certificate": "{name}.pem"}
 OF_THE_EXPERIMENT = "experiment"  # as `data` of a site: the experiment's data at the site's position
-LARGEST_PRIOR = 0.8
+_LARGEST_PRIOR = 0.8
 OF_ONE_SITE = frozenset(
     {"device", "threads", "memory_gib", "fuse", "trace", "checkpoint_every", "count_bytes"}
 )  # options of an experiment that may differ between sites
@@ -268,7 +268,7 @@ class SiteFile:
     allow_revealing: bool = False  # messages from which neighbours can read training rows
     announce_statistics: bool = True  # coarse statistics of its inputs, before the first round
     on_unusual_data: Literal["warn", "wait"] = "warn"  # whether to begin if some site's data looks different
-    largest_prior: float = LARGEST_PRIOR  # the largest weight before training that another site may have by its samples
+    largest_prior: float | None = None  # by its samples, of another site; None: 2 / n of n sites, at most 0.8
     compare_with_local: bool = True  # train a model of its own at the end, and tell how the common one compares
     options: Mapping[str, Any] = field(default_factory=dict)  # those of the experiment that each site sets for itself
 
@@ -280,7 +280,7 @@ class SiteFile:
                     f"options.{key}: a site sets only {', '.join(sorted(OF_ONE_SITE))}; the others are the "
                     f"experiment's{nearest(key, OF_ONE_SITE)}"
                 )
-        if not 0 < self.largest_prior <= 1:
+        if self.largest_prior is not None and not 0 < self.largest_prior <= 1:
             raise BadInput(f"largest_prior must lie in (0, 1], got {self.largest_prior:g}")
         if self.listen:
             host_and_port(self.listen, "listen")
@@ -290,6 +290,11 @@ class SiteFile:
                 f"data: {self.data!r} is not an entry point; write 'file.py:function' or 'package.module:function', or "
                 "a table such as an experiment's [data]"
             )
+
+    def largest_share(self, sites: int) -> float:
+        """Returns how much of all samples another of the present sites may declare without consent here: twice the mean
+        share, unless this site has set another limit."""
+        return min(_LARGEST_PRIOR, 2 / sites) if self.largest_prior is None else self.largest_prior
 
     @property
     def folder(self) -> Path:

@@ -4,12 +4,14 @@ import os
 import pwd
 import shutil
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 from fairmesh.errors import BadInput, FairmeshError, Interrupted
-from fairmesh.mesh.enrol.roster import Mesh, SiteFile
+from fairmesh.mesh.enrol.roster import Mesh, SiteFile, host_and_port
 from fairmesh.storage.files import private_folder
 
+_HOMES = ("/home", "/root", "/run/user")
 _UNIT = """\
 # /etc/systemd/system/fairmesh.service
 [Unit]
@@ -38,6 +40,14 @@ PrivateTmp=yes
 Environment=HOME=/tmp TMPDIR=/tmp
 NoNewPrivileges=yes
 UMask=0077
+# Homes of people cannot be seen, unless files of the node are there; then they cannot be written.
+ProtectHome={home}
+# TCP, and what the machine needs to look up names.
+RestrictAddressFamilies=AF_INET AF_INET6 AF_UNIX AF_NETLINK
+CapabilityBoundingSet={rights}
+AmbientCapabilities={rights}
+# If a node needs more, it is ended and started again, instead of the machine's other work.
+MemoryMax=80%
 
 [Install]
 WantedBy=multi-user.target
@@ -64,8 +74,22 @@ def unit_of(path: Path, user: str | None = None, options: str = "") -> str:
         options=options and f" {options}",
         person=FairmeshError.exit_code,
         stopped=Interrupted.exit_code,
+        home="read-only" if _is_at_home([*paths.values(), sys.base_prefix, *_named_in(site)]) else "yes",
+        rights="CAP_NET_BIND_SERVICE" if site.listen and host_and_port(site.listen, "listen")[1] < 1024 else "",
         **paths,
     )
+
+
+def _named_in(site: SiteFile) -> list[Path]:
+    """Returns the files of a site, and those that its data names in a table."""
+    texts = [] if isinstance(site.data, str) else [text for text in site.data.values() if isinstance(text, str)]
+    return [site.key, site.certificate, site.authority, site.mesh, *(site.folder / text for text in texts)]
+
+
+def _is_at_home(paths: Iterable[str | Path]) -> bool:
+    """Returns whether a path, or what it links to, is in a folder that ProtectHome hides."""
+    found = [one for path in paths for one in (Path(path), Path(path).resolve())]
+    return any(one.is_relative_to(home) for one in found for home in _HOMES)
 
 
 def make_state_folder(path: Path, user: str | None = None) -> Path:

@@ -11,6 +11,8 @@ HOW_TO_RESTORE = (
     "To restore this site from its neighbours, stop its node, run `fairmesh mesh restore` with its name here and at "
     "all other sites, then start this node again"
 )
+# Of a file in the state folder that nothing here can replace. An empty folder is no way: the others refuse it.
+PUT_BACK = f"put it back from a backup of the state folder. {HOW_TO_RESTORE}"
 
 
 def sentences(status: Mapping[str, Any]) -> dict[tuple[str, ...], str]:

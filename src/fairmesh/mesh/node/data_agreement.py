@@ -71,7 +71,7 @@ def show(node: Node, problem: Prepared) -> None:
     oversight.prior = dict(zip(node.membership.names, problem.prior_of_sites.tolist()))
     shown = (f"{name} {share:.3g} ({said[name]['samples']} samples)" for name, share in oversight.prior.items())
     node.log("info", "prior", sites=", ".join(shown))
-    oversight.unusual = _unusual(node)
+    oversight.unusual = _unusual(node, said)
     for site, reasons in oversight.unusual.items():
         node.log("warning", "a site's data looks different", site=site, reason="; ".join(reasons))
 
@@ -97,12 +97,8 @@ def _agreed_facts(node: Node) -> dict[str, Any]:
             return wait_for(*unlike, "the data of the sites does not fit together")
         silent = {name for name in present if name not in known or name not in statistics}
         silent.update(node.tables.silent(present))
-        if not silent:
-            heavy = too_heavy(node.membership, known)
-            if heavy.sites:
-                return wait_for(*heavy, "a site would have most of the weight before training")
-            if _waits_for_consent(node):
-                return [node.membership.name]
+        if not silent and _waits_for_consent(node, known):
+            return [node.membership.name]
         node.life.enter(life.ON_DATA)
         if silent:
             return [name for name in present if name in silent]
@@ -111,6 +107,10 @@ def _agreed_facts(node: Node) -> dict[str, Any]:
         return [name for name in present if ready.get(name) != mine]
 
     node.wait(missing)
+    alone = node.tables.alone(present)
+    if alone:
+        what = "categories that one site alone has count as other; to use them, name them in a contract"
+        node.log("warning", what, categories=alone)
     node.tables.freeze(present)
     node.own = node.tables.prepared(present, node.membership.experiment)
     freeze_facts(node.folder, agreed, node.digest, node.outputs_for(agreed))
@@ -118,14 +118,14 @@ def _agreed_facts(node: Node) -> dict[str, Any]:
     return agreed
 
 
-def _waits_for_consent(node: Node) -> bool:
-    """Returns whether some site's data looks different and this site begins only if a person here accepts that. Says so
-    once."""
+def _waits_for_consent(node: Node, known: Mapping[str, Any]) -> bool:
+    """Returns whether this site begins only if a person here accepts the data of some site: because that site would
+    have much of the weight, or because its data looks different and this site waits then. Says so once."""
     site, oversight = node.membership.site, node.oversight
-    if site.on_unusual_data != "wait":
-        return False
-    oversight.unusual = _unusual(node)
-    before, oversight.unaccepted = oversight.unaccepted, unaccepted(node.folder, oversight.unusual)
+    oversight.unusual = _unusual(node, known)
+    heavy, waits = too_heavy(node.membership, known), site.on_unusual_data == "wait"
+    asked = {name: reasons for name, reasons in oversight.unusual.items() if waits or name in heavy}
+    before, oversight.unaccepted = oversight.unaccepted, unaccepted(node.folder, asked)
     for name in oversight.unaccepted:
         said = "; ".join(oversight.unusual[name])
         how = f"if the data is right, accept it: fairmesh mesh accept {site.path.name} {name}"
@@ -160,9 +160,11 @@ def _announce_ready(node: Node, known: Mapping[str, Any]) -> dict[str, Any]:
     return body
 
 
-def _unusual(node: Node) -> dict[str, list[str]]:
-    """Returns the present sites whose inputs look different, and how."""
+def _unusual(node: Node, known: Mapping[str, Any]) -> dict[str, list[str]]:
+    """Returns the present sites whose inputs look different, or which declare many samples, and how."""
     contract, announced = node.membership.experiment.contract, node.bulletin.of_all("statistics")
     said = {name: announced[name] for name in node.membership.names if name in announced}
     columns = columns_of(node.own, contract.columns if contract else ())
-    return node.aside.tried("the comparison of the sites' statistics", lambda: unusual(said, columns), {})
+    looks = node.aside.tried("the comparison of the sites' statistics", lambda: unusual(said, columns), {})
+    heavy = too_heavy(node.membership, known)
+    return {name: heavy.get(name, []) + looks.get(name, []) for name in said if name in heavy or name in looks}

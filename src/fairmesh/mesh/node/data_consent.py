@@ -13,6 +13,7 @@ from fairmesh.mesh.node.watching import read_status
 from fairmesh.storage.files import read_record, write_record
 
 _ACCEPTED = "accepted.json"
+_ACCEPT_AGAIN = "move it away, and accept the sites' data again (fairmesh mesh accept)"
 
 
 def accept(state: Path, site: str) -> list[str]:
@@ -25,12 +26,12 @@ def accept(state: Path, site: str) -> list[str]:
     if site not in unusual:
         named = f"; those that look different: {', '.join(unusual)}" if unusual else "; no site's data does"
         raise BadInput(f"the data of {site} does not look different{named}{nearest(site, unusual)}")
-    record = read_record(state / _ACCEPTED) | {site: unusual[site]}
+    record = read_record(state / _ACCEPTED, _ACCEPT_AGAIN) | {site: unusual[site]}
     write_record(state / _ACCEPTED, record)
     return unusual[site]
 
 
 def unaccepted(state: Path, unusual: Mapping[str, Sequence[str]]) -> list[str]:
     """Returns the sites whose data looks different, and which nobody here has accepted as they look now."""
-    record = read_record(state / _ACCEPTED)
+    record = read_record(state / _ACCEPTED, _ACCEPT_AGAIN)
     return [site for site, sentences in unusual.items() if record.get(site) != list(sentences)]

@@ -5,6 +5,7 @@ from typing import NamedTuple
 from fairmesh.data.site import Site
 from fairmesh.mesh.node.membership import Membership, common_problem, facts
 from fairmesh.mesh.node.rounds import journal_allowed, untrained
+from fairmesh.problems.prepared import Prepared
 from fairmesh.storage.state_tree import flatten_state
 from fairmesh.training.loop import TrainingState
 
@@ -26,10 +27,15 @@ class Disk(NamedTuple):
     at_the_end: int  # when every site has its result
 
 
+def alike_everywhere(membership: Membership, own: Site) -> Prepared:
+    """Returns the problem of all sites as it is if each has as much data as this one, for estimates."""
+    said = facts(own)
+    return common_problem(membership, own, {member.name: said for member in membership.mesh.present})
+
+
 def disk_of(membership: Membership, own: Site) -> Disk:
     """Returns what the node of a site with this data needs. Makes the state before the first round."""
-    said = facts(own)
-    problem = common_problem(membership, own, {member.name: said for member in membership.mesh.present})
+    problem = alike_everywhere(membership, own)
     state = untrained(membership, problem)
     model = (problem.flat_model.dim + problem.flat_model.own_dim) * state.average_model.element_size()
     checkpoint, work, kept = checkpoint_bytes(state), 0, _TO_CONTINUE

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fairmesh.errors import Diverged
-from fairmesh.mesh.announcements import shortened
+from fairmesh.mesh.fields import shortened
 from fairmesh.mesh.node.membership import Membership
 from fairmesh.mesh.wire.bulletin import Bulletin
 

@@ -70,6 +70,7 @@ def confirm(node: Node) -> str:
     own = {site: one._asdict() for site, one in node.measurements.contradicted.items()}
     mine = expected[node.membership.name] | {"contradicted": own}
     node.bulletin.announce("result", mine, node.membership.mesh.generation)
+    node.remember()  # so that a restart knows whether the result on disk is the one that was announced
     sums = {"sums": "computed by this site" if source is None else f"from {source}", "kept": unconfirmed.name}
 
     def open_questions() -> list[str]:

@@ -3,12 +3,14 @@ start from, and trains."""
 
 from collections.abc import Sequence
 
+from fairmesh.errors import listed
 from fairmesh.mesh.node import data_agreement, divergence, life, result
+from fairmesh.mesh.node.claims import PUT_BACK
 from fairmesh.mesh.node.measurements import Schedule
 from fairmesh.mesh.node.node import Node
 from fairmesh.mesh.node.rounds import Rounds, branch_of, restoring_step
 from fairmesh.mesh.node.start import Start
-from fairmesh.mesh.node.store import PROGRESS, RESULT, Store
+from fairmesh.mesh.node.store import PROGRESS, RESULT, TABLE, Store
 from fairmesh.mesh.wire.links import Links
 from fairmesh.mesh.wire.transport import FIRST_ROUND
 from fairmesh.problems.prepared import Prepared
@@ -78,7 +80,18 @@ def train(node: Node) -> str:
     if generation.owed:
         rounds.share(generation.done, generation.owed, generation.start)
     rounds.train(generation.done)
-    return life.ENDING if (node.folder / RESULT).exists() else life.COLLECTING
+    return life.ENDING if _has_result(node) else life.COLLECTING
+
+
+def _has_result(node: Node) -> bool:
+    """Returns whether this site has the result that it has announced. One that the disk has damaged since is computed
+    again."""
+    folder = node.folder / RESULT
+    announced = node.bulletin.of(node.membership.name, "result")
+    if not folder.exists() or result.is_intact(folder, announced.get("digest", "")):
+        return folder.exists()
+    node.log("warning", "the result is damaged, or it is not known whether it is; it is computed again", folder=RESULT)
+    return False
 
 
 def _measure(node: Node) -> None:
@@ -107,3 +120,8 @@ def _measure(node: Node) -> None:
     node.measurements.after_record = after_record
     names, problem = membership.names, generation.problem
     node.measurements.enter(membership.mesh.generation, start, schedule, problem, names, landmarks)
+    if lost := node.measurements.lost(generation.done):
+        reason = f"{node.folder / TABLE} lacks rounds {listed(lost)} of this site; {PUT_BACK}"
+        node.log(
+            "error", "this site's own measurements are damaged, and the run cannot end without them", reason=reason
+        )

@@ -12,6 +12,7 @@ from typing import Any
 from fairmesh.errors import BadInput, FairmeshError
 from fairmesh.mesh.announcements import FOLLOW_AT_MOST
 from fairmesh.mesh.enrol.roster import Mesh
+from fairmesh.mesh.node.claims import PUT_BACK
 from fairmesh.mesh.node.decisions import (
     NO_VOTE,
     Ballot,
@@ -31,7 +32,7 @@ from fairmesh.mesh.node.decisions import (
 from fairmesh.mesh.node.state_lock import locked
 from fairmesh.mesh.node.store import FINISHED, landmarks_in, put_run_aside
 from fairmesh.mesh.wire.bulletin import Announcement, Bulletin
-from fairmesh.storage.files import private_files, private_folder, read_record, write_atomically
+from fairmesh.storage.files import private_files, private_folder, read_record, write_record
 
 _WISH, _DECISIONS = "vote.json", "decisions.json"
 _COMMITS_AT_ONCE, _LONGEST_PAUSE_S = 3, 600.0
@@ -78,7 +79,7 @@ def wish(
         if own in restored:
             with locked(state):
                 put_run_aside(state)
-        write_atomically(state / _WISH, json.dumps(proposal.table()).encode())
+        write_record(state / _WISH, proposal.table())
     return remaining
 
 
@@ -89,15 +90,19 @@ def wished(state: Path, mesh: Mesh) -> Proposal | None:
 
 
 def _recorded(state: Path) -> Proposal | None:
+    table = read_record(state / _WISH, "it is this site's vote; vote again (fairmesh mesh remove, rewind or restore)")
+    return Proposal.of(table) if table else None
+
+
+def still_in(state: Path, mesh: Mesh, is_lost: bool = False) -> Mesh:
+    """Returns the mesh of a file, whose addresses may be new, after all that this node has decided since. If its state
+    `is_lost`, decisions that cannot be read are left out: the node takes them over from the others."""
     try:
-        return Proposal.of(json.loads((state / _WISH).read_text()))
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-
-
-def still_in(state: Path, mesh: Mesh) -> Mesh:
-    """Returns the mesh of a file, whose addresses may be new, after all that this node has decided since."""
-    return _after(mesh, _read(state)["decisions"], state)
+        return _after(mesh, _read(state)["decisions"], state)
+    except BadInput:
+        if is_lost:
+            return mesh
+        raise
 
 
 def _after(mesh: Mesh, decisions: Sequence[Mapping[str, Any]], state: Path) -> Mesh:
@@ -113,7 +118,7 @@ def _after(mesh: Mesh, decisions: Sequence[Mapping[str, Any]], state: Path) -> M
 
 def _read(state: Path) -> dict[str, Any]:
     empty: dict[str, Any] = {"decisions": [], "adopted": 0, "begun": [], "votes": {}, "vote": None, "commits": []}
-    return empty | read_record(state / _DECISIONS)
+    return empty | read_record(state / _DECISIONS, PUT_BACK)
 
 
 def _present(mesh: Mesh) -> list[str]:
@@ -138,7 +143,10 @@ class Ledger:
     def __init__(self, state: Path, mesh: Mesh, own: str, bulletin: Bulletin):
         self._state, self._own, self._bulletin, self._founded = state, own, bulletin, mesh
         self._lock = threading.RLock()
+        if not (state / _DECISIONS).exists() and any(state.glob("generation-*")):
+            raise BadInput(f"{state / _DECISIONS} is missing, though a run was begun in {state}; {PUT_BACK}")
         self._table = _read(state)
+        _recorded(state)  # refuses a damaged vote
         self._committed_at = time.monotonic()
         self._verified: dict[tuple[str, int], tuple[object, Certificate | None]] = {}  # by site and generation
         vote, commits = self._table["vote"], self._table["commits"]
@@ -159,7 +167,7 @@ class Ledger:
 
     def _save(self, **fields: Any) -> None:
         self._table = self._table | fields
-        write_atomically(self._state / _DECISIONS, json.dumps(self._table).encode())
+        write_record(self._state / _DECISIONS, self._table)
 
     # The mesh
 
@@ -233,10 +241,13 @@ class Ledger:
         """Announces the vote that `fairmesh mesh remove` or `rewind` has recorded, unless it is announced already."""
         with self._lock:
             mesh, table = self.mesh, self._table
-            found = wished(self._state, mesh)
-            if not table["begun"] and not self.pending:  # it has lost its state, and may not know the generation
-                found = _recorded(self._state)
-                found = found and found._replace(generation=mesh.generation)
+            try:
+                found = wished(self._state, mesh)
+                if not table["begun"] and not self.pending:  # it has lost its state, and may not know the generation
+                    found = _recorded(self._state)
+                    found = found and found._replace(generation=mesh.generation)
+            except BadInput:  # damaged since the start; what was announced counts
+                return
             before = table["vote"]
             if found is None or (before is None and found.empty):
                 return

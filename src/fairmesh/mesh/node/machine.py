@@ -1,6 +1,5 @@
 """What decides the last bits of a node's results: its machine, in words, and settings that keep them the same."""
 
-import json
 import os
 import platform
 from collections.abc import Iterator, Mapping
@@ -11,7 +10,8 @@ from typing import Any
 import torch
 import torch.utils.deterministic
 
-from fairmesh.storage.files import write_atomically
+from fairmesh.errors import BadInput
+from fairmesh.storage.files import read_record, write_record
 from fairmesh.training.options import Options, device_of, with_threads
 
 _MACHINES = "machines.json"  # in the state folder: those that this node has trained on, each with its first round
@@ -78,15 +78,17 @@ class Machines:
 
     def __init__(self, state: Path, now: Mapping[str, str]):
         self._path, self._now = state / _MACHINES, dict(now)
-        self._known: list[tuple[int, int, dict[str, str]]] = []
-        if self._path.exists():
-            self._known = [(generation, step, one) for generation, step, one in json.loads(self._path.read_text())]
+        try:
+            known = read_record(self._path, "any machine may have computed the messages so far").get("machines", [])
+        except BadInput as error:  # then messages that were sent stay as they are, as on another machine
+            known = [(0, 0, {"known": str(error)})]
+        self._known: list[tuple[int, int, dict[str, str]]] = [tuple(entry) for entry in known]
 
     def begin(self, generation: int, step: int) -> None:
         """Records that this machine computes from a step on."""
         if not self._known or self._known[-1][2] != self._now:
             self._known.append((generation, step, self._now))
-            write_atomically(self._path, json.dumps(self._known).encode())
+            write_record(self._path, {"machines": self._known})
 
     def difference(self, generation: int, step: int) -> str | None:
         """Returns how this machine differs from one that may have computed this step or a later one before, in words,

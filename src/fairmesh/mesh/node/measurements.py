@@ -31,6 +31,7 @@ from torch import Tensor
 
 from fairmesh.errors import CheckpointError
 from fairmesh.mesh.announcements import FURTHER, wrong_row
+from fairmesh.mesh.fields import VALIDATION
 from fairmesh.mesh.node.claims import CONTRADICTIONS
 from fairmesh.mesh.node.store import BEST, PROGRESS, TABLE
 from fairmesh.mesh.node.watching import Aside
@@ -48,8 +49,8 @@ from fairmesh.storage.strict_json import as_json
 from fairmesh.training.best_round import RoundScores, replaces
 from fairmesh.training.meter import traffic, with_spread
 
+_LARGEST_SHARE = 1e3  # of lambda, by sites' estimates of it
 _ROWS_AT_MOST = 24_000  # bytes of the rows in one announcement
-_VALIDATION = "validation "
 _KIND = "measured"  # of announcement
 _SOURCES = 4  # announcements of a site that are kept, in case it contradicts one of them
 _WITHOUT_AT_MOST = 20_000  # measurements of all sites for which it is quick to leave out each site once
@@ -156,7 +157,7 @@ class Measurements:
                 final, site = entry.get("final", self._final), entry.get("site")
                 self._final = None if final is None else [int(one) for one in final]
                 self._note(entry)
-                wrong = wrong_row(self._columns, entry["row"]) if site in self._rows else ""
+                wrong = wrong_row(self._columns, entry["row"], self._bulletin.terms) if site in self._rows else ""
             except (ValueError, TypeError, KeyError, AttributeError):
                 entry, site, wrong = {}, "", "another form"
             if wrong:
@@ -169,6 +170,11 @@ class Measurements:
         if cut:  # by a crash
             os.truncate(path, len(content) - len(cut))
         return generation
+
+    def lost(self, done: int) -> list[int]:
+        """Returns the rounds up to one that this site must have measured, and whose rows are not in the table."""
+        with self._lock:
+            return [due for due in self._due if due <= done and due not in self._rows[self._own]]
 
     def _drop_after(self, start: int, before: int) -> None:
         """Drops what the sites went back from, the rows of sites that have left, and those that a restored site has
@@ -314,9 +320,9 @@ class Measurements:
             return []
         known, due, found = self._rows[site], set(self._due), []
         for row in body["rows"]:
-            metrics, wrong = f"metrics after round {row[0]}", wrong_row(self._columns, row)
-            if wrong or row[0] not in due:
-                self._aside.ignore(site, metrics, wrong or f"round {row[0]} is not to be measured")
+            metrics = f"metrics after round {row[0]}"
+            if row[0] not in due:
+                self._aside.ignore(site, metrics, f"round {row[0]} is not to be measured")
             elif row[0] not in known:
                 found.append(row)
             elif known[row[0]] != row:
@@ -390,11 +396,11 @@ class Measurements:
         by_name = dict(zip(self._columns, numbers.unbind(-1)))
         weights, bits, sent = (by_name.pop(name) for name in FURTHER[:-1])
         made: list[Record] = [{"round": one, "replica": 0, "seed": self._schedule.seed, "models": "own"} for one in due]
-        add_metrics(made, by_name, self._problem, _VALIDATION, "validation")
+        add_metrics(made, by_name, self._problem, VALIDATION, "validation")
         for k, record in enumerate(made):
             record |= traffic(bits[k], sent[k])
             shares = normalized(weights[k])
-            if bool(shares.isfinite().all()):
+            if bool((shares.abs() <= _LARGEST_SHARE).all()):  # estimates may be negative, and then cancel
                 record["lambda"] = shares.tolist()
         return made
 
@@ -418,7 +424,7 @@ class Measurements:
     @property
     def chosen_on(self) -> str:
         """Returns the split on which the best round is chosen: validation if there is one."""
-        validated = self._columns[-len(FURTHER) - 1].startswith(_VALIDATION)
+        validated = self._columns[-len(FURTHER) - 1].startswith(VALIDATION)
         return "validation" if validated else judged_on(self._problem)
 
     def _best(self, among: Callable[[int], bool]) -> int | None:
@@ -537,7 +543,7 @@ def _best_of(scored: Iterable[tuple[int, Tensor]]) -> int | None:
 def columns_of(problem: Prepared) -> list[str]:
     """Returns the names of what a row has after its round."""
     names = measured_names(problem)
-    validated = [_VALIDATION + name for name in names] if problem.held_out("validation")[1] else []
+    validated = [VALIDATION + name for name in names] if problem.held_out("validation")[1] else []
     return [*names, *validated, *FURTHER]
 
 

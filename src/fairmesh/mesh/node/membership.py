@@ -1,7 +1,6 @@
 """A site's membership in a mesh: its files, what it announces about its data, and the problem of all sites."""
 
 import json
-import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,26 +13,28 @@ from fairmesh.data.site import Site
 from fairmesh.data.site_tables import is_fitted
 from fairmesh.errors import BadInput
 from fairmesh.experiment import Experiment
-from fairmesh.mesh.announcements import OUTPUTS, Terms
 from fairmesh.mesh.enrol.agreement import agreed, own_problem, own_site, refuse_undeployable
 from fairmesh.mesh.enrol.approval import approved_experiment
 from fairmesh.mesh.enrol.certificates import check_certificate, make_secret, secret_of
 from fairmesh.mesh.enrol.founding import refuse_other_graph
 from fairmesh.mesh.enrol.manifest import Manifest
 from fairmesh.mesh.enrol.roster import Mesh, SiteFile
-from fairmesh.mesh.node.claims import HOW_TO_RESTORE
+from fairmesh.mesh.fields import BUILT_IN_METRICS, OUTPUTS, Terms
+from fairmesh.mesh.node.claims import HOW_TO_RESTORE, PUT_BACK
 from fairmesh.mesh.node.ledger import still_in
 from fairmesh.mesh.wire.greeting import greeting
 from fairmesh.mesh.wire.links import Credentials, Neighbour
+from fairmesh.metrics.base import chosen_metrics, limits_of
 from fairmesh.numerics import trees
 from fairmesh.problems.model_for_sites import shape_of
 from fairmesh.problems.prepared import Prepared
-from fairmesh.storage.files import read_bytes, write_atomically
+from fairmesh.storage.files import read_bytes, read_record, write_record
 from fairmesh.training.options import Options
 
 _FACTS = "facts.json"  # about all sites' data, as the run began with them
-_DIGEST = "data.sha256"  # of this site's training data, likewise; it is not sent
+_DIGEST = "data.json"  # of this site's training data, likewise; it is not sent
 _OUTPUTS = "outputs.json"  # of the model, likewise
+_TRAINING = "training data"
 _FORM = ("inputs", "targets")  # facts that must be the same everywhere
 
 
@@ -122,8 +123,9 @@ class Membership:
     @property
     def terms(self) -> Terms:
         """Returns what announcements are checked against, the same at every site."""
-        neighbours = {member.name: member.neighbours for member in self.mesh.members}
-        return Terms(neighbours, self.experiment.rounds, outputs_allowed(self.experiment))
+        neighbours, experiment = {member.name: member.neighbours for member in self.mesh.members}, self.experiment
+        limits = {name: limits_of(metric) for name, metric in chosen_metrics(experiment.metrics).items()}
+        return Terms(neighbours, experiment.rounds, outputs_allowed(experiment), BUILT_IN_METRICS | limits)
 
     @property
     def agreed(self) -> dict[str, Any]:
@@ -165,8 +167,8 @@ def facts(site: Site) -> dict[str, Any]:
         "inputs": trees.form(site.train.inputs) if columns is None else columns,
         "targets": trees.form(site.train.targets),
         "outputs": shape_of([site])[1],
-        "test": site.test is not None,
-        "validation": site.validation is not None,
+        "test": 0 if site.test is None else len(site.test),
+        "validation": 0 if site.validation is None else len(site.validation),
         "group": site.group,
     }
 
@@ -174,25 +176,31 @@ def facts(site: Site) -> dict[str, Any]:
 def freeze_facts(folder: Path, known: Mapping[str, Any], digest: str, outputs: int) -> None:
     """Records what all sites said about their data, the digest of this site's own, and how many outputs the model has,
     as the run begins with them."""
-    write_atomically(folder / _DIGEST, digest.encode())
-    write_atomically(folder / _OUTPUTS, json.dumps(outputs).encode())
-    write_atomically(folder / _FACTS, json.dumps(known).encode())
+    write_record(folder / _DIGEST, {_TRAINING: digest})
+    write_record(folder / _OUTPUTS, {"outputs": outputs})
+    write_record(folder / _FACTS, known)
 
 
 def frozen_outputs(folder: Path) -> int:
     """Returns how many outputs the model has, as the run began with them."""
-    return int(json.loads(read_bytes(folder / _OUTPUTS)))
+    record = read_record(folder / _OUTPUTS, PUT_BACK)
+    if not record:
+        raise BadInput(f"{folder / _OUTPUTS} is missing; {PUT_BACK}")
+    return int(record["outputs"])
 
 
 def frozen_facts(folder: Path, name: str, mine: Mapping[str, Any], digest: str) -> dict[str, Any]:
     """Returns what all sites said about their data when the run began; nothing before. Refuses data of this site that
     has changed since."""
-    frozen = json.loads(read_bytes(folder / _FACTS)) if (folder / _FACTS).exists() else {}
+    frozen = read_record(folder / _FACTS, PUT_BACK)
     before = frozen[name] if frozen else mine
     changed = [f"{what}: {before.get(what)} then, {now} now" for what, now in mine.items() if before.get(what) != now]
-    begun_with = folder / _DIGEST  # missing before the run begins; kept when the site is restored
-    if not changed and begun_with.exists() and read_bytes(begun_with).decode() != digest:
+    again = "put it back from a backup; if the training data is still that of the run, move the damaged file away"
+    begun_with = read_record(folder / _DIGEST, again)  # empty before the run begins; kept when the site is restored
+    if not changed and begun_with.get(_TRAINING, digest) != digest:
         changed = ["other values or another order of the training samples"]
+    if frozen and not begun_with:
+        write_record(folder / _DIGEST, {_TRAINING: digest})
     if changed:
         raise BadInput(
             f"the data of this site has changed since the run began ({'; '.join(changed)}). Data is frozen for a run, "
@@ -217,23 +225,20 @@ def misfit(known: Mapping[str, Mapping[str, Any]]) -> Objection:
     return Objection()
 
 
-def too_heavy(membership: Membership, known: Mapping[str, Mapping[str, Any]]) -> Objection:
-    """Returns the other site that would have more weight before training, by the number of samples that it declares,
-    than this site accepts, and what to do. A prior in the experiment was approved with it."""
+def too_heavy(membership: Membership, known: Mapping[str, Mapping[str, Any]]) -> dict[str, list[str]]:
+    """Returns the other sites that would have more weight before training, by the number of samples that they declare,
+    than this site accepts unasked, and a sentence about each. A prior in the experiment was approved with it."""
     if membership.experiment.prior is not None:
-        return Objection()
-    total, limit = sum(int(one["samples"]) for one in known.values()), membership.site.largest_prior
-    for name, one in known.items():
-        share = int(one["samples"]) / total
-        if name != membership.name and share > limit:
-            return Objection(
-                [name],
-                f"{name} declares {one['samples']:,} of {total:,} samples, so that its weight before training would be "
-                f"{share:.3g}, more than largest_prior = {limit:g} of this site; ask {name}. If the number is right, "
-                f"set largest_prior = {min(1.0, math.ceil(100 * share) / 100):g} in {membership.site.path.name} and "
-                f"start the node again; if not, {name} corrects its data, or is voted out",
-            )
-    return Objection()
+        return {}
+    total, limit = sum(said["samples"] for said in known.values()), membership.site.largest_share(len(known))
+    return {
+        name: [
+            f"it declares {said['samples']:,} of {total:,} samples, so that its weight before training would be "
+            f"{said['samples'] / total:.3g}, more than {limit:.3g} (largest_prior)"
+        ]
+        for name, said in known.items()
+        if name != membership.name and said["samples"] > limit * total
+    }
 
 
 def outputs_allowed(experiment: Experiment) -> int:
@@ -291,7 +296,7 @@ def common_problem(
 
     def elsewhere(name: str) -> Site:
         count = int(known[name]["samples"])
-        sets = {w: Samples.elsewhere(1, mine.train) if known[name].get(w) else None for w in ("test", "validation")}
+        sets = {w: Samples.elsewhere(1, mine.train) if known[name][w] else None for w in ("test", "validation")}
         return Site(Samples.elsewhere(count, mine.train), **sets, group=str(known[name]["group"]), name=name)
 
     sites = [mine if name == membership.name else elsewhere(name) for name in names]

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import fairmesh
 from fairmesh.errors import BadInput, FairmeshError, Interrupted
-from fairmesh.mesh.announcements import KINDS, TOLD, shortened
+from fairmesh.mesh.announcements import KINDS, TOLD
 from fairmesh.mesh.enrol.certificates import SOON_DAYS, valid_until
+from fairmesh.mesh.fields import shortened
 from fairmesh.mesh.node import claims, divergence, life
 from fairmesh.mesh.node.measurements import Contradiction
 from fairmesh.mesh.node.membership import Membership
@@ -314,8 +315,8 @@ class Oversight(Observer):
             if by == own or by not in self._membership.names or body["generation"] != mesh.generation:
                 continue
             for site, one in [(site, one) for site, one in sorted(body["sites"].items()) if site in mesh.names]:
-                here = {"signed_here": measurements.signed_by(site, one["round"])}
-                here["agrees_here"] = measurements.agrees_with(site, one["round"])
+                signed, agrees = measurements.signed_by(site, one["round"]), measurements.agrees_with(site, one["round"])
+                here = {"signed_here": signed, "agrees_here": agrees}
                 found.append({"by": by, "site": site, **one, "kept": self._kept_before(one), **here})
         return found
 

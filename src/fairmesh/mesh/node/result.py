@@ -15,6 +15,8 @@ from fairmesh.algorithms.companions import carried
 from fairmesh.algorithms.companions.own_parts import OwnState
 from fairmesh.config.overrides import portable
 from fairmesh.config.tables import to_table
+from fairmesh.errors import BadInput
+from fairmesh.mesh.fields import OF_BEST
 from fairmesh.mesh.node.measurements import add_metrics, judged_on
 from fairmesh.mesh.node.membership import Membership
 from fairmesh.mesh.node.reduction import Sums
@@ -27,7 +29,7 @@ from fairmesh.networks.bounds import FACTOR
 from fairmesh.networks.roles import Duals, Models, StateView
 from fairmesh.problems.prepared import Prepared
 from fairmesh.storage.files import read_bytes, write_atomically
-from fairmesh.storage.run_folder import EXPERIMENT, METRICS, SUMMARY, Record, toml_of
+from fairmesh.storage.run_folder import EXPERIMENT, METRICS, SUMMARY, Record, read_summary, toml_of
 from fairmesh.storage.strict_json import as_json
 from fairmesh.training.loop import Best, TrainingState
 from fairmesh.training.meter import traffic
@@ -36,7 +38,7 @@ from fairmesh.training.replicas import Replica
 from fairmesh.training.result import Result
 from fairmesh.training.summary import summary_of
 
-_BEST, _OF_BEST = "best_model", "best "  # where a record has the best round's model's metrics; how they are summed
+_BEST = "best_model"  # where a record has the best round's model's metrics
 _MOMENTS = "moments of "  # how BatchNorm statistics are summed
 _ALL = torch.tensor([-1])  # owns what all sites contribute to
 
@@ -61,7 +63,7 @@ def write_result(rounds: Rounds, folder: Path) -> None:
     commons = _common_parts(rounds, own_of, means)
     by_site, (models_apart, duals_apart) = _judged(rounds, own_of, means, commons)
     record: Record = {"round": last, "replica": 0, "seed": membership.experiment.seeds[0], "models": "average"}
-    add_metrics([record], by_site, problem, _OF_BEST, _BEST)
+    add_metrics([record], by_site, problem, OF_BEST, _BEST)
     record |= traffic(totals["bits"], totals["bytes"]) | {"consensus_models": models_apart}
     weighed = float(means["dual"].sum()) > 0  # some algorithms have no weights
     if weighed:
@@ -132,7 +134,7 @@ def _judged(
 
     metrics = judged_here("model")
     if "best" in means:
-        metrics |= {_OF_BEST + name: value for name, value in judged_here("best").items()}
+        metrics |= {OF_BEST + name: value for name, value in judged_here("best").items()}
     duals = view.duals(state.algorithm)
     apart = (view.models(state.algorithm)[0, 0].double().cpu() - means["model"]).square().sum()
     duals_apart = torch.zeros(()) if duals is None else (duals[0, 0].double().cpu() - means["dual"]).square().sum()
@@ -156,7 +158,7 @@ def expected_results(folder: Path, membership: Membership) -> dict[str, dict[str
     """Returns what each present site announces if it has the result in a folder: its digest, the metrics at that site,
     and the digests of what each site has measured during the run."""
     last = _last_record(folder)
-    by_metric = _by_site(last | {_OF_BEST + key: entry for key, entry in last.get(_BEST, {}).items()})
+    by_metric = _by_site(last | {OF_BEST + key: entry for key, entry in last.get(_BEST, {}).items()})
     measured = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))["measured"]
     body = {"generation": membership.mesh.generation, "digest": result_digest(folder), "measured": measured}
     body |= {"contradicted": {}}  # each site has its own
@@ -216,6 +218,15 @@ def result_digest(folder: Path) -> str:
         content = (folder / name).read_bytes() if (folder / name).exists() else b""
         digest.update(hashlib.sha256(content).digest())
     return digest.hexdigest()
+
+
+def is_intact(folder: Path, digest: str) -> bool:
+    """Returns whether the result in a folder has the digest that was announced, and can be read."""
+    try:
+        read_summary(folder)
+        return result_digest(folder) == digest
+    except (BadInput, OSError):
+        return False
 
 
 _NOT_FINITE = {1: math.nan, 2: math.inf, 3: -math.inf}  # messages carry finite numbers only

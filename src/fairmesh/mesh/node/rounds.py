@@ -4,15 +4,15 @@ import functools
 import hashlib
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from torch import Tensor
 
 from fairmesh.comparisons.alone import AloneRun
 from fairmesh.comparisons.phases import Phases
-from fairmesh.comparisons.reference_losses import FIELDS, with_references
+from fairmesh.comparisons.reference_losses import with_any_references, with_references
 from fairmesh.errors import BadInput, Diverged, Interrupted, TrainerFailed
+from fairmesh.mesh.announcements import WEIGHT
 from fairmesh.mesh.node.divergence import SiteDiverged
 from fairmesh.mesh.node.measurements import judged_on
 from fairmesh.mesh.node.membership import Membership
@@ -27,6 +27,7 @@ from fairmesh.mesh.wire.transport import FIRST_ROUND, PeerTransport
 from fairmesh.networks.base import Network
 from fairmesh.networks.bounds import Bounds
 from fairmesh.networks.remote import RemoteNetwork
+from fairmesh.networks.transport import Transport
 from fairmesh.numerics.random_streams import SecretIdentities
 from fairmesh.problems.evaluator import Evaluator
 from fairmesh.problems.identity import fingerprint
@@ -34,9 +35,10 @@ from fairmesh.problems.prepared import Prepared
 from fairmesh.storage.occupied import ALONE
 from fairmesh.storage.run_folder import Record
 from fairmesh.topology.mixing import union_of
-from fairmesh.training.loop import TrainingState
+from fairmesh.training.loop import Training, TrainingState
 from fairmesh.training.observers import ObservedRun, Observer, observe
 from fairmesh.training.options import DTYPES, device_of
+from fairmesh.training.pace import Echo, RoundCost, round_cost
 from fairmesh.training.plan import Plan
 
 if TYPE_CHECKING:
@@ -74,14 +76,14 @@ def branch_of(membership: Membership) -> Branch:
     return spanning_tree(union_of(cycle))[membership.number]
 
 
-def network_of(membership: Membership, problem: Prepared, mailroom: Mailroom) -> RemoteNetwork:
+def network_of(membership: Membership, problem: Prepared, transport: Transport) -> RemoteNetwork:
     """Returns the present sites as this node reaches them."""
     experiment, present, number = membership.experiment, membership.present, membership.number
-    around, prior = membership.around, problem.prior_of_sites
+    prior = problem.prior_of_sites
     return RemoteNetwork(
         cycle_of(experiment.topology, membership.mesh, experiment.options.lying_neighbours),
         [number],
-        PeerTransport(number, [present.index(position) for position in around], around, mailroom),
+        transport,
         device=device_of(experiment.options.device),
         dtype=DTYPES[experiment.options.dtype],
         identities=present,
@@ -107,9 +109,19 @@ def plan_of(membership: Membership, problem: Prepared) -> Plan:
 
 def untrained(membership: Membership, problem: Prepared) -> TrainingState:
     """Returns the state before the first round. Nothing is trained or sent for it, so it needs no mailroom."""
-    problem = _with_any_references(problem, membership)
-    nothing: Any = None
-    return plan_of(membership, problem).training(network_of(membership, problem, nothing)).initial()
+    return _untold(membership, problem, Echo()).initial()
+
+
+def cost_of_a_round(membership: Membership, problem: Prepared) -> RoundCost:
+    """Measures what a round costs this node by rounds with nobody else, of which nothing is kept."""
+    echo = Echo()
+    return round_cost(_untold(membership, problem, echo), echo)
+
+
+def _untold(membership: Membership, problem: Prepared, echo: Echo) -> Training:
+    """Returns the rounds of this node without neighbours, and with losses to compare it with that mean nothing."""
+    problem = with_any_references(problem, membership.experiment.rounds, [membership.name])
+    return plan_of(membership, problem).training(network_of(membership, problem, echo))
 
 
 def phases_of(node: "Node") -> Phases:
@@ -137,14 +149,6 @@ def _with_references(problem: Prepared, node: "Node", network: Network) -> Prepa
     run and of this site's data and start; sites that leave or come back do not change them."""
     identity = alone_identity(problem, node.membership)
     return with_references(problem, alone_run(node, network), identity=identity, told=False)
-
-
-def _with_any_references(problem: Prepared, membership: Membership) -> Prepared:
-    """Returns the problem with losses that mean nothing, for rounds that are never trained."""
-    objective = problem.objective.with_run_length(membership.experiment.rounds)
-    if objective.needs_local_models or objective.needs_constants:
-        objective = replace(objective, **{name: {membership.name: 1.0} for name in FIELDS})
-    return problem.changed(objective=objective)
 
 
 def alone_identity(problem: Prepared, membership: Membership) -> dict[str, Any]:
@@ -199,7 +203,9 @@ class Rounds:
     def __init__(self, node: "Node", problem: Prepared, mailroom: Mailroom, store: Store):
         self.node, self.mailroom, self.store, self.membership = node, mailroom, store, node.membership
         membership, oversight = node.membership, node.oversight
-        network = network_of(membership, problem, mailroom)
+        around, present = membership.around, membership.present
+        peers = PeerTransport(membership.number, [present.index(position) for position in around], around, mailroom)
+        network = network_of(membership, problem, peers)
         problem = _with_references(problem, node, network)
         self.problem, self.training = problem, plan_of(membership, problem).training(network)
         worker = self.training.oracle.worker
@@ -265,7 +271,7 @@ class Rounds:
             try:
                 kept = self.store.hashes()[str(done)]
                 hashes = {who: str(kept[str(who)]) for who in hashes}
-            except (ValueError, KeyError, TypeError):
+            except (BadInput, KeyError):
                 hashes, file = {}, str(self.store.hashes_path.relative_to(self.node.folder))
                 what = "the running hashes of messages are lost; this site and its neighbours do not compare messages"
                 self.node.log("warning", f"{what} until the next decision of all sites", file=file)
@@ -328,6 +334,7 @@ class _SiteMeasuring(Observer):
         duals, own = training.view.duals(state.algorithm), training.view.own_weights(state.algorithm)
         weight = None if own is None else float(own[0, 0, 0]) / training.problem.n
         weight = weight if duals is None else float(duals[0, 0, number])
+        weight = weight if WEIGHT(weight) else None  # others would refuse it
         validated = self._validation.of_sites(models) if self._validation else {}
         every = [*values.values(), *(float(value[0, number]) for value in validated.values())]
         sent = float(state.sent.node_bits[0, 0]), int(state.sent.node_bytes[0, 0])

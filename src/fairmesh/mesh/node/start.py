@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from fairmesh.compression import DecodeError
 from fairmesh.errors import BadInput
+from fairmesh.mesh.node.claims import PUT_BACK
 from fairmesh.mesh.node.reduction import Branch
 from fairmesh.mesh.node.store import START
 from fairmesh.mesh.wire.journal import Journal, storing
@@ -153,7 +154,9 @@ class Start:
         try:
             tensors = load(read_bytes(self._path))
         except (SafetensorError, ValueError) as error:
-            raise BadInput(f"{self._path} is damaged ({error}); restore it from a backup") from error
+            raise BadInput(f"{self._path} is damaged ({error}); {PUT_BACK}") from error
+        if tensors.keys() != self._travelling.keys():
+            raise BadInput(f"{self._path} is damaged (it has other tensors than the model); {PUT_BACK}")
         for name, tensor in _tensors(module).items():
             if name in tensors:
                 if tensors[name].shape != tensor.shape:

@@ -38,7 +38,8 @@ def locked(folder: Path, patience_s: float = 0.0) -> ExitStack:
                 time.sleep(0.05)
             os.utime(handles[-1])  # since when it runs
         except OSError as error:
-            raise BadInput(f"cannot use the state folder {folder}: {error.strerror or error}") from error
+            where = error.filename or folder
+            raise BadInput(f"cannot use the state folder {folder}: {where}: {error.strerror or error}") from error
         return lock.pop_all()
 
 

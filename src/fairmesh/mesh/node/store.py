@@ -2,9 +2,7 @@
 finished. A finished run stays what it is, whatever is approved afterwards."""
 
 import functools
-import hashlib
 import itertools
-import json
 import os
 import shutil
 from collections.abc import Iterator, Mapping
@@ -23,10 +21,10 @@ from fairmesh.storage.checkpoint import (
     round_of,
     save_checkpoint,
 )
-from fairmesh.storage.files import read_bytes, write_atomically
+from fairmesh.storage.files import read_record, write_record
 from fairmesh.storage.finished_work import FinishedWork
 from fairmesh.storage.occupied import ALONE
-from fairmesh.storage.run_folder import RunFolder
+from fairmesh.storage.run_folder import PREPROCESSING, RunFolder
 
 _KEEP_STATE = "Keep the state folder as it is: the other sites refuse a node with an empty one"
 _AT_LEAST_KEPT = 2  # checkpoints: one may be found damaged
@@ -62,7 +60,7 @@ def landmarks_in(state: Path, generation: int) -> list[int]:
 
 def put_run_aside(state: Path) -> None:
     """Moves what a node has of a run into a folder of its own, since it begins again without it. Nothing is deleted."""
-    files = ("decisions.json", "vote.json", "facts.json", "outputs.json", "bulletin.json")
+    files = ("decisions.json", "vote.json", "facts.json", "outputs.json", "bulletin.json", PREPROCESSING, START)
     names = ("generation-*", "unconfirmed-*", *files)
     found = [path for name in names for path in sorted(state.glob(name))]
     if not found:
@@ -137,21 +135,17 @@ class Store:
         return self.folder / _HASHES
 
     def hashes(self) -> dict[str, Any]:
-        """Returns the running hashes of messages at the kept checkpoints. Raises ValueError if the file is damaged."""
-        digest, _, content = read_bytes(self.hashes_path).partition(b"\n") if self.hashes_path.exists() else [b""] * 3
-        if digest != hashlib.sha256(content).hexdigest().encode():
-            raise ValueError("it is damaged")
-        return json.loads(content)
+        """Returns the running hashes of messages at the kept checkpoints. Raises BadInput if the file is damaged."""
+        return read_record(self.hashes_path, "nothing is to be done: training goes on without them")
 
     def keep_hashes(self, done: int, hashes: Mapping[int, str]) -> None:
         """Writes those of a checkpoint that is written next: each checkpoint that is there has its own."""
         try:
             kept = {one: kept for one, kept in self.hashes().items() if int(one) in self._rounds}
-        except ValueError:
+        except BadInput:
             kept = {}
-        content = json.dumps(kept | {str(done): hashes}).encode()
         with storing(self.folder):
-            write_atomically(self.hashes_path, hashlib.sha256(content).hexdigest().encode() + b"\n" + content)
+            write_record(self.hashes_path, kept | {str(done): hashes})
 
     def keep(self, state: Any, done: int, identity: Mapping[str, Any], thin: bool = True) -> None:
         """Writes a checkpoint for all sites to go back to. With `thin`, keeps only the first and the last two of
@@ -176,7 +170,8 @@ class Store:
             save_checkpoint(self.path(done), state, done, identity)
         self._rounds = sorted({*self._rounds, done})
         for damaged in self.folder.glob("*.damaged"):
-            damaged.unlink(missing_ok=True)
+            if damaged.is_file():
+                damaged.unlink(missing_ok=True)
         far = self.at_or_before(done - reach)
         if far is None:
             return 0  # the journal is needed from the start of this generation
@@ -194,32 +189,25 @@ class Store:
 
 def mark_finished(state: Path, manifest: Manifest) -> None:
     """Records that every site has its result, and of which manifest the run was."""
-    write_atomically(state / FINISHED, json.dumps(_run_of(manifest)).encode())
+    write_record(state / FINISHED, _run_of(manifest))
 
 
 def is_finished(state: Path, manifest: Manifest) -> bool:
     """Returns whether a folder has the result of this manifest. Refuses that of another one."""
     if not (state / FINISHED).exists():
         return False
-    now, content = _run_of(manifest), read_bytes(state / FINISHED)
-    try:
-        before = dict(json.loads(content))
-        unlike = sorted(key for key in {*before, *now} if before.get(key) != now.get(key))
-    except (ValueError, TypeError):
-        raise _other_run(
-            state, f"of a manifest that is not known, since the file {FINISHED} there is damaged"
-        ) from None
-    if unlike:
-        raise _other_run(state, f"of another manifest, which differs in: {', '.join(unlike)}")
-    return True
-
-
-def _other_run(state: Path, why: str) -> BadInput:
-    return BadInput(
-        f"{state} holds a finished run {why}. A finished run cannot be extended, and its result stays in "
-        f"{state / RESULT}. For another run, let the founder found a new mesh (fairmesh mesh init), and make a new "
-        "folder and key for this site there (fairmesh mesh key)"
+    stays = (
+        f"A finished run cannot be extended, and its result stays in {state / RESULT}. For another run, let the "
+        "founder found a new mesh (fairmesh mesh init), and make a new folder and key for this site there (fairmesh "
+        "mesh key)"
     )
+    advice = f"it says of which manifest the finished run in {state} is. {stays}"
+    now, before = _run_of(manifest), read_record(state / FINISHED, advice)
+    unlike = sorted(key for key in {*before, *now} if before.get(key) != now.get(key))
+    if unlike:
+        differs = f"of another manifest, which differs in: {', '.join(unlike)}"
+        raise BadInput(f"{state} holds a finished run {differs}. {stays}")
+    return True
 
 
 def _run_of(manifest: Manifest) -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """How sites with tables agree on one preprocessing before the first round: from sums that each of them announces.
 
-All compute it from the same sums in exact arithmetic, so that it is the same to the last bit, and as in a simulation.
-It is frozen with the run. A site that is restored later computes it again from the same sums.
+All compute it from the same sums in exact arithmetic, so that it is the same to the last bit, and as in a simulation,
+except that a category counts only if two sites have it: a simulation has no member that could invent some. It is frozen
+with the run. A site that is restored later computes it again from the same sums.
 """
 
 import json
@@ -16,11 +17,13 @@ from fairmesh.data.contract import Contract
 from fairmesh.data.preprocessing import Preprocessing
 from fairmesh.data.site import Site
 from fairmesh.data.site_tables import is_fitted, refitted
-from fairmesh.data.sums import Misfit, Sums, TableSums, fitted
-from fairmesh.errors import BadInput
+from fairmesh.data.sums import COLUMNS_AT_MOST, LABELS_AT_MOST, Misfit, Sums, TableSums, fitted, of_two_sites
+from fairmesh.errors import BadInput, in_a_line
 from fairmesh.experiment import Experiment
 from fairmesh.mesh.announcements import TABLE_AT_MOST
 from fairmesh.mesh.enrol.agreement import own_problem
+from fairmesh.mesh.fields import shortened
+from fairmesh.mesh.node.claims import PUT_BACK
 from fairmesh.mesh.node.membership import Objection
 from fairmesh.mesh.wire.bulletin import Bulletin
 from fairmesh.storage.files import read_bytes, write_atomically
@@ -38,6 +41,7 @@ class TableAgreement:
     def __init__(self, name: str, own: Site, bulletin: Bulletin, folder: Path, contract: Contract | None = None):
         self._name, self._own, self._bulletin, self._path = name, own, bulletin, folder / PREPROCESSING
         self._ranges = {} if contract is None else _ranges(contract)
+        self._sound: dict[str, TableSums] | None = None  # those that were compared last, and fit together
         self.needed = is_fitted(own)
         if self.needed and not own.table.rows:
             raise BadInput(
@@ -50,11 +54,14 @@ class TableAgreement:
         if not self.needed:
             return
         sums = self._own.table.sums()
-        body = {"sums": (sums if tells else sums.withheld()).to_table(), "fitted_by": []}
-        if len(json.dumps(body)) > TABLE_AT_MOST - 4096:
+        sums = sums if tells else sums.withheld()
+        body = {"sums": sums.to_table(), "fitted_by": []}
+        if sums.too_many or len(json.dumps(body)) > TABLE_AT_MOST - 4096:
             raise BadInput(
-                f"the table has {len(sums.columns)} columns and many categories, too many to announce; leave some out "
-                "with exclude or inputs"
+                f"the table has {len(sums.columns):,} columns and {len(sums.target.names):,} labels; other sites take "
+                f"{COLUMNS_AT_MOST:,} columns, {LABELS_AT_MOST:,} labels, and {TABLE_AT_MOST >> 10} KiB of their names "
+                "and categories. Leave columns out with exclude or inputs, or name labels and categories at all sites: "
+                "in a contract, or with classes and categories in [data]"
             )
         before = self._bulletin.of(self._name, _KIND)
         if before.get("sums") != body["sums"]:
@@ -67,10 +74,9 @@ class TableAgreement:
     def misfit(self, present: Sequence[str], facts: Mapping[str, Mapping[str, Any]]) -> Objection:
         """Returns the sites whose tables do not fit those of most, or whose sums cannot be true, and what is
         wrong. `facts` has what sites declare about their data."""
-        told = self._told(self._sites(present))
+        told, self._sound = self._told(self._sites(present)), None
         for name, sums in told.items():
-            rows = facts.get(name, {}).get("samples")
-            reason = "" if rows is None else sums.contradiction(rows, self._ranges)
+            reason = self._contradiction(sums, facts[name]) if name in facts else ""
             if reason:
                 return Objection([name], f"{name} has announced sums of its table that cannot be true; {reason}")
         try:
@@ -78,14 +84,37 @@ class TableAgreement:
                 fitted(told)
         except Misfit as error:
             return Objection(error.sites, error.reason)
-        return _outweighing(told)
+        if len(told) < len(self._sites(present)):  # another site may have the same labels
+            return Objection()
+        self._sound = told  # what sites announce from now on is compared first
+        return _label_of_one(told) or _outweighing(told)
+
+    def _contradiction(self, sums: TableSums, declared: Mapping[str, Any]) -> str:
+        """Returns why sums cannot be those of the data that a site declares, "" if they can."""
+        target = sums.plan.target
+        outputs = len(target.classes or sums.target.names) if target.has_classes else 1
+        if declared["outputs"] > max(outputs, 1):
+            return f"it declares {declared['outputs']} outputs, but its table needs {outputs}"
+        rows = sum(declared[key] for key in ("samples", "test", "validation"))
+        if len(sums.target.names) > rows:
+            return f"it tells {len(sums.target.names)} labels of {rows} rows"
+        return sums.contradiction(declared["samples"], self._ranges)
 
     def agreed(self, present: Sequence[str]) -> Preprocessing | None:
         """Returns the frozen preprocessing, or the one that follows from all sums. None if none is needed."""
         if self.needed and self._path.exists():
-            return Preprocessing.from_json(read_bytes(self._path).decode())
-        told = self._told(self._sites(present))
-        return fitted(told) if told else None
+            try:
+                return Preprocessing.from_json(read_bytes(self._path).decode())
+            except (ValueError, RecursionError, OverflowError) as error:
+                raise BadInput(f"{self._path} is damaged ({in_a_line(error)}); {PUT_BACK}") from error
+        told = self._fitting(present)
+        return fitted(of_two_sites(told)[0]) if told else None
+
+    def alone(self, present: Sequence[str]) -> str:
+        """Returns the categories that do not count, since one site alone has them, with that site; "" if none."""
+        _, alone = of_two_sites(self._fitting(present))
+        shown = (f"{column} = {name} ({site})" for column, sites in alone.items() for name, site in sites.items())
+        return shortened(", ".join(shown), 1000)
 
     def freeze(self, present: Sequence[str]) -> None:
         """Records the preprocessing, as the run begins with it, and announces whose sums it was fitted by."""
@@ -110,7 +139,10 @@ class TableAgreement:
             return ()
         said = Counter(tuple(body["fitted_by"]) for body in self._bulletin.of_all(_KIND).values() if body["fitted_by"])
         sites, votes = said.most_common(1)[0] if said else ((), 0)
-        return sites if 2 * votes >= len(present) else present
+        return sites if 2 * votes >= len(present) and self._name in sites else present
+
+    def _fitting(self, present: Sequence[str]) -> dict[str, TableSums]:
+        return self._told(self._sites(present)) if self._sound is None else self._sound
 
     def _told(self, sites: Sequence[str]) -> dict[str, TableSums]:
         bodies: dict[str, Any] = {name: self._bulletin.of(name, _KIND) for name in sites}
@@ -121,6 +153,20 @@ def _ranges(contract: Contract) -> dict[str, tuple[float, float]]:
     """Returns the smallest and the largest value that a contract allows, by column."""
     columns = [column for column in (*contract.columns, contract.target) if column is not None]
     return {column.name: column.limits for column in columns if column.type not in ("yes-no", "date")}
+
+
+def _label_of_one(told: Mapping[str, TableSums]) -> Objection | None:
+    """Returns a site that has a label which no other has, and what to do; or None. Unlike a category, a row with an
+    unknown label cannot be used."""
+    target = next(iter(told.values())).plan.target.name if told else ""
+    for label, site in of_two_sites(told)[1].get(target, {}).items():
+        return Objection(
+            [site],
+            f"{site} alone has the label {label!r} in column {target!r}. A label counts if two sites have it, or if it "
+            "is named at all sites: check its spelling; if it is right, list the labels in a contract, or with classes "
+            "in [data]",
+        )
+    return None
 
 
 def _outweighing(told: Mapping[str, TableSums]) -> Objection:

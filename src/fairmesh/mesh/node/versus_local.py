@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -26,7 +27,7 @@ from fairmesh.evidence.answering import judged
 from fairmesh.evidence.intervals import Estimate
 from fairmesh.evidence.means import mean_of
 from fairmesh.evidence.verdicts import evidence_row
-from fairmesh.mesh.announcements import CELLS, FEW, FEWEST, KINDS, ROWS_AT_LEAST, most_rows
+from fairmesh.mesh.announcements import CELLS, FEW, FEWEST, KINDS, ROWS_AT_LEAST, least_rows, most_rows
 from fairmesh.mesh.node.life import COMPARING
 from fairmesh.mesh.node.membership import Membership
 from fairmesh.mesh.node.result import metrics_by_site
@@ -36,7 +37,7 @@ from fairmesh.mesh.node.watching import Aside
 from fairmesh.mesh.wire.journal import storing
 from fairmesh.problems.objective import Objective
 from fairmesh.problems.prepared import Prepared
-from fairmesh.storage.files import read_bytes, write_atomically
+from fairmesh.storage.files import read_bytes, read_record, write_atomically, write_record
 from fairmesh.storage.run_folder import SUMMARY
 from fairmesh.storage.strict_json import as_json
 
@@ -61,8 +62,12 @@ def compared(rounds: Rounds, common: Path, folder: Path) -> dict[str, Any]:
     """
     membership, generation = rounds.membership, rounds.membership.mesh.generation
     file = folder / f"compared-{generation}.json"
-    if file.exists():
-        kept = json.loads(read_bytes(file))
+    try:
+        kept = read_record(file, "the models are compared again")
+    except BadInput as error:
+        rounds.node.log("warning", "a kept comparison cannot be used", reason=str(error))
+        kept = {}
+    if kept:
         return {key: kept[key] for key in KINDS[KIND].fields}
     (mine,) = [site for site in rounds.problem.sites if site.train.here]
     why_not = _not_compared(membership, rounds.problem, mine)
@@ -86,7 +91,7 @@ def compared(rounds: Rounds, common: Path, folder: Path) -> dict[str, Any]:
     body = {"generation": generation, "cells": cells, "verdict": verdict, "why_not": why_not}
     if not why_not:
         with storing(folder.parent):
-            write_atomically(file, json.dumps(body | at_home).encode())
+            write_record(file, body | at_home)
     return body
 
 
@@ -104,7 +109,7 @@ def _own_model(rounds: Rounds, mine: Site, folder: Path) -> Tensor:
     """Returns the model of this site alone, as a row. It is kept in the folder."""
     problem, training, membership = rounds.problem, rounds.training, rounds.membership
     file = folder / "model.safetensors"
-    if not file.exists():
+    if not is_readable(file):  # not trained yet, or damaged
         objective = Objective(judged_on="held-out" if mine.validation is None else "validation")
         apart, run = problem.changed(objective=objective), alone_run(rounds.node, training.network)
         looks, identity = _looks(run.rounds), alone_identity(apart, membership)
@@ -114,6 +119,14 @@ def _own_model(rounds: Rounds, mine: Site, folder: Path) -> Tensor:
             into.write_model("model", problem.flat_model.state_dict(models[0, 0]), about)
         run.phases.forget("compared")
     return problem.flat_model.row_of_state_dict(load_file(file)).to(training.device, training.dtype)
+
+
+def is_readable(file: Path) -> bool:
+    """Returns whether a file of tensors exists and is whole."""
+    try:
+        return bool(load_file(file))
+    except (SafetensorError, OSError):
+        return False
 
 
 def _looks(rounds: int) -> set[int]:
@@ -231,29 +244,35 @@ class _AtSite:
         return row | ({"why_not": self.why_not} if self.why_not else {})
 
 
-def contradiction(cells: Mapping[str, int | str], accuracy: float | None) -> str:
-    """Returns why the counts of a site cannot be those of its accuracy, "" if they can. Of counts that were not told,
-    every possible value counts."""
-    if accuracy is not None and not 0 <= accuracy <= 1:
-        return f"the accuracy {accuracy:.6g} is no share"
+def contradiction(cells: Mapping[str, int | str], accuracy: float | None, rows: int) -> str:
+    """Returns why the counts of a site cannot be those of its accuracy, or of as many test rows as it has declared; ""
+    if they can. Of counts that were not told, every possible value counts."""
+    if cells and not least_rows(cells) <= rows <= most_rows(cells):
+        told = f"{least_rows(cells)} to {most_rows(cells)}"
+        return f"its counts are of {told} test rows, but it has declared {rows}"
     if not cells or accuracy is None:
         return ""
     right = {name: cells[name] for name in ("both", "only_common")}
     wrong = {name: cells[name] for name in ("only_local", "neither")}
-    least, most = (sum(0 if count == FEW else int(count) for count in some.values()) for some in (right, wrong))
+    least, most = least_rows(right), least_rows(wrong)
     low = least / max(1, least + most_rows(wrong))
     high = most_rows(right) / max(1, most_rows(right) + most)
-    rows = max(1, most_rows(cells))
     if low - _APART - 1 / rows <= accuracy <= high + _APART + 1 / rows:
         return ""
     return f"its counts say that {low:.3g} to {high:.3g} of the rows are right, but its accuracy is {accuracy:.3g}"
 
 
 def evidence(
-    folder: Path, announced: Mapping[str, Mapping[str, Any]], names: Sequence[str], same: bool, aside: Aside
+    folder: Path,
+    announced: Mapping[str, Mapping[str, Any]],
+    rows: Mapping[str, int],
+    same: bool,
+    aside: Aside,
 ) -> dict[str, Any] | None:
     """Returns the evidence that the summary of a result gets; None if no site has told counts or a verdict. Counts that
-    contradict what a site has said of its accuracy are ignored, if both are of the `same` model."""
+    contradict what a site has said of its accuracy, if both are of the `same` model, or how many test rows it has
+    declared (`rows`), are ignored."""
+    names = list(rows)
     counts, verdicts = (any(announced[name][key] for name in names) for key in ("cells", "verdict"))
     metric = _ACCURACY if counts else _LOSS
     values = metrics_by_site(folder).get(metric)
@@ -261,7 +280,7 @@ def evidence(
         return None
     told, values = dict(announced), list(values)
     for k, name in enumerate(names) if metric == _ACCURACY else ():
-        reason = contradiction(told[name]["cells"] if same else {}, values[k])
+        reason = contradiction(told[name]["cells"], values[k] if same else None, rows[name])
         if reason:
             aside.ignore(name, "counts", reason)
             told[name], values[k] = {**told[name], "cells": {}, "why_not": _CONTRADICTS}, None
@@ -270,11 +289,12 @@ def evidence(
 
 def add_evidence(rounds: Rounds, folder: Path) -> None:
     """Adds the evidence to the summary of a result, if there is any."""
-    node, names = rounds.node, rounds.membership.names
+    node = rounds.node
+    rows = {name: node.facts[name]["test"] for name in rounds.membership.names}
     same = rounds.state.own is None and "accuracy" not in rounds.problem.metrics  # which may be another one
 
     def of_all() -> dict[str, Any] | None:
-        return evidence(folder, node.bulletin.of_all(KIND), names, same, node.aside)
+        return evidence(folder, node.bulletin.of_all(KIND), rows, same, node.aside)
 
     found = node.aside.tried("the comparison of all sites", of_all, None)
     if found is not None:

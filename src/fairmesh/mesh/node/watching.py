@@ -12,12 +12,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from fairmesh.errors import BadInput, in_a_line, optional
+from fairmesh.errors import BadInput, in_a_line, optional, printable
 from fairmesh.mesh.node.life import FINISHED, NOT_RUNNING, STARTING, STOPPED, described
 from fairmesh.mesh.node.state_lock import running_since
 from fairmesh.mesh.wire.connections import keep_from_forks
 from fairmesh.mesh.wire.limits import Report
-from fairmesh.storage.files import write_atomically
+from fairmesh.storage.files import read_record, write_record
 from fairmesh.storage.strict_json import as_json
 
 STATUS = "status.json"
@@ -49,9 +49,8 @@ def _for_people(event: Mapping[str, Any]) -> str:
     rest = ", ".join(
         f"{key} {value}" for key, value in event.items() if value is not None and key not in ("time", "level", "what")
     )
-    rest = "".join(c if c.isprintable() else "?" for c in rest)  # no control characters from peers
     mark = "" if event["level"] == "info" else f"{event['level']}: "
-    return f"{event['time'][11:19]}  {mark}{event['what']}{': ' + rest if rest else ''}"
+    return printable(f"{event['time'][11:19]}  {mark}{event['what']}{': ' + rest if rest else ''}")
 
 
 class _File(logging.handlers.RotatingFileHandler):
@@ -59,7 +58,12 @@ class _File(logging.handlers.RotatingFileHandler):
     and since when the log is complete, and the lasting events are repeated."""
 
     def __init__(self, path: Path):
-        super().__init__(path, maxBytes=_LOG_BYTES, backupCount=_LOG_FILES, encoding="utf-8")
+        try:
+            super().__init__(path, maxBytes=_LOG_BYTES, backupCount=_LOG_FILES, encoding="utf-8")
+        except OSError as error:
+            raise BadInput(
+                f"cannot write the log {path}: {error.strerror or error}; move away what is there"
+            ) from error
         self.lasting: list[dict[str, Any]] = []
         self._path = path
 
@@ -191,7 +195,7 @@ class Pace:
 def write_status(folder: Path, status: Mapping[str, Any]) -> None:
     """Writes status.json for `fairmesh status`. A full disk is no reason to stop, so errors are ignored."""
     with suppress(BadInput):
-        write_atomically(folder / STATUS, as_json(status, indent=1).encode(), durable=False)
+        write_record(folder / STATUS, status, durable=False)
 
 
 class Waiting(NamedTuple):
@@ -234,14 +238,12 @@ def _doubt(done: int, awaited: Mapping[str, Any] | None) -> str:
 
 def read_status(folder: Path) -> dict[str, Any]:
     path = folder / STATUS
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    status = read_record(path, "its node writes it anew, within seconds after it is started")
+    if not status:
         raise BadInput(
             f"there is no {path}: this node has not been started, or ended at once; run `fairmesh node`, which says why"
-        ) from None
-    except (OSError, ValueError) as error:
-        raise BadInput(f"{path}: {error}") from error
+        )
+    return status
 
 
 def live_status(folder: Path) -> dict[str, Any]:

@@ -2,22 +2,25 @@
 
 import json
 import math
+import os
 import struct
 from enum import IntEnum
 from typing import Any, NamedTuple
 
 from fairmesh.errors import FairmeshError
-from fairmesh.mesh.announcements import shortened
+from fairmesh.mesh.fields import shortened
 
 PROTOCOL = 1
 _MAGIC = b"fairmesh"
 _HELLO = struct.Struct("<B8sH")  # kind, magic, protocol
 _STEP = struct.Struct("<BQ")  # kind, step
+_PROBE = struct.Struct("<BI")  # kind, and how many bytes the answer should have after these
 _MESSAGE = struct.Struct("<BQQ")  # kind, step, and the acknowledgement: the receiver's messages before it are durable
 LENGTH = struct.Struct("<I")  # precedes every frame on a connection
 MESSAGE_HEAD_BYTES = LENGTH.size + _MESSAGE.size
 _HELLO_AT_MOST = 1 << 18
 _REASON_AT_MOST = 2000
+PROBE_AT_MOST = 1 << 19  # bytes that a probe or its answer may have besides its head
 
 
 class Refused(FairmeshError):
@@ -42,6 +45,7 @@ class Kind(IntEnum):
     FINISHED = 5  # I need nothing more from you
     REFUSED = 6  # why I close the stream
     STATE_LOST = 7  # why I take and send no more messages: you have lost the state that you had; announcements go on
+    PROBE = 8  # bytes that mean nothing, to measure a line; only where the greeting says that it is a check
 
 
 REFUSALS = (Kind.REFUSED, Kind.STATE_LOST)
@@ -55,6 +59,7 @@ _AT_MOST: dict[
     Kind.FINISHED: 1,
     Kind.REFUSED: 1 + _REASON_AT_MOST,
     Kind.STATE_LOST: 1 + _REASON_AT_MOST,
+    Kind.PROBE: _PROBE.size + PROBE_AT_MOST,
 }
 
 
@@ -138,6 +143,21 @@ def finished() -> bytes:
 def refused(reason: Refused) -> bytes:
     kind = Kind.STATE_LOST if isinstance(reason, StateLost) else Kind.REFUSED
     return bytes([kind]) + str(reason).encode(errors="replace")[:_REASON_AT_MOST]
+
+
+def probe(size: int, wanted: int = 0) -> bytes:
+    """Returns a probe with `size` bytes that mean nothing and cannot be compressed on the way."""
+    return _PROBE.pack(Kind.PROBE, wanted) + os.urandom(size)
+
+
+def read_probe(data: bytes) -> int:
+    """Returns how many bytes the answer to a probe should have."""
+    if len(data) < _PROBE.size or data[0] != Kind.PROBE:
+        raise Refused("only probes may follow the greeting of a check")
+    wanted = _PROBE.unpack_from(data)[1]
+    if wanted > PROBE_AT_MOST:
+        raise Refused(f"a probe that asks for {wanted:,} bytes; at most {PROBE_AT_MOST:,} are sent")
+    return wanted
 
 
 def read_frame(data: bytes) -> Frame:

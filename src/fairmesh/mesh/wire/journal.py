@@ -285,7 +285,8 @@ def storing(folder: Path) -> Iterator[None]:
         reason = error.__cause__ if isinstance(error, BadInput) else error
         if not isinstance(reason, OSError):
             raise
+        where = f" ({reason.filename})" if reason.filename else ""
         raise StorageError(
-            f"cannot write the state in {folder}: {reason.strerror or reason}; nothing is lost: free space or repair "
-            "the disk and start the node again, and it continues where it was"
+            f"cannot write the state in {folder}: {reason.strerror or reason}{where}; nothing is lost: free space, "
+            "repair the disk or put the file back from a backup, and start the node again; it continues where it was"
         ) from error

@@ -13,16 +13,19 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any
 
 from fairmesh.errors import FairmeshError, in_a_line
 from fairmesh.mesh.announcements import BYTES_PER_SECOND
+from fairmesh.mesh.enrol import certificates
 from fairmesh.mesh.wire import frames
 from fairmesh.mesh.wire.bulletin import Bulletin
 from fairmesh.mesh.wire.connections import CannotConnect, Connection, ConnectionLost, Listener, dialled
 from fairmesh.mesh.wire.frames import Kind, Refused, RefusedThere, StateLost
 from fairmesh.mesh.wire.limits import LogLimiter, Report, TokenBucket
 from fairmesh.mesh.wire.mailroom import Mailroom, Observe, Progress
+from fairmesh.mesh.wire.probes import answer_probes, probes_allowed
 from fairmesh.mesh.wire.tls_stream import Credentials
 
 _FIRST_TELLING_S, _TELL_EVERY_S = 1.0, 60.0
@@ -32,6 +35,7 @@ _ACK_S = 0.05
 _STREAMS = 8  # per neighbour at once: the current one, those it replaces, and checks
 _REPORT_EVERY_S = 5.0
 _NEWS_AGAIN_S = 120.0
+_LOOK_AT_CLOCK_S = 30.0  # whether a certificate has expired; people may have set the clock
 _NEWS_BYTES_PER_S = 2 * BYTES_PER_SECOND  # from one neighbour: what two members that flood all others can say
 _NEWS_BYTES_AT_ONCE, _NEWS_BYTES_PER_SITE = 1 << 20, 1 << 16
 
@@ -82,6 +86,7 @@ class Links:
             _NEWS_BYTES_AT_ONCE + len(self.bulletin.terms.neighbours) * _NEWS_BYTES_PER_SITE
         )  # all is told when a stream begins
         self._news_allowed = {name: TokenBucket(_NEWS_BYTES_PER_S, at_once) for name in self._by_name}
+        self._probes_allowed = {name: probes_allowed() for name in self._by_name}
         self._streams: dict[str, _Stream] = {}
         self._loop: Any = None  # of the thread, once it runs
         self._thread = threading.Thread(target=self._run, name="links", daemon=True)
@@ -312,6 +317,7 @@ class Links:
             stream.only_news = not self.check(neighbour.name, table)
             if answering and table.get("check") is True:
                 self._limiter("info", "checked", neighbour.name)
+                await answer_probes(connection, self._probes_allowed[neighbour.name])
                 return None
             theirs = _progress(table)
             stream.process = table.get("process")
@@ -345,6 +351,7 @@ class Links:
             asyncio.create_task(self._reading(neighbour, stream, connection)),
             asyncio.create_task(self._writing(neighbour, stream, connection)),
             asyncio.create_task(stream.ended.wait()),
+            asyncio.create_task(self._until_expiry(connection)),
         ]
         why = None
         try:
@@ -373,6 +380,18 @@ class Links:
                 del self._streams[neighbour.name]
                 if not self._stopping.is_set():
                     self._limiter("info", "disconnected", neighbour.name, why, at_once=_STREAMS)
+
+    async def _until_expiry(self, connection: Connection) -> None:
+        """Raises ConnectionLost once this site's certificate or the peer's has expired: TLS looks at the dates only in
+        the handshake, and a stream may last for weeks."""
+        ends = {
+            "its certificate": certificates.valid_until(connection.peer_certificate()),
+            "this site's certificate": certificates.valid_until(self.credentials.certificate),
+        }
+        whose, until = min(ends.items(), key=lambda item: item[1])
+        while (left := (until - datetime.now(UTC)).total_seconds()) > 0:
+            await asyncio.sleep(min(left, _LOOK_AT_CLOCK_S))
+        raise ConnectionLost(f"{whose} has expired, on {until:%Y-%m-%d %H:%M} UTC; it must be renewed")
 
     async def _refuse(self, neighbour: Neighbour, connection: Connection, reason: Refused) -> None:
         self.mailroom.note_refusal(neighbour.position, str(reason))
