@@ -404,7 +404,7 @@ def _withholding_from(whom: int, blames: str) -> None:
     Mailroom.outgoing = lambda self, at, stream, ack: (
         [] if at == whom and self.progress(at).due > 8 else outgoing(self, at, stream, ack)
     )
-    lie = {"round": 8, "rounds_sent": 8, "waiting_for": {blames: since}}
+    lie = {"round": 7, "rounds_sent": 0, "waiting_for": {blames: since}}
     Oversight.status = lambda self: status(self) | (lie if self._round >= 8 else {})
 
 
