@@ -101,6 +101,34 @@ def optional(extra: str) -> Iterator[None]:
         raise MissingPackage(f"{_EXTRAS[extra]}: pip install 'fairmesh[{extra}]'") from error
 
 
+@contextmanager
+def refusing(what: str, *kinds: type[BaseException], advice: str = "") -> Iterator[None]:
+    """Turns errors inside into BadInput, which says what cannot be done, why, and what to do instead.
+
+    Args:
+        what: What cannot be done, such as "cannot read rows.csv".
+        kinds: The kinds of errors. Default: all, as of a user's own code, which may raise anything.
+        advice: What to do. Default: "".
+
+    Raises:
+        BadInput: If there is such an error inside. Errors that fairmesh itself raises stay as they are.
+
+    Example:
+        >>> with refusing("cannot read rows.csv", OSError, advice="give another file"):
+        ...     raise FileNotFoundError(2, "No such file or directory")
+        Traceback (most recent call last):
+        ...
+        fairmesh.errors.BadInput: cannot read rows.csv: No such file or directory; give another file
+    """
+    try:
+        yield
+    except FairmeshError:
+        raise
+    except kinds or (Exception,) as error:  # noqa: B030
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else in_a_line(error)
+        raise BadInput(f"{what}: {reason}{advice and f'; {advice}'}") from error
+
+
 def in_a_line(error: BaseException) -> str:
     """Returns the kind and the first line of an error that other code raised."""
     text = str(error).strip()

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 import fairmesh.trackers  # noqa: F401  registers them, so that files can name them
 from fairmesh.algorithms import Algorithm
 from fairmesh.config.overrides import flat_table, overridden, read_toml, resolved_files
+from fairmesh.config.ranges import Count
 from fairmesh.config.tables import checked, from_table, to_table
 from fairmesh.data.contract import Contract
 from fairmesh.data.datasets import Data
@@ -93,14 +94,14 @@ class Experiment(Learning):
     data: Data | None = None
     topology: Topology = field(default_factory=Ring)
     algorithm: Algorithm = DEFAULT_ALGORITHM
-    rounds: int = ROUNDS
+    rounds: Count = ROUNDS
     model: Model = field(default_factory=Logistic)
     loss: Literal["cross-entropy", "squared-error"] | NamedLoss | ModelLoss | Callable[[Any, Any], Tensor] = (
         "cross-entropy"
     )
     sampling: Sampling = field(default_factory=Sampling)
     seeds: tuple[int, ...] = (0,)
-    splits: int = 1
+    splits: Count = 1
     placements: int | tuple[tuple[int, ...], ...] | Literal["by-seed"] | None = None
     sweep: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     prior: tuple[float, ...] | None = None
@@ -127,9 +128,6 @@ class Experiment(Learning):
                 "data: missing; name the data of all sites in [data]; or, if every site has its own, write a "
                 "[contract] that they must fulfil: fairmesh data contract TABLE --target COLUMN drafts it"
             )
-        for name in ("rounds", "splits"):
-            if getattr(self, name) < 1:
-                raise BadInput(f"{name} must be >= 1, got {getattr(self, name)}")
         chosen_metrics(self.metrics)  # refuses a name that is listed twice
         if not self.seeds:
             raise BadInput("seeds must name at least one seed")

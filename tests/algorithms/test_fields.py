@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import pytest
 
 import fairmesh as fm
+from fairmesh.config.tables import from_table
 from tests.refusals import refused
 from tests.toys import REGULARIZERS, problem, sites
 
@@ -14,8 +15,8 @@ A = fm.algorithms
 STEPPED = (fm.ADGDA, fm.TrackedADGDA, fm.ChocoSGD, A.DSGD, A.DRDSGD, A.DRFA, A.AFL)
 GOSSIPING = (fm.ADGDA, fm.ChocoSGD, fm.TrackedADGDA)
 OUT_OF_RANGE = [  # classes, a field, values, and what the refusal names
-    (STEPPED, "primal_step", (-0.1, math.nan, math.inf), ["step size", ">= 0"]),
-    ((fm.ADGDA, A.DRFA, A.AFL), "dual_step", (-0.1, math.nan), ["step size", ">= 0"]),
+    (STEPPED, "primal_step", (-0.1, math.nan, math.inf), ["primal_step", ">= 0"]),
+    ((fm.ADGDA, A.DRFA, A.AFL), "dual_step", (-0.1, math.nan), ["dual_step", ">= 0"]),
     (GOSSIPING, "consensus_step", (0.0, -0.5, 1.01, math.nan), ["consensus_step", "(0, 1]"]),
     ((fm.ADGDA, fm.ChocoSGD, A.DRFA, A.FedAvg, fm.TrackedADGDA), "local_steps", (0,), ["local_steps", ">= 1"]),
     ((fm.ADGDA, fm.TrackedADGDA), "loss_cap", (0.0, -1.0, math.nan, math.inf), ["loss_cap", "> 0"]),
@@ -78,7 +79,7 @@ class Restarted(A.DSGD):
 
 
 def test_an_algorithm_of_an_author_may_have_no_schedule_or_several():
-    made = Restarted(0.1, further=(fm.schedules.Constant(0.2),))
+    made = from_table(A.Algorithm, Restarted(0.1, further=(fm.schedules.Constant(0.2),)), "algorithm")
     assert (made.primal_step, made.restart, made.further) == (
         fm.schedules.Constant(0.1),
         None,

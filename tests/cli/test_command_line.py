@@ -100,7 +100,7 @@ def test_run_of_the_written_experiment_gives_the_same_model(cli, tmp_path):
         (("run", "quick.toml", "--set", "rounds=many"), ["rounds", "'many'"]),
         (("run", "quick.toml", "--set", "rounds"), ["key=value"]),
         (("run", "quick.toml", "--set", "algorithm.name=adgda"), ["adgda", "'ad-gda'"]),
-        (("run", "quick.toml", "--set", "algorithm.compressor.bits=40"), ["bits", "1..16", "40"]),
+        (("run", "quick.toml", "--set", "algorithm.compressor.bits=40"), ["bits", "[1, 16]", "40"]),
         (("run", "quick.toml", "--device", "cuda"), ["CUDA"]),
         (("run", "quick.toml", "--device", "abacus"), ["device", "abacus"]),
         (("run", "quick.toml", "--seeds", "0"), ["--seeds"]),

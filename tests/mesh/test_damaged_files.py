@@ -27,7 +27,7 @@ from fairmesh.storage.files import read_record, write_record
 from tests.data.test_preprocessing import clinic, write
 from tests.mesh import fleet
 from tests.mesh.scenarios import Run, played, waits_at
-from tests.refusals import refused
+from tests.refusals import missing_from, refused
 
 NAMES, THERE = ["a", "b", "c", "d"], ["a", "b", "c"]
 EXPERIMENT = """
@@ -179,10 +179,12 @@ def play(folder: Path) -> None:
         shutil.copytree(folder / "a", folder / "end")
 
 
-# What a node only writes, or reads only when the run of an earlier generation is gone back to.
+# What a node only writes, or reads only when the run of an earlier generation is gone back to. Of a summary it reads
+# nothing that counts.
 ONLY_WRITTEN = (
     "*.csr", "state/lock", "state/log.jsonl", "state/status.json", "state/progress/*", "state/metrics-generation-*",
     "state/generation-1/*", "state/local/*", "state/result/experiment.toml", "state/result/preprocessing.json",
+    "state/result/summary.json",
 )  # fmt: skip
 
 
@@ -195,10 +197,10 @@ def files_of(site: Path) -> list[Path]:
 
 
 def is_said(outcome: Outcome, path: Path) -> bool:
-    """Whether a node that goes on has named the file, or what is in it, in a warning."""
-    events = map(json.loads, outcome.said.splitlines())
-    text = " ".join(json.dumps(event) for event in events if event["level"] != "info")
-    return any(part in text for part in (path.name, path.parent.name if path.parent.name != "state" else path.name))
+    """Whether a node that goes on has named the file, or its folder, in its log."""
+    events = " ".join(json.dumps(event) for event in map(json.loads, outcome.said.splitlines()))
+    named = (path.name, f'"{path.parent.name}"', f"/{path.parent.name}/")
+    return any(part in events for part in (named[:1] if path.parent.name == "state" else named))
 
 
 def take_the_way(site: Path, path: Path, intact: Path, refusal: str) -> None:
@@ -228,17 +230,22 @@ def test_every_damaged_file_is_made_again_or_named_with_a_way_that_works(stopped
     wrong, tried_ways = [], set[str]()
     before = files_of(stopped / "middle") if where == "end" else []
     for k, path in enumerate(path for path in files_of(intact) if path not in before):
-        for how in list(DAMAGES)[k % 2 :: 2] if path.suffix in (".json", ".jsonl") else list(DAMAGES)[k % 4 :: 4]:
+        every = 3 if path.suffix in (".json", ".jsonl") else 5
+        for how in list(DAMAGES)[k % every :: every]:
+            if how == "empty" and path.name.startswith("journal-"):  # as after a power cut
+                continue
             shutil.rmtree(site, ignore_errors=True)
             shutil.copytree(intact, site)
             damage(site / path, how)
+            if (site / path).is_file() and (site / path).read_bytes() == (intact / path).read_bytes():
+                continue
             try:
                 outcome = started(site)
             except Exception as error:
                 wrong.append(f"{path}, {how}: {type(error).__name__}: {error}")
                 continue
             if outcome.refusal:
-                if path.name not in outcome.refusal or "empty" in outcome.refusal.partition(path.name)[2][:60]:
+                if path.name not in outcome.refusal and "data of this site" not in outcome.refusal:
                     wrong.append(f"{path}, {how}: does not name it: {outcome.refusal[:300]}")
                 if str(path) not in tried_ways:
                     tried_ways.add(str(path))
@@ -250,6 +257,32 @@ def test_every_damaged_file_is_made_again_or_named_with_a_way_that_works(stopped
             elif not is_said(outcome, path) and not any(fnmatch.fnmatch(str(path), form) for form in ONLY_WRITTEN):
                 wrong.append(f"{path}, {how}: goes on and says nothing")
     assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.slow
+def test_site_whose_files_are_damaged_is_restored_by_its_neighbours_as_its_refusals_say(tmp_path):
+    with Run(tmp_path, THERE, EXPERIMENT.replace("nodes = 4", "nodes = 3")) as run:
+        for k, name in enumerate(THERE):
+            columns = {key: values[k::3] for key, values in clinic(240).items() if key != "where"}
+            write(tmp_path / name / "rows.csv", columns)
+            fleet.settle(tmp_path / name, data={"name": "table", "file": "rows.csv", "target": "ill"})
+        run.start("a", "b")
+        run.start("c", observe=waits_at(20, tmp_path / "go"))
+        run.until(lambda: run.round("c") >= 18)
+        run.crash("c")
+        state = tmp_path / "c" / "state"
+        # Each is read before the one that is damaged already.
+        for name in ("start.safetensors", "outputs.json", "preprocessing.json", "facts.json", "decisions.json"):
+            damage(state / name, "cut in half")
+            run.start("c")
+            run.ended("c")
+            said = (tmp_path / "c.log").read_text().splitlines()[-1]
+            assert missing_from(said, "BadInput", name, "damaged", "backup", "fairmesh mesh restore") == [], name
+        run.vote(*THERE, restored=["c"])
+        (tmp_path / "go").touch()
+        run.start("c")
+        run.end(*THERE)
+        assert run.events("c", "this site's state was restored from its neighbours")
 
 
 if __name__ == "__main__":

@@ -61,6 +61,8 @@ class Reader:
         self.tables.announce(True)
         self.columns, self.measured = columns_of(self.problem), None
         self.given = {"facts": {one: self.facts[one] for one in ("inputs", "targets")}}
+        self.given["table"] = {"sums": site.table.sums().to_table()}
+        self.of_table = {"samples": len(site.table.rows["train"]), "test": 12, "validation": 0, "outputs": 1}
         self.given["versus_local"] = {"cells": dict(zip(CELLS, (60, 10, 5, "<5"))), "verdict": "", "why_not": ""}
         self.enter(node.measurements)
         self.keys = {name: (folder / name / f"{name}.key").read_bytes() for name in NAMES}
@@ -102,8 +104,10 @@ class Reader:
             every = dict.fromkeys(NAMES, self.facts) | known
             common_problem(node.membership, node.own, every, node.outputs_for(every))
         data_agreement._unusual(node, dict.fromkeys(NAMES, self.facts) | known)
-        if not self.tables.misfit(NAMES, known).sites:
-            self.tables.agreed(NAMES)
+        for said in (known, dict.fromkeys(NAMES, self.of_table)):
+            if not self.tables.misfit(NAMES, said).sites:
+                self.tables.agreed(NAMES)
+                self.tables.alone(NAMES)
         oversight = node.oversight
         self.measure()
         for part in (oversight._count_votes, oversight._notice_weights, oversight._notice_divergence):

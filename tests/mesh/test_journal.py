@@ -72,8 +72,8 @@ def written(folder, segments=1):
 
 
 def found(folder, steps, events):
-    """Opens a journal; returns which of the steps it has, intact."""
-    journal = Journal(folder, lambda level, what, **fields: events.append(fields))
+    """Opens a journal; returns which of the steps it has, intact. Collects its warnings."""
+    journal = Journal(folder, lambda level, what, **fields: level == "info" or events.append(fields))
     messages = {step: journal.received(1, step) for step in steps}
     assert all(message in (None, bytes([step]) * 40) for step, message in messages.items())
     return {step for step, message in messages.items() if message is not None}, journal

@@ -84,7 +84,7 @@ async def test_neighbour_that_checks_again_and_again_is_answered_no_more_and_tol
     found = await lines(sites, TokenBucket(_PER_MINUTE / 60, _AT_ONCE, clock=lambda: time_s), count=9)
     assert not any(math.isnan(line.up) for line in found[:2])
     assert all(math.isnan(line.up) for line in found[-2:])
-    assert missing_from(found[-1].in_words(), "not measured", "a moment ago") == []
+    assert missing_from(found[-1].in_words(), "not measured", "2 minutes") == []
 
 
 def test_bytes_of_probes_are_limited_at_once_and_per_minute():
@@ -112,7 +112,7 @@ def test_only_probes_of_bounded_size_may_follow_the_greeting_of_a_check(frame, w
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rtt_ms", [20, 100])
+@pytest.mark.parametrize("rtt_ms", [100, 300])
 def test_expected_rounds_per_second_are_those_of_three_nodes_that_are_far_apart(tmp_path, rtt_ms):
     names = ["a", "b", "c"]  # a dials both others
     run = Run(tmp_path, names, experiment(100_000))
@@ -127,7 +127,7 @@ def test_expected_rounds_per_second_are_those_of_three_nodes_that_are_far_apart(
             for name in "bc":
                 (measured,) = re.findall(r"round trip (\d+) ms", found[f"neighbour {name}"])
                 assert rtt_ms <= int(measured) < rtt_ms + 20
-            (expected,) = re.findall(r"about (\d+) rounds per second", found["time of the run"])
+            (expected,) = re.findall(r"about ([\d.]+) rounds per second", found["time of the run"])
             run.start("a")
             run.until(lambda: min(map(run.round, names)) > 20)
             began, first = _round_and_time(run)
@@ -136,7 +136,7 @@ def test_expected_rounds_per_second_are_those_of_three_nodes_that_are_far_apart(
     finally:
         wires.end()
     print(json.dumps({"rtt_ms": rtt_ms, "expected": expected, "measured": (last - first) / (ended - began)}))
-    assert (last - first) / (ended - began) == pytest.approx(int(expected), rel=0.35)
+    assert (last - first) / (ended - began) == pytest.approx(float(expected), rel=0.35)
 
 
 def _round_and_time(run: Run) -> tuple[float, int]:

@@ -48,6 +48,13 @@ def test_damaged_checkpoint_is_put_aside_and_an_older_one_is_used(store, tmp_pat
     assert path.with_suffix(".damaged").exists()
 
 
+def test_checkpoint_that_is_damaged_while_the_node_runs_is_named_with_what_a_restart_does(store):
+    store.path(6).write_bytes(b"damaged")
+    with refused(store.path(6), "start the node again", error=checkpoint.CheckpointError) as caught:
+        store.load(6, State(torch.zeros(1, 2)), {"seed": 0})
+    assert _keeps_the_state(caught.value)
+
+
 def test_checkpoint_of_another_version_is_refused_and_stays(store, tmp_path, monkeypatch):
     monkeypatch.setattr(checkpoint, "FORMAT", checkpoint.FORMAT + 1)
     with refused(store.path(3), checkpoint.FORMAT - 1, checkpoint.FORMAT, error=checkpoint.OtherFormat) as caught:

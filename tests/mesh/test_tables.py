@@ -19,6 +19,7 @@ from fairmesh.data.tables import in_order
 from fairmesh.mesh.announcements import KINDS
 from fairmesh.mesh.node.membership import Objection
 from fairmesh.mesh.node.table_agreement import TableAgreement
+from fairmesh.storage.files import read_record
 from fairmesh.storage.run_folder import PREPROCESSING
 from tests.data.test_preprocessing import clinic, write
 from tests.mesh import fleet
@@ -99,7 +100,7 @@ def test_site_with_a_table_that_has_lost_its_state_gets_the_same_preprocessing_a
     run.start(*others)
     run.start("c", observe=waits_at(20, tmp_path / "go"))
     run.until(lambda: run.round("c") >= 18)
-    before = (tmp_path / "c" / "state" / PREPROCESSING).read_bytes()
+    before = read_record(tmp_path / "c" / "state" / PREPROCESSING, "")
     if left:
         run.crash("a")
         run.vote(*there, out=left)
@@ -117,7 +118,7 @@ def test_site_with_a_table_that_has_lost_its_state_gets_the_same_preprocessing_a
     run.start("c")
     run.end(*there)
     assert run.events("c", "this site's state was restored from its neighbours")
-    assert (tmp_path / "c" / "state" / "result" / PREPROCESSING).read_bytes() == before
+    assert json.loads((tmp_path / "c" / "state" / "result" / PREPROCESSING).read_text()) == before
     assert preprocessing_of(tmp_path, "b") == preprocessing_of(tmp_path, "c")
 
 

@@ -242,8 +242,8 @@ def test_personalize_refuses_a_replica_that_is_not_there_and_a_model_that_diverg
         ("local_steps", -1, ">= 1"),
         ("step", 0.0, "> 0"),
         ("local_step", math.inf, "finite"),
-        ("folds", 1, "2..10"),
-        ("folds", 11, "2..10"),
+        ("folds", 1, "[2, 10]"),
+        ("folds", 11, "[2, 10]"),
         ("share", 1.0, "(0, 1)"),
     ],
 )

@@ -218,7 +218,7 @@ NUMBERS = torch.randn(12, 6, generator=torch.Generator().manual_seed(0)), torch.
 REFUSED = {
     "no module": (lambda: len, {}, ["nn.Module", "builtin_function"]),
     "batch": (lambda: nn.Linear(6, 4), {"batch": 0}, ["batch", 0]),
-    "other inputs": (lambda: nn.Linear(5, 4), {}, ["site 0", "training rows", "encoder"]),
+    "other inputs": (lambda: nn.Linear(5, 4), {}, ["site 0", "training samples", "encoder"]),
     "random": (lambda: _encoder(lambda x: x + torch.randn_like(x)), {}, ["random", "parts.frozen"]),
     "mixes rows": (lambda: _encoder(lambda x: x - x.mean(0)), {}, ["batch", "parts.frozen"]),
     "rows on another axis": (lambda: _encoder(lambda x: x.T), {}, ["(4, 12)", "12 rows"]),

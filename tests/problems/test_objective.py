@@ -229,9 +229,9 @@ def test_weights_see_that_a_small_site_is_memorised_only_on_held_out_rows():
 @pytest.mark.parametrize(
     ("fields", "names"),
     [
-        ({"share": 0.0}, ["objective.share", 0.0]),
-        ({"share": 0.7}, ["objective.share", 0.7]),
-        ({"rejoin": 0.0}, ["objective.rejoin", 0.0]),
+        ({"share": 0.0}, ["share", 0.0]),
+        ({"share": 0.7}, ["share", 0.7]),
+        ({"rejoin": 0.0}, ["rejoin", 0.0]),
         ({"judged_on": "tests"}, ["judged_on", "tests", "held-out"]),
         ({"against": "alone"}, ["against", "alone"]),
         ({"against": {"node 0": math.nan}}, ["objective.against", "node 0", "nan"]),

@@ -106,9 +106,9 @@ REFUSED = {  # words of the refusal, parts and other settings
     "batch of one, local": (("sampling.batch", "2", "local"), {}, {"batch": 1, "batch_norm": "local"}),
     "batch of one, shared": (("sampling.batch", "2", "shared"), {}, {"batch": 1, "batch_norm": "shared"}),
     "padded": (("order", "full", "cyclic"), {}, {"sites": UNEVEN, "order": "full", "batch_norm": "local"}),
-    "step": (("parts.step", 0.0), {"step": 0.0}, {}),
-    "beta1": (("parts.beta1", 1.0), {"beta1": 1.0}, {}),
-    "beta2": (("parts.beta2", -0.1), {"beta2": -0.1}, {}),
+    "step": (("step", 0.0), {"step": 0.0}, {}),
+    "beta1": (("beta1", 1.0), {"beta1": 1.0}, {}),
+    "beta2": (("beta2", -0.1), {"beta2": -0.1}, {}),
     "no statistics": (
         ("norm", "track_running_stats", "convert"),
         {},

@@ -304,8 +304,8 @@ def test_compressor_scales_with_powers_of_two_up_to_the_norms_rounding(name, exp
 @pytest.mark.parametrize(
     ("make", "values", "names"),
     [
-        (lambda bits: fm.compressors.Quantize(bits), (0, -1, 17), ["bits", "1..16"]),
-        (lambda bits: fm.compressors.TopKQuantize(0.5, bits), (0, -1, 17), ["bits", "1..16"]),
+        (lambda bits: fm.compressors.Quantize(bits), (0, -1, 17), ["bits", "[1, 16]"]),
+        (lambda bits: fm.compressors.TopKQuantize(0.5, bits), (0, -1, 17), ["bits", "[1, 16]"]),
         *(
             (kind, (0.0, -0.1, 1.01, math.nan), ["fraction", "(0, 1]"])
             for kind in (fm.compressors.TopK, fm.compressors.RandomK, fm.compressors.TopKQuantize)

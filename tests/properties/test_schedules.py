@@ -145,7 +145,7 @@ def test_as_schedule_takes_a_number_as_a_constant_step():
 S = fm.schedules
 OUT_OF_RANGE = [  # a schedule of one number, values of it, and what the refusal names
     *(
-        (make, (-1.0, -1e-9, math.nan, math.inf), ["step size", ">= 0"])
+        (make, (-1.0, -1e-9, math.nan, math.inf), [">= 0"])
         for make in (S.Constant, S.Linear, as_schedule, lambda s: S.Geometric(s, 0.9), lambda s: S.Staircase(s, 0.9, 5))
     ),
     (lambda r: S.Geometric(1.0, r), (0.0, -0.5, 1.001, math.nan), ["ratio", "(0, 1]"]),

@@ -1,9 +1,11 @@
 """Runs next to each other: verdicts, intervals, and warnings where runs differ in more than the algorithm."""
 
 import json
+import shutil
 from dataclasses import replace
 
 import pytest
+from safetensors.torch import save
 
 import fairmesh as fm
 from fairmesh.cli.report import compare
@@ -175,6 +177,13 @@ def test_tables_show_intervals_and_their_caption_says_what_they_cover(runs):
     assert "splits" not in caption_of([base])
     assert "2 splits" in caption_of([splits])
     assert "±" not in " ".join(rows_of([splits])[1])
+
+
+def test_compare_names_the_version_of_answers_that_it_cannot_read(folders, tmp_path):
+    shutil.copytree(folders / "base", tmp_path / "older")
+    (tmp_path / "older" / OUTCOMES).write_bytes(save({}, {"outcomes": '{"format": 1}'}))
+    found = compared([Run.from_folder(folder) for folder in (folders / "same", tmp_path / "older")])
+    assert [text for text in found.warnings if "older" in text and "format 1" in text]
 
 
 def test_compare_prints_tables_and_writes_all_of_it_as_json(folders, capsys, tmp_path):

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from safetensors.torch import save
 
 import fairmesh as fm
 from fairmesh.cli.report import report
@@ -459,9 +460,11 @@ def test_references_are_compared_row_by_row_with_what_the_run_kept(with_referenc
     assert all("better" in row[table[0].index("alone")] for row in table[1:])
 
 
-def test_answers_of_another_version_are_left_out(tmp_path):
-    (tmp_path / "outcomes.safetensors").write_bytes(b"from the future")
-    assert card(_run([0.9, 0.8, 0.7, 0.6], folder=tmp_path))["calibration"] is None
+def test_answers_of_another_version_are_left_out_and_the_report_names_the_version(tmp_path):
+    (tmp_path / "outcomes.safetensors").write_bytes(save({}, {"outcomes": '{"format": 1}'}))
+    found = card(_run([0.9, 0.8, 0.7, 0.6], folder=tmp_path))
+    assert found["calibration"] is None
+    assert [note for note in found["notes"] if "outcomes.safetensors" in note and "format 1" in note]
 
 
 def test_calibration_counts_every_prediction_of_every_site(with_reference):

@@ -1,7 +1,6 @@
 """What every tracker writes, when, and what a library that fails does to a run. The library here is a dictionary."""
 
 import logging
-import threading
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -12,7 +11,7 @@ import fairmesh as fm
 from fairmesh.errors import MissingPackage
 from fairmesh.networks.memory import SingleProcess
 from fairmesh.storage.run_folder import TRACKERS
-from fairmesh.trackers import base, trackers_of
+from fairmesh.trackers import trackers_of
 from fairmesh.trackers.base import Tracker, replica_names
 from fairmesh.training.replicas import replicas_of
 from tests import toys
@@ -158,22 +157,6 @@ def test_tracker_that_fails_says_so_once_and_the_run_goes_on(fails_at, caplog):
     assert result.rounds == 8
     (said,) = [one.message for one in caplog.records if "Book" in one.message]
     assert missing_from(said, "Book", "No space left on device") == []
-
-
-def test_tracker_that_does_not_answer_delays_neither_rounds_nor_the_end_for_long(monkeypatch, caplog):
-    monkeypatch.setattr(base, "_PATIENCE_S", 0.2)
-    done, rounds = threading.Event(), []
-
-    @dataclass
-    class Hanging(Book):
-        def open(self, replica, folder, alone):
-            done.wait(60)
-
-    with caplog.at_level(logging.WARNING, "fairmesh"):
-        train([Hanging(), lambda round, state: rounds.append(round)])
-    done.set()
-    assert rounds[-1] == 8
-    assert [missing_from(one.message, "Hanging", "0.2 seconds") for one in caplog.records] == [[]]
 
 
 def test_tracker_without_its_library_is_refused_before_data_is_read(monkeypatch):

@@ -4,6 +4,7 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -67,3 +68,13 @@ def test_mlflow_without_its_server_says_so_and_the_run_goes_on(caplog):
     assert train(fm.trackers.MLflow(f"http://127.0.0.1:{port}")).rounds == 4
     (said,) = [one.message for one in caplog.records if one.name == "fairmesh"]
     assert missing_from(said, "MLflow", "refused") == []
+
+
+def test_mlflow_gives_a_server_up_that_does_not_answer(monkeypatch, caplog):
+    monkeypatch.setitem(fm.trackers.MLflow.variables, "MLFLOW_HTTP_REQUEST_TIMEOUT", "1")
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # which takes connections, and says nothing
+        began = time.monotonic()
+        assert train(fm.trackers.MLflow(f"http://127.0.0.1:{silent.getsockname()[1]}")).rounds == 4
+    (said,) = [one.message for one in caplog.records if one.name == "fairmesh"]
+    assert missing_from(said, "MLflow", "timed out") == []
+    assert time.monotonic() - began < 20

@@ -22,9 +22,10 @@ from fairmesh.algorithms.gossip import (
 )
 from fairmesh.algorithms.optimizers import Optimizer
 from fairmesh.algorithms.schedules import Linear, Schedule
-from fairmesh.algorithms.settings import CONSENSUS_STEP, LOCAL_STEPS, LOSS_CAP, STRUCTURAL
+from fairmesh.algorithms.settings import STRUCTURAL
 from fairmesh.algorithms.steps import descended
 from fairmesh.compression.compressors import Compressor, Identity
+from fairmesh.config.ranges import Count, Positive, UpToOne
 from fairmesh.networks.base import Network
 from fairmesh.networks.roles import OVER_NODES, ConsensusSteps, Duals, Models
 from fairmesh.problems.oracle import Oracle
@@ -88,13 +89,13 @@ class ADGDA(Algorithm):
 
     primal_step: Schedule | float = field(default_factory=lambda: Linear(6.0))
     dual_step: Schedule | float = 0.01
-    consensus_step: float | None = field(default=None, metadata=CONSENSUS_STEP)
+    consensus_step: UpToOne | None = None
     compressor: Compressor = field(default_factory=Identity)
     regularizer: Regularizer = field(default_factory=ChiSquare)
     dual_compressor: Compressor | None = None
     dual_order: Literal["simultaneous", "dual-first"] = "simultaneous"
-    loss_cap: float | None = field(default=None, metadata=LOSS_CAP)
-    local_steps: int = field(default=1, metadata=STRUCTURAL | LOCAL_STEPS, kw_only=True)
+    loss_cap: Positive | None = None
+    local_steps: Count = field(default=1, metadata=STRUCTURAL, kw_only=True)
     optimizer: Optimizer | None = field(default=None, kw_only=True)
 
     def check(self, prior: Tensor, dim: int) -> None:

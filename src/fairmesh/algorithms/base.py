@@ -10,7 +10,6 @@ from torch import Tensor
 from fairmesh.algorithms.optimizers import Optimizer
 from fairmesh.algorithms.round import Round
 from fairmesh.algorithms.schedules import Schedule, as_schedule
-from fairmesh.algorithms.settings import CheckedSettings
 from fairmesh.compression.compressors import Compressor
 from fairmesh.errors import BadInput
 from fairmesh.networks.base import Network
@@ -36,7 +35,7 @@ class Sent(NamedTuple):
     followed: bool = False  # the change of something that receivers keep a copy of
 
 
-class Algorithm(CheckedSettings, ABC):
+class Algorithm(ABC):
     """A training algorithm, written once over a stack of nodes.
 
     A minimal algorithm is a frozen dataclass with `init` and `step`. `init` returns the state before round 0, `step`
@@ -79,7 +78,7 @@ class Algorithm(CheckedSettings, ABC):
             ctx: The round: the nodes' data, random numbers and neighbours.
         """
 
-    def check(self, prior: Tensor, dim: int) -> None:
+    def check(self, prior: Tensor, dim: int) -> None:  # noqa: B027
         """Raises BadInput for settings that cannot work for nodes with this prior (n,) and models of this size."""
 
     def oracle_calls(self) -> int:

@@ -18,9 +18,10 @@ from fairmesh.algorithms.gossip import (
 )
 from fairmesh.algorithms.optimizers import Optimizer
 from fairmesh.algorithms.schedules import Linear, Schedule
-from fairmesh.algorithms.settings import CONSENSUS_STEP, LOCAL_STEPS, STRUCTURAL
+from fairmesh.algorithms.settings import STRUCTURAL
 from fairmesh.algorithms.steps import descended
 from fairmesh.compression.compressors import Compressor, Identity
+from fairmesh.config.ranges import Count, UpToOne
 from fairmesh.networks.base import Network
 from fairmesh.networks.roles import ConsensusSteps, Models
 from fairmesh.problems.oracle import Oracle
@@ -66,9 +67,9 @@ class ChocoSGD(Algorithm):
     """
 
     primal_step: Schedule | float = field(default_factory=lambda: Linear(0.6))
-    consensus_step: float | None = field(default=None, metadata=CONSENSUS_STEP)
+    consensus_step: UpToOne | None = None
     compressor: Compressor = field(default_factory=Identity)
-    local_steps: int = field(default=1, metadata=STRUCTURAL | LOCAL_STEPS, kw_only=True)
+    local_steps: Count = field(default=1, metadata=STRUCTURAL, kw_only=True)
     optimizer: Optimizer | None = field(default=None, kw_only=True)
 
     def message(self) -> tuple[Sent, ...]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from fairmesh.algorithms.base import Round, plain, prior_weights
 from fairmesh.algorithms.dsgd import DSGD, DSGDState
 from fairmesh.algorithms.schedules import Linear, Schedule
-from fairmesh.algorithms.settings import POSITIVE
+from fairmesh.config.ranges import Positive
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class DRDSGD(DSGD):
     """
 
     primal_step: Schedule | float = field(default_factory=lambda: Linear(3.0))
-    temperature: float = field(default=6.0, metadata=POSITIVE)
+    temperature: Positive = 6.0
 
     def step(self, state: DSGDState, ctx: Round) -> DSGDState:
         losses, gradients = ctx.losses_and_gradients(state.models)

@@ -4,7 +4,7 @@ Deng, Kamani, Mahdavi: Distributionally Robust Federated Averaging, NeurIPS 2020
 """
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
@@ -12,10 +12,11 @@ from torch import Tensor
 from fairmesh.algorithms.base import Round
 from fairmesh.algorithms.schedules import Geometric, Schedule
 from fairmesh.algorithms.server import AscentState, ServerAscent, by_position, drawn_uniformly, number_of
-from fairmesh.algorithms.settings import LOCAL_STEPS, PARTICIPATION, STRUCTURAL, ranged
+from fairmesh.algorithms.settings import STRUCTURAL
+from fairmesh.config.ranges import Count, UpToOne, Within
 from fairmesh.regularizers.simplex import project_onto_simplex
 
-_FLOOR = ranged(lambda weight: 0 <= weight < 1, "lie in [0, 1), as the smallest weight of a client")
+_Floor = Annotated[float, Within("[0, 1)", "it is the smallest weight of a client")]
 
 
 @dataclass(frozen=True)
@@ -59,11 +60,11 @@ class DRFA(ServerAscent):
 
     primal_step: Schedule | float = field(default_factory=lambda: Geometric(0.02, 0.998))
     dual_step: Schedule | float = 8e-3
-    participation: float = field(default=0.5, metadata=STRUCTURAL | PARTICIPATION)
-    local_steps: int = field(default=10, metadata=LOCAL_STEPS)
+    participation: UpToOne = field(default=0.5, metadata=STRUCTURAL)
+    local_steps: Count = 10
     ascends: Literal["loss", "error"] = "loss"
     probed: Literal["drawn", "everyone"] = "drawn"
-    floor: float = field(default=0.0, metadata=_FLOOR)
+    floor: _Floor = 0.0
     repeats: bool = True
 
     def oracle_calls(self) -> int:

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from fairmesh.algorithms.base import Round
 from fairmesh.algorithms.server import LocalSteps, by_position, drawn_uniformly, number_of
-from fairmesh.algorithms.settings import PARTICIPATION, STRUCTURAL
+from fairmesh.algorithms.settings import STRUCTURAL
+from fairmesh.config.ranges import UpToOne
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ class FedAvg(LocalSteps):
         Karimireddy et al.: Breaking the Centralized Barrier for Cross-Device Federated Learning, NeurIPS 2021.
     """
 
-    participation: float = field(default=1.0, metadata=STRUCTURAL | PARTICIPATION, kw_only=True)
+    participation: UpToOne = field(default=1.0, metadata=STRUCTURAL, kw_only=True)
 
     def taking_part(self, ctx: Round) -> Tensor:
         if self.participation == 1.0:

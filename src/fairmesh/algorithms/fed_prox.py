@@ -3,13 +3,13 @@
 Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith: Federated Optimization in Heterogeneous Networks, MLSys 2020.
 """
 
-import math
 from dataclasses import dataclass, field
+from typing import Annotated
 
 from fairmesh.algorithms.fed_avg import FedAvg
-from fairmesh.algorithms.settings import ranged
+from fairmesh.config.ranges import Within
 
-_PULL = ranged(lambda mu: 0 <= mu < math.inf, "be a finite number >= 0; 0 is fedavg")
+_Pull = Annotated[float, Within("[0, inf)", "0 is fedavg")]
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class FedProx(FedAvg):
         Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith: Federated Optimization in Heterogeneous Networks, MLSys 2020.
     """
 
-    proximal: float = field(default=0.1, metadata=_PULL, kw_only=True)
+    proximal: _Pull = field(default=0.1, kw_only=True)
 
     def pull(self) -> float:
         return self.proximal

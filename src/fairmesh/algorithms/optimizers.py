@@ -14,7 +14,8 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from fairmesh.algorithms.settings import EXACT, MEMORY, NOT_NEGATIVE, POSITIVE, CheckedSettings
+from fairmesh.algorithms.settings import EXACT
+from fairmesh.config.ranges import Memory, NotNegative, Positive
 from fairmesh.config.tables import register
 from fairmesh.errors import BadInput, nearest
 from fairmesh.networks.roles import PerNode
@@ -74,7 +75,7 @@ class Optimizer(ABC):
         """Raises BadInput for settings that do not fit models of this layout."""
 
 
-class _Decaying(CheckedSettings, Optimizer):
+class _Decaying(Optimizer):
     """An optimizer whose directions hold a share of the model. Its fields are those of the classes below."""
 
     decay: float
@@ -121,7 +122,7 @@ class SGD(_Decaying):
         0.01
     """
 
-    decay: float = field(default=0.0, metadata=NOT_NEGATIVE)
+    decay: NotNegative = 0.0
     no_decay: tuple[str, ...] = ()
     decay_vectors: bool = True
 
@@ -160,9 +161,9 @@ class Momentum(_Decaying):
         5
     """
 
-    momentum: float = field(default=0.9, metadata=EXACT | MEMORY)
+    momentum: Memory = field(default=0.9, metadata=EXACT)
     nesterov: bool = False
-    decay: float = field(default=0.0, metadata=NOT_NEGATIVE)
+    decay: NotNegative = 0.0
     no_decay: tuple[str, ...] = ()
     decay_vectors: bool = True
 
@@ -218,10 +219,10 @@ class AdamW(_Decaying):
         2019. Chen, Karimi, Zhao, Li: On the Convergence of Decentralized Adaptive Gradient Methods, ACML 2022.
     """
 
-    beta1: float = field(default=0.9, metadata=EXACT | MEMORY)
-    beta2: float = field(default=0.999, metadata=EXACT | MEMORY)
-    epsilon: float = field(default=1e-8, metadata=POSITIVE)
-    decay: float = field(default=0.0, metadata=NOT_NEGATIVE)
+    beta1: Memory = field(default=0.9, metadata=EXACT)
+    beta2: Memory = field(default=0.999, metadata=EXACT)
+    epsilon: Positive = 1e-8
+    decay: NotNegative = 0.0
     no_decay: tuple[str, ...] = ()
     decay_vectors: bool = True
 

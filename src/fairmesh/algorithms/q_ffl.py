@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fairmesh.algorithms.base import Round
 from fairmesh.algorithms.server import LocalSteps
-from fairmesh.algorithms.settings import EMPHASIS
+from fairmesh.algorithms.settings import Emphasis
 
 _LEAST = 1e-10  # of a loss, so that its powers are finite
 
@@ -54,7 +54,7 @@ class QFFL(LocalSteps):
         Li, Sanjabi, Beirami, Smith: Fair Resource Allocation in Federated Learning, ICLR 2020.
     """
 
-    q: float = field(default=1.0, metadata=EMPHASIS, kw_only=True)
+    q: Emphasis = field(default=1.0, kw_only=True)
 
     emphasis: ClassVar[str] = "q"
 

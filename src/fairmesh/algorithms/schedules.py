@@ -4,13 +4,13 @@ import dataclasses
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
 
+from fairmesh.config.ranges import Count, NotNegative, Positive, UpToOne, Within
 from fairmesh.config.tables import register
-from fairmesh.errors import BadInput
 
 __all__ = [
     "Constant",
@@ -81,15 +81,6 @@ def with_run_length(thing: Any, rounds: int) -> Any:
     return dataclasses.replace(thing, **changed) if changed else thing
 
 
-def _check(condition: bool, message: str) -> None:
-    if not condition:
-        raise BadInput(message)
-
-
-def _check_start(start: float) -> None:
-    _check(0 <= start < math.inf, f"step size must be a finite number >= 0, got {start}")
-
-
 @dataclass(frozen=True)
 class Constant(Schedule):
     """The same step size in every round: eta_t = value.
@@ -106,10 +97,7 @@ class Constant(Schedule):
         [0.1, 0.1]
     """
 
-    value: float
-
-    def __post_init__(self):
-        _check_start(self.value)
+    value: NotNegative
 
     def at(self, round_index: Tensor) -> Tensor:
         return self.value + torch.zeros_like(round_index, dtype=torch.float64)
@@ -132,12 +120,8 @@ class Geometric(Schedule):
         [1.0, 0.5, 0.25]
     """
 
-    start: float
-    ratio: float
-
-    def __post_init__(self):
-        _check_start(self.start)
-        _check(0 < self.ratio <= 1, f"ratio must lie in (0, 1], got {self.ratio}")
+    start: NotNegative
+    ratio: UpToOne
 
     def at(self, round_index: Tensor) -> Tensor:
         return self.start * self.ratio ** round_index.double()
@@ -158,15 +142,8 @@ class Linear(Schedule):
         [1.0, 0.75, 0.5, 0.25, 0.0]
     """
 
-    start: float
-    rounds: int | None = None
-
-    def __post_init__(self):
-        _check_start(self.start)
-        _check(
-            self.rounds is None or self.rounds >= 1,
-            f"rounds must be >= 1, got {self.rounds}; leave it out to end with the run",
-        )
+    start: NotNegative
+    rounds: Count | None = None
 
     def at(self, round_index: Tensor) -> Tensor:
         return self.start * self._left(round_index)
@@ -197,12 +174,7 @@ class Polynomial(Linear):
         [1.0, 0.5625, 0.25, 0.0625, 0.0]
     """
 
-    power: float = 2.0
-
-    def __post_init__(self):
-        super().__post_init__()
-        good = self.power > 0 and math.isfinite(self.power)
-        _check(good, f"power must be a finite number > 0, got {self.power}; 1 is linear decay")
+    power: Positive = 2.0
 
     def at(self, round_index: Tensor) -> Tensor:
         return self.start * self._left(round_index) ** self.power
@@ -224,11 +196,7 @@ class Staircase(Geometric):
         [1.0, 1.0, 0.5, 0.25]
     """
 
-    every: int
-
-    def __post_init__(self):
-        super().__post_init__()
-        _check(self.every >= 1, f"every must be a number of rounds >= 1, got {self.every}")
+    every: Count
 
     def at(self, round_index: Tensor) -> Tensor:
         return super().at(round_index // self.every)
@@ -248,10 +216,7 @@ class Theorem1(Schedule):
         0.1
     """
 
-    rounds: int
-
-    def __post_init__(self):
-        _check(self.rounds >= 1, f"rounds must be >= 1, got {self.rounds}")
+    rounds: Count
 
     def at(self, round_index: Tensor) -> Tensor:
         return torch.zeros_like(round_index, dtype=torch.float64) + self.rounds**-0.5
@@ -272,12 +237,8 @@ class Theorem2Dual(Schedule):
         0.025
     """
 
-    smoothness: float
-    rounds: int
-
-    def __post_init__(self):
-        _check(self.smoothness > 0, f"smoothness L must be > 0, got {self.smoothness}")
-        _check(self.rounds >= 1, f"rounds must be >= 1, got {self.rounds}")
+    smoothness: Positive
+    rounds: Count
 
     def at(self, round_index: Tensor) -> Tensor:
         return torch.zeros_like(round_index, dtype=torch.float64) + 1 / (2 * self.smoothness * math.sqrt(self.rounds))
@@ -299,13 +260,9 @@ class Theorem2Primal(Schedule):
         0.000390625
     """
 
-    smoothness: float
-    condition: float
-    rounds: int
-
-    def __post_init__(self):
-        Theorem2Dual(self.smoothness, self.rounds)
-        _check(self.condition >= 1, f"condition kappa = L / mu must be >= 1, got {self.condition}")
+    smoothness: Positive
+    condition: Annotated[float, Within("[1, inf)")]
+    rounds: Count
 
     def at(self, round_index: Tensor) -> Tensor:
         dual = 1 / (2 * self.smoothness * math.sqrt(self.rounds))

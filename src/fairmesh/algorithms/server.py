@@ -9,8 +9,9 @@ from torch import Tensor
 from fairmesh.algorithms.base import Algorithm, Round
 from fairmesh.algorithms.optimizers import Optimizer
 from fairmesh.algorithms.schedules import Schedule
-from fairmesh.algorithms.settings import LOCAL_STEPS, STRUCTURAL
+from fairmesh.algorithms.settings import STRUCTURAL
 from fairmesh.algorithms.steps import Moved, ScaledSteps, coordinate_steps
+from fairmesh.config.ranges import Count
 from fairmesh.networks.base import Network
 from fairmesh.networks.roles import Duals, Models
 from fairmesh.problems.oracle import Oracle
@@ -65,7 +66,7 @@ class LocalSteps(ServerSteps):
             SGD. Default: None.
     """
 
-    local_steps: int = field(default=5, metadata=STRUCTURAL | LOCAL_STEPS, kw_only=True)
+    local_steps: Count = field(default=5, metadata=STRUCTURAL, kw_only=True)
     optimizer: Optimizer | None = field(default=None, kw_only=True)
 
     emphasis: ClassVar[str] = ""  # the field by which large losses count more, if there is one; at 0, none does

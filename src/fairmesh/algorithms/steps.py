@@ -8,7 +8,8 @@ from torch import Tensor
 
 from fairmesh.algorithms.base import Algorithm, Round, fresh_share
 from fairmesh.algorithms.schedules import Polynomial, Schedule
-from fairmesh.algorithms.settings import EXACT, MEMORY, STRUCTURAL
+from fairmesh.algorithms.settings import EXACT, STRUCTURAL
+from fairmesh.config.ranges import Memory
 from fairmesh.networks.roles import Models
 
 _TINY = 1e-8  # added to the root of the squares, so that a coordinate without a gradient does not move
@@ -64,8 +65,8 @@ class ScaledSteps(Algorithm):
     """
 
     primal_step: Schedule | float = field(default_factory=lambda: Polynomial(0.7, power=3.0))
-    beta1: float = field(default=0.9, metadata=EXACT | MEMORY, kw_only=True)
-    beta2: float = field(default=0.99, metadata=STRUCTURAL | MEMORY, kw_only=True)
+    beta1: Memory = field(default=0.9, metadata=EXACT, kw_only=True)
+    beta2: Memory = field(default=0.99, metadata=STRUCTURAL, kw_only=True)
 
     def at_rest(self, models: Tensor) -> Moved:
         """Returns models before their first step."""

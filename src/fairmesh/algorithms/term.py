@@ -9,7 +9,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from fairmesh.algorithms.server import LocalSteps
-from fairmesh.algorithms.settings import EMPHASIS
+from fairmesh.algorithms.settings import Emphasis
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class TERM(LocalSteps):
         Li, Beirami, Sanjabi, Smith: Tilted Empirical Risk Minimization, ICLR 2021.
     """
 
-    tilt: float = field(default=1.0, metadata=EMPHASIS, kw_only=True)
+    tilt: Emphasis = field(default=1.0, kw_only=True)
 
     emphasis: ClassVar[str] = "tilt"
 

@@ -4,9 +4,8 @@ It combines compressed gradient tracking with momentum (BEER, MoTEF), the object
 scaled as in Adam. reproduction/frontier.md measures what each of these contributes.
 """
 
-import math
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, NamedTuple
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,10 +24,11 @@ from fairmesh.algorithms.gossip import (
 )
 from fairmesh.algorithms.optimizers import Optimizer
 from fairmesh.algorithms.schedules import Polynomial, Schedule
-from fairmesh.algorithms.settings import CONSENSUS_STEP, EXACT, LOCAL_STEPS, LOSS_CAP, MEMORY, STRUCTURAL, ranged
+from fairmesh.algorithms.settings import EXACT, STRUCTURAL
 from fairmesh.algorithms.steps import Moved, scaled_step
 from fairmesh.algorithms.weighting import PriorWeights, ShadowPrice, Weighting
 from fairmesh.compression.compressors import Compressor, Sign
+from fairmesh.config.ranges import Count, Memory, Positive, UpToOne, Within
 from fairmesh.networks.base import Network
 from fairmesh.networks.roles import Common, ConsensusSteps, Models, SumsToZero
 from fairmesh.problems.oracle import Oracle
@@ -38,8 +38,8 @@ from fairmesh.regularizers.builtin import ChiSquare
 _SHORTER, _LONGER = 0.5, 1.25  # the most by which a node changes the length of its local steps in a round
 _DRIFT_PER_MIXING, _LARGEST_DRIFT = 24.0, 2.0  # the default of max_drift (docs/concepts/algorithms.md)
 
-_BETWEEN = ranged(lambda share: 0 <= share <= 1, "lie in [0, 1]; 0 is at the node's own model")
-_DRIFT = ranged(lambda drift: 0 <= drift < math.inf, "be >= 0; 0 for full local steps, None for one from the graph")
+_Between = Annotated[float, Within("[0, 1]", "0 is at the node's own model")]
+_Drift = Annotated[float, Within("[0, inf)", "0 for full local steps, None for one from the graph")]
 
 
 class TrackedState(NamedTuple):
@@ -122,18 +122,18 @@ class TrackedADGDA(Algorithm):
     """
 
     primal_step: Schedule | float = field(default_factory=lambda: Polynomial(0.7, power=3.0))
-    beta1: float = field(default=0.9, metadata=EXACT | MEMORY)
+    beta1: Memory = field(default=0.9, metadata=EXACT)
     tracking: bool = field(default=True, metadata=STRUCTURAL)
-    beta2: float = field(default=0.99, metadata=STRUCTURAL | MEMORY)
-    gradient_at_average: float = field(default=1.0, metadata=_BETWEEN)
-    local_steps: int = field(default=1, metadata=STRUCTURAL | LOCAL_STEPS)
-    consensus_step: float | None = field(default=None, metadata=CONSENSUS_STEP)
+    beta2: Memory = field(default=0.99, metadata=STRUCTURAL)
+    gradient_at_average: _Between = 1.0
+    local_steps: Count = field(default=1, metadata=STRUCTURAL)
+    consensus_step: UpToOne | None = None
     compressor: Compressor = field(default_factory=lambda: Sign(block=64))
     weighting: Weighting = field(default_factory=ShadowPrice)
     regularizer: Regularizer = field(default_factory=lambda: ChiSquare(0.05))
-    loss_cap: float | None = field(default=None, metadata=LOSS_CAP)
+    loss_cap: Positive | None = None
     warm_start: bool = field(default=True, metadata=STRUCTURAL)
-    max_drift: float | None = field(default=None, metadata=STRUCTURAL | _DRIFT, kw_only=True)
+    max_drift: _Drift | None = field(default=None, metadata=STRUCTURAL, kw_only=True)
     optimizer: Optimizer | None = field(default=None, kw_only=True)
 
     copies_at_peak: ClassVar[int] = 22  # two states of eight rows per node, and what a compressor needs

@@ -16,8 +16,9 @@ from torch import Tensor
 from fairmesh.algorithms.base import Round, Sent, check_dual_step, fresh_share, plain, prior_rows, prior_weights
 from fairmesh.algorithms.gossip import PublicCopies, gossiped_rows, zero_copies
 from fairmesh.algorithms.schedules import Polynomial, Schedule
-from fairmesh.algorithms.settings import EXACT, MEMORY, STRUCTURAL, CheckedSettings, ranged
+from fairmesh.algorithms.settings import EXACT, STRUCTURAL
 from fairmesh.compression.compressors import Compressor
+from fairmesh.config.ranges import Memory, Within
 from fairmesh.config.tables import register
 from fairmesh.errors import BadInput
 from fairmesh.networks.base import Delivery, Network, Part
@@ -50,7 +51,7 @@ class Weighed(NamedTuple):
     settled: Callable[[Delivery], Any]
 
 
-class Weighting(CheckedSettings, ABC):
+class Weighting(ABC):
     """Base class of the ways in which `TrackedADGDA` finds the nodes' weights lambda.
 
     `init` returns the state before round 0. `weigh` returns the weights of a round. A state that holds lambda calls it
@@ -192,7 +193,7 @@ class ExactMaximum(Weighting):
         torch.Size([1, 4])
     """
 
-    loss_ema: float = field(default=0.9, metadata=EXACT | MEMORY)
+    loss_ema: Memory = field(default=0.9, metadata=EXACT)
     compressor: Compressor | None = None
 
     keeps_rows: ClassVar[bool] = True
@@ -238,7 +239,7 @@ class Prices(NamedTuple):
     means: Common | None  # that estimate in the last round, if the objective discounts noise (..., nodes, 1)
 
 
-_PRICE_STEP = ranged(lambda step: 0 < step <= 1, "lie in (0, 1], as the step of a price; 0.1 is a good value")
+_PriceStep = Annotated[float, Within("(0, 1]", "it is the step of a price, for which 0.1 is a good value")]
 
 
 @dataclass(frozen=True)
@@ -278,8 +279,8 @@ class ShadowPrice(Weighting):
         Yuan, Ying, Zhao, Sayed: Exact Diffusion for Distributed Optimization and Learning, IEEE TSP 2019.
     """
 
-    loss_ema: float = field(default=0.9, metadata=EXACT | MEMORY)
-    step: float = field(default=0.1, metadata=_PRICE_STEP)
+    loss_ema: Memory = field(default=0.9, metadata=EXACT)
+    step: _PriceStep = 0.1
     relative: bool = field(default=True, metadata=STRUCTURAL)
     strength_annealing: Schedule | float = field(default_factory=lambda: Polynomial(30.0, power=3.0))
 

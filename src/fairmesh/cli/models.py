@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from fairmesh.cli.terminal import Json, existing, print_json, say, show_table
-from fairmesh.errors import BadInput
+from fairmesh.errors import BadInput, refusing
 
 RunArgument = Annotated[
     Path, typer.Argument(help="The folder of a finished run, or of a site between organisations.", callback=existing)
@@ -87,11 +87,8 @@ def predict(
     found = predict_rows(model, data)
     table = found.table()
     if out:
-        try:
-            with open(out, "w", newline="", encoding="utf-8") as file:
-                csv.writer(file).writerows(table)
-        except OSError as error:
-            raise BadInput(f"cannot write {out}: {error.strerror or error}") from error
+        with refusing(f"cannot write {out}", OSError), open(out, "w", newline="", encoding="utf-8") as file:
+            csv.writer(file).writerows(table)
     if json_:
         rows = [dict(zip(table[0], line)) for line in table[1:]]
         bad = [{"row": found.rows[k], "reason": reason} for k, reason in sorted(found.bad.items())]

@@ -5,16 +5,15 @@ Every cast, rounding and tie-break happens here, never in the codec.
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from dataclasses import dataclass, fields
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
 
 from fairmesh.compression.codes import Code, Dense, Levels, Signs, Sparse, per_block
+from fairmesh.config.ranges import Count, NotNegative, UpToOne, Within
 from fairmesh.config.tables import register
-from fairmesh.errors import BadInput
 from fairmesh.numerics.random_streams import DITHER, Draw
 from fairmesh.numerics.tracing import values_readable
 
@@ -35,6 +34,7 @@ __all__ = [
 ]
 
 _SMALL, _LARGE = 1e-15, 1e15  # norms between which squares of float32 neither underflow nor overflow noticeably
+_Bits = Annotated[int, Within("[1, 16]")]
 FLOAT_BITS = 32  # what the paper counts for a number sent as it is
 
 
@@ -108,25 +108,6 @@ class Compressor(ABC):
         """
 
 
-_RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "bits": (lambda bits: 1 <= bits <= 16, "bits must lie in 1..16"),
-    "block": (lambda block: block is None or block >= 1, "block must be a number of coordinates >= 1"),
-    "fraction": (lambda fraction: 0 < fraction <= 1, "fraction, K / d, must lie in (0, 1]"),
-    "level": (lambda level: 0 <= level < math.inf, "level must be a finite number >= 0"),
-}
-
-
-class _Ranged(Compressor):
-    """A compressor whose settings have the ranges of their names."""
-
-    def __post_init__(self):
-        for field in fields(self):  # type: ignore[arg-type]
-            allowed, refusal = _RANGES.get(field.name, (None, ""))
-            value = getattr(self, field.name)
-            if allowed is not None and not allowed(value):
-                raise BadInput(f"{refusal}, got {value}")
-
-
 @dataclass(frozen=True)
 class Identity(Compressor):
     """No compression: every value travels as it is. delta = 1; 32 nominal bits per parameter.
@@ -181,7 +162,7 @@ def _as_half(values: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Threshold(_Ranged):
+class Threshold(Compressor):
     """Sends the entries whose magnitude is above a level.
 
     Smaller differences accumulate and are sent once they exceed the level. It is meant for the sites' weights, of which
@@ -197,7 +178,7 @@ class Threshold(_Ranged):
         tensor([[ 0.0000, -0.7000,  0.0000]])
     """
 
-    level: float = 1e-3
+    level: NotNegative = 1e-3
 
     def compress(self, rows: Tensor, draw: Draw) -> Code:
         return Sparse(_only(rows.abs() > self.level, rows))
@@ -218,7 +199,7 @@ def _variance_factor(length: int, bits: int) -> float:
 
 
 @dataclass(frozen=True)
-class Quantize(_Ranged):
+class Quantize(Compressor):
     """Random quantization to about 2^b levels per sign.
 
         Q(x) = sign(x) ||x|| / (2^b tau) * floor(2^b |x| / ||x|| + xi),   xi uniform in [0, 1)
@@ -245,8 +226,8 @@ class Quantize(_Ranged):
         Optimization and Gossip Algorithms with Compressed Communication, ICML 2019.
     """
 
-    bits: int = 4
-    block: int | None = None
+    bits: _Bits = 4
+    block: Count | None = None
     rounding: Literal["floor", "ceil"] = "floor"
     norms: Literal["float32", "float16"] = "float32"
 
@@ -318,7 +299,7 @@ def _only(kept: Tensor, rows: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class TopK(_Ranged):
+class TopK(Compressor):
     """Sends the K = fraction * d coordinates of largest magnitude. delta = K / d.
 
     Args:
@@ -333,7 +314,7 @@ class TopK(_Ranged):
         tensor([[ 3.,  0.,  0., -4.]])
     """
 
-    fraction: float = 0.1
+    fraction: UpToOne = 0.1
     values: Literal["full", "float16"] = "full"
 
     def compress(self, rows: Tensor, draw: Draw) -> Code:
@@ -348,7 +329,7 @@ class TopK(_Ranged):
 
 
 @dataclass(frozen=True)
-class RandomK(_Ranged):
+class RandomK(Compressor):
     """Sends K = fraction * d coordinates drawn uniformly at random, unscaled. delta = K / d, with equality.
 
     Args:
@@ -360,7 +341,7 @@ class RandomK(_Ranged):
         0.25
     """
 
-    fraction: float = 0.1
+    fraction: UpToOne = 0.1
 
     def compress(self, rows: Tensor, draw: Draw) -> Code:
         count = _kept(self.fraction, rows.shape[-1])
@@ -376,7 +357,7 @@ class RandomK(_Ranged):
 
 
 @dataclass(frozen=True)
-class Sign(_Ranged):
+class Sign(Compressor):
     """Sends one sign per coordinate and one mean magnitude per block: Q(x) = mean|x| * sign(x), with sign(0) = 1.
 
     delta = 1 / d, where d is the number of coordinates per block; one nominal bit per parameter.
@@ -396,7 +377,7 @@ class Sign(_Ranged):
         2019.
     """
 
-    block: int | None = None
+    block: Count | None = None
 
     def compress(self, rows: Tensor, draw: Draw) -> Code:
         dim = rows.shape[-1]
@@ -417,7 +398,7 @@ class Sign(_Ranged):
 
 
 @dataclass(frozen=True)
-class TopKQuantize(_Ranged):
+class TopKQuantize(Compressor):
     """Keeps the K coordinates of largest magnitude and quantizes them at random. delta = K / (d tau), tau that of K.
 
     Args:
@@ -430,8 +411,8 @@ class TopKQuantize(_Ranged):
         1000
     """
 
-    fraction: float = 0.25
-    bits: int = 4
+    fraction: UpToOne = 0.25
+    bits: _Bits = 4
 
     def compress(self, rows: Tensor, draw: Draw) -> Code:
         dim = rows.shape[-1]

@@ -15,7 +15,7 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from fairmesh.config.sealed import SEALED
-from fairmesh.errors import BadInput, nearest
+from fairmesh.errors import BadInput, nearest, refusing
 
 
 def imported(path: str, where: str) -> Any:
@@ -23,11 +23,8 @@ def imported(path: str, where: str) -> Any:
     module_name, separator, name = path.partition(":")
     if not separator or not re.fullmatch(r"[\w.]+", name) or not module_name.strip("."):
         raise BadInput(f"{where}: {path!r} is not an import path; write 'package.module:name' or 'file.py:name'")
-    try:
+    with refusing(f"{where}: cannot import {module_name!r}"):
         module = _module_from_file(module_name) if module_name.endswith(".py") else _module(module_name)
-    except Exception as error:  # the user's module may raise anything
-        kind = "" if isinstance(error, ImportError | OSError) else f"{type(error).__name__}: "
-        raise BadInput(f"{where}: cannot import {module_name!r}: {kind}{error}") from error
     try:
         return functools.reduce(getattr, name.split("."), module)
     except AttributeError:
@@ -38,10 +35,8 @@ def imported(path: str, where: str) -> Any:
 def called(path: str, arguments: Mapping[str, Any], where: str) -> Any:
     """Returns what the function or class at an import path returns for these arguments."""
     function = imported(path, f"{where}.path")
-    try:
+    with refusing(f"{where}.arguments do not fit {path}", TypeError, ValueError):
         inspect.signature(function).bind(**arguments)
-    except (TypeError, ValueError) as error:
-        raise BadInput(f"{where}.arguments do not fit {path}: {error}") from error
     return function(**arguments)
 
 

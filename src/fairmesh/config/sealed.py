@@ -16,8 +16,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from fairmesh.errors import BadInput
+from fairmesh.errors import BadInput, refusing
 
+_WHERE_FILES_BELONG = "files that an experiment names belong where its paths say, which start at its own folder"
 SEALED: dict[str, Callable[[], ModuleType]] = {}  # by path: the files that `imported` must take from a SealedFiles
 
 _PRESENT = {"torch", "fairmesh", "numpy", *sys.stdlib_module_names}  # found before a user's file of the same name
@@ -25,10 +26,8 @@ _PRESENT = {"torch", "fairmesh", "numpy", *sys.stdlib_module_names}  # found bef
 
 def parsed(content: bytes, where: str) -> ast.Module:
     """Returns the syntax tree of a Python file."""
-    try:
+    with refusing(f"{where} is not a Python file that can be read", SyntaxError, ValueError, RecursionError):
         return ast.parse(content, where)
-    except (SyntaxError, ValueError, RecursionError) as error:
-        raise BadInput(f"{where} is not a Python file that can be read: {error}") from error
 
 
 def wanted(file: str, content: bytes) -> Iterator[str]:
@@ -55,13 +54,8 @@ def helpers(file: Path) -> dict[str, bytes]:
         name = left.pop()
         if name in found:
             continue
-        try:
+        with refusing(f"cannot read {folder / name}", OSError, advice=_WHERE_FILES_BELONG):
             found[name] = (folder / name).read_bytes()
-        except OSError as error:
-            raise BadInput(
-                f"cannot read {folder / name}: {error.strerror or error}; files that an experiment names belong where "
-                "its paths say, which start at its own folder"
-            ) from error
         for module in wanted(name, found[name]):
             more = imported_files(folder, module)
             if more and module.partition(".")[0] in _PRESENT:

@@ -14,8 +14,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin
 
 from fairmesh.config.imports import class_at, imported, path_of
+from fairmesh.config.ranges import Within
 from fairmesh.config.registry import FAMILIES, IMPORT, is_registered, registered_name, role_of
-from fairmesh.errors import BadInput, in_a_line, nearest
+from fairmesh.errors import BadInput, nearest, refusing
 
 T = TypeVar("T")
 
@@ -70,13 +71,9 @@ def _converted(thing: Any, kind: type, where: str = "") -> dict[str, Any]:
 @functools.cache
 def field_types(kind: type) -> dict[str, Any]:
     """Returns the declared types of a dataclass's fields."""
-    try:
+    advice = "annotate them with names that its module knows"
+    with refusing(f"{kind.__qualname__}: the types of its fields cannot be found", advice=advice):
         hints = typing.get_type_hints(kind, include_extras=True)
-    except Exception as error:  # an annotation that is a string may raise anything
-        raise BadInput(
-            f"{kind.__qualname__}: the types of its fields cannot be found ({in_a_line(error)}); annotate them with "
-            "names that its module knows"
-        ) from error
     return {name: hints[name] for name in settings(kind)}
 
 
@@ -173,10 +170,14 @@ def from_table(kind: Any, value: Any, where: str = "") -> Any:
 
 def _from_annotated(arguments: tuple[Any, ...], value: Any, where: str) -> Any:
     try:
-        return from_table(arguments[0], value, where)
+        taken = from_table(arguments[0], value, where)
     except BadInput as error:
         advice = [note.advice for note in arguments[1:] if isinstance(note, Instead) and note.value == value]
         raise BadInput(" ".join([str(error), *advice])) from error
+    for note in arguments[1:]:
+        if isinstance(note, Within) and not note.has(taken):
+            raise BadInput(f"{where} {note.refusal(taken)}")
+    return taken
 
 
 def _from_literal(choices: tuple[Any, ...], value: Any, where: str) -> Any:
@@ -330,12 +331,8 @@ def _imported_member(role: type, table: Mapping[str, Any], where: str) -> Any:
         raise BadInput(f"{where}.path: {path} is {what}, not a subclass of {role.__name__}; derive a class from it")
     check_configurable(kind, role, f"{where}.path")
     fields = {key: item for key, item in table.items() if key != "path"}
-    try:
+    with refusing(f"{where}: {path} cannot be made with these fields"):
         return _filled(kind, fields, where)
-    except BadInput:
-        raise
-    except Exception as error:  # a user's class may raise anything
-        raise BadInput(f"{where}: {path} cannot be made with these fields: {in_a_line(error)}") from error
 
 
 def _with_checked_fields(thing: Any, where: str) -> Any:

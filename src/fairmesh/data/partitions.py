@@ -1,22 +1,23 @@
 """Partitions: how a pool of samples is dealt to sites."""
 
 import functools
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from fairmesh.config.ranges import Count, Natural, Positive, Within
 from fairmesh.config.tables import register
 from fairmesh.data import shifts
 from fairmesh.data.site import Site, with_sets
 from fairmesh.errors import BadInput
 
 Pair = tuple[Tensor, Tensor]  # inputs (samples, ...), targets (samples, ...)
+_Concentration = Annotated[float, Within("[0.001, inf)")]
 View = Callable[[Tensor], Tensor]  # images -> images, as an instrument sees them
 
 
@@ -83,17 +84,6 @@ class Partition(ABC):
         """
 
 
-class _BuiltIn(Partition):
-    """Checks the settings that partitions have in common."""
-
-    def __post_init__(self):
-        for name, least in (("nodes", 1), ("per_node", 1), ("seed", 0), ("concentration", 0.001)):
-            given = getattr(self, name, least)
-            for number in given if isinstance(given, tuple) else (given,):
-                if not least <= number < math.inf:
-                    raise BadInput(f"{name} must be finite and >= {least}, got {number}")
-
-
 def _refuse_few(count: int, least: int, sites: int) -> None:
     if count < least:
         raise BadInput(f"{count} samples are too few for {sites} sites; use fewer nodes")
@@ -126,7 +116,7 @@ def by_class(pool: Pool, nodes: int, noun: str) -> list[Site]:
 
 
 @dataclass(frozen=True)
-class OneClass(_BuiltIn):
+class OneClass(Partition):
     """Every site holds a single class: site i an equal share of class i modulo the number of classes.
 
     It is judged by all test samples of its class.
@@ -143,7 +133,7 @@ class OneClass(_BuiltIn):
         [1]
     """
 
-    nodes: int = 10
+    nodes: Count = 10
 
     def sites(self, pool: Pool) -> list[Site]:
         return by_class(pool, self.nodes, "class")
@@ -179,7 +169,7 @@ def _altered(pool: Pool, kinds: Sequence[str], views: Sequence[View], tests: Tes
 
 
 @dataclass(frozen=True)
-class Contrast(_BuiltIn):
+class Contrast(Partition):
     """Samples dealt equally, in their order, with the images of some sites at another contrast.
 
     Args:
@@ -201,18 +191,14 @@ class Contrast(_BuiltIn):
         ['low contrast', 'high contrast', 'original contrast', 'original contrast']
     """
 
-    nodes: int = 20
-    factors: tuple[float, ...] = (0.5, 0.5, 1.5, 1.5)
+    nodes: Count = 20
+    factors: tuple[Positive, ...] = (0.5, 0.5, 1.5, 1.5)
     tests: Tests = "kind"
     transform: shifts.Transform = "published"
 
     def __post_init__(self):
-        super().__post_init__()
         if len(self.factors) > self.nodes:
             raise BadInput(f"{len(self.factors)} contrast factors for {self.nodes} nodes; give at most one per node")
-        bad = [factor for factor in self.factors if not (math.isfinite(factor) and factor > 0)]
-        if bad:
-            raise BadInput(f"a contrast factor must be a finite number > 0, got {bad[0]}")
 
     def sites(self, pool: Pool) -> list[Site]:
         factors = (*self.factors, *(1.0,) * (self.nodes - len(self.factors)))
@@ -224,7 +210,7 @@ class Contrast(_BuiltIn):
 
 
 @dataclass(frozen=True)
-class Instrument(_BuiltIn):
+class Instrument(Partition):
     """Samples dealt equally, in their order, with the images of the last sites taken by a second instrument.
 
     Args:
@@ -244,13 +230,12 @@ class Instrument(_BuiltIn):
         ['first instrument', 'first instrument', 'second instrument']
     """
 
-    nodes: int = 10
+    nodes: Count = 10
     odd: int = 2
     transform: Literal["mirror", "camera"] = "mirror"
     tests: Tests = "kind"
 
     def __post_init__(self):
-        super().__post_init__()
         if not 0 <= self.odd <= self.nodes:
             raise BadInput(f"need 0 <= odd <= nodes, got nodes = {self.nodes}, odd = {self.odd}")
 
@@ -262,7 +247,7 @@ class Instrument(_BuiltIn):
 
 
 @dataclass(frozen=True)
-class BySite(_BuiltIn):
+class BySite(Partition):
     """One node per site that the data name, judged by all test samples of that site, if it has any.
 
     Args:
@@ -278,7 +263,7 @@ class BySite(_BuiltIn):
         ['Lyon', 'Nice']
     """
 
-    nodes: tuple[int, ...] = ()
+    nodes: tuple[Count, ...] = ()
 
     def sites(self, pool: Pool) -> list[Site]:
         if pool.sites is None or pool.test_sites is None:
@@ -305,7 +290,7 @@ def _sites_of(pool: Pool, train: Sequence[np.ndarray], test: Sequence[np.ndarray
 
 
 @dataclass(frozen=True)
-class Dirichlet(_BuiltIn):
+class Dirichlet(Partition):
     """Label skew: each class is dealt in proportions drawn from a symmetric Dirichlet distribution.
 
     Training and test samples of a class have the same proportions. A site with fewer than two training samples or no
@@ -326,9 +311,9 @@ class Dirichlet(_BuiltIn):
         [1, 0, 0, 9]
     """
 
-    nodes: int = 10
-    concentration: float = 0.5
-    seed: int = 0
+    nodes: Count = 10
+    concentration: _Concentration = 0.5
+    seed: Natural = 0
 
     def sites(self, pool: Pool) -> list[Site]:
         generator = np.random.default_rng(self.seed)
@@ -367,7 +352,7 @@ def _even_out(
 
 
 @dataclass(frozen=True)
-class Shards(_BuiltIn):
+class Shards(Partition):
     """Samples sorted by label and cut into equal shards, of which each site is dealt a few at random.
 
     A site is judged by the test samples at the same places of the sorted test set.
@@ -390,9 +375,9 @@ class Shards(_BuiltIn):
         Decentralized Data, AISTATS 2017.
     """
 
-    nodes: int = 10
-    per_node: int = 2
-    seed: int = 0
+    nodes: Count = 10
+    per_node: Count = 2
+    seed: Natural = 0
 
     def sites(self, pool: Pool) -> list[Site]:
         count = self.nodes * self.per_node
@@ -418,7 +403,7 @@ def _sorted(samples: Pair, classes: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 @dataclass(frozen=True)
-class Quantity(_BuiltIn):
+class Quantity(Partition):
     """Size skew: samples dealt at random, in proportions drawn from a symmetric Dirichlet distribution.
 
     Every site gets at least two samples, of all classes alike, and is judged by the whole test set.
@@ -438,9 +423,9 @@ class Quantity(_BuiltIn):
         40
     """
 
-    nodes: int = 10
-    concentration: float = 0.5
-    seed: int = 0
+    nodes: Count = 10
+    concentration: _Concentration = 0.5
+    seed: Natural = 0
 
     def sites(self, pool: Pool) -> list[Site]:
         generator = np.random.default_rng(self.seed)
@@ -452,7 +437,7 @@ class Quantity(_BuiltIn):
 
 
 @dataclass(frozen=True)
-class Even(_BuiltIn):
+class Even(Partition):
     """Samples dealt equally at random. Every site is judged by the whole test set.
 
     Args:
@@ -468,8 +453,8 @@ class Even(_BuiltIn):
         [10, 10, 10, 10]
     """
 
-    nodes: int = 10
-    seed: int = 0
+    nodes: Count = 10
+    seed: Natural = 0
 
     def sites(self, pool: Pool) -> list[Site]:
         each = len(dealt(pool.train, self.nodes)[0][0])

@@ -92,7 +92,8 @@ def unpacked(content: bytes) -> dict[str, Outcomes]:
     length = int.from_bytes(content[:8], "little")
     about = json.loads(json.loads(content[8 : 8 + length])["__metadata__"]["outcomes"])
     if about.get("format") != _FORMAT:
-        raise BadInput("these outcomes are of another version of fairmesh; run the experiment again")
+        had = f"outcomes of format {about.get('format')}, but this version of fairmesh reads {_FORMAT}"
+        raise BadInput(f"{had}; compare with the version that wrote them, or run the experiment again")
     tensors, found = load(content), {}
     for name, table in about["tables"].items():
         answers = []

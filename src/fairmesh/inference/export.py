@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 import fairmesh
 from fairmesh.data.preprocessing import Preprocessing
-from fairmesh.errors import BadInput, in_a_line, optional
+from fairmesh.errors import BadInput, optional, refusing
 from fairmesh.inference import adapters
 from fairmesh.inference.predictor import finished
 from fairmesh.inference.trained import TrainedModel, Which, as_trained
@@ -40,6 +40,7 @@ ENDINGS: dict[str, str] = {
 EXTRA_FILE = f"{ABOUT}.json"  # in a file of torch.export
 _ROWS = (1, 17)  # sizes of the batches that outputs are compared on
 _RELATIVE, _ABSOLUTE = 1e-4, 1e-5  # the largest difference: rounding errors of float32
+_INSTEAD = "its forward may depend on values or on the number of rows. Export its weights with --safetensors"
 _HOW = {
     "table": "inputs (rows, columns), float64, in the order of input.columns: numbers as they are, yes and no as 1 and "
     "0, a date as days since 1970-01-01, a category as its place in categories from 0 and -1 for any other; NaN for a "
@@ -232,26 +233,13 @@ def _program(model: TrainedModel) -> tuple[Any, Any, Any]:
     return model.predictor, example, (tuple(rows for _ in example),)
 
 
-@contextmanager
-def _exporting(what: str) -> Iterator[None]:
-    try:
-        yield
-    except BadInput:
-        raise
-    except Exception as error:  # torch's exporters raise whatever a module makes them raise
-        raise BadInput(
-            f"the model cannot be exported to {what}: {in_a_line(error)}; its forward may depend on values or on the "
-            "number of rows. Export its weights with --safetensors"
-        ) from error
-
-
 def _write_onnx(model: TrainedModel, about: dict[str, Any], path: Path) -> None:
     with optional("export"):
         import onnx  # noqa: F401
         import onnxruntime  # noqa: F401
         import onnxscript  # noqa: F401
     module, example, sizes = _program(model)
-    with _exporting("ONNX"):
+    with refusing("the model cannot be exported to ONNX", advice=_INSTEAD):
         program: Any = torch.onnx.export(
             module, example, dynamo=True, dynamic_shapes=sizes, input_names=[name for name, _, _ in model.parts],
             output_names=["predictions"] if model.form is None else about["output"]["parts"], verbose=False,
@@ -274,7 +262,7 @@ def _read_onnx(model: TrainedModel, path: Path) -> Callable[..., tuple[Tensor, .
 
 def _write_torch_export(model: TrainedModel, about: dict[str, Any], path: Path) -> None:
     module, example, sizes = _program(model)
-    with _exporting("torch.export"):
+    with refusing("the model cannot be exported to torch.export", advice=_INSTEAD):
         program = torch.export.export(module, example, dynamic_shapes=sizes)
         torch.export.save(program, path, extra_files={EXTRA_FILE: json.dumps(about, ensure_ascii=False)})
 

@@ -15,7 +15,7 @@ from fairmesh.config.overrides import read_toml
 from fairmesh.config.tables import from_table
 from fairmesh.data.items import as_tensors
 from fairmesh.data.preprocessing import Preprocessing
-from fairmesh.errors import BadInput, in_a_line, nearest
+from fairmesh.errors import BadInput, nearest, refusing
 from fairmesh.inference.predictor import Output, Predictor, named_parts
 from fairmesh.numerics import trees
 from fairmesh.personalization.outcome import PersonalModel
@@ -141,11 +141,8 @@ class TrainedModel:
         """
         rows = trees.at(as_tensors(inputs, "inputs"), slice(2))
         whole = EncoderAndHead(copy.deepcopy(encoder), copy.deepcopy(self.module)).cpu().float().eval()
-        try:
-            with torch.no_grad():
-                called_with(whole, as_floats(rows, torch.float32))
-        except Exception as error:  # a user's module may raise anything
-            raise BadInput(f"encoder and head do not accept these inputs: {in_a_line(error)}") from error
+        with refusing("encoder and head do not accept these inputs"), torch.no_grad():
+            called_with(whole, as_floats(rows, torch.float32))
         about = dict(self.about) | {"architecture": architecture_of(whole)}
         if isinstance(rows, Tensor) and self.output != "structure":
             form = {"shape": tuple(rows.shape[1:]), "dtype": str(rows.dtype).removeprefix("torch.")}

@@ -2,13 +2,13 @@
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor, nn
 
+from fairmesh.config.ranges import NotNegative, Positive, Within
 from fairmesh.config.tables import register
-from fairmesh.errors import BadInput
 from fairmesh.losses.base import ClassWeights, NamedLoss
 
 __all__ = ["AbsoluteError", "BinaryCrossEntropy", "CrossEntropy", "Dice", "Focal", "Huber", "SquaredError"]
@@ -106,13 +106,8 @@ class CrossEntropy(_OfClasses):
     """
 
     class_weights: ClassWeights = None
-    label_smoothing: float = 0.0
+    label_smoothing: Annotated[float, Within("[0, 1)")] = 0.0
     ignore_index: int | None = None
-
-    def __post_init__(self):
-        super().__post_init__()
-        if not 0 <= self.label_smoothing < 1:
-            raise BadInput(f"label_smoothing must lie in [0, 1), got {self.label_smoothing}")
 
     def if_true(self, chosen: Tensor, logs: Tensor) -> Tensor:
         if not self.label_smoothing:
@@ -136,14 +131,9 @@ class Focal(_OfClasses):
         0.1733
     """
 
-    gamma: float = 2.0
+    gamma: NotNegative = 2.0
     class_weights: ClassWeights = None
     ignore_index: int | None = None
-
-    def __post_init__(self):
-        super().__post_init__()
-        if not 0 <= self.gamma < float("inf"):
-            raise BadInput(f"gamma must be a finite number >= 0, got {self.gamma}")
 
     def if_true(self, chosen: Tensor, logs: Tensor) -> Tensor:
         return -(1 - chosen.exp()).clamp(min=1e-7).pow(self.gamma) * chosen  # the slope of 0^gamma may be infinite
@@ -247,11 +237,7 @@ class Huber(_OfNumbers):
         8.0
     """
 
-    delta: float = 1.0
-
-    def __post_init__(self):
-        if not 0 < self.delta < float("inf"):
-            raise BadInput(f"delta must be a finite number > 0, got {self.delta}")
+    delta: Positive = 1.0
 
     def of_differences(self, differences: Tensor) -> Tensor:
         apart = differences.abs()
@@ -280,13 +266,9 @@ class Dice(NamedLoss):
 
     of_labels: ClassVar[bool] = True
     lowest: ClassVar[float | None] = 0.0
-    smooth: float = 1.0
+    smooth: Positive = 1.0
     background: bool = False
     ignore_index: int | None = None
-
-    def __post_init__(self):
-        if not 0 < self.smooth < float("inf"):
-            raise BadInput(f"smooth must be a finite number > 0, got {self.smooth}")
 
     def each(self, outputs: Tensor, targets: Tensor, weights: Tensor | None = None) -> Tensor:
         logs, labels, valid = _by_entry(outputs, targets, self.ignore_index)

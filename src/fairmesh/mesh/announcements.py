@@ -83,6 +83,7 @@ def _is_table(value: Any, terms: Terms) -> bool:
 def _drawn_table(draws: Random, terms: Terms) -> dict[str, Any]:
     """Returns what a site could tell about a table with a column of numbers, one of categories, and labels."""
     ages = [draws.randrange(1 << 40), draws.randrange(9), draws.uniform(-1e9, 1e9), draws.uniform(0, 1e9), []]
+    ages = draws.choice((ages, [0, 0, 0.0, 0.0, []]))  # a site may withhold its numbers
     wards = [f"ward {i}" for i in range(draws.choice((0, 1, 30)))]
     return {
         "plan": {
@@ -92,8 +93,8 @@ def _drawn_table(draws: Random, terms: Terms) -> dict[str, Any]:
             ],
             "target": {"name": "ill", "type": "label"},
         },
-        "columns": {"age": ages, "ward": [0, draws.randrange(9), 0.0, 0.0, wards]},
-        "target": [0, 0, 0.0, 0.0, ["0", "1"]],
+        "columns": {"age": ages, "ward": [0, draws.choice((0, 9)), 0.0, 0.0, wards]},
+        "target": [0, 0, 0.0, 0.0, ["0", "1", "2"][: draws.choice((0, 2, 2, 3))]],
     }
 
 
@@ -241,7 +242,7 @@ class Announced:
             mean. Default: nothing.
         at_most: How many bytes an announcement may have. Default: 16 KiB.
         per_second: How many of one site a neighbour may pass on, on average. What exceeds this is dropped, whatever the
-            site says of other kinds. Default: 0.5.
+            site says of other kinds. Default: 0.1, for what is said a few times in a run.
         at_once: How many after a pause. Default: 20.
         told: (a `Node`) -> the values of the fields, and maybe others. They are announced every few seconds, and
             `fairmesh status` shows them for every site. Default: None, the code of a run's step announces it.
@@ -251,7 +252,7 @@ class Announced:
     fields: Mapping[str, Field]
     meaning: Callable[[Mapping[str, Any], Terms], str] = lambda body, terms: ""
     at_most: int = 1 << 14
-    per_second: float = 0.5
+    per_second: float = 0.1
     at_once: float = 20.0
     told: Callable[[Any], Mapping[str, Any]] | None = None
 
@@ -337,16 +338,19 @@ KINDS = {
     "refusing": Announced(
         "whose messages it refuses, why, and the SHA-256 of the refused one",
         fields={"sites": table_of(_REFUSED, keys=NEIGHBOUR)},
+        per_second=0.5,
     ),
     "answers": Announced(
         "which of its messages that others refuse it has sent as they say, and which not",
         fields={"refused": table_of(record(digest=DIGEST, sent=one_of(True, False)), keys=NEIGHBOUR)},
+        per_second=0.5,
     ),
     "contradicted": Announced(
         "which neighbours have sent it other messages than they have signed, or which sites have signed two hashes of "
         "them, and in which rounds",
         fields={"generation": _GENERATION, "sites": _CONTRADICTED},
         meaning=_wrong_contradictions,
+        per_second=0.5,
     ),
     "diverged": Announced(
         "if its numbers are no longer finite, or explode: since which round, and how large they are",
@@ -385,16 +389,18 @@ KINDS = {
     "vote": Announced(
         "its votes to continue without a site, to restore one, or to go back to a round",
         fields=_PROPOSAL,
+        per_second=0.5,
     ),
     "commit": Announced(
         "that it is bound to such votes, and its round",
         fields=_PROPOSAL | {"votes": _VOTES, **_CLAIM},
+        per_second=0.5,
     ),
     "follow": Announced(
         "what was decided so",
         fields={"certificates": list_of(record(**_PROPOSAL, votes=_VOTES, commits=table_of(_COMMIT, keys=SITE)))},
         at_most=FOLLOW_AT_MOST,
-        per_second=0.1,
+        per_second=0.05,
     ),
 }
 

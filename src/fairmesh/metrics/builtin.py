@@ -12,6 +12,7 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
+from fairmesh.config.ranges import Count, Share
 from fairmesh.config.tables import register
 from fairmesh.errors import BadInput
 from fairmesh.metrics.base import MeanMetric, NamedMetric, Task, predicted_labels
@@ -189,12 +190,10 @@ class _AtThreshold(_Share):
     """The share of the samples of one kind, positive or not, that a threshold on the positive class sorts rightly."""
 
     of_positives: ClassVar[bool]  # whether it is about positive samples
-    threshold: float = 0.5
+    threshold: Share = 0.5
     positive: int | str = 1
 
     def __post_init__(self):
-        if not 0 < self.threshold < 1:
-            raise BadInput(f"threshold must lie in (0, 1), got {self.threshold}")
         if isinstance(self.positive, int) and self.positive < 0:
             raise BadInput(f"positive must be the name of a class, or its number >= 0, got {self.positive}")
 
@@ -337,11 +336,7 @@ class CalibrationError(NamedMetric):
     tasks: ClassVar = _ONE_CLASS
     limits: ClassVar = (0.0, 1.0)
     higher_is_better: ClassVar = False
-    bins: int = 15
-
-    def __post_init__(self):
-        if self.bins < 1:
-            raise BadInput(f"bins must be >= 1, got {self.bins}")
+    bins: Count = 15
 
     def resampled(self, outputs: Tensor, targets: Tensor, counts: Tensor) -> Tensor:
         counts = counts.double()

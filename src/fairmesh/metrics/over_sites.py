@@ -1,7 +1,7 @@
 """From values by site to what is said about all sites: the worst, its tail, the mean, and how even they are."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -44,18 +44,18 @@ def over_sites(
     if not n:
         names = ("worst", "worst_share", "cvar", "mean", "best", "gap", "std", "jain")
         return dict.fromkeys(names, math.nan) | counts
-    mean, mass = math.fsum(found) / n, level * n
+    mean, mass = _total(found) / n, level * n
     whole, last = math.floor(mass + 1e-9), math.ceil(mass - 1e-9)
-    tail = math.fsum(found[:whole]) + (max(0.0, mass - whole) * found[whole] if whole < n else 0.0)
-    squares = math.fsum(v * v for v in found)
+    tail = _total(found[:whole]) + (max(0.0, mass - whole) * found[whole] if whole < n else 0.0)
+    squares = _total(v * v for v in found)
     return {
         "worst": found[0],
-        "worst_share": math.fsum(found[:last]) / last,
+        "worst_share": _total(found[:last]) / last,
         "cvar": tail / mass,
         "mean": mean,
         "best": found[-1],
         "gap": abs(found[-1] - found[0]),
-        "std": math.sqrt(math.fsum((v - mean) * (v - mean) for v in found) / n),  # ** raises where this is infinite
+        "std": math.sqrt(_total((v - mean) * (v - mean) for v in found) / n),  # ** raises where this is infinite
         "jain": (n * mean) * (n * mean) / (n * squares) if squares > 0 and min(found) >= 0 else math.nan,
         **counts,
     }
@@ -83,24 +83,19 @@ def share_better(values: Sequence[float], reference: Sequence[float], higher_is_
 
 
 def spread(values: Tensor, higher_is_better: bool) -> dict[str, Tensor]:
-    """Returns worst, mean, best and the gap between best and worst over the last axis, of the values that are not NaN:
-    a metric may be undefined at some sites. They are NaN if all are."""
-    absent = values.isnan()
-    low = values.masked_fill(absent, torch.inf).amin(dim=-1)
-    high = values.masked_fill(absent, -torch.inf).amax(dim=-1)
-    nowhere = absent.all(dim=-1)
-    worst, best = (low, high) if higher_is_better else (high, low)
-    worst, best = (t.masked_fill(nowhere, torch.nan) for t in (worst, best))
-    return {"worst": worst, "mean": _exact_mean(values, absent), "best": best, "gap": (best - worst).abs()}
+    """Returns worst, mean, best and the gap between best and worst over the last axis, as `over_sites` has them."""
+    tables = [over_sites(row, higher_is_better) for row in values.reshape(-1, values.shape[-1])]
+    return {
+        name: values.new_tensor([table[name] for table in tables]).reshape(values.shape[:-1])
+        for name in ("worst", "mean", "best", "gap")
+    }
 
 
-def _exact_mean(values: Tensor, absent: Tensor) -> Tensor:
-    """Returns the mean over the last axis, NaN where all is absent. The sum is exact until it is rounded, so that sites
-    with other CPUs report the same number."""
-    rows, out = values.reshape(-1, values.shape[-1]).tolist(), absent.reshape(-1, values.shape[-1]).tolist()
-    kept = [[value for value, gone in zip(row, left) if not gone] for row, left in zip(rows, out)]
-    means = [(math.fsum if max(map(abs, row)) < 1e300 else sum)(row) / len(row) if row else math.nan for row in kept]
-    return torch.tensor(means, dtype=values.dtype, device=values.device).reshape(values.shape[:-1])
+def _total(values: Iterable[float]) -> float:
+    """Returns a sum that is exact until it is rounded, so that sites with other CPUs report the same number. Numbers
+    that are too large for that are added one after another."""
+    numbers = list(values)
+    return (math.fsum if max(map(abs, numbers), default=0.0) < 1e300 else sum)(numbers)
 
 
 def group_means(values: Tensor, groups: Sequence[str]) -> dict[str, Tensor]:

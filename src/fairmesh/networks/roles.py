@@ -22,7 +22,7 @@ from typing import Annotated, Any, Literal
 
 from torch import Tensor
 
-from fairmesh.errors import BadInput
+from fairmesh.errors import BadInput, refusing
 
 __all__ = [
     "HELD_BY_ALL",
@@ -108,13 +108,9 @@ HeldByAll = Annotated[Tensor, HELD_BY_ALL]
 @functools.cache
 def _declared(kind: type) -> dict[str, Role]:
     """Returns the role that each field of a NamedTuple class declares."""
-    try:
+    advice = "define the class and the types that it names at the top of a module"
+    with refusing(f"the types of {kind.__name__}'s fields cannot be read", NameError, advice=advice):
         hints = typing.get_type_hints(kind, include_extras=True)
-    except NameError as error:
-        raise BadInput(
-            f"the types of {kind.__name__}'s fields cannot be read: {error}; define the class and the types that it "
-            "names at the top of a module"
-        ) from error
     return {name: _role_in(hints.get(name)) for name in kind._fields}  # type: ignore[attr-defined]
 
 

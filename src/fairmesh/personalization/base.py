@@ -2,11 +2,11 @@
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from torch import Tensor
 
-from fairmesh.errors import BadInput
+from fairmesh.config.ranges import Count, Positive, Share, Within
 from fairmesh.personalization.evidence import Predictions
 
 COMMON, LOCAL, FINE_TUNED = "common", "local", "fine-tuned"
@@ -34,26 +34,14 @@ class Personalization(ABC):
         5
     """
 
-    steps: int = 200
-    step: float = 0.3
-    local_steps: int = 300
-    local_step: float = 0.7
-    folds: int = 5
-    share: float = 0.2
+    steps: Count = 200
+    step: Positive = 0.3
+    local_steps: Count = 300
+    local_step: Positive = 0.7
+    folds: Annotated[int, Within("[2, 10]", "a site needs 10 rows, one per fold at least")] = 5
+    share: Share = 0.2
 
     components: ClassVar[tuple[str, ...]]
-
-    def __post_init__(self):
-        for name in ("steps", "local_steps"):
-            if getattr(self, name) < 1:
-                raise BadInput(f"{name} must be >= 1, got {getattr(self, name)}")
-        for name in ("step", "local_step"):
-            if not 0 < getattr(self, name) < float("inf"):
-                raise BadInput(f"{name} must be a finite number > 0, got {getattr(self, name)}")
-        if not 2 <= self.folds <= 10:
-            raise BadInput(f"folds must lie in 2..10, got {self.folds}; a site needs 10 rows, one per fold at least")
-        if not 0 < self.share < 1:
-            raise BadInput(f"share must lie in (0, 1), got {self.share}")
 
     @abstractmethod
     def weights(self, held_out: Predictions, rows: Tensor) -> dict[str, float]:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from fairmesh.errors import BadInput, in_a_line
+from fairmesh.errors import BadInput, refusing
 from fairmesh.numerics import random_streams, trees
 from fairmesh.numerics.random_streams import GeneratorStates, seed_generators
 from fairmesh.numerics.trees import Tree
@@ -139,14 +139,10 @@ class Augmenter:
         if self.with_model:
             return inputs, targets
         batch, key = trees.mapped(lambda part: part.unsqueeze(0), (inputs, targets)), torch.zeros(1, dtype=torch.int64)
-        try:
+        what = trees.form_in_words(inputs)
+        given = f"a batch with inputs {what}" if self.changes_targets else f"the inputs {what} of one sample"
+        with refusing(f"augment fails for {given}", advice=_FORMS):
             once, again = (self.beforehand(batch[0], batch[1], key) for _ in range(2))
-        except BadInput:
-            raise
-        except Exception as error:  # the user's function may raise anything
-            what = trees.form_in_words(inputs)
-            given = f"a batch with inputs {what}" if self.changes_targets else f"the inputs {what} of one sample"
-            raise BadInput(f"augment fails for {given}: {in_a_line(error)}; {_FORMS}") from error
         for part, other in zip(trees.leaves(once), trees.leaves(again)):
             if part.shape != other.shape or not torch.equal(part, other):
                 raise BadInput(
@@ -178,9 +174,5 @@ def _pair(found: Any) -> tuple[Tree, Tree]:
 
 def _stacked(parts: list[Tree]) -> Tree:
     """Returns trees one after another along a new first axis."""
-    try:
+    with refusing("augment must return tensors of the same shape for every sample, as its inputs are"):
         return trees.mapped(lambda *tensors: torch.stack(tensors), *parts)
-    except (RuntimeError, TypeError, ValueError) as error:
-        raise BadInput(
-            f"augment must return tensors of the same shape for every sample, as its inputs are: {in_a_line(error)}"
-        ) from error

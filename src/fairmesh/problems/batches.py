@@ -9,9 +9,9 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
+from fairmesh.config.ranges import Count
 from fairmesh.config.tables import checked
 from fairmesh.data.rows import Ahead, Reader, SampleRows
-from fairmesh.errors import BadInput
 from fairmesh.numerics import random_streams, trees
 from fairmesh.numerics.round_cache import RoundCache
 from fairmesh.numerics.trees import Tree
@@ -44,15 +44,9 @@ class Sampling:
         Sampling(batch=32, order='cyclic', batches_per_step=1)
     """
 
-    batch: int = 50
+    batch: Count = 50
     order: Literal["random", "shuffled", "cyclic", "full"] = "random"
-    batches_per_step: int = 1
-
-    def __post_init__(self):
-        if self.batch < 1:
-            raise BadInput(f"batch must be >= 1, got {self.batch}")
-        if self.batches_per_step < 1:
-            raise BadInput(f"batches_per_step must be >= 1, got {self.batches_per_step}")
+    batches_per_step: Count = 1
 
 
 class RowSource:

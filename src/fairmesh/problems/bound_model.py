@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fairmesh.config.registry import registered_name
-from fairmesh.errors import BadInput
+from fairmesh.errors import BadInput, refusing
 from fairmesh.losses import ModelLoss, NamedLoss
 from fairmesh.losses.builtin import squared_error
 from fairmesh.metrics.base import Task, predicted_labels, task_of
@@ -205,16 +205,10 @@ def _flat(initial: InitialModels) -> FlatModel:
 
 def _outputs(model: FlatModel, row: Tensor, inputs: Tree) -> Any:
     """Returns what a model gives for a few samples."""
-    try:
-        with torch.no_grad():
-            return model.to(torch.device("cpu"), torch.float32)(row, as_floats(inputs, torch.float32))
-    except BadInput:
-        raise
-    except (RuntimeError, TypeError, ValueError, IndexError) as error:
-        raise BadInput(
-            f"the model does not accept inputs of shape {trees.form_in_words(inputs)}: {error}; a dictionary is "
-            "handed to forward as keywords, a tuple as positional arguments"
-        ) from error
+    what = f"the model does not accept inputs of shape {trees.form_in_words(inputs)}"
+    advice = "a dictionary is handed to forward as keywords, a tuple as positional arguments"
+    with refusing(what, RuntimeError, TypeError, ValueError, IndexError, advice=advice), torch.no_grad():
+        return model.to(torch.device("cpu"), torch.float32)(row, as_floats(inputs, torch.float32))
 
 
 def _meant(loss: Loss, samples: SiteSamples) -> Loss:

@@ -21,7 +21,7 @@ from torch.nn.utils.parametrizations import _SpectralNorm
 from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
 
-from fairmesh.errors import BadInput, in_a_line
+from fairmesh.errors import BadInput, refusing
 from fairmesh.numerics import random_streams
 from fairmesh.numerics.layout import Layout
 from fairmesh.numerics.trees import Tree
@@ -469,12 +469,8 @@ def own_copy(module: nn.Module) -> nn.Module:
                 "device='meta'"
             )
     _refuse_norms_of_weights(module)
-    try:
+    with refusing("the model cannot be copied", advice="give a function without arguments that makes the module"):
         return copy.deepcopy(module).cpu()
-    except Exception as error:  # a module may hold anything
-        raise BadInput(
-            f"the model cannot be copied: {in_a_line(error)}; give a function without arguments that makes the module"
-        ) from error
 
 
 def _refuse_norms_of_weights(module: nn.Module) -> None:

@@ -23,8 +23,8 @@ from torch import Tensor, nn
 from fairmesh.data.items import Targets, first_not_finite
 from fairmesh.data.rows import SampleRows
 from fairmesh.data.samples import Samples
-from fairmesh.data.site import Site
-from fairmesh.errors import BadInput, in_a_line
+from fairmesh.data.site import Site, with_sets
+from fairmesh.errors import BadInput, in_a_line, refusing
 from fairmesh.numerics import trees
 from fairmesh.numerics.trees import Tree
 from fairmesh.problems.flat_model import architecture_of, called_with
@@ -32,7 +32,6 @@ from fairmesh.problems.identity import class_in_words, described, hash_into, has
 from fairmesh.problems.row_loss import as_floats
 
 _FORMAT = 1
-_SETS = {"train": "training", "test": "test", "validation": "validation", "reserved": "reserved"}
 _TRIED = 3  # rows that are also computed one by one
 _CLOSE = 1e-3  # share of the largest number by which the features of a row may differ between batches: rounding errors
 _EVERY_S = 10.0  # seconds between two lines about progress
@@ -91,24 +90,15 @@ def frozen_features(
         raise BadInput(f"batch must be a whole number >= 1, got {batch}")
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     kept_in = Path(folder or os.environ.get("FAIRMESH_FEATURES") or cache / "fairmesh" / "features").expanduser()
-    features_by_set: dict[int, Any] = {id(None): None}  # by the id of the set: sites may share one
     tensors = {id(tensor): tensor for tensor in (*encoder.parameters(), *encoder.buffers())}
     encoder = copy.deepcopy(encoder, tensors).eval()  # shares all tensors, but not the modes of the layers
     of_encoder = _fingerprint_of_encoder(encoder, batch)
 
     def features_of(source: Any, what: str) -> Any:
-        if id(source) not in features_by_set:
-            samples = Samples.of(source, what, targets)
-            features_by_set[id(source)] = _features(encoder, samples, what, of_encoder, kept_in, batch)
-        return features_by_set[id(source)]
+        return _features(encoder, Samples.of(source, what, targets), what, of_encoder, kept_in, batch)
 
-    made = []
-    for i, site in enumerate(sites):
-        site = site if isinstance(site, Site) else Site(site)
-        label = f"site {i} ({site.name or 'unnamed'})"
-        sets = {kind: features_of(getattr(site, kind), f"{word} rows of {label}") for kind, word in _SETS.items()}
-        made.append(replace(site, **sets, table=None))
-    return made
+    given = [replace(site, table=None) if isinstance(site, Site) else Site(site) for site in sites]
+    return with_sets(given, features_of)
 
 
 # Fingerprints
@@ -153,18 +143,15 @@ def _features(encoder: nn.Module, samples: Samples, what: str, of_encoder: str, 
     for _, (inputs, targets) in rows.chunks(0, len(samples), batch):
         hash_into(hasher, *chain(*trees.named((inputs, targets) if streamed else inputs, "")))
     path = folder / f"{hasher.hexdigest()[:32]}.features"
-    try:
+    # RuntimeError, since torch.save may be what could not write.
+    where, advice = f"the features of {what} in {folder}", "free some space, or give another folder"
+    with refusing(f"cannot keep {where}", OSError, RuntimeError, advice=advice):
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         with open(path.with_suffix(".lock"), "a") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)  # whoever comes second waits, and reads what the first has written
             if not _is_whole(path):
                 _write(path, encoder, rows, len(samples), what, batch, streamed)
         kept = _mapped(path)["kept"]
-    except (OSError, RuntimeError) as error:  # of the disk, or of torch.save that could not write
-        raise BadInput(
-            f"cannot keep the features of {what} in {folder}: {in_a_line(error)}; free some space, or give another "
-            "folder"
-        ) from error
     features, targets = kept if streamed else (kept, samples.targets)
     return Samples(features, targets, samples.subgroups, samples.subgroup_names).parts()
 
@@ -232,7 +219,7 @@ def _encoded(encoder: nn.Module, inputs: Tree, what: str, start: int) -> Tree:
             returned = called_with(encoder, seen)
     except Exception as error:  # a user's module may raise anything
         smaller = "; use a smaller batch" if isinstance(error, torch.OutOfMemoryError) else ""
-        raise BadInput(f"the encoder cannot compute the {what}: {in_a_line(error)}{smaller}") from error
+        raise BadInput(f"the encoder cannot compute the features of {what}: {in_a_line(error)}{smaller}") from error
     features = _as_tree(returned, trees.length(inputs))
     for _, tensor in trees.named(features, ""):
         if (row := first_not_finite(tensor)) >= 0:

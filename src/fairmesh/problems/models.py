@@ -3,12 +3,13 @@
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import nn
 
 from fairmesh.config.imports import called
+from fairmesh.config.ranges import Count, Within
 from fairmesh.config.tables import checked, register
 from fairmesh.errors import BadInput
 from fairmesh.problems.frozen_features import frozen_features
@@ -103,11 +104,7 @@ class FullyConnected(Model):
         19885
     """
 
-    hidden: int = 25
-
-    def __post_init__(self):
-        if self.hidden < 1:
-            raise BadInput(f"hidden must be a number of units >= 1, got {self.hidden}")
+    hidden: Count = 25
 
     def build(self, shape: torch.Size, classes: int) -> nn.Module:
         return nn.Sequential(nn.Flatten(), _dense(shape.numel(), self.hidden), nn.ReLU(), _dense(self.hidden, classes))
@@ -206,23 +203,13 @@ class LoRA(Model):
     """
 
     base: Model | None = None
-    rank: int = 8
-    alpha: int = 16
+    rank: Count = 8
+    alpha: Count = 16
     targets: tuple[str, ...] = ()
     head: tuple[str, ...] = ()
-    dropout: float = 0.0
-    seed: int = 0
+    dropout: Annotated[float, Within("[0, 1)")] = 0.0
+    seed: Annotated[int, Within(f"[0, {1 << 63})")] = 0
     train_a: bool = False
-
-    def __post_init__(self):
-        if self.rank < 1:
-            raise BadInput(f"rank must be a whole number >= 1, got {self.rank}")
-        if self.alpha <= 0:
-            raise BadInput(f"alpha must be > 0, got {self.alpha}")
-        if not 0 <= self.dropout < 1:
-            raise BadInput(f"dropout must lie in [0, 1), got {self.dropout}")
-        if not 0 <= self.seed < 1 << 63:
-            raise BadInput(f"seed must be a whole number in [0, 2^63), got {self.seed}")
 
     def build(self, shape: torch.Size, classes: int) -> nn.Module:
         if self.base is None:

@@ -3,11 +3,12 @@
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
 
+from fairmesh.config.ranges import Positive, Within
 from fairmesh.config.tables import checked
 from fairmesh.data.reserve import FEWEST_ROWS, spread_over
 from fairmesh.data.samples import Samples
@@ -88,21 +89,20 @@ class Objective:
     """
 
     judged_on: Literal["training", "held-out", "validation"] = "training"
-    share: float = 0.2
-    rejoin: float = 0.1
+    share: Annotated[float, Within("(0, 0.5]")] = 0.2
+    rejoin: Annotated[float, Within("(0, 1]", "1 keeps rows out to the end")] = 0.1
     against: Literal["local", "constant"] | Mapping[str, float] | None = None
     discount_noise: bool = False
     subgroups: Literal["within", "across"] | None = None
     subgroup_names: tuple[str, ...] = ()
-    subgroup_strength: float = 0.5
+    subgroup_strength: Positive = 0.5
     rounds: int | None = None
     local_losses: Mapping[str, float] | None = None
     untrained_losses: Mapping[str, float] | None = None
     constant_losses: Mapping[str, float] | None = None
 
     def __post_init__(self):
-        object.__setattr__(self, "subgroup_names", tuple(self.subgroup_names))
-        for wrong, refusal in (*self._ranges(), *self._combinations()):
+        for wrong, refusal in self._combinations():
             if wrong:
                 raise BadInput(f"objective.{refusal}")
         for field in ("against", "local_losses", "untrained_losses", "constant_losses"):
@@ -111,21 +111,9 @@ class Objective:
                 if not math.isfinite(value):
                     raise BadInput(f"objective.{field} of site {name!r} is {value}; a reference loss must be finite")
 
-    def _ranges(self) -> list[tuple[bool, str]]:
-        """Returns whether each number is out of its range, and the refusal."""
-        names, strength = self.subgroup_names, self.subgroup_strength
-        return [
-            (not 0 < self.share <= 0.5, f"share must lie in (0, 0.5], got {self.share}"),
-            (
-                not 0 < self.rejoin <= 1,
-                f"rejoin must lie in (0, 1], got {self.rejoin}; 1 keeps rows out to the end",
-            ),
-            (not 0 < strength < math.inf, f"subgroup_strength must be a finite number > 0, got {strength}"),
-            (len(set(names)) < len(names), f"subgroup_names has a name twice: {', '.join(names)}"),
-        ]
-
     def _combinations(self) -> list[tuple[bool, str]]:
         """Returns whether settings exclude each other, and the refusal."""
+        names = self.subgroup_names
         what = "discount_noise" if self.discount_noise else 'against = "local"'
         needs_other_rows = self.against == "local" or self.discount_noise
         weighed, compared = self.subgroups is not None, self.against is not None
@@ -135,6 +123,7 @@ class Objective:
                 f'{what} needs judged_on = "held-out" or "validation", got "training": on the rows that it was '
                 "trained on, a local model has almost no loss",
             ),
+            (len(set(names)) < len(names), f"subgroup_names has a name twice: {', '.join(names)}"),
             (compared and self.discount_noise, "against and objective.discount_noise exclude each other; give one"),
             (
                 weighed and self.judged_on == "validation",
@@ -142,7 +131,7 @@ class Objective:
             ),
             (weighed and compared, "subgroups and objective.against exclude each other; give one of them"),
             (
-                bool(self.subgroup_names) and self.subgroups != "across",
+                bool(names) and self.subgroups != "across",
                 'subgroup_names needs subgroups = "across"; with "within" each site has its own',
             ),
         ]

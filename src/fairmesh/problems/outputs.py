@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from fairmesh.errors import BadInput, in_a_line
+from fairmesh.errors import BadInput, refusing
 from fairmesh.losses.base import ModelLoss, NamedLoss
 from fairmesh.numerics import trees
 from fairmesh.numerics.trees import Tree
@@ -175,12 +175,8 @@ def readings(whole: Any, targets: Tree, loss: Any, given: Read | None) -> Readin
         given: How the user reads outputs, or None.
     """
     read = given or logits_of
-    try:
+    with refusing("read fails for what the model returns"):
         predicting = read(whole)
-    except BadInput:
-        raise
-    except Exception as error:  # the user's function may raise anything
-        raise BadInput(f"read fails for what the model returns: {in_a_line(error)}") from error
     if not isinstance(predicting, Tensor):
         raise BadInput(f"read must return one tensor, got a {type(predicting).__name__}")
     count = trees.length(targets)

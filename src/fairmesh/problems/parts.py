@@ -1,11 +1,11 @@
 """[parts] Which parameters of a model are shared, which stay at their site, and which are not trained."""
 
-import math
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from torch import nn
 
+from fairmesh.config.ranges import Memory, Positive
 from fairmesh.config.tables import checked
 from fairmesh.errors import BadInput, nearest
 
@@ -36,16 +36,9 @@ class Parts:
 
     local: tuple[str, ...] = ()
     frozen: tuple[str, ...] = ()
-    step: float = 0.003
-    beta1: float = 0.9
-    beta2: float = 0.99
-
-    def __post_init__(self):
-        if not (math.isfinite(self.step) and self.step > 0):
-            raise BadInput(f"parts.step must be a finite number > 0, got {self.step}")
-        for name in ("beta1", "beta2"):
-            if not 0 <= getattr(self, name) < 1:
-                raise BadInput(f"parts.{name} must lie in [0, 1), got {getattr(self, name)}; 0 switches the memory off")
+    step: Positive = 0.003
+    beta1: Memory = 0.9
+    beta2: Memory = 0.99
 
     def freeze(self, module: nn.Module) -> None:
         """Freezes the parameters of a module that the patterns name.

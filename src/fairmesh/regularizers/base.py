@@ -6,7 +6,6 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from fairmesh.errors import BadInput
 from fairmesh.regularizers.simplex import project_onto_simplex
 
 
@@ -110,10 +109,3 @@ class Priced(Cappable, ABC):
     @abstractmethod
     def ratio(self, x: Tensor) -> Tensor:
         """Returns lambda_i / p_i for x_i = f_i / softness - price."""
-
-
-def check_strength(strength: float) -> None:
-    if not (math.isfinite(strength) and strength > 0):
-        raise BadInput(
-            f"strength, alpha, must be a finite number > 0, got {strength}; use NoRegularizer for no regularizer"
-        )

@@ -2,14 +2,15 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor
 
+from fairmesh.config.ranges import Share, UpToOne, Within
 from fairmesh.config.tables import register
 from fairmesh.errors import BadInput
-from fairmesh.regularizers.base import Cappable, Priced, Regularizer, check_strength
+from fairmesh.regularizers.base import Cappable, Priced, Regularizer
 from fairmesh.regularizers.simplex import (
     capped_softmax,
     capped_threshold,
@@ -18,6 +19,7 @@ from fairmesh.regularizers.simplex import (
     weighted_threshold,
 )
 
+_Strength = Annotated[float, Within("(0, inf)", "use NoRegularizer for no regularizer")]  # alpha
 _STEEPEST = 4.0  # limits a weight to about 50 times the prior until the price has followed
 
 
@@ -65,10 +67,7 @@ class ChiSquare(Priced):
         tensor([[1., 0.]])
     """
 
-    strength: float = 0.01
-
-    def __post_init__(self):
-        check_strength(self.strength)
+    strength: _Strength = 0.01
 
     def value(self, duals: Tensor, prior: Tensor) -> Tensor:
         return -self.strength * ((duals - prior).square() / prior).sum(dim=-1, keepdim=True)
@@ -115,13 +114,8 @@ class KullbackLeibler(Priced):
         tensor([[0.7311, 0.2689]])
     """
 
-    strength: float = 0.01
-    floor: float = 1e-3
-
-    def __post_init__(self):
-        check_strength(self.strength)
-        if not 0 < self.floor < 1:
-            raise BadInput(f"floor, the smallest lambda_i / p_i in the gradient, must lie in (0, 1), got {self.floor}")
+    strength: _Strength = 0.01
+    floor: Share = 1e-3
 
     def value(self, duals: Tensor, prior: Tensor) -> Tensor:
         return -self.strength * torch.xlogy(duals, duals / prior).sum(dim=-1, keepdim=True)
@@ -190,10 +184,7 @@ class OwnCoordinate(Cappable):
         tensor([[0.7500, 0.2500]])
     """
 
-    strength: float = 0.01
-
-    def __post_init__(self):
-        check_strength(self.strength)
+    strength: _Strength = 0.01
 
     def value(self, duals: Tensor, prior: Tensor) -> Tensor:
         scale = self.strength / (2.0 * duals.shape[-1])
@@ -237,14 +228,10 @@ class Capped(Regularizer):
         Rockafellar, Uryasev: Optimization of Conditional Value-at-Risk, Journal of Risk 2000.
     """
 
-    level: float = 0.5
+    level: UpToOne = 0.5
     inner: Regularizer = field(default_factory=ChiSquare)
 
     def __post_init__(self):
-        if not 0 < self.level <= 1:
-            raise BadInput(
-                f"level, the smallest share of the data that lambda spreads over, must lie in (0, 1], got {self.level}"
-            )
         if not isinstance(self.inner, Cappable):
             raise BadInput(
                 f"a {type(self.inner).__name__} cannot be capped, because its inner maximum under a cap is not known; "
@@ -295,12 +282,9 @@ class Custom(Regularizer):
     """
 
     function: Callable[[Tensor, Tensor], Tensor]
-    strength: float = 0.01
+    strength: _Strength = 0.01
 
     fast_maximiser: ClassVar[bool] = False
-
-    def __post_init__(self):
-        check_strength(self.strength)
 
     def check(self, prior: Tensor) -> None:
         """Raises BadInput if the function is not scalar, or not concave between random points of the simplex."""

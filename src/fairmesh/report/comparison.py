@@ -7,7 +7,7 @@ from typing import Any
 
 from fairmesh.errors import BadInput
 from fairmesh.evidence.verdicts import Comparison, verdict_in_words, versus
-from fairmesh.report.answers import answers_of
+from fairmesh.report.answers import answers_of, why_unreadable
 from fairmesh.report.runs import SHOWN, Run, best_few, check_comparable, choices_in_words, unequal_choices
 
 
@@ -109,7 +109,7 @@ def _verdicts(runs: Sequence[Run]) -> tuple[dict[tuple[str, str], Comparison], l
     """Returns how each run differs from each before it, by their labels, and why there is no verdict on others."""
     answers = {run.label: answers_of(run) for run in runs}
     troubles = [
-        f"{run.label} keeps no answers to its test rows, so there is no verdict on it; train it again"
+        f"there is no verdict on {run.label}: {why_unreadable(run) or 'it keeps no answers; train it again'}"
         for run in runs
         if run.alive and not answers[run.label]
     ]

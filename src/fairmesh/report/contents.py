@@ -14,6 +14,7 @@ from fairmesh.config.trusted import import_paths
 from fairmesh.errors import BadInput
 from fairmesh.evidence.intervals import LEVEL
 from fairmesh.metrics.units import defined
+from fairmesh.report.answers import why_unreadable
 from fairmesh.report.runs import Run, links_of, ranked
 from fairmesh.report.sections import Json, told_by_sections
 from fairmesh.report.sentences import REFERENCES, hints, network_sentence, site_sentence
@@ -138,12 +139,14 @@ def _versus(evidence: Mapping[str, Json]) -> dict[str, dict[str, Json]]:
 
 
 def _failures(run: Run) -> list[str]:
-    """Returns which references have no numbers, and why."""
+    """Returns which references and answers to test rows have no numbers, and why."""
     tables = run.summary.get("references", {})
     reasons = {
         kind: table.get("failed") or ("it diverged" if table.get("diverged") else "") for kind, table in tables.items()
     }
-    return [f"There is no comparison with {REFERENCES.get(kind, kind)}: {why}" for kind, why in reasons.items() if why]
+    said = [f"There is no comparison with {REFERENCES.get(kind, kind)}: {why}" for kind, why in reasons.items() if why]
+    unreadable = why_unreadable(run)
+    return [*said, f"There is no calibration: {unreadable}"] if unreadable else said
 
 
 def references(run: Run) -> dict[str, list[float]]:

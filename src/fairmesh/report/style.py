@@ -7,7 +7,7 @@ import os
 import re
 from typing import Any
 
-from fairmesh.errors import BadInput, optional
+from fairmesh.errors import optional, refusing
 
 COLOURS = ("#1961c4", "#f86710", "#597e3e", "#de4aa1", "#ae5712", "#4f97dd", "#c87f79", "#aa51fd")
 """Colours that people who are colour-blind can tell apart. They have a contrast of 3 to white and to the report's dark
@@ -56,10 +56,8 @@ def save_figure(figure: Any, path: str | os.PathLike | None, dpi: int = 150) -> 
     notebook shows it."""
     if path is None:
         return figure
-    try:
-        figure.savefig(path, dpi=dpi)
-    except (OSError, ValueError) as error:
-        raise BadInput(f"cannot write the picture {path}: {error}") from error
+    with refusing(f"cannot write the picture {path}", OSError, ValueError):
+        return figure.savefig(path, dpi=dpi)
 
 
 def svg(figure: Any, description: str) -> str:

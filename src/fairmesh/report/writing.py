@@ -5,7 +5,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import NamedTuple
 
-from fairmesh.errors import BadInput
+from fairmesh.errors import refusing
 from fairmesh.report.contents import contents
 from fairmesh.report.html import page
 from fairmesh.report.model_card import model_card
@@ -42,7 +42,7 @@ def write_report(
     told = contents(runs, title)
     text = page(runs, title, sentence, note, told)
     card = folder / CARD if len(runs) == 1 else None
-    try:
+    with refusing(f"cannot write the report to {folder}", OSError):
         folder.mkdir(parents=True, exist_ok=True)
         with nullcontext() if open_to_others(folder) else private_files():
             (folder / PAGE).write_text(text, encoding="utf-8")
@@ -50,6 +50,4 @@ def write_report(
             if card is not None:
                 before = card.read_text(encoding="utf-8") if card.exists() else ""
                 card.write_text(model_card(told["runs"][0], before), encoding="utf-8")
-    except OSError as error:
-        raise BadInput(f"cannot write the report to {folder}: {error.strerror or error}") from error
     return Written(folder / PAGE, folder / CONTENTS, card)

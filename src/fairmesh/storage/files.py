@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from fairmesh.errors import BadInput
+from fairmesh.errors import BadInput, refusing
 from fairmesh.storage.strict_json import as_json
 
 _SEAL = "sha256"  # the entry of a record with the digest of all others
@@ -40,10 +40,8 @@ def write_atomically(path: Path, content: bytes, durable: bool = True) -> None:
 
 
 def read_bytes(path: Path) -> bytes:
-    try:
+    with refusing(f"cannot read {path}", OSError):
         return path.read_bytes()
-    except OSError as error:
-        raise BadInput(f"cannot read {path}: {error.strerror or error}") from error
 
 
 def private_folder(folder: Path) -> bool:
@@ -51,14 +49,12 @@ def private_folder(folder: Path) -> bool:
 
     Returns:
         Whether others had permissions."""
-    try:
+    with refusing(f"cannot use the folder {folder}", OSError):
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         wide = open_to_others(folder)
         if wide:
             folder.chmod(0o700)
         return wide
-    except OSError as error:
-        raise BadInput(f"cannot use the folder {folder}: {error.strerror or error}") from error
 
 
 def open_to_others(path: Path) -> bool:

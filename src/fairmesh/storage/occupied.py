@@ -5,7 +5,7 @@ from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from pathlib import Path
 
-from fairmesh.errors import BadInput
+from fairmesh.errors import BadInput, refusing
 
 CHECKPOINT = "checkpoint.safetensors"
 METRICS = "metrics.jsonl"
@@ -91,10 +91,8 @@ def set_aside(path: str | os.PathLike, why: str = "old") -> Path | None:
     _refuse_other_files(path)
     names = (f"{path.name}-{why}{f'-{k}' if k > 1 else ''}" for k in range(1, 10_000))
     free = next(path.with_name(name) for name in names if not path.with_name(name).exists())
-    try:
+    with refusing(f"cannot rename {path} to {free.name}", OSError):
         path.rename(free)
-    except OSError as error:
-        raise BadInput(f"cannot rename {path} to {free.name}: {error.strerror or error}") from error
     return free
 
 

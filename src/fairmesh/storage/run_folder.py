@@ -11,7 +11,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from fairmesh.data.preprocessing import Preprocessing
-from fairmesh.errors import BadInput, in_a_line
+from fairmesh.errors import BadInput, in_a_line, refusing
 from fairmesh.networks.memory import SingleProcess
 from fairmesh.networks.process_group import ProcessGroup
 from fairmesh.storage.executed import remember_executed
@@ -61,7 +61,7 @@ class RunFolder:
 
     def _open(self, resume: bool) -> None:
         own = NO_RESULTS
-        try:
+        with refusing(f"cannot use {self.path} as a run folder", OSError):
             if not resume and has_diverged(self.path):
                 self.set_aside = set_aside(self.path, "diverged")
             self.path.mkdir(parents=True, exist_ok=True)
@@ -70,8 +70,6 @@ class RunFolder:
                 if not resume:
                     (self.path / METRICS).unlink(missing_ok=True)
                     own |= {TRACKERS}
-        except OSError as error:
-            raise BadInput(f"cannot use {self.path} as a run folder: {error.strerror or error}") from error
         if not os.access(self.path, os.W_OK):
             raise BadInput(f"cannot write to the run folder {self.path}: permission denied")
         self.resuming = is_occupied(self.path, resume=resume, own=own)
@@ -112,11 +110,9 @@ class RunFolder:
     def append(self, records: Sequence[Record]) -> None:
         if not self._process_group.is_leader:
             return
-        try:
-            with open(self.path / METRICS, "a", encoding="utf-8") as file:
-                file.write("".join(as_json(record) + "\n" for record in records))
-        except OSError as error:
-            raise BadInput(f"cannot write {self.path / METRICS}: {error.strerror or error}") from error
+        path = self.path / METRICS
+        with refusing(f"cannot write {path}", OSError), open(path, "a", encoding="utf-8") as file:
+            file.write("".join(as_json(record) + "\n" for record in records))
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         self._write(SUMMARY, (as_json(summary, indent=2) + "\n").encode())
@@ -183,11 +179,14 @@ def read_records(folder: str | os.PathLike, *, ragged: bool = False) -> list[Rec
             return []
         raise BadInput(f"{folder} is not a run's folder: it has no {METRICS}")
     records = []
-    lines = path.read_text(encoding="utf-8").splitlines()
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, ValueError) as error:
+        raise BadInput(f"{path}: {error}") from error
     for number, line in enumerate(lines, 1):
         try:
             records.append(with_nan(json.loads(line)))
-        except json.JSONDecodeError as error:
+        except (ValueError, RecursionError) as error:
             if ragged and number == len(lines):
                 break
             raise BadInput(f"{path}, line {number}: {error}") from error

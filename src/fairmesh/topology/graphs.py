@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import scipy.sparse
 
+from fairmesh.config.ranges import Count, UpToOne
 from fairmesh.config.tables import register
-from fairmesh.errors import BadInput
+from fairmesh.errors import BadInput, refusing
 from fairmesh.topology.mixing import DENSE_EIGENVALUES_UP_TO, Mixing, Rule, mixing_matrix, union_of
 
 __all__ = [
@@ -158,13 +159,9 @@ class Torus(_Linked):
         [4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4]
     """
 
-    rows: int
-    columns: int
+    rows: Count
+    columns: Count
     mixing: Rule = "metropolis"
-
-    def __post_init__(self):
-        if self.rows < 1 or self.columns < 1:
-            raise BadInput(f"a torus needs rows and columns >= 1, got {self.rows} x {self.columns}")
 
     def ends(self, n: int) -> tuple[np.ndarray, np.ndarray]:
         if self.rows * self.columns != n:
@@ -190,13 +187,12 @@ class Circulant(_Linked):
         0.353
     """
 
-    offsets: tuple[int, ...] = (1, 2)
+    offsets: tuple[Count, ...] = (1, 2)
     mixing: Rule = "metropolis"
 
     def __post_init__(self):
-        object.__setattr__(self, "offsets", tuple(self.offsets))
-        if not self.offsets or min(self.offsets) < 1:
-            raise BadInput(f"offsets are whole numbers >= 1, got {list(self.offsets)}")
+        if not self.offsets:
+            raise BadInput("offsets are one or more whole numbers >= 1, got none")
 
     def ends(self, n: int) -> tuple[np.ndarray, np.ndarray]:
         node = np.arange(n)
@@ -311,13 +307,9 @@ class ErdosRenyi(Topology):
         10
     """
 
-    probability: float
+    probability: UpToOne
     seed: int = 0
     mixing: Rule = "metropolis"
-
-    def __post_init__(self):
-        if not 0 < self.probability <= 1:
-            raise BadInput(f"probability must lie in (0, 1], got {self.probability}")
 
     def graphs(self, n: int) -> list[Mixing]:
         import networkx
@@ -386,14 +378,8 @@ class Edges(_Linked):
         [1, 2, 2, 1]
     """
 
-    edges: tuple[tuple[int, ...], ...]
+    edges: tuple[tuple[int, int], ...]
     mixing: Rule = "metropolis"
-
-    def __post_init__(self):
-        object.__setattr__(self, "edges", tuple(tuple(map(int, edge)) for edge in self.edges))
-        for edge in self.edges:
-            if len(edge) != 2:
-                raise BadInput(f"an edge joins two nodes, got {list(edge)}")
 
     @staticmethod
     def of(graph: "networkx.Graph", mixing: Rule = "metropolis") -> "Edges":
@@ -446,10 +432,8 @@ class Matrix(Topology):
             object.__setattr__(self, "entries", tuple((float(i), float(j), w) for i, j, w in entries))
             object.__setattr__(self, "rows", ())
             return
-        try:
+        with refusing("a mixing matrix is a list of rows of numbers", TypeError, ValueError):
             object.__setattr__(self, "rows", tuple(tuple(map(float, row)) for row in self.rows))
-        except (TypeError, ValueError) as error:
-            raise BadInput(f"a mixing matrix is a list of rows of numbers: {error}") from error
         if not self.rows and not self.entries:
             raise BadInput("a mixing matrix needs rows or entries")
         for entry in self.entries:
@@ -486,14 +470,11 @@ class Changing(Topology):
     """
 
     topologies: tuple[Topology, ...]
-    every: int = 1
+    every: Count = 1
 
     def __post_init__(self):
-        object.__setattr__(self, "topologies", tuple(self.topologies))
         if not self.topologies:
             raise BadInput("a schedule of graphs needs at least one topology")
-        if self.every < 1:
-            raise BadInput(f"every is a number of rounds >= 1, got {self.every}")
 
     def graphs(self, n: int) -> list[Mixing]:
         return [m for topology in self.topologies for mixing in topology.graphs(n) for m in [mixing] * self.every]

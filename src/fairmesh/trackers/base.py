@@ -1,21 +1,14 @@
-"""What all trackers have in common: what is written, in which order, and what happens when a library fails.
-
-Libraries are called by a thread of their own, so that a slow disk or a server that is gone never delays a round.
-"""
+"""What all trackers have in common: what is written, in which order, and what happens when a library fails."""
 
 import json
 import logging
 import math
 import os
-import queue
 import re
-import sys
-import threading
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -32,45 +25,6 @@ from fairmesh.training.result import Result, variants_of
 from fairmesh.training.summary import summary_of
 
 Status = Literal["finished", "failed", "interrupted"]
-
-_PATIENCE_S = 60.0  # without progress, after which the end of a run waits no longer for a library
-
-
-class _Library:
-    """Calls a library in a thread, one call after another, until one raises. `fail` is told why, once."""
-
-    def __init__(self, fail: Callable[[str], None]):
-        self._fail, self._failed = fail, threading.Event()
-        self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._work, daemon=True)
-        self._thread.start()
-
-    def call(self, function: Callable[..., None], *arguments: Any) -> None:
-        self._calls.put(partial(function, *arguments))
-
-    def _work(self) -> None:
-        while not self._failed.is_set():
-            try:
-                self._calls.get()()
-            except SystemExit:  # all calls are made
-                return
-            except Exception as error:
-                self._give_up(in_a_line(error))
-
-    def end(self) -> None:
-        """Waits until all calls are made, but not for a library that does not answer."""
-        self.call(sys.exit)
-        waiting = -1
-        while self._thread.is_alive() and not self._failed.is_set():
-            if waiting == self._calls.qsize():
-                self._give_up(f"it has not answered for {_PATIENCE_S:g} seconds")
-            waiting = self._calls.qsize()
-            self._thread.join(_PATIENCE_S)
-
-    def _give_up(self, reason: str) -> None:
-        if not self._failed.is_set():
-            self._failed.set()
-            self._fail(reason)
 
 
 @dataclass
@@ -141,8 +95,8 @@ class Tracker(Observer):
     weights lambda, the bytes that were sent, and at the end the sites' values with their intervals. A resumed run
     continues where its tracker was. On a cluster the first process writes.
 
-    A library that raises or that does not answer is reported once, as a warning of the logger `fairmesh`. Nothing more
-    is tracked then, and the run goes on.
+    A library that raises is reported once, as a warning of the logger `fairmesh`. Nothing more is tracked then, and the
+    run goes on.
 
     Example:
         >>> import fairmesh as fm
@@ -153,13 +107,15 @@ class Tracker(Observer):
     extra: ClassVar[str]  # of pyproject.toml, which installs the library
     report: Callable[[str], None] = staticmethod(logging.getLogger("fairmesh").warning)
 
-    _library: _Library | None = None  # while a run is tracked
+    variables: ClassVar[Mapping[str, str]] = {}  # of the environment, while the library is imported or called
+
+    _tracking: bool = False  # while there is a run, and the library has not failed
     _replicas: dict[int, TrackedReplica]  # by their number
     _memory: dict[str, tuple[str | None, int]]  # for a resumed run: the id and the last round of each replica, by key
     _sites: Sequence[str]
     _folder: Path | None  # the run's folder for what trackers write
 
-    # What a tracker defines. All but `load` is called in a thread of its own.
+    # What a tracker defines.
 
     @abstractmethod
     def load(self) -> None:
@@ -192,7 +148,7 @@ class Tracker(Observer):
     # As an observer
 
     def before_run(self) -> None:
-        with optional(self.extra):
+        with optional(self.extra), environment(self.variables):
             self.load()
 
     def start(self, run: ObservedRun) -> None:
@@ -217,7 +173,7 @@ class Tracker(Observer):
             self.end("interrupted" if interrupted else "failed")
 
     def after_run(self, result: Result) -> None:
-        if self._library:
+        if self._tracking:
             self.end_with(summary_of(result))
 
     # The same for runs without observers, such as the nodes of a mesh
@@ -234,7 +190,7 @@ class Tracker(Observer):
         self._folder = folder and folder / TRACKERS
         if folder and (folder / TRACKERS / f"{self.extra}.json").exists():
             self._memory = json.loads((folder / TRACKERS / f"{self.extra}.json").read_text(encoding="utf-8"))
-        self._library = _Library(self._fail)
+        self._tracking = True
 
     def add_replica(self, number: int, replica: TrackedReplica, alone: bool = True) -> None:
         """Adds a replica of the run, and continues the library's run of it if there is one.
@@ -253,7 +209,7 @@ class Tracker(Observer):
         Args:
             records: As a run has them.
         """
-        for record in records if self._library else ():
+        for record in records if self._tracking else ():
             numbers = dict(numbers_of(record, self._sites))
             self._call(self._write, self._replicas[record["replica"]], record["round"], numbers)
 
@@ -270,23 +226,25 @@ class Tracker(Observer):
         self.end("finished")
 
     def end(self, status: Status) -> None:
-        """Closes the library's runs, and waits until all is written, but not for a library that does not answer.
+        """Closes the library's runs.
 
         Args:
             status: How the run ended.
         """
-        if self._library:
-            for replica in self._replicas.values():
-                self._call(self.close, replica, status)
-            self._library.end()
-            self._library = None
+        for replica in self._replicas.values() if self._tracking else ():
+            self._call(self.close, replica, status)
+        self._tracking = False
 
     def _call(self, function: Callable[..., None], *arguments: Any) -> None:
-        if self._library:
-            self._library.call(function, *arguments)
-
-    def _fail(self, reason: str) -> None:
-        self.report(f"{type(self).__name__} failed, so nothing more is tracked there, and the run goes on: {reason}")
+        """Calls the library, unless it has failed before: what only informs must not end a run."""
+        if not self._tracking:
+            return
+        try:
+            with environment(self.variables):
+                function(*arguments)
+        except Exception as error:
+            self._tracking, name = False, type(self).__name__
+            self.report(f"{name} failed, so nothing more is tracked there, and the run goes on: {in_a_line(error)}")
 
     def _open(self, replica: TrackedReplica, alone: bool) -> None:
         replica.id, replica.written = self._memory.get(replica.key, (None, -1))
@@ -387,15 +345,16 @@ def final_table(
 
 
 @contextmanager
-def environment(name: str, value: str) -> Iterator[None]:
-    """Sets a variable of the environment for a while."""
-    before = os.environ.get(name)
-    os.environ[name] = value
+def environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """Sets variables of the environment for a while."""
+    before = {name: os.environ[name] for name in variables if name in os.environ}
+    os.environ.update(variables)
     try:
         yield
     finally:
-        del os.environ[name]
-        os.environ.update({name: before} if before else {})
+        for name in variables:
+            del os.environ[name]
+        os.environ.update(before)
 
 
 def file_name(text: str) -> str:

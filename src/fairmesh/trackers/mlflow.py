@@ -3,20 +3,17 @@
 import logging
 import re
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from fairmesh.trackers.base import FinalTable, Status, TrackedReplica, Tracker, environment
+from fairmesh.trackers.base import FinalTable, Status, TrackedReplica, Tracker
 
 _BATCH = 1000  # metrics that MLflow takes at once
 _PARAMS = 100
 _STATUS = {"finished": "FINISHED", "failed": "FAILED", "interrupted": "KILLED"}
-_ANSWERS_WITHIN_S = 10.0
+_ANSWERS_WITHIN_S = 10
 
 
 @dataclass
@@ -39,14 +36,18 @@ class MLflow(Tracker):
     experiment: str = "fairmesh"
 
     extra: ClassVar[str] = "mlflow"
+    variables: ClassVar[Mapping[str, str]] = {
+        "MLFLOW_DISABLE_TELEMETRY": "true",
+        "MLFLOW_HTTP_REQUEST_TIMEOUT": str(_ANSWERS_WITHIN_S),  # rounds wait for a server, so not for minutes
+        "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
+    }
 
     def load(self) -> None:
-        with environment("MLFLOW_DISABLE_TELEMETRY", "true"):  # only while MLflow reads it
-            import alembic  # noqa: F401
-            import mlflow.telemetry
-            import sqlalchemy  # noqa: F401
+        import alembic  # noqa: F401
+        import mlflow.telemetry
+        import sqlalchemy  # noqa: F401
 
-            mlflow.telemetry.set_telemetry_client()  # reads it again, if something else imported MLflow before
+        mlflow.telemetry.set_telemetry_client()  # reads it again, if something else imported MLflow before
 
     def open(self, replica: TrackedReplica, folder: Path, alone: bool) -> None:
         from mlflow import MlflowClient
@@ -55,8 +56,6 @@ class MLflow(Tracker):
         if not self.uri:
             folder.mkdir(exist_ok=True)
         uri = self.uri or f"sqlite:///{(folder / 'mlflow.db').resolve()}"
-        if uri.startswith(("http://", "https://")):
-            _reach(uri)
         for name in ("mlflow.store.db.utils", "alembic"):  # which tell how they make a new database
             logging.getLogger(name).setLevel(logging.WARNING)
         client = MlflowClient(tracking_uri=uri)
@@ -95,9 +94,3 @@ class MLflow(Tracker):
 def _key(name: str) -> str:
     """Returns a name with characters that MLflow allows."""
     return re.sub(r"[^\w\-. :/]", "_", name)[:250]
-
-
-def _reach(uri: str) -> None:
-    """Raises if nothing answers at an address: MLflow itself would try for minutes."""
-    with suppress(urllib.error.HTTPError):  # an answer too
-        urllib.request.urlopen(uri, timeout=_ANSWERS_WITHIN_S).close()

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from fairmesh.trackers.base import FinalTable, Status, TrackedReplica, Tracker, environment
+from fairmesh.trackers.base import FinalTable, Status, TrackedReplica, Tracker
 
 
 @dataclass
@@ -29,6 +29,7 @@ class WandB(Tracker):
     project: str = "fairmesh"
 
     extra: ClassVar[str] = "wandb"
+    variables: ClassVar[Mapping[str, str]] = {"WANDB_ERROR_REPORTING": "false"}
 
     def load(self) -> None:
         import wandb  # noqa: F401
@@ -43,18 +44,17 @@ class WandB(Tracker):
             silent=True, console="off", disable_git=True, disable_code=True, save_code=False,
             x_disable_stats=True, x_disable_meta=True, x_disable_machine_info=True, x_save_requirements=False,
         )  # fmt: skip
-        with environment("WANDB_ERROR_REPORTING", "false"):  # only while its process starts
-            replica.handle = wandb.init(
-                mode="offline",
-                dir=base,
-                project=self.project,
-                id=replica.id,
-                name=replica.name if alone else f"{replica.run}: {replica.name}",
-                group=None if alone else replica.run,
-                config=replica.settings,
-                reinit="create_new",
-                settings=quiet,
-            )
+        replica.handle = wandb.init(
+            mode="offline",
+            dir=base,
+            project=self.project,
+            id=replica.id,
+            name=replica.name if alone else f"{replica.run}: {replica.name}",
+            group=None if alone else replica.run,
+            config=replica.settings,
+            reinit="create_new",
+            settings=quiet,
+        )
         replica.handle.define_metric("*", step_metric="round")
 
     def write(self, replica: TrackedReplica, round: int, numbers: Mapping[str, float]) -> None:

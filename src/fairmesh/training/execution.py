@@ -46,7 +46,7 @@ class Ready(NamedTuple):
     memory: str  # a sentence about the memory that the run takes
 
 
-def prepare(plan: Plan) -> Ready:
+def with_network(plan: Plan) -> Ready:
     """Returns a plan with its network. Raises BadInput if the run does not fit into memory."""
     options, process_group = plan.options, plan.process_group
     kind = {"device": device_of(options.device), "dtype": DTYPES[options.dtype], "count_bytes": options.count_bytes}

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 import torch
 
+from fairmesh.config.ranges import Count, Natural, Positive, Within
 from fairmesh.config.tables import Instead, checked, to_table
 from fairmesh.errors import BadInput
 from fairmesh.metrics.over_sites import LEVEL, WORST_NEEDS_ROWS
@@ -15,7 +16,6 @@ from fairmesh.problems.prepared import Prepared
 from fairmesh.problems.stacking import Precision
 
 _SHORT = 'For gradients in half precision: precision = "bf16"; the models themselves stay in float32.'
-_AT_LEAST = {"measure_every": 1, "checkpoint_every": 1, "threads": 1, "worst_needs_rows": 0, "lying_neighbours": 0}
 
 
 @checked
@@ -67,40 +67,32 @@ class Options:
         10
     """
 
-    measure_every: int = 50
-    checkpoint_every: int | None = None
+    measure_every: Count = 50
+    checkpoint_every: Count | None = None
     device: str = "cpu"
-    threads: int | None = None
+    threads: Count | None = None
     dtype: Annotated[Literal["float32", "float64"], Instead("bfloat16", _SHORT), Instead("float16", _SHORT)] = "float32"
     precision: Precision = "float32"
     own_models: bool = False
     keep_best: bool = False
     best_by: Literal["worst", "mean", "cvar", "worst_share", "last"] = "worst"
-    cvar_level: float = LEVEL
-    worst_needs_rows: int = WORST_NEEDS_ROWS
+    cvar_level: Annotated[float, Within("(0, 1]", "0.2 is the worst fifth of the sites")] = LEVEL
+    worst_needs_rows: Natural = WORST_NEEDS_ROWS
     on_divergence: Literal["stop", "mark"] = "stop"
     compare_weights: bool | None = None
-    lying_neighbours: int = 0
+    lying_neighbours: Natural = 0
     count_bytes: bool = True
-    memory_gib: float | None = None
+    memory_gib: Positive | None = None
     trace: Literal["auto", "no"] = "auto"
     fuse: Literal["auto", "yes", "no"] = "auto"
 
     def __post_init__(self):
-        for name, least in _AT_LEAST.items():
-            number = getattr(self, name)
-            if number is not None and number < least:
-                raise BadInput(f"{name} must be >= {least}, got {number}")
         if self.keep_best and self.best_by == "last":
             raise BadInput('keep_best keeps another round than the last, but best_by = "last"; remove one of them')
-        if not 0 < self.cvar_level <= 1:
-            raise BadInput(f"cvar_level must lie in (0, 1], got {self.cvar_level}; 0.2 is the worst fifth of the sites")
         if self.precision != "float32" and self.dtype != "float32":
             raise BadInput(f"precision = {self.precision!r} shortens float32, but dtype is {self.dtype!r}; remove one")
         if self.precision == "tf32" and self.device.startswith("cpu"):
             raise BadInput("precision = 'tf32' is for GPUs, but device is 'cpu'; use device = 'cuda', or remove it")
-        if self.memory_gib is not None and not self.memory_gib > 0:
-            raise BadInput(f"memory_gib must be > 0, got {self.memory_gib}")
 
     def identity(self) -> dict[str, Any]:
         """Returns the options that differ from their defaults, without those that may change during a run."""

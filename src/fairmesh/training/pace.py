@@ -55,7 +55,7 @@ def round_cost(training: Training, echo: Echo) -> RoundCost:
         began = time.perf_counter()
         state = training.advance(state, t)
         took.append(time.perf_counter() - began)
-        if sum(took) > _ENOUGH_S:
+        if t and sum(took) > _ENOUGH_S:
             break
     return RoundCost(statistics.median(took[len(took) // 2 :]), echo.longest)
 

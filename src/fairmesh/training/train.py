@@ -19,7 +19,7 @@ from fairmesh.problems.problem import Problem
 from fairmesh.storage.run_folder import RunFolder
 from fairmesh.topology.graphs import Topology
 from fairmesh.training.defaults import ROUNDS
-from fairmesh.training.execution import Announce, Ready, Surroundings, execution, prepare, with_reference_losses
+from fairmesh.training.execution import Announce, Ready, Surroundings, execution, with_network, with_reference_losses
 from fairmesh.training.finish import finish, put_aside
 from fairmesh.training.loop import TrainingState
 from fairmesh.training.observers import Observer, as_observers, stop_signals
@@ -126,7 +126,7 @@ def train_plan(
 ) -> Result:
     """Carries out a plan and returns its result. The arguments are those of `train`; empty settings stand for those of
     the topology and the algorithm."""
-    ready = prepare(plan)
+    ready = with_network(plan)
     folder = None if out is None else _opened(out, resume, plan.process_group, announce)
     with stop_signals(handle_signals) as stop:
         around = Surroundings(stop, announce, folder)

@@ -5,13 +5,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, is_dataclass, replace
 from functools import partial
 from itertools import chain
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fairmesh.config.imports import called
+from fairmesh.config.ranges import Count, Natural, Share, Within
 from fairmesh.data.partitions import BySite
 from fairmesh.data.samples import Samples
 from fairmesh.data.site import Site, with_sets
@@ -63,12 +64,7 @@ class Data(ABC):
 
 
 def check_split(data: Any) -> None:
-    """Raises BadInput if settings of a split are out of range, or its partition needs a site column."""
-    for name in ("share", "test_share"):
-        if not 0 < getattr(data, name, 0.5) < 1:
-            raise BadInput(f"{name} must lie in (0, 1), got {getattr(data, name)}")
-    if data.seed < 0:
-        raise BadInput(f"seed must be >= 0, got {data.seed}")
+    """Raises BadInput if a split leaves no rows to train on, or its partition needs a site column."""
     if not 0 <= getattr(data, "validation_share", 0) < 1 - getattr(data, "test_share", 0):
         raise BadInput(
             f"validation_share must lie in [0, 1 - test_share), got {data.validation_share} with test_share = "
@@ -126,11 +122,8 @@ class HeldOut(Data):
     """
 
     data: Data
-    share: float = 0.2
-    seed: int = 0
-
-    def __post_init__(self):
-        check_split(self)
+    share: Share = 0.2
+    seed: Natural = 0
 
     def sites(self) -> list[Site]:
         kept, held = [], {}
@@ -188,12 +181,8 @@ class Fewer(Data):
     """
 
     data: Data
-    train: int = 100
-    test: int = 50
-
-    def __post_init__(self):
-        if self.train < 2 or self.test < 1:
-            raise BadInput(f"need train >= 2 and test >= 1, got train = {self.train}, test = {self.test}")
+    train: Annotated[int, Within("[2, inf)")] = 100
+    test: Count = 50
 
     def sites(self) -> list[Site]:
         made = self.data.sites()
@@ -229,12 +218,11 @@ class Corrupted(Data):
     data: Data
     corrupted: tuple[int, ...] = (0,)
     how: Literal["labels", "inputs"] = "labels"
-    seed: int = 0
+    seed: Natural = 0
 
     def __post_init__(self):
         if not self.corrupted or len(set(self.corrupted)) < len(self.corrupted) or min(self.corrupted) < 0:
             raise BadInput(f"corrupted lists different sites by their numbers from 0, got {list(self.corrupted)}")
-        check_split(self)
 
     def sites(self) -> list[Site]:
         made = self.data.sites()

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from fairmesh.config.ranges import Count
 from fairmesh.data.datasets.base import Data
 from fairmesh.data.datasets.download import folder_of
 from fairmesh.data.datasets.sources import SOURCES, damaged, stamp
@@ -47,15 +48,13 @@ class COOS7(Data):
 
     partition: Partition = field(default_factory=lambda: BySite((8, 2)))
     folder: str | None = None
-    per_node: int = 1000
+    per_node: Count = 1000
 
     def __post_init__(self):
         if not isinstance(self.partition, BySite) or len(self.partition.nodes) != 2:
             raise BadInput(
                 "coos7 needs the partition by-site with the number of nodes for each of two files, as in nodes = [8, 2]"
             )
-        if self.per_node < 1:
-            raise BadInput(f"per_node must be >= 1, got {self.per_node}")
 
     def sites(self) -> list[Site]:
         return self.partition.sites(self.pool())

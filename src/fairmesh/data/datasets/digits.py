@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from fairmesh.config.ranges import Natural, Share
 from fairmesh.data.datasets.base import Data, check_split
 from fairmesh.data.partitions import Pool, View, by_class, seen_through, unchanged
 from fairmesh.data.site import Site
@@ -60,8 +61,8 @@ class Digits(Data):
     nodes: int = 10
     odd: int = 2
     split: Literal["instrument", "class"] = "instrument"
-    seed: int = 0
-    test_share: float = 0.25
+    seed: Natural = 0
+    test_share: Share = 0.25
     instrument: Literal["mirrored", "shifted"] = "mirrored"
     sizes: tuple[int, ...] | None = None
     validation_share: float = 0.0

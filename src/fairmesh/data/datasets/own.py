@@ -1,7 +1,6 @@
 """A user's own files: a folder of images, arrays."""
 
 import functools
-import zipfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -13,12 +12,13 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from fairmesh.data.datasets.base import Data, check_split
+from fairmesh.config.ranges import Natural, Share
+from fairmesh.data.datasets.base import Data
 from fairmesh.data.partitions import BySite, Contrast, Instrument, Pair, Partition, Pool
 from fairmesh.data.site import Site, with_sets
 from fairmesh.data.streams import HELD_UP_TO, Streamed
 from fairmesh.data.tables import numbered_labels
-from fairmesh.errors import BadInput, in_a_line, optional
+from fairmesh.errors import BadInput, optional, refusing
 
 IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".gif", ".webp")
 
@@ -127,8 +127,8 @@ class ImageFolder(Data):
 
     folder: str
     partition: Partition = field(default_factory=BySite)
-    test_share: float = 0.2
-    seed: int = 0
+    test_share: Share = 0.2
+    seed: Natural = 0
     size: tuple[int, ...] | None = None
     classes: tuple[str, ...] = ()
     stream: bool | None = None
@@ -137,7 +137,6 @@ class ImageFolder(Data):
     channels: int | None = None
 
     def __post_init__(self):
-        check_split(self)
         if self.channels not in (None, 1, 3):
             raise BadInput(f"channels must be 1 or 3, got {self.channels}")
         if self.size is not None and (len(self.size) != 2 or min(self.size) < 1):
@@ -198,17 +197,14 @@ def image_planes(picture: np.ndarray, channels: int, path: object = "the image")
 def read_image(path: Any, size: tuple[int, ...] | None) -> np.ndarray:
     """Returns the bytes of an image file: (height, width) if it is grey, else (height, width, 3)."""
     with optional("images"):
-        from PIL import Image, UnidentifiedImageError
-    try:
-        with Image.open(path) as image:
-            if image.mode.startswith(("I", "F")):
-                raise BadInput(f"{path} has more than 8 bits per pixel; store it with 8, or give arrays as .npz")
-            image = image.convert("L" if image.mode in ("1", "L", "LA") else "RGB")
-            if size is not None:
-                image = image.resize((size[1], size[0]), Image.Resampling.BILINEAR)
-            return np.asarray(image)
-    except (OSError, UnidentifiedImageError, SyntaxError) as error:
-        raise BadInput(f"cannot read the image {path}: {in_a_line(error)}") from error
+        from PIL import Image
+    with refusing(f"cannot read the image {path}", OSError, SyntaxError), Image.open(path) as image:
+        if image.mode.startswith(("I", "F")):
+            raise BadInput(f"{path} has more than 8 bits per pixel; store it with 8, or give arrays as .npz")
+        image = image.convert("L" if image.mode in ("1", "L", "LA") else "RGB")
+        if size is not None:
+            image = image.resize((size[1], size[0]), Image.Resampling.BILINEAR)
+        return np.asarray(image)
 
 
 @dataclass(frozen=True)
@@ -237,11 +233,8 @@ class Npz(Data):
 
     file: str
     partition: Partition = field(default_factory=BySite)
-    test_share: float = 0.2
-    seed: int = 0
-
-    def __post_init__(self):
-        check_split(self)
+    test_share: Share = 0.2
+    seed: Natural = 0
 
     def sites(self) -> list[Site]:
         arrays = read_arrays(Path(self.file))
@@ -270,8 +263,5 @@ class Npz(Data):
 
 
 def read_arrays(path: Path) -> dict[str, np.ndarray]:
-    try:
-        with np.load(path, allow_pickle=False) as archive:
-            return {name: archive[name] for name in archive.files}
-    except (OSError, ValueError, EOFError, AttributeError, zipfile.BadZipFile) as error:
-        raise BadInput(f"cannot read {path} as .npz: {in_a_line(error)}") from error
+    with refusing(f"cannot read {path} as .npz"), np.load(path, allow_pickle=False) as archive:
+        return {name: archive[name] for name in archive.files}

@@ -13,11 +13,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fairmesh.config.ranges import Natural, Share
 from fairmesh.data.datasets.base import Data, check_split
 from fairmesh.data.datasets.own import image_planes, indexed, labels_of, read_image, streamed_sites
 from fairmesh.data.partitions import BySite, Partition
 from fairmesh.data.site import Site
-from fairmesh.errors import BadInput, in_a_line, optional
+from fairmesh.errors import BadInput, optional, refusing
 
 _GROUPS = 2  # row groups of parquet files that a process keeps
 
@@ -60,8 +61,8 @@ class ParquetRows(Data):
     inputs: tuple[str, ...] = ()
     predict: Literal["labels", "numbers"] = "labels"
     partition: Partition = field(default_factory=BySite)
-    test_share: float = 0.2
-    seed: int = 0
+    test_share: Share = 0.2
+    seed: Natural = 0
     classes: tuple[str, ...] = ()
     size: tuple[int, ...] | None = None
     workers: int = 0
@@ -121,10 +122,8 @@ class RowGroups:
         if vars(self).get("_opened_by") != os.getpid():  # a forked worker must not share positions in files
             self._opened_by, self._open_files, self._open_groups = os.getpid(), {}, OrderedDict()
         if k not in self._open_files:
-            try:
+            with refusing(f"cannot read {self._files[k]} as parquet", OSError, ArrowException):
                 self._open_files[k] = parquet.ParquetFile(self._files[k])
-            except (OSError, ArrowException) as error:
-                raise BadInput(f"cannot read {self._files[k]} as parquet: {in_a_line(error)}") from error
         return self._open_files[k]
 
     def check(self, name: str) -> None:
@@ -162,10 +161,6 @@ def _inputs_of(groups: RowGroups, names: Sequence[str], size: tuple[int, ...] | 
     missing = [name for name, value in zip(names, values) if value is None]
     if missing:
         raise BadInput(f"row {number} has no {missing[0]!r}; fill or leave out missing values")
-    try:
+    advice = "name the columns in inputs, or use a table, which knows categories"
+    with refusing(f"row {number} has values that are no numbers in {', '.join(names)}", advice=advice):
         return torch.tensor(first if len(values) == 1 else values, dtype=torch.float32)
-    except (TypeError, ValueError) as error:
-        raise BadInput(
-            f"row {number} has values that are no numbers in {', '.join(names)}: {in_a_line(error)}; name the columns "
-            "in inputs, or use a table, which knows categories"
-        ) from error

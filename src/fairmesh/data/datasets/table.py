@@ -9,6 +9,7 @@ from typing import Literal
 import numpy as np
 import torch
 
+from fairmesh.config.ranges import Natural, Share
 from fairmesh.data import tables
 from fairmesh.data.columns import MEAN, Column
 from fairmesh.data.datasets.base import Data, check_split
@@ -78,8 +79,8 @@ class Table(Data):
     predict: Literal["labels", "numbers"] = "labels"
     standardize: bool = True
     partition: Partition = field(default_factory=BySite)
-    test_share: float = 0.2
-    seed: int = 0
+    test_share: Share = 0.2
+    seed: Natural = 0
     classes: tuple[str, ...] = ()
     subgroup: str | None = None
     exclude: tuple[str, ...] = ()

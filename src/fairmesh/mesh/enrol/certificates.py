@@ -334,7 +334,13 @@ def _private_key(pem: bytes, what: str) -> ec.EllipticCurvePrivateKey:
 
 
 def _read(certificate: bytes, what: str = "the certificate") -> x509.Certificate:
-    return _loaded(x509.load_pem_x509_certificate, certificate, what)
+
+    def load(pem: bytes) -> x509.Certificate:
+        found = x509.load_pem_x509_certificate(pem)
+        found.public_key()  # raises if it is none
+        return found
+
+    return _loaded(load, certificate, what)
 
 
 def _loaded(load: Callable[[bytes], T], pem: bytes, what: str) -> T:

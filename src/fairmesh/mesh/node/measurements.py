@@ -32,7 +32,7 @@ from torch import Tensor
 from fairmesh.errors import CheckpointError
 from fairmesh.mesh.announcements import FURTHER, wrong_row
 from fairmesh.mesh.fields import VALIDATION
-from fairmesh.mesh.node.claims import CONTRADICTIONS
+from fairmesh.mesh.node.claims import CONTRADICTIONS, PUT_BACK
 from fairmesh.mesh.node.store import BEST, PROGRESS, TABLE
 from fairmesh.mesh.node.watching import Aside
 from fairmesh.mesh.wire.bulletin import Announcement, Bulletin
@@ -172,9 +172,10 @@ class Measurements:
         return generation
 
     def lost(self, done: int) -> list[int]:
-        """Returns the rounds up to one that this site must have measured, and whose rows are not in the table."""
+        """Returns the rounds before one that this site must have measured, and whose rows are not in the table. That
+        one itself is measured when the node starts."""
         with self._lock:
-            return [due for due in self._due if due <= done and due not in self._rows[self._own]]
+            return [due for due in self._due if due < done and due not in self._rows[self._own]]
 
     def _drop_after(self, start: int, before: int) -> None:
         """Drops what the sites went back from, the rows of sites that have left, and those that a restored site has
@@ -527,8 +528,10 @@ class Measurements:
 
     def model(self, done: int) -> Tensor:
         """Returns this node's own model after a round whose model it keeps."""
-        with storing(self._state):
+        try:
             return read_stored(self._model_path(done), {}).tensors["model"]
+        except CheckpointError as error:
+            raise CheckpointError(error.what, PUT_BACK) from error
 
 
 def _best_of(scored: Iterable[tuple[int, Tensor]]) -> int | None:

@@ -129,6 +129,8 @@ class Store:
                 f"put back the files and versions with which the run began, and start the node again. {_KEEP_STATE}"
             )
             raise OtherExperiment(error.what, advice) from error
+        except CheckpointError as error:
+            raise CheckpointError(error.what, f"start the node again: it uses an older one. {_KEEP_STATE}") from error
 
     @property
     def hashes_path(self) -> Path:

@@ -18,7 +18,7 @@ from fairmesh.data.preprocessing import Preprocessing
 from fairmesh.data.site import Site
 from fairmesh.data.site_tables import is_fitted, refitted
 from fairmesh.data.sums import COLUMNS_AT_MOST, LABELS_AT_MOST, Misfit, Sums, TableSums, fitted, of_two_sites
-from fairmesh.errors import BadInput, in_a_line
+from fairmesh.errors import BadInput
 from fairmesh.experiment import Experiment
 from fairmesh.mesh.announcements import TABLE_AT_MOST
 from fairmesh.mesh.enrol.agreement import own_problem
@@ -26,7 +26,7 @@ from fairmesh.mesh.fields import shortened
 from fairmesh.mesh.node.claims import PUT_BACK
 from fairmesh.mesh.node.membership import Objection
 from fairmesh.mesh.wire.bulletin import Bulletin
-from fairmesh.storage.files import read_bytes, write_atomically
+from fairmesh.storage.files import read_record, write_record
 from fairmesh.storage.run_folder import PREPROCESSING
 
 _KIND = "table"
@@ -102,11 +102,9 @@ class TableAgreement:
 
     def agreed(self, present: Sequence[str]) -> Preprocessing | None:
         """Returns the frozen preprocessing, or the one that follows from all sums. None if none is needed."""
-        if self.needed and self._path.exists():
-            try:
-                return Preprocessing.from_json(read_bytes(self._path).decode())
-            except (ValueError, RecursionError, OverflowError) as error:
-                raise BadInput(f"{self._path} is damaged ({in_a_line(error)}); {PUT_BACK}") from error
+        frozen = read_record(self._path, PUT_BACK) if self.needed else {}
+        if frozen:
+            return Preprocessing.from_json(json.dumps(frozen))
         told = self._fitting(present)
         return fitted(of_two_sites(told)[0]) if told else None
 
@@ -121,7 +119,7 @@ class TableAgreement:
         made, sites = self.agreed(present), list(self._sites(present))
         if made is None:
             return
-        write_atomically(self._path, made.to_json().encode())
+        write_record(self._path, json.loads(made.to_json()))
         self._bulletin.announce(_KIND, self._bulletin.of(self._name, _KIND) | {"fitted_by": sites})
 
     def prepared(self, present: Sequence[str], experiment: Experiment) -> Site:

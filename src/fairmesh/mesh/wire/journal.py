@@ -95,6 +95,8 @@ class Journal:
             self._read(path, last)
         elif end < size:
             os.truncate(path, end)  # a record that a crash cut short was neither acknowledged nor sent
+            what = "the journal ends within a record, as after a crash; that record is dropped"
+            self._report("info", what, file=path.name, lost_bytes=size - end)
 
     def _mend(self, path: Path, kept: bytes, lost: int) -> None:
         """Keeps a damaged segment under another name, and replaces it by one with only its intact records."""

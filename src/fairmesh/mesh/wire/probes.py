@@ -24,6 +24,7 @@ _MESSAGES = 3
 _ECHOED = 1 << 16  # bytes; the time of a longer message follows from the bandwidth
 _PIECES = (1 << 14, 1 << 16, frames.PROBE_AT_MOST)  # bytes; with the messages less than 1 MB in each direction
 _DIRECTION_S = 2.0
+_UNANSWERED = "not measured: no answer in time; a node answers few probes per minute, so try again in 2 minutes"
 
 
 class Line(NamedTuple):
@@ -38,10 +39,10 @@ class Line(NamedTuple):
     def in_words(self) -> str:
         """Returns the measurements for people."""
         if math.isnan(self.rtt_s):
-            return "the line was not measured, since it was checked a moment ago; try again in 2 minutes"
+            return f"line {_UNANSWERED}"
         bandwidth = f"{'at least ' * self.at_least}{_megabits(self.up)} there and {_megabits(self.down)} back"
         if math.isnan(self.up):
-            bandwidth = "bandwidth not measured, since it was checked a moment ago"
+            bandwidth = f"bandwidth {_UNANSWERED}"
         return f"round trip {milliseconds(self.rtt_s)}, {bandwidth}"
 
 
@@ -85,11 +86,10 @@ async def measured_line(connection: Connection, message_bytes: int) -> Line:
     line, size = Line(), min(message_bytes, _ECHOED)
     with suppress(ConnectionLost, TimeoutError):
         await _round_trip(connection, 0, 0)  # may wait for what the neighbour does when a check begins
-        rtt_s = statistics.median([await _round_trip(connection, 0, 0) for _ in range(_ROUND_TRIPS)])
+        rtt_s = await _typical(connection, 0, 0, _ROUND_TRIPS)
         line = Line(rtt_s, message_s=rtt_s / 2)
-        there = [await _round_trip(connection, size, 0) for _ in range(_MESSAGES)]
-        back = [await _round_trip(connection, 0, size) for _ in range(_MESSAGES)]
-        message_s = max(statistics.median(there), statistics.median(back), rtt_s) - rtt_s / 2
+        there, back = [await _typical(connection, *sizes, _MESSAGES) for sizes in ((size, 0), (0, size))]
+        message_s = max(there, back, rtt_s) - rtt_s / 2
         line = line._replace(message_s=message_s)
         (up, up_faster), (down, down_faster) = [await _rate(connection, rtt_s, up) for up in (True, False)]
         message_s += (message_bytes - size) / min(up, down)
@@ -103,12 +103,20 @@ async def _rate(connection: Connection, rtt_s: float, up: bool) -> tuple[float, 
     began, rate, soon = time.perf_counter(), math.inf, False
     async with asyncio.timeout(_DIRECTION_S):
         for size in _PIECES:
-            if time.perf_counter() - began + 2 * rtt_s + size / rate > _DIRECTION_S:
+            if rate < math.inf and time.perf_counter() - began + 2 * rtt_s + size / rate > _DIRECTION_S:
                 break
             took = await _round_trip(connection, size * up, size * (not up))
             rate = size / max(took - rtt_s, 1e-6)
             soon = took < 4 * rtt_s
     return rate, soon
+
+
+async def _typical(connection: Connection, size: int, wanted: int, count: int) -> float:
+    """Returns the median of some round trips, of fewer if they take long."""
+    times: list[float] = []
+    while len(times) < count and sum(times) < _DIRECTION_S:
+        times.append(await _round_trip(connection, size, wanted))
+    return statistics.median(times)
 
 
 async def _round_trip(connection: Connection, size: int, wanted: int) -> float:
