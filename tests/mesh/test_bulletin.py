@@ -23,11 +23,13 @@ TERMS = terms_of(NAMES, rounds=30)
 SOUND = {kind: fuzz.sound(kind, TERMS.by("a"), Random(4)) for kind in KINDS}
 SOUND["statistics"] = {"mean": [1.0, 60.0], "spread": [1.0, 9.0], "shares": [0.5, 0.5], "relation": [0.5, -0.1]}
 SOUND["versus_local"] |= {"cells": dict(zip(CELLS, (60, 10, 5, 25))), "verdict": "", "why_not": ""}
-SOUND["measured"] |= {"rows": [[done, 0.5, 0.5, 0.3, 8.0 * done, done, "0a" * 32] for done in (0, 10, 20)]}
+SOUND["measured"] |= {"rows": [[done, 0.5, 0.5, 0.3, 8.0 * done, done, None] for done in (0, 10, 20)]}
 SOUND["status"] |= {"waiting_for": {}}
 SOUND["diverged"] |= {"since": 3, "round": 4}
 SOUND["vote"] |= {"sites": ["c"], "generation": 1}
 COMMIT, MEASURED, RESULT, FACTS = (SOUND[kind] for kind in ("commit", "measured", "result", "facts"))
+UNLIKE = {"since": 0, "round": 10, "signed": "0a" * 32, "other": "0b" * 32, "both": False}
+CONTRADICTED = {"generation": 1, "sites": {"b": UNLIKE}}
 STATISTICS, COUNTS = SOUND["statistics"], SOUND["versus_local"]
 
 
@@ -217,6 +219,13 @@ WRONG = {
     "models after the last round": ("measured", MEASURED | {"kept": [31]}, "kept"),
     "numbers that exploded after the run": ("diverged", SOUND["diverged"] | {"round": 31}, "round"),
     "sound numbers after exploded ones": ("diverged", SOUND["diverged"] | {"since": 8}, "since"),
+    "messages of a site that is none": ("contradicted", CONTRADICTED | {"sites": {"nobody": UNLIKE}}, "sites"),
+    "messages that do not differ": (
+        "contradicted",
+        CONTRADICTED | {"sites": {"b": UNLIKE | {"other": "0a" * 32}}},
+        "b",
+    ),
+    "messages before they came": ("contradicted", CONTRADICTED | {"sites": {"b": UNLIKE | {"since": 10}}}, "b"),
     "a vote against nobody": ("vote", SOUND["vote"] | {"sites": ["nobody"]}, "sites"),
     "a vote against the same site twice": ("vote", SOUND["vote"] | {"sites": ["c", "c"]}, "sites"),
     "a vote for a round after the last": ("vote", SOUND["vote"] | {"round": 31}, "round"),
@@ -401,6 +410,17 @@ def test_refusal_can_name_only_neighbours_of_the_site_that_refuses(keys):
     assert boards["a"].of("b", "refusing")["sites"].keys() == {"a", "c"}
     boards["a"].announce("refusing", {"sites": {"c": why}}, 1)
     with refused("refusing", "from a", "sites", error=Refused):
+        pass_on(boards, "a", "b")
+
+
+def test_only_a_neighbour_can_say_what_a_site_has_sent_it_and_everybody_what_it_has_signed(keys):
+    line = Terms({"a": ("b",), "b": ("a", "c"), "c": ("b",)})
+    boards = {name: Bulletin(name, keys[name], line) for name in NAMES}
+    boards["a"].announce("contradicted", CONTRADICTED | {"sites": {"b": UNLIKE, "c": UNLIKE | {"both": True}}}, 1)
+    pass_on(boards, "a", "b")
+    assert boards["b"].of("a", "contradicted")["sites"].keys() == {"b", "c"}
+    boards["a"].announce("contradicted", CONTRADICTED | {"sites": {"c": UNLIKE}}, 2)
+    with refused("contradicted", "from a", "c", "neighbour", error=Refused):
         pass_on(boards, "a", "b")
 
 

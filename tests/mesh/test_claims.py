@@ -278,7 +278,7 @@ def _refusing_all() -> None:
 
     def announce(self) -> None:
         if self._round >= 4:
-            others = [name for name in NAMES if name != self._bulletin.name]
+            others = [name for name in NAMES if name != self._membership.name]
             self._bulletin.announce("refusing", {"sites": dict.fromkeys(others, said)})
 
     Oversight._announce_refusals = announce
@@ -404,7 +404,7 @@ def _withholding_from(whom: int, blames: str) -> None:
     Mailroom.outgoing = lambda self, at, stream, ack: (
         [] if at == whom and self.progress(at).due > 8 else outgoing(self, at, stream, ack)
     )
-    lie = {"round": 8, "rounds_sent": 8, "waiting_for": {blames: since}}
+    lie = {"round": 7, "rounds_sent": 0, "waiting_for": {blames: since}}
     Oversight.status = lambda self: status(self) | (lie if self._round >= 8 else {})
 
 

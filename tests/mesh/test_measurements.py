@@ -589,6 +589,7 @@ def test_honest_sites_are_never_blamed_after_restarts_or_in_another_generation(s
     sites["a"].enter()
     for site in sites.values():
         site.enter(generation=2, start=20)
+    del sites["b"].table._rows["b"][20]  # it measures the first round again, with hashes of this generation
     again = lambda sender, receiver, done: _hashed(f"{sender} {done} again")  # noqa: E731
     for done in (20, 30):
         for name, site in sites.items():
@@ -612,9 +613,9 @@ def test_site_that_does_not_know_its_hash_is_not_compared_and_not_blamed(sites):
 def test_hash_that_the_disk_has_changed_blames_nobody(sites):
     _measured_with_hashes(sites, 10)
     path = sites["a"].folder / TABLE
-    text = path.read_text()
-    assert _hashed("b 10") in text
-    path.write_text(text.replace(_hashed("b 10"), _hashed("b 11")))
+    came = f'"b": "{_hashed("b 10")}"'  # not the one that b has signed
+    assert came in path.read_text()
+    path.write_text(path.read_text().replace(came, f'"b": "{_hashed("b 11")}"'))
     sites["a"].enter()
     assert _blamed(sites)["a"] == {}
     exchange(sites)

@@ -45,7 +45,7 @@ CELLS = ("both", "only_common", "only_local", "neither")  # which of the two mod
 FEWEST, FEW = 5, "<5"  # the smallest count that is told, and what is told of a smaller one
 ROWS_AT_LEAST = 20  # of a test set; with fewer, counts would say much about single rows
 VERDICTS = ("better", "worse", "unclear")  # of a comparison of which no number is told
-FURTHER = ("weight", "bits", "bytes", "sent")  # what a measured row has after its metrics; the last is no number
+FURTHER = ("weight", "bits", "bytes", "sent")  # what a measured row has after its metrics; the last is a hash
 STATISTICS = (1e-30, 1e15)  # the smallest and the largest number in a site's statistics, unless it is 0
 INPUTS_AT_MOST, CLASSES_AT_MOST = 64, 100  # of a site's statistics
 QUIET_AT_MOST_S = 3600.0  # that a site may be silent without having said so
@@ -128,7 +128,7 @@ _ROW = Field(  # a round, the numbers that were measured after it, and the runni
         *(number(*_finite(limits)).draw(draws, terms) for limits in terms.metrics.values()),
         *(field.draw(draws, terms) for field in (maybe(WEIGHT), _TRAFFIC, _TRAFFIC, maybe(DIGEST))),
     ],
-    "a round of the run with a number of each column, and a SHA-256 or null as the last",
+    "a round of the run with a number of each column but the last, which is a SHA-256 or null",
 )
 
 
@@ -148,7 +148,10 @@ _CLAIM: dict[str, Field] = {"begun": list_of(list_of(count(), 4, 4), 256), "outp
 _VOTES = table_of(count(), keys=SITE)
 _COMMIT = record(**_CLAIM, number=count(), signature=text())
 _MOMENT = replace(number(-LARGEST_COUNT, LARGEST_COUNT), words="seconds since 1970")
-_UNLIKE = table_of(record(since=ROUND, round=ROUND, signed=DIGEST, other=DIGEST, both=one_of(True, False)), keys=SITE)
+_REFUSED = record(reason=text(), since=_MOMENT, step=maybe(count()), digest=maybe(DIGEST))
+_CONTRADICTED = table_of(
+    record(since=ROUND, round=ROUND, signed=DIGEST, other=DIGEST, both=one_of(True, False)), keys=SITE
+)
 _STATISTICS = number(-STATISTICS[1], STATISTICS[1], STATISTICS[0])
 
 # What the fields of a body must mean together, which the docstrings say. Each returns what is wrong, as `wrong` does.
@@ -169,8 +172,8 @@ def _wrong_rows(body: Mapping[str, Any], terms: Terms) -> str:
 
 
 def wrong_row(columns: Sequence[str], row: Any, terms: Terms) -> str:
-    """Returns what is wrong with a measured row, of a site or on disk, "" if nothing is: it has a round of the run, a
-    number per column but the last, which is a hash, and each number is one that this column can have."""
+    """Returns what is wrong with a measured row, of a site or on disk, "" if nothing is: it has a round of the run and
+    a number per column but the last, and each number is one that this column can have."""
     if not _ROW(row, terms) or len(row) != 1 + len(columns):
         return f"another form than a round, {len(columns) - 1} numbers and a hash"
     *metrics, weight, bits, sent, _ = row[1:]
@@ -183,32 +186,26 @@ def wrong_row(columns: Sequence[str], row: Any, terms: Terms) -> str:
 
 
 def _wrong_result(body: Mapping[str, Any], terms: Terms) -> str:
-    """every metric is within its limits; what is contradicted differs, and is of a neighbour or signed twice"""
+    """every metric is within its limits; contradicted as in `contradicted`"""
     wrong = [name for name, value in body["metrics"].items() if not terms.measures(name, value)]
     if wrong:
         return f"metrics of which {wrong[0]} = {body['metrics'][wrong[0]]} is impossible"
-    return _no_contradiction(body["contradicted"], terms)
-
-
-def _wrong_divergence(body: Mapping[str, Any], terms: Terms) -> str:
-    """since is not after round"""
-    return "" if body["since"] <= body["round"] else f"since = {body['since']}, after its round {body['round']},"
+    return _wrong_contradictions({"sites": body["contradicted"]}, terms)
 
 
 def _wrong_contradictions(body: Mapping[str, Any], terms: Terms) -> str:
-    """the two hashes differ, and are of a neighbour's messages or both signed"""
-    return _no_contradiction(body["sites"], terms)
-
-
-def _no_contradiction(sites: Mapping[str, Any], terms: Terms) -> str:
-    """Returns which site's contradiction is none. Only a neighbour knows what a site has sent it; what it has signed,
-    everybody does."""
-    for site, hashes in sites.items():
+    """since is before round, the hashes differ, and only neighbours are named, unless they have signed both hashes"""
+    for site, hashes in body["sites"].items():
         if not hashes["both"] and not NEIGHBOUR(site, terms):
             return f"messages of {site}, which is not its neighbour,"
         if hashes["since"] >= hashes["round"] or hashes["signed"] == hashes["other"]:
             return f"no contradiction of {site}"
     return ""
+
+
+def _wrong_divergence(body: Mapping[str, Any], terms: Terms) -> str:
+    """since is not after round"""
+    return "" if body["since"] <= body["round"] else f"since = {body['since']}, after its round {body['round']},"
 
 
 def _wrong_cells(body: Mapping[str, Any], terms: Terms) -> str:
@@ -339,11 +336,7 @@ KINDS = {
     ),
     "refusing": Announced(
         "whose messages it refuses, why, and the SHA-256 of the refused one",
-        fields={
-            "sites": table_of(
-                record(reason=text(), since=_MOMENT, step=maybe(count()), digest=maybe(DIGEST)), keys=NEIGHBOUR
-            )
-        },
+        fields={"sites": table_of(_REFUSED, keys=NEIGHBOUR)},
         per_second=0.5,
     ),
     "answers": Announced(
@@ -354,8 +347,9 @@ KINDS = {
     "contradicted": Announced(
         "which neighbours have sent it other messages than they have signed, or which sites have signed two hashes of "
         "them, and in which rounds",
-        fields={"generation": _GENERATION, "sites": _UNLIKE},
+        fields={"generation": _GENERATION, "sites": _CONTRADICTED},
         meaning=_wrong_contradictions,
+        per_second=0.5,
     ),
     "diverged": Announced(
         "if its numbers are no longer finite, or explode: since which round, and how large they are",
@@ -370,7 +364,7 @@ KINDS = {
             "digest": text(),
             "metrics": table_of(maybe(number()), keys=METRIC),
             "measured": table_of(text(), keys=SITE),
-            "contradicted": _UNLIKE,
+            "contradicted": _CONTRADICTED,
         },
         meaning=_wrong_result,
     ),

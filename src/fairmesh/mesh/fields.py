@@ -131,7 +131,7 @@ _NAME = text()
 DIGEST = Field(
     lambda value, terms: isinstance(value, str) and len(value) == 64 and not set(value) - set("0123456789abcdef"),
     lambda draws, terms: f"{draws.getrandbits(256):064x}",
-    "a SHA-256 of 64 digits",
+    "a SHA-256 as 64 hex digits",
 )
 
 

@@ -172,9 +172,10 @@ class Measurements:
         return generation
 
     def lost(self, done: int) -> list[int]:
-        """Returns the rounds up to one that this site must have measured, and whose rows are not in the table."""
+        """Returns the rounds before one that this site must have measured, and whose rows are not in the table. That
+        one itself is measured when the node starts."""
         with self._lock:
-            return [due for due in self._due if due <= done and due not in self._rows[self._own]]
+            return [due for due in self._due if due < done and due not in self._rows[self._own]]
 
     def _drop_after(self, start: int, before: int) -> None:
         """Drops what the sites went back from, the rows of sites that have left, and those that a restored site has

@@ -332,9 +332,12 @@ class Oversight(Observer):
         for by, body in sorted(self._bulletin.of_all("contradicted").items()):
             if by == own or by not in self._membership.names or body["generation"] != mesh.generation:
                 continue
-            for site, one in [(site, one) for site, one in sorted(body["sites"].items()) if site in mesh.names]:
-                here: dict[str, Any] = {"signed_here": measurements.signed_by(site, one["round"])}
-                here["agrees_here"] = measurements.agrees_with(site, one["round"])
+            for site, one in sorted(body["sites"].items()):
+                done = one["round"]
+                here = {
+                    "signed_here": measurements.signed_by(site, done),
+                    "agrees_here": measurements.agrees_with(site, done),
+                }
                 found.append({"by": by, "site": site, **one, "kept": self._kept_before(one), **here})
         return found
 

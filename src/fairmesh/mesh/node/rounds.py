@@ -271,7 +271,7 @@ class Rounds:
             try:
                 kept = self.store.hashes()[str(done)]
                 hashes = {who: str(kept[str(who)]) for who in hashes}
-            except (ValueError, KeyError, TypeError):
+            except (BadInput, KeyError):
                 hashes, file = {}, str(self.store.hashes_path.relative_to(self.node.folder))
                 what = "the running hashes of messages are lost; this site and its neighbours do not compare messages"
                 self.node.log("warning", f"{what} until the next decision of all sites", file=file)

@@ -137,15 +137,15 @@ class Store:
         return self.folder / _HASHES
 
     def hashes(self) -> dict[str, Any]:
-        """Returns the running hashes of messages at the kept checkpoints; none if the file is damaged."""
-        try:
-            return read_record(self.hashes_path, "messages are compared again after the next decision of all sites")
-        except BadInput:
-            return {}
+        """Returns the running hashes of messages at the kept checkpoints. Raises BadInput if the file is damaged."""
+        return read_record(self.hashes_path, "nothing is to be done: training goes on without them")
 
     def keep_hashes(self, done: int, hashes: Mapping[int, str]) -> None:
         """Writes those of a checkpoint that is written next: each checkpoint that is there has its own."""
-        kept = {at: hashes_there for at, hashes_there in self.hashes().items() if int(at) in self._rounds}
+        try:
+            kept = {one: kept for one, kept in self.hashes().items() if int(one) in self._rounds}
+        except BadInput:
+            kept = {}
         with storing(self.folder):
             write_record(self.hashes_path, kept | {str(done): hashes})
 
