@@ -105,7 +105,7 @@ def make_secret(path: Path) -> bytes:
     """Returns the secret of a site's random draws. Makes it if there is none; never overwrites one."""
     if not path.exists():
         _write_secret(path, os.urandom(SECRET_BYTES))
-    found = path.read_bytes()
+    found = read_bytes(path)
     if len(found) != SECRET_BYTES:
         raise BadInput(
             f"{path} has {len(found)} bytes instead of {SECRET_BYTES}: it is damaged; put it back from a backup, or, "
