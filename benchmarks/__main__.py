@@ -262,6 +262,47 @@ def bench_peers(
     show_table([["", "network"], *([key.replace("_", " "), f"{value:,.4g}"] for key, value in cost.items())])
 
 
+@app.command("wan")
+def bench_wan(
+    nodes: Annotated[list[int], typer.Option(help="Only so many nodes (repeatable): 3 or 5.")] = [],  # noqa: B006
+    message: Annotated[list[str], typer.Option(help="Only messages of this size (repeatable).")] = [],  # noqa: B006
+    every: Annotated[bool, typer.Option("--all", help="Also 5 nodes with large messages.")] = False,
+    seconds: Annotated[float, typer.Option(min=1, help="How long to measure each case.")] = 6.0,
+    idle: Annotated[float, typer.Option(min=0, help="How long to measure nodes that wait; 0 for not at all.")] = 60.0,
+    write: Annotated[str, typer.Option(help="Also record the table under this name.")] = "",
+    json_: Json = False,
+) -> None:
+    """Time rounds between network namespaces with 0 to 400 ms of delay, and count the bytes on the wire."""
+    from benchmarks import wan
+
+    reason = wan.why_not()
+    if reason:
+        raise FairmeshError(f"this needs network namespaces with a TUN device, and so root and Linux: {reason}")
+    cases = [(n, m) for n in (3, 5) for m in wan.SIZES if every or nodes or message or n == 3 or m == "0.2 kB"]
+    cases = [(n, m) for n, m in cases if (not nodes or n in nodes) and (not message or m in message)]
+    found, waiting = [], []
+    for k, (n, m) in enumerate(cases):
+        costs, rest = wan.costs(n, m, seconds, idle if k == 0 else 0)
+        found, waiting = found + costs, waiting + ([rest] if rest else [])
+        if not json_:
+            say(f"{n} nodes, {m}: " + ", ".join(f"{c.ms_per_round:.4g} ms at {c.rtt_ms} ms" for c in costs))
+    table = wan.as_table(found, waiting)
+    if write:
+        wan.record(write, table)
+    if json_:
+        print_json(table)
+        return
+    rows = [["nodes", "message", "RTT, ms", "rounds/s", "ms per round", "payload, B", "on the wire, B", "counted, B"]]
+    for cost in found:
+        numbers = cost.rounds_per_s, cost.ms_per_round, cost.payload_bytes, cost.wire_bytes, cost.claimed_bytes
+        rows.append([str(cost.nodes), cost.message, str(cost.rtt_ms), *(f"{number:,.4g}" for number in numbers)])
+    show_table(rows)
+    for case, slope in table["slope"].items():
+        say(f"{case}: {slope} round trips per round")
+    for rest in waiting:
+        say(f"waiting, {rest.nodes} nodes: {rest.bytes_per_s:.0f} bytes per second over an edge")
+
+
 def main() -> None:
     """Shows errors raised on purpose as one line, without a traceback."""
     try:

@@ -14,6 +14,7 @@ import torch
 from fairmesh.compression import encode
 from fairmesh.compression.compressors import Quantize
 from fairmesh.errors import FairmeshError
+from fairmesh.mesh.announcements import Terms
 from fairmesh.mesh.enrol.certificates import make_authority, make_key, sign
 from fairmesh.mesh.enrol.roster import Member, Mesh
 from fairmesh.mesh.wire.bulletin import Bulletin
@@ -38,7 +39,7 @@ class Cost:
     ms_high: float
     cpu_ms: float  # of a node's process in a step
     bytes_of_messages: int  # of all nodes and steps, as the nodes counted them
-    bytes_overhead: int  # greetings, heads, acknowledgements, certificates
+    bytes_overhead: int  # TLS, greetings, heads, acknowledgements, certificates
 
 
 def network_cost(nodes: int, parameters: int, steps: int) -> Cost:
@@ -113,7 +114,7 @@ def _exchange(folder: Path, mesh: Mesh, name: str, parameters: int, steps: int, 
     positions = [one.position for one in neighbours]
     mailroom = Mailroom(positions, Journal(folder / f"state-{name}"), 0, lambda point, step: None)
     mailroom.largest, mailroom.rounds = 1 << 26, range(steps)
-    bulletin = Bulletin(name, given, mesh.names)
+    bulletin = Bulletin(name, given, Terms(dict.fromkeys(mesh.names, mesh.names)))
     links = Links(
         neighbours, given, mesh.member(name).address, mailroom, bulletin, lambda: {"site": name}, lambda *_: True,
         lambda *_, **__: None, mailroom.largest, lambda point, step: None,

@@ -184,8 +184,8 @@ def test_batch_that_is_asked_for_again_is_the_same(workers):
     reader = Reader([Samples.of(fm.data.Streamed(Noisy(), workers), "a set")])
     ahead = Ahead(reader, 1)
 
-    def wanted(rounds: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return rounds[:, None] + torch.arange(3), 5 * rounds[:, None] + torch.arange(3)
+    def wanted(rounds: torch.Tensor) -> torch.Tensor:
+        return torch.stack([rounds[:, None] + torch.arange(3), 5 * rounds[:, None] + torch.arange(3)], dim=1)
 
     def at(number: int) -> torch.Tensor:
         return ahead.at("batch", number, wanted)[0]

@@ -347,7 +347,7 @@ def test_what_an_older_version_took_over_is_passed_over_and_named_and_votes_are_
 
 
 def test_much_news_is_told_in_pieces_and_all_of_it(boards, monkeypatch):
-    monkeypatch.setattr("fairmesh.mesh.wire.bulletin._A_FRAME", 100)
+    monkeypatch.setattr("fairmesh.mesh.wire.bulletin.A_FRAME", 100)
     pass_on(boards, "b", "a")
     boards["a"].announce("commit", COMMIT, 1)
     boards["a"].announce("status", status(3))

@@ -210,6 +210,7 @@ async def test_peer_that_does_not_answer_is_not_waited_for(sites, monkeypatch):
 async def test_idle_connection_is_kept_by_heartbeats_and_a_silent_one_is_lost(sites, monkeypatch):
     monkeypatch.setattr(connections, "_SILENCE_S", 0.5)
     monkeypatch.setattr(connections, "_HEARTBEAT_S", 0.1)
+    monkeypatch.setattr(connections, "_HEARTBEATS_PER_S", 20.0)
 
     async with listening(sites["beta"]) as server, dial(server, sites["alpha"]) as connection:
         with pytest.raises(TimeoutError):
@@ -221,6 +222,71 @@ async def test_idle_connection_is_kept_by_heartbeats_and_a_silent_one_is_lost(si
         with pytest.raises(ConnectionLost):
             await connection.receive()
         assert 0.3 < time.monotonic() - began < 5
+
+
+@within_a_minute
+async def test_stream_of_heartbeats_is_refused(sites):
+    async with listening(sites["beta"]) as server, dial(server, sites["alpha"]) as connection:
+        assert await echoed(connection)
+        connection.write(struct.pack("<I", connections._HEARTBEAT) * 8)  # held up by the network, at once
+        assert await echoed(connection)
+        connection.write(struct.pack("<I", connections._HEARTBEAT) * 8)
+        await eventually(server.ended.is_set)
+    assert [type(error) for error in server.errors] == [Refused]
+    assert missing_from(server.errors[0], 2, "heartbeats") == []
+
+
+@within_a_minute
+async def test_frames_of_one_peer_are_handled_in_turns_with_those_of_others(sites):
+    turns, others = [0], asyncio.Event()
+
+    async def meanwhile() -> None:
+        while not others.is_set():
+            turns[0] += 1
+            await asyncio.sleep(0)
+
+    async def take(connection: Connection) -> None:
+        await connection.receive()
+        await asyncio.sleep(0.2)  # all others have arrived
+        working, turns[0] = asyncio.create_task(meanwhile()), 0
+        for _ in range(2000):
+            await connection.receive()
+        others.set()
+        await working
+
+    async with listening(sites["beta"], take) as server, dial(server, sites["alpha"]) as connection:
+        await connection.send(*[b"one"] * 2001)
+        await eventually(server.ended.is_set)
+    assert server.errors == []
+    assert turns[0] >= 2000 / connections._TURN_FRAMES - 1
+
+
+@within_a_minute
+async def test_bytes_on_the_wire_are_counted_with_records_of_tls_and_small_frames_share_one(sites):
+    async with listening(sites["beta"]) as server, dial(server, sites["alpha"]) as connection:
+        assert await echoed(connection)
+        before, there = connection.wire_out, server.met[0].wire_in
+        await connection.send(b"one", b"two", b"three")
+        assert connection.wire_out - before == 22 + 3 * 4 + 11  # a record, three lengths, and what they announce
+        for frame in (b"one", b"two", b"three"):
+            assert await connection.receive() == frame
+        assert server.met[0].wire_in - there == connection.wire_out - before
+
+
+@within_a_minute
+async def test_stranger_who_holds_connections_open_keeps_no_member_of_its_address_out(sites, monkeypatch):
+    monkeypatch.setattr(connections, "_connections", lambda: 40)
+
+    async with listening(sites["beta"]) as server:
+        held = [await plain(server) for _ in range(100)]
+        async with dial(server, sites["alpha"]) as connection:
+            assert await echoed(connection)
+            held += [await plain(server) for _ in range(100)]  # one that is in stays in
+            assert await echoed(connection)
+        for _, writer in held:
+            writer.close()
+    assert any("of this address" in reason for _, reason in server.refused)
+    assert not any("open already" in reason for _, reason in server.refused)
 
 
 @pytest.mark.slow

@@ -121,7 +121,7 @@ def test_checkpoints_of_a_run_have_at_most_that_size_and_little_remains_at_its_e
     state = tmp_path / "a" / "state"
     left = {path.relative_to(state).parts[0] for path in state.rglob("*") if path.is_file()}
     small = "machines.json data.json bulletin.json decisions.json facts.json outputs.json keys.json lock log.jsonl"
-    assert left == {*small.split(), "status.json", "finished", "result", "local"}
+    assert left == {*small.split(), "status.json", "traffic.json", "finished", "result", "local"}
     results = sum(path.stat().st_size for path in (state / "result").glob("*.safetensors"))
     assert results < 3 * needed.model + header
     with refused("ended", "new mesh"):

@@ -1,4 +1,4 @@
-"""Nodes report as many bytes as the kernel counts, except for those of TLS."""
+"""Nodes report as many bytes as the kernel counts, but for headers of TCP and IP."""
 
 import json
 import subprocess
@@ -33,7 +33,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.slow
-def test_bytes_counted_by_nodes_are_those_counted_by_the_kernel_but_for_tls():
+def test_bytes_counted_by_nodes_are_those_counted_by_the_kernel_but_for_headers_of_packets():
     alone = ["unshare", "-rn", "sh", "-c", 'ip link set lo up && exec "$@"', "sh"]  # a network of its own
     try:
         possible = subprocess.run([*alone, "true"], capture_output=True).returncode == 0
@@ -49,8 +49,7 @@ def test_bytes_counted_by_nodes_are_those_counted_by_the_kernel_but_for_tls():
     told = found["bytes_of_messages"] + found["bytes_overhead"]
     messages = 2 * NODES * STEPS
     assert found["bytes_of_messages"] == found["message_bytes"] * messages
-    framing = carried - told
-    print(f"{framing / messages:.0f} bytes of TLS a message of {found['message_bytes']}, certificates included")
-    # A message takes a record of TLS (22 bytes), and so does every other frame, such as an acknowledgement where no
-    # message carries it. Each connection begins with the certificates of both sides.
-    assert 22 * messages < framing < 40 * messages + 6_000 * NODES
+    overhead = found["bytes_overhead"] / messages
+    print(f"{overhead:.0f} bytes besides a message of {found['message_bytes']}, TLS and certificates included")
+    # Uncounted are the ends of connections and larger headers at their beginnings.
+    assert -10 * NODES < carried - told < 200 * NODES

@@ -332,6 +332,44 @@ def test_neighbour_that_acknowledges_what_was_not_sent_is_refused(mailroom):
         mailroom.sent([0], acknowledged=2)
 
 
+def test_acknowledgement_that_says_nothing_new_is_refused_unless_a_message_carries_it(mailroom):
+    stream = mailroom.sent(range(3), 2)
+    mailroom.acknowledged(1, stream, 2)
+    with refused("step 2 again", error=Refused):
+        mailroom.acknowledged(1, stream, 2, alone=True)
+    mailroom.acknowledged(1, stream, 3, alone=True)
+
+
+def test_acknowledgement_waits_for_a_message_to_ride_on_and_goes_alone_where_none_comes(mailroom, monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    stream = mailroom.joined()
+    for step in (0, 1):
+        mailroom.exchange([step], stream)
+        frames_of(mailroom, stream)
+        now[0] += 1
+    until(lambda: mailroom.progress(1).durable == 2)
+    assert not mailroom.ack_due(1)  # the next message is due now, a second after the last
+    mailroom.post_all([2])
+    assert [frame.durable for frame in frames_of(mailroom, stream)] == [2]
+    mailroom.arrived(1, stream, 2, b"two")
+    taken(mailroom, 2)
+    until(lambda: mailroom.progress(1).durable == 3)
+    now[0] += 1.9
+    assert not mailroom.ack_due(1)
+    now[0] += 0.2
+    assert mailroom.ack_due(1)
+
+
+def test_greeting_acknowledges_what_it_says_is_durable(mailroom):
+    stream = mailroom.joined()
+    mailroom.exchange([0], stream)
+    until(lambda: mailroom.progress(1).durable == 1)
+    again = object()
+    mailroom.connected(1, again, Progress(0, 0), told=1)
+    assert not mailroom.ack_due(1)
+
+
 def test_wait_ends_when_it_is_told_to(mailroom):
     threading.Timer(0.1, lambda: mailroom.stop(Interrupted("enough"))).start()
     with refused("enough", error=Interrupted):

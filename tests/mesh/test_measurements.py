@@ -56,7 +56,7 @@ class Board:
 class Half:
     """The board as one site uses it."""
 
-    terms = terms_of(NAMES, rounds=50)
+    terms = terms_of(NAMES)
 
     def __init__(self, board, own):
         self._board, self._own, self._heard = board, own, {}

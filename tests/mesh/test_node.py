@@ -30,6 +30,8 @@ from fairmesh.mesh.node.state_lock import locked
 from fairmesh.mesh.node.watching import Pace, live_status, read_status, waiting_chain
 from fairmesh.mesh.preflight import checks, privacy_checks
 from fairmesh.mesh.wire.greeting import COMPATIBILITY
+from fairmesh.report.contents import contents
+from fairmesh.report.runs import Run
 from fairmesh.storage.files import open_to_others, write_record
 from tests import toys
 from tests.mesh import fleet
@@ -377,12 +379,20 @@ def test_sites_end_with_the_simulators_report(lived):
             assert torch.allclose(found[name], tensor, rtol=0, atol=1e-6)
 
 
-def test_counted_bytes_of_all_edges_are_the_algorithms(lived):
+def _edges(folder, name):
+    return list(read_status(folder / name / "state")["edges"].values())
+
+
+def test_counted_bytes_of_all_edges_are_the_algorithms_and_the_report_has_those_on_the_wire(lived):
     folder, _ = lived
     record = _last_record(folder)
-    edges = [edge for name in "ac" for edge in read_status(folder / name / "state")["edges"].values()]
+    edges = [edge for name in "ac" for edge in _edges(folder, name)]
     assert all(edge["messages_out"] >= 120 for edge in edges)  # a and c were never restarted; what b missed was resent
     assert sum(edge["bytes_out"] for edge in edges) >= record["bytes_busiest_node"] * 2 * 0.9
+    for name in "ac":  # the report has them, and what is on the wire besides: at least a record of TLS per message
+        wire = contents([Run.from_folder(folder / name / "state" / "result")], "")["runs"][0]["traffic"]["on_the_wire"]
+        assert (wire["site"], wire["payload_out"]) == (name, sum(e["bytes_out"] for e in _edges(folder, name)))
+        assert wire["overhead_out"] >= sum(43 * edge["messages_out"] for edge in _edges(folder, name))
 
 
 def test_observers_see_this_site_s_records_and_cannot_end_the_run_alone(lived):

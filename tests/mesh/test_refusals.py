@@ -8,6 +8,7 @@ import socket
 import ssl
 import threading
 import time
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 
@@ -206,12 +207,12 @@ def test_greeting_of_something_else_is_refused_by_its_reason_on_both_sides(door,
     door.refuses_beta(door.as_beta(lambda due: [made(door, due)]), *names)
 
 
-@pytest.mark.parametrize("head", [b"", frames.news(b"")])
-def test_brackets_without_end_are_refused(door, head):
-    greeting = frames.hello({})[:-2]
+@pytest.mark.parametrize("of", ["JSON", "news"])
+def test_brackets_without_end_are_refused(door, of):
     bomb = b"[" * 200_000
-    end = door.after_greeting(head + bomb) if head else door.as_beta(lambda due: [greeting + bomb])
-    door.refuses_beta(end, "news" if head else "JSON")
+    greeting = frames.hello({})[:-2] + bomb
+    end = door.after_greeting(frames.news(bomb)) if of == "news" else door.as_beta(lambda due: [greeting])
+    door.refuses_beta(end, of)
 
 
 # After a good greeting, with beta's own key: beta's software is wrong, or was stolen
@@ -248,10 +249,11 @@ STREAMS = {
     "too large a message": (lambda d: _message(STOP_AT, bytes(500_000)), ["500000 bytes"]),
     "what was never sent acknowledged": (lambda d: frames.ack(1 << 40), ["acknowledges", f"step {1 << 40}"]),
     "the same with a message": (lambda d: _message(STOP_AT, b"", 1 << 41), ["acknowledges", f"step {1 << 41}"]),
+    "an acknowledgement that says nothing new": (lambda d: frames.ack(0), ["acknowledges", "step 0 again"]),
     "an acknowledgement with a body": (lambda d: frames.ack(3) + b"?", ["acknowledgement", 10, 9]),
     "half a head": (lambda d: _message(3, b"")[:4], ["message", "header"]),
     "another kind": (lambda d: bytes([99]) + b"?", ["kind 99"]),
-    "a probe where nothing is checked": (lambda d: frames.probe(3), ["kind 8"]),
+    "a probe where nothing is checked": (lambda d: frames.probe(3), [f"kind {frames.Kind.PROBE:d}"]),
     "nothing": (lambda d: b"", ["kind 0"]),
     "another's news": (lambda d: _news(d, "alpha", "status", {}, "beta"), ["'status'", "alpha", "sign"]),
     "another's certificate": (
@@ -262,7 +264,21 @@ STREAMS = {
     "news of a new kind": (lambda d: _news(d, "beta", "gossip", {}, "beta"), ["'gossip'", "'beta'"]),
     "a vote that is none": (lambda d: _news(d, "beta", "vote", {"sites": 7}, "beta"), ["'vote'", "generation"]),
     "news without a form": (lambda d: frames.news(b'[{"site": []}]'), ["news"]),
+    "news that are not packed": (lambda d: bytes([frames.Kind.NEWS]) + b"[]", ["news"]),
+    "news that grow without end": (lambda d: frames.news(b"[" + b" " * (1 << 24) + b"]"), ["news", "524,288"]),
 }  # fmt: skip
+
+
+REPEATED = {  # how often, what, and words of the refusal
+    "all news asked for again": (4, lambda d: frames.again(), ["announcements", "again"]),
+    "the end said again": (2, lambda d: frames.finished(), ["finished"]),
+}
+
+
+@pytest.mark.parametrize("case", REPEATED)
+def test_small_frames_have_a_price(door, case):
+    times, made, names = REPEATED[case]
+    door.refuses_beta(door.after_greeting(*[made(door)] * times), *names)
 
 
 @pytest.mark.parametrize("case", STREAMS)
@@ -303,7 +319,7 @@ def test_neighbour_cannot_take_more_than_its_streams(door):
 
 
 @pytest.mark.slow
-def test_thousand_connections_at_once_cost_little_and_keep_no_neighbour_out(door):
+def test_thousand_connections_of_one_address_cost_little_and_keep_no_neighbour_of_that_address_out(door):
     def crowd() -> dict:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
@@ -313,7 +329,8 @@ def test_thousand_connections_at_once_cost_little_and_keep_no_neighbour_out(door
             if i % 2:
                 opened[-1].sendall(b"\x16\x03\x01\x02\x00\x01")  # the beginning of a handshake
         for i in range(0, 1000, 4):
-            opened[i] = context.wrap_socket(opened[i])
+            with suppress(OSError):  # the oldest had to go
+                opened[i] = context.wrap_socket(opened[i])
         peak = {"files": door.files(), "memory_kib": door.memory_kib()}
         met = spoken(door.folder / "beta", "beta", door.address, "gamma", lambda due: [b"\xff"])
         for one in opened:
@@ -323,7 +340,7 @@ def test_thousand_connections_at_once_cost_little_and_keep_no_neighbour_out(door
     files, memory = door.files(), door.memory_kib()
     peak = apart(door.folder, crowd, 60)
     assert peak["met"] > 0
-    assert peak["files"] > files + 500
+    assert files + 100 < peak["files"] < files + 300  # of 2,048 connections at most an eighth are of one address
     assert peak["memory_kib"] < memory + (100 << 10)
     door.until(lambda: door.files() <= files + 5)
     for _ in range(2):

@@ -13,7 +13,7 @@ from fairmesh.cli.terminal import Json, Track, print_json, readable_toml, say, s
 from fairmesh.errors import BadInput
 from fairmesh.mesh.enrol.roster import SiteFile
 
-_SILENT_S, _SILENT_S_PER_SITE = 60.0, 0.2  # without a report; a site reports every 0.05 s per site, or every second
+_SILENT_S, _SILENT_S_PER_SITE = 60.0, 0.2  # without a report, or twice as long as the site said it might be quiet
 Site = Annotated[Path, typer.Argument(metavar="SITE", help="This site's site.toml.", callback=readable_toml)]
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
@@ -170,14 +170,14 @@ def _site_rows(seen: dict[str, Any], metric: str) -> list[list[str]]:
             rows.append([name, "", "not heard of yet", *[""] * (7 + len(SHOWN))])
             continue
         age = reported["heard_s_ago"]  # by this site's clock; a difference of the other's own moments is exact too
-        silent = age > _SILENT_S + _SILENT_S_PER_SITE * len(seen["sites"])
+        silent = age > max(_SILENT_S, 2 * reported["again_s"]) + _SILENT_S_PER_SITE * len(seen["sites"])
         awaited = {} if ended else reported["waiting_for"]
         waits = ", ".join(f"{who} ({_ago(max(0.0, reported['time'] - t + age))})" for who, t in awaited.items())
         activity = FINISHED if ended else f"silent; was {reported['activity']}" if silent else reported["activity"]
         metric_round = "" if reported["metric_round"] is None else str(reported["metric_round"])
         rows.append([name, str(reported["round"]), activity, _digits(reported["metric"]), metric_round])
         rows[-1] += [_digits(seen["prior"].get(name), 3), _digits(shares.get(name)), waits]
-        rows[-1] += [f"{reported['bytes_out']:,} B", f"{_ago(age)} ago"]
+        rows[-1] += [f"{reported['wire_out']:,} B", f"{_ago(age)} ago"]
         rows[-1] += [str(reported.get(field, "")) for field in SHOWN]
     return rows
 
@@ -187,11 +187,11 @@ def _digits(value: float | None, count: int = 4) -> str:
 
 
 def _edge_rows(seen: dict[str, Any], now: float) -> list[list[str]]:
-    rows = [["neighbour", "connected", "last seen", "messages out", "bytes out", "messages in", "bytes in", "overhead"]]
+    heads = ["messages out", "payload", "overhead", "messages in", "payload", "overhead"]
+    rows = [["neighbour", "connected", "last seen", *heads]]
     for name, edge in seen["edges"].items():
         last = "never" if edge["last_seen"] is None else f"{_ago(now - edge['last_seen'])} ago"
-        counts = [edge[key] for key in ("messages_out", "bytes_out", "messages_in", "bytes_in")]
-        counts.append(edge["overhead_out"] + edge["overhead_in"])
+        counts = [edge[f"{of}_{way}"] for way in ("out", "in") for of in ("messages", "bytes", "overhead")]
         rows.append([name, "yes" if edge["connected"] else "no", last, *(f"{count:,}" for count in counts)])
     return rows
 

@@ -11,10 +11,10 @@ from torch import Tensor
 from fairmesh.data.samples import Samples
 from fairmesh.data.streams import Held, Pair, Part, Workers, joined
 from fairmesh.numerics import trees
+from fairmesh.numerics.round_cache import RoundCache
 from fairmesh.numerics.trees import Tree
 
 COPIED_UP_TO = 1 << 28  # bytes; larger data in main memory stays where it is, such as in a file that is mapped
-_ROUNDS, _NUMBERS = 64, 1 << 18  # for which rows are drawn at once, at most
 NO_SEEDS = torch.zeros(0, dtype=torch.int64)
 _AT_ONCE = 32  # rows that one worker reads at a time in an evaluation
 
@@ -183,17 +183,18 @@ class Ahead:
     def __init__(self, reader: Reader, batches: int):
         self._reader, self._batches = reader, batches
         self._asked: dict[tuple[Any, int], Callable[[], Pair]] = {}
-        self._blocks: dict[Any, tuple[int, Tensor, Tensor]] = {}  # the first round of each, rows and seeds
+        self._drawn = RoundCache()
         self._last: dict[Any, tuple[int, Pair | None]] = {}
         self._repeated: set[Any] = set()  # batches that are asked for more than once in a round
 
-    def at(self, what: Any, number: int, wanted: Callable[[Tensor], tuple[Tensor, Tensor | None]]) -> Pair:
+    def at(self, what: Any, number: int, wanted: Callable[[Tensor], Tensor]) -> Pair:
         """Returns the batch of a round, and has those of the next rounds read.
 
         Args:
             what: Which of the batches of a round.
             number: The round.
-            wanted: Rounds (k,) -> row numbers (k, count), and the seeds of their items or None.
+            wanted: Rounds (k,) -> (k, 1 or 2, count) on the CPU: the numbers of rows, and the seeds of their items if
+                they have any.
         """
         last, pair = self._last.get(what, (-1, None))
         if last == number and pair:
@@ -213,15 +214,6 @@ class Ahead:
         self._last[what] = number, trees.mapped(torch.clone, pair) if what in self._repeated else None
         return pair
 
-    def _ask(
-        self, what: Any, number: int, wanted: Callable[[Tensor], tuple[Tensor, Tensor | None]]
-    ) -> Callable[[], Pair]:
-        first, chosen, seeds = self._blocks.get(what, (0, torch.zeros(0, 0), NO_SEEDS))
-        if not first <= number < first + len(chosen):
-            size = chosen.shape[1] or wanted(torch.zeros(1, dtype=torch.int64))[0].shape[1]
-            first, block = number, max(1, min(_ROUNDS, _NUMBERS // max(1, size)))
-            chosen, drawn = wanted(torch.arange(first, first + block))
-            chosen, seeds = chosen.cpu(), NO_SEEDS.expand(block, 0) if drawn is None else drawn.cpu()
-            self._blocks[what] = first, chosen, seeds
-        at = number - first
-        return self._reader.ask(chosen[at], chosen.shape[1] // self._batches, seeds[at])
+    def _ask(self, what: Any, number: int, wanted: Callable[[Tensor], Tensor]) -> Callable[[], Pair]:
+        chosen, *seeds = self._drawn.at(what, wanted, torch.tensor(number))
+        return self._reader.ask(chosen, len(chosen) // self._batches, *seeds)

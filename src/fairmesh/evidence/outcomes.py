@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from types import SimpleNamespace
@@ -16,7 +15,7 @@ from fairmesh.errors import BadInput, listed
 from fairmesh.evidence.intervals import Estimate, Share, Worst
 from fairmesh.evidence.means import Stratum, mean_number, mean_of, mean_share
 from fairmesh.evidence.scores import Scores, bootstrapped, mean, share
-from fairmesh.metrics.base import MeanMetric, NamedMetric, chosen_metrics, limits_of, resampled
+from fairmesh.metrics.base import MeanMetric, chosen_metrics, limits_of, resampled
 from fairmesh.metrics.builtin import Accuracy
 from fairmesh.metrics.over_sites import WORST_NEEDS_ROWS
 
@@ -400,14 +399,7 @@ def resamples_of(
     """
     if answers.outputs is None or answers.targets is None:
         return np.full(len(counts), math.nan)
-    outputs, targets, draws = answers.outputs[seed], answers.targets, torch.from_numpy(counts)
-    if isinstance(function, NamedMetric):
-        return resampled(function, outputs, targets, draws).numpy()
-    found = np.full(len(counts), math.nan)
-    for k in range(len(counts)):
-        with suppress(Exception):  # a user's function may raise anything where it is not defined, such as for one class
-            found[k] = float(resampled(function, outputs, targets, draws[k : k + 1])[0])
-    return found
+    return resampled(function, answers.outputs[seed], answers.targets, torch.from_numpy(counts)).numpy()
 
 
 def in_common(sets: Sequence[Tensor]) -> float:

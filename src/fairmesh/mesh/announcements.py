@@ -11,6 +11,7 @@ from typing import Any
 
 from fairmesh.errors import BadInput
 from fairmesh.mesh.fields import (
+    DIGEST,
     FINITE,
     LARGEST_COUNT,
     METRIC,
@@ -47,6 +48,7 @@ VERDICTS = ("better", "worse", "unclear")  # of a comparison of which no number 
 FURTHER = ("weight", "bits", "bytes", "sent")  # what a measured row has after its metrics; the last is a hash
 STATISTICS = (1e-30, 1e15)  # the smallest and the largest number in a site's statistics, unless it is 0
 INPUTS_AT_MOST, CLASSES_AT_MOST = 64, 100  # of a site's statistics
+QUIET_AT_MOST_S = 3600.0  # that a site may be silent without having said so
 
 
 def _is_sample_form(value: Any, depth: int = 0) -> bool:
@@ -99,13 +101,6 @@ def _drawn_table(draws: Random, terms: Terms) -> dict[str, Any]:
 
 
 _TABLE = Field(_is_table, _drawn_table, "the plan of a table and sums over its columns")
-
-
-DIGEST = Field(
-    lambda value, terms: isinstance(value, str) and len(value) == 64 and not set(value) - set("0123456789abcdef"),
-    lambda draws, terms: f"{draws.getrandbits(256):064x}",
-    "a SHA-256 as 64 hex digits",
-)
 
 
 # An entry of lambda is a share, in [0, 1]. What a site can tell is its estimate of it: gossip of compressed rows can
@@ -200,10 +195,10 @@ def _wrong_result(body: Mapping[str, Any], terms: Terms) -> str:
 
 def _wrong_contradictions(body: Mapping[str, Any], terms: Terms) -> str:
     """since is before round, the hashes differ, and only neighbours are named, unless they have signed both hashes"""
-    for site, found in body["sites"].items():
-        if not found["both"] and not NEIGHBOUR(site, terms):
+    for site, hashes in body["sites"].items():
+        if not hashes["both"] and not NEIGHBOUR(site, terms):
             return f"messages of {site}, which is not its neighbour,"
-        if found["since"] >= found["round"] or found["signed"] == found["other"]:
+        if hashes["since"] >= hashes["round"] or hashes["signed"] == hashes["other"]:
             return f"no contradiction of {site}"
     return ""
 
@@ -245,7 +240,8 @@ class Announced:
             site says of other kinds. Default: 0.1, for what is said a few times in a run.
         at_once: How many after a pause. Default: 20.
         told: (a `Node`) -> the values of the fields, and maybe others. They are announced every few seconds, and
-            `fairmesh status` shows them for every site. Default: None, the code of a run's step announces it.
+            `fairmesh status` shows them for every site. Default: None, the code of a run's step announces it. They go
+            with the next message, or half a second later; other kinds at once.
     """
 
     tells: str
@@ -304,7 +300,8 @@ KINDS = {
     ),
     "status": Announced(
         "round, activity, latest metric on its own data, weight, sites it waits for, of how many rounds it has sent "
-        "its messages, and bytes sent, every few seconds",
+        "its messages, bytes sent, and after how many seconds it tells this again at the latest: every second to every "
+        "few minutes, as it changes",
         fields={
             "round": ROUND,
             "rounds_sent": ROUND,
@@ -314,11 +311,13 @@ KINDS = {
             "weight": maybe(WEIGHT),
             "waiting_for": table_of(_MOMENT, keys=NEIGHBOUR),
             "bytes_out": count(),
+            "wire_out": count(),
             "time": _MOMENT,
+            "again_s": number(0, QUIET_AT_MOST_S),
         },
         at_most=1 << 13,
         per_second=2.0,
-        told=lambda node: node.oversight.seen,
+        told=lambda node: node.oversight.told,
     ),
     "measured": Announced(
         "every few rounds (measure_every): the metrics of its own model on its own held-out data, its weight, its "

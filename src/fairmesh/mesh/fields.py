@@ -128,6 +128,11 @@ def text(at_most: int = _SHORT, printable: bool = True) -> Field:
 
 
 _NAME = text()
+DIGEST = Field(
+    lambda value, terms: isinstance(value, str) and len(value) == 64 and not set(value) - set("0123456789abcdef"),
+    lambda draws, terms: f"{draws.getrandbits(256):064x}",
+    "a SHA-256 as 64 hex digits",
+)
 
 
 def one_of(*values: Any) -> Field:

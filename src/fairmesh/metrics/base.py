@@ -3,6 +3,7 @@
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
@@ -159,11 +160,12 @@ def resampled(metric: Callable[[Tensor, Tensor], Any], outputs: Tensor, targets:
     """
     if isinstance(metric, NamedMetric):
         return metric.resampled(outputs, targets, counts)
-    values = []
-    for row in counts:
+    values = torch.full((len(counts),), math.nan, dtype=torch.float64)
+    for k, row in enumerate(counts):
         chosen = torch.repeat_interleave(torch.arange(len(targets)), row.long())
-        values.append(float(metric(outputs[chosen], targets[chosen])))
-    return torch.tensor(values, dtype=torch.float64)
+        with suppress(Exception):  # a function may raise anything where it is not defined, such as for one class
+            values[k] = float(metric(outputs[chosen], targets[chosen]))
+    return values
 
 
 def limits_of(metric: Any) -> tuple[float, float]:

@@ -101,9 +101,9 @@ class StreamedRows(RowSource):
         if which in self._buffers:
             return self._buffers[which][1]
 
-        def wanted(rounds: Tensor) -> tuple[Tensor, Tensor | None]:
-            rounds = rounds.to(self._device)
-            return indices(rounds), None if seeds is None else seeds(rounds)
+        def wanted(rounds: Tensor) -> Tensor:
+            drawn = [draw(rounds.to(self._device)).cpu() for draw in (indices, seeds) if draw is not None]
+            return torch.stack(drawn, dim=1)
 
         number = int(round_index) if round_index.is_cpu or self.round_number is None else self.round_number
         pair = self._ahead.at(which, number, wanted)

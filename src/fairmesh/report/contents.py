@@ -61,7 +61,8 @@ def card(run: Run) -> Json:
         "worst_first": chosen.worst_first(),
         "graph": _graph(chosen),
         "parameters": summary["parameters"],
-        "traffic": {name: summary[name] for name in ("bytes_busiest_node", "bytes_total", "nominal_bits_busiest")},
+        "traffic": {name: summary[name] for name in ("bytes_busiest_node", "bytes_total", "nominal_bits_busiest")}
+        | {"on_the_wire": run.wire_traffic()},
         "notes": [*chosen.notes(), *_failures(chosen)],
         "provenance": summary.get("provenance"),
         "files": _files(chosen),

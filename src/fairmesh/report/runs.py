@@ -1,5 +1,6 @@
 """Runs, finished or in progress, and their numbers as rows of tables."""
 
+import json
 import math
 import os
 import statistics
@@ -10,7 +11,7 @@ from typing import Any
 
 from fairmesh.errors import BadInput, listed
 from fairmesh.metrics.units import Unit, defined
-from fairmesh.storage.run_folder import EXPERIMENT, read_records, read_summary
+from fairmesh.storage.run_folder import EXPERIMENT, TRAFFIC, read_records, read_summary
 from fairmesh.topology.mixing import Mixing
 from fairmesh.training.best_round import decided_in_words
 from fairmesh.training.result import Result
@@ -61,6 +62,18 @@ class Run:
         for key in {"final", "personal"} & summary.keys():
             summary[key] = [entry for entry in summary[key] if entry["replica"] in replicas]
         return replace(self, summary=summary, records=[one for one in self.records if one["replica"] in replicas])
+
+    def wire_traffic(self) -> dict[str, Any] | None:
+        """Returns what went over the connections of the site of a mesh whose result this is; None of other runs."""
+        path = self.folder.parent / TRAFFIC if self.folder else None
+        try:
+            told = json.loads(path.read_text(encoding="utf-8")) if path and path.exists() else {}
+            counts = {
+                f"{of}_{way}": int(told[f"{of}_{way}"]) for of in ("payload", "overhead") for way in ("out", "in")
+            }
+            return {"site": str(told["site"])} | counts
+        except (OSError, ValueError, KeyError, TypeError):  # it only informs
+            return None
 
     def settings_text(self) -> str:
         """Returns the experiment's settings as TOML; "" if there is no folder that has them."""

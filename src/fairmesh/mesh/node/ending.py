@@ -32,8 +32,9 @@ from fairmesh.mesh.node.store import LOCAL, PERSONAL, RESULT, new_folder, put_in
 from fairmesh.mesh.wire.transport import FIRST_ROUND
 from fairmesh.personalization.base import Personalization
 from fairmesh.personalization.personalize import personalized
-from fairmesh.storage.files import read_bytes
-from fairmesh.storage.run_folder import read_summary
+from fairmesh.storage.files import read_bytes, write_atomically
+from fairmesh.storage.run_folder import TRAFFIC, read_summary
+from fairmesh.storage.strict_json import as_json
 from fairmesh.training.best_round import decided_in_words
 
 _FAREWELL_S = 60.0  # wait for the neighbours' last messages, once nobody needs anything from this node
@@ -175,6 +176,19 @@ def _write_personal(rounds: Rounds, method: Personalization, result: Path) -> No
     phases.forget("personal-*")
 
 
+def _write_traffic(node: Node) -> None:
+    """Writes what has gone over this site's connections since its node was started. It is next to the result and not in
+    it, since the result is the same at every site."""
+    path, edges = node.folder / TRAFFIC, node.generation.mailroom.view().values()
+    counts = {
+        f"{of}_{way}": sum(edge[f"{key}_{way}"] for edge in edges)
+        for way in ("out", "in")
+        for of, key in (("payload", "bytes"), ("overhead", "overhead"))
+    }
+    if not path.exists():
+        write_atomically(path, as_json({"site": node.membership.name} | counts).encode(), durable=False)
+
+
 def part(node: Node) -> str:
     """Stays until no neighbour needs anything. Then waits for their last messages, but not forever, since these may
     be lost."""
@@ -197,5 +211,6 @@ def part(node: Node) -> str:
                 node.log("warning", "finished; others still need messages of this node", sites=names)
     else:
         time.sleep(0.3)  # for last messages on their way
+    node.aside.tried("the count of bytes", lambda: _write_traffic(node), None)
     node.ledger.forget_earlier()
     return ""

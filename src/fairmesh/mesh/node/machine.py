@@ -82,7 +82,7 @@ class Machines:
             known = read_record(self._path, "any machine may have computed the messages so far").get("machines", [])
         except BadInput as error:  # then messages that were sent stay as they are, as on another machine
             known = [(0, 0, {"known": str(error)})]
-        self._known: list[tuple[int, int, dict[str, str]]] = [tuple(entry) for entry in known]
+        self._known: list[tuple[int, int, dict[str, str]]] = [(begun, step, facts) for begun, step, facts in known]
 
     def begin(self, generation: int, step: int) -> None:
         """Records that this machine computes from a step on."""

@@ -17,7 +17,7 @@ from fairmesh.mesh.node import claims, divergence, life
 from fairmesh.mesh.node.measurements import Contradiction
 from fairmesh.mesh.node.membership import Membership
 from fairmesh.mesh.node.store import landmarks_in
-from fairmesh.mesh.node.watching import Monitor, Pace, Waiting, waiting_chain, write_status
+from fairmesh.mesh.node.watching import Cadence, Monitor, Pace, Waiting, waiting_chain, write_status
 from fairmesh.mesh.wire.mailroom import Mailroom
 from fairmesh.problems.local_work import Activity
 from fairmesh.problems.prepared import Prepared
@@ -28,7 +28,9 @@ if TYPE_CHECKING:
     from fairmesh.mesh.node.node import Node
 
 _TICK_S = 1.0
-_ANNOUNCE_S_PER_SITE = 0.05  # each site's status goes to all others: the more sites, the less often
+_NEWS_BYTES, _NEWS_SHARE = 60, 0.12  # per round and edge, or of the payload: of the 100 and 0.2 that all news may take
+_NEWS_BYTES_PER_S = 10.0  # and so much outside the rounds
+_SHORT_WAIT_S = 2.0  # such waits are part of every round
 _FIRST_NOTICE_S, _LONGEST_NOTICE_S = 5.0, 600.0
 _REFUSING_S = 60.0  # between two announcements of refusals of the same sites
 _MOST = 0.5  # of lambda: a site is heavy with more than this, and more than
@@ -122,8 +124,9 @@ class Oversight(Observer):
         self._disk_notices: Notices | None = None  # while the journal is synced
         self._local_since, self._alone = 0.0, Notices()
         self._phase: dict[str, Any] = {"what": ""}  # the last work outside the rounds, with its progress
-        self.seen: Mapping[str, Any] = {}  # the newest status
-        self._announced_at = self._next_warning = self._refusing_at = -1e9
+        self._cadence = Cadence()
+        self.told: Mapping[str, Any] = {}  # of the status, what other sites are told
+        self._next_warning = self._refusing_at = -1e9
 
     @property
     def _membership(self) -> Membership:
@@ -252,17 +255,32 @@ class Oversight(Observer):
             self._node.aside.tried("the status", lambda: write_status(self._folder, self.status()), None)
 
     def _show(self) -> None:
-        self.seen = status = self.status()
+        status = self.status()
         self._pace.note(self._round, bool(status["paused_for"]) or self._life.state not in life.AT_WORK)
-        if time.monotonic() - self._announced_at >= _ANNOUNCE_S_PER_SITE * len(self._membership.mesh.present):
-            self._announced_at = time.monotonic()
-            for kind, told in TOLD.items():
-                of_node = told(self._node)
-                self._bulletin.announce(kind, {field: of_node[field] for field in KINDS[kind].fields})
-            self._node.measurements.exchange()
+        self._node.measurements.exchange()
+        self._announce(status)
         write_status(self._folder, status)
         if self._monitor:
             self._monitor.show(status)
+
+    def _announce(self, status: Mapping[str, Any]) -> None:
+        """Tells the other sites about this one, in proportion to what is new."""
+        waits = {site for site, since in status["waiting_for"].items() if status["time"] - since > _SHORT_WAIT_S}
+        doing = life.SLOW_DISK if status["activity"] == life.SLOW_DISK else self._life.state
+        matters = doing, waits, status["metric_round"], status["metric"], status["generation"]
+        sent, messages = (sum(edge[of] for edge in status["edges"].values()) for of in ("bytes_out", "messages_out"))
+        per_round = max(_NEWS_BYTES, _NEWS_SHARE * sent / max(messages, 1))
+        rate, rest = status["rounds_per_s"], (status["round"], status["activity"])
+        budget = per_round * rate if rate else _NEWS_BYTES_PER_S
+        again_s = self._cadence.due(matters, rest, len(self._membership.mesh.present), budget)
+        if again_s is None:
+            return
+        waiting = {site: round(since, 1) for site, since in status["waiting_for"].items()}
+        times = {"waiting_for": waiting, "time": round(status["time"], 1), "again_s": round(again_s)}
+        self.told = {**status, **times}
+        for kind, told in TOLD.items():
+            of_node = told(self._node)
+            self._bulletin.announce(kind, {field: of_node[field] for field in KINDS[kind].fields})
 
     def _announce_refusals(self) -> None:
         """Tells all sites whose messages this node refuses, and why."""
@@ -502,6 +520,7 @@ class Oversight(Observer):
             "rounds_per_s": rate,
             "seconds_left": left / rate if rate and not long else None,
             "bytes_out": sum(edge["bytes_out"] for edge in edges.values()),
+            "wire_out": sum(edge["wire_out"] for edge in edges.values()),
             "network_ms": self._mailroom.median_ms() if self._mailroom else None,
             "edges": edges,
             "refusing": self._refusing(),

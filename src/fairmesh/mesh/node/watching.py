@@ -4,6 +4,7 @@ Prometheus."""
 import json
 import logging
 import logging.handlers
+import math
 import sys
 import time
 from collections import deque
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from fairmesh.errors import BadInput, in_a_line, optional, printable
+from fairmesh.mesh.announcements import QUIET_AT_MOST_S
 from fairmesh.mesh.node.life import FINISHED, NOT_RUNNING, SLOW_DISK, STARTING, STOPPED, described
 from fairmesh.mesh.node.state_lock import running_since
 from fairmesh.mesh.wire.connections import keep_from_forks
@@ -23,6 +25,8 @@ from fairmesh.storage.strict_json import as_json
 STATUS = "status.json"
 _LOG_BYTES, _LOG_FILES = 4 << 20, 3
 _PACE_S = 300.0  # over which the rate of rounds is measured
+_REPORT_BYTES, _REPORT_S_PER_SITE = 150, 0.05  # of a site's status on the wire; and at least between two of them
+_FIRST_QUIET_S, _QUIET_S, _QUIET_BYTES_PER_S = 15.0, 120.0, 30.0  # between two that say nothing new
 _IGNORED_AT_MOST = 20  # things of one site; a member can find new ones without end
 _Given = TypeVar("_Given")
 
@@ -190,6 +194,37 @@ class Pace:
             return None
         (began, first), (now, last) = self._seen[0], self._seen[-1]
         return (last - first) / (now - began) if last > first and now > began else None
+
+
+class Cadence:
+    """When a site tells the others about itself: in the next second if it matters; of its rounds as often as a budget
+    of bytes allows; and ever more rarely while nothing changes, so that a mesh at rest costs little."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic):
+        self._clock = clock
+        self._told: tuple[object, object] = (None, None)  # what matters and what does not, as it was told last,
+        self._told_at = -math.inf  # when,
+        self._again_s = 0.0  # and after how many seconds it is told again at the latest
+
+    def due(self, matters: object, rest: object, sites: int, bytes_per_s: float) -> float | None:
+        """Returns after how many seconds at the latest it is told again, if it is to be told now.
+
+        Args:
+            matters: What the others should know soon.
+            rest: What may wait.
+            sites: How many there are: over each edge go the reports of nearly all.
+            bytes_per_s: That all their reports may take over an edge, for the rest.
+        """
+        reports = (sites - 1) * _REPORT_BYTES
+        least, most = max(1.0, _REPORT_S_PER_SITE * sites), max(_QUIET_S, reports / _QUIET_BYTES_PER_S)
+        paced, waited = min(max(least, reports / max(bytes_per_s, 1e-9)), most), self._clock() - self._told_at
+        news = [now != told for now, told in zip((matters, rest), self._told)]
+        if waited < (least if news[0] else min(paced, self._again_s) if news[1] else self._again_s):
+            return None
+        grown = 2 * paced if news[1] else 2 * self._again_s
+        self._again_s = min(_FIRST_QUIET_S if news[0] else max(_FIRST_QUIET_S, grown), most, QUIET_AT_MOST_S)
+        self._told, self._told_at = (matters, rest), self._clock()
+        return self._again_s
 
 
 def write_status(folder: Path, status: Mapping[str, Any]) -> None:

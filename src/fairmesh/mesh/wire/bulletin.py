@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fairmesh.errors import BadInput
-from fairmesh.mesh.announcements import KINDS, wrong
+from fairmesh.mesh.announcements import KINDS, TOLD, wrong
 from fairmesh.mesh.enrol import certificates
 from fairmesh.mesh.fields import Terms, count, text, too_deep
 from fairmesh.mesh.wire.frames import Refused, read_json
@@ -25,7 +25,7 @@ from fairmesh.mesh.wire.tls_stream import Credentials
 
 _COMPARED = "measured"  # the kind of which also older announcements are looked at
 _SUPERSEDED_AT_MOST = 64
-_A_FRAME = 1 << 15  # bytes of news per frame
+A_FRAME = 1 << 15  # bytes of news per frame
 
 
 class Announcement(NamedTuple):
@@ -71,7 +71,8 @@ class Bulletin:
         self._allowed: dict[tuple[str, str, str], TokenBucket] = {}  # by neighbour, site and kind
         self._superseded = deque[Announcement](maxlen=_SUPERSEDED_AT_MOST)
         self._order, self._lock = 0, threading.RLock()
-        self.changed: Callable[[], None] = lambda: None  # called when there is news to pass on
+        # Called when there is news to pass on, with whether it is urgent. What sites tell every few seconds is not.
+        self.changed: Callable[[bool], None] = lambda urgent: None
         self.since = int(
             certificates.valid_from(self.credentials.certificate).timestamp()
         )  # a renewed one replaces the old
@@ -88,7 +89,7 @@ class Bulletin:
             if self._number(self.name, kind) >= number:
                 return
             self._put(self._signed_here(Announcement(self.name, kind, number, said, b"")), self)
-        self.changed()
+        self.changed(kind not in TOLD)
 
     def _signed_here(self, entry: Announcement) -> Announcement:
         return entry._replace(signature=certificates.signature(self.credentials.key, entry.text()))
@@ -145,6 +146,8 @@ class Bulletin:
         """Returns the announcements that arrived after point `since`, as many as fit a frame, and the point up to which
         they go; b"" if there are none. They keep the order of arrival, so that a certificate precedes what was signed
         with it. Those that came over `stream` are left out."""
+        if since >= self._order:
+            return since, b""
         with self._lock:
             fresh = sorted((known for known in self._known.values() if known.order > since), key=lambda k: k.order)
         texts: list[str] = []
@@ -152,7 +155,7 @@ class Bulletin:
             since = known.order
             if known.source is not stream:
                 texts.append(json.dumps(known.entry.table()))
-            if sum(map(len, texts)) > _A_FRAME:
+            if sum(map(len, texts)) > A_FRAME:
                 break
         return since, f"[{','.join(texts)}]".encode() if texts else b""
 
@@ -173,7 +176,7 @@ class Bulletin:
             found = [_read(table) for table in read_json(entries)]
         except (ValueError, TypeError, KeyError) as error:
             raise Refused("news that cannot be read") from error
-        fresh, dropped = False, set[str]()
+        fresh, dropped = set[str](), set[str]()
         for entry in found:
             if not (self._is_new(entry) or self._is_older_certificate(entry) or self._is_other_row(entry)):
                 continue
@@ -184,12 +187,15 @@ class Bulletin:
                 self._note_older(entry)
                 self._note_superseded(entry)
                 continue
-            fresh = (
-                self._said_before(entry) if entry.site == self.name else self._heard(entry, stream or self)
-            ) or fresh
+            if self._said_before(entry) if entry.site == self.name else self._heard(entry, stream or self):
+                fresh.add(entry.kind)
         if fresh:
-            self.changed()
+            self.changed(not fresh <= TOLD.keys())
         return dropped
+
+    def waits_for_keys(self) -> bool:
+        """Returns whether announcements of a site are passed over until its new key is confirmed."""
+        return any(self._certificate(site) != pem for site, pem in self._unconfirmed.items())
 
     def _bucket(self, neighbour: str, entry: Announcement) -> TokenBucket:
         """Returns what limits how many announcements of this site and kind a neighbour may pass on. Each kind has its

@@ -1,7 +1,8 @@
 """Connections between sites: frames over mutual TLS 1.3, of bounded size, in bounded number, watched for silence.
 
 Each frame is preceded by its length: four bytes, little-endian. A length of 0xffffffff is a heartbeat, without a frame.
-Each side sends a heartbeat every few seconds, so that a peer that hangs or cannot be reached any more is noticed.
+Each side sends a heartbeat after a few seconds without a frame, so that a peer that hangs or cannot be reached any more
+is noticed.
 """
 
 import asyncio
@@ -11,6 +12,7 @@ import os
 import resource
 import socket
 import ssl
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -18,12 +20,15 @@ from typing import Any
 
 from fairmesh.errors import BadInput
 from fairmesh.mesh.enrol.roster import host_and_port
-from fairmesh.mesh.wire.frames import LENGTH, check_length
+from fairmesh.mesh.wire.frames import LENGTH, Refused, check_length
+from fairmesh.mesh.wire.limits import TokenBucket
 from fairmesh.mesh.wire.tls_stream import READ_AHEAD, TlsStream, reason_of
 
 FRAME_OVERHEAD_BYTES = 1 << 20  # that a frame may have beyond the largest message, which is checked exactly later
 _HEARTBEAT = 0xFFFFFFFF
-_HEARTBEAT_S, _SILENCE_S = 5.0, 15.0
+_HEARTBEAT_S, _SILENCE_S = 6.0, 15.0
+_HEARTBEATS_PER_S, _HEARTBEATS_AT_ONCE = 2.0, 8.0  # that are taken of a peer; a delayed network brings some at once
+_TURN_FRAMES, _TURN_BYTES = 64, 1 << 18  # handled of one peer before it is the others' turn
 _DIAL_S = 5.0
 _HANDSHAKE_S = 10.0  # then a stranger who sends nothing is disconnected
 _BOTH_FAMILIES_S = 0.25  # then the next address of a host is tried in parallel
@@ -31,6 +36,7 @@ _BACKLOG = 256
 _WITHIN = "it closed the connection within a frame"
 _OPEN_FILES = 8192
 _CONNECTIONS = 2048  # at once, strangers included; about 55 kB each during a handshake
+_OF_AN_ADDRESS, _FEWEST_OF_IT = 1 / 8, 16  # of them may be in their handshake; with more, the oldest has to go
 _listening: list[Any] = []  # sockets that belong to this process alone
 
 
@@ -55,6 +61,8 @@ class Connection(TlsStream):
 
     async def __aenter__(self) -> "Connection":
         self._received_any = False  # frame of the peer
+        self._heartbeats = TokenBucket(_HEARTBEATS_PER_S, _HEARTBEATS_AT_ONCE)
+        self._frames, self._turn_ends = 0, 0  # of this turn; and the bytes from the socket by which it ends
         self._heart = asyncio.create_task(self._beat())
         return self
 
@@ -65,14 +73,21 @@ class Connection(TlsStream):
     async def receive(self) -> bytes | None:
         """Returns the next frame, or None when the peer has closed the connection. Checks a frame's length against the
         bound for its kind, which is its first byte, before it reads the rest."""
-        length = _HEARTBEAT
-        while length == _HEARTBEAT:
+        self._frames += 1
+        if self._frames >= _TURN_FRAMES or self.wire_in >= self._turn_ends:
+            self._frames, self._turn_ends = 0, self.wire_in + _TURN_BYTES
+            await asyncio.sleep(0)  # reading what has arrived already would not let other connections go on
+        while True:
             head = await self._exactly(LENGTH.size)
             if not head:
                 return None
             if len(head) < LENGTH.size:
                 raise ConnectionLost(_WITHIN)
             length = LENGTH.unpack(head)[0]
+            if length != _HEARTBEAT:
+                break
+            if not self._heartbeats.spend(1):
+                raise Refused(f"more than {_HEARTBEATS_PER_S:.0f} heartbeats per second")
         first = await self._exactly(min(length, 1))
         check_length(first[0] if first else 0, length, min(self.largest + FRAME_OVERHEAD_BYTES, _HEARTBEAT - 1))
         frame = first + await self._exactly(length - len(first))
@@ -80,10 +95,12 @@ class Connection(TlsStream):
             raise ConnectionLost(_WITHIN)
         return frame
 
-    async def send(self, frame: bytes) -> None:
-        """Queues a frame, then waits until the peer reads. If the wait is cancelled, the frame stays queued."""
+    async def send(self, *frames: bytes) -> None:
+        """Queues frames, small ones in one record of TLS, then waits until the peer reads. If the wait is cancelled,
+        they stay queued."""
         try:
-            self.write(LENGTH.pack(len(frame)) + frame)
+            self.write(b"".join([LENGTH.pack(len(frame)) + frame for frame in frames]))
+            self._wrote_at = time.monotonic()
             await self.drain()
         except OSError as error:
             raise ConnectionLost(reason_of(error)) from None
@@ -103,8 +120,12 @@ class Connection(TlsStream):
         return found
 
     async def _beat(self) -> None:
+        self._wrote_at = time.monotonic()
         while True:
-            await asyncio.sleep(_HEARTBEAT_S)
+            await asyncio.sleep(max(0.0, self._wrote_at + _HEARTBEAT_S - time.monotonic()))
+            if time.monotonic() - self._wrote_at < _HEARTBEAT_S:  # a frame has told the same
+                continue
+            self._wrote_at = time.monotonic()
             if not self.writer.transport.get_write_buffer_size():  # otherwise the peer already has bytes to read
                 with suppress(OSError):  # the reading task reports it
                     self.write(LENGTH.pack(_HEARTBEAT))
@@ -163,6 +184,7 @@ class Listener:
     def __post_init__(self):
         self._most = _connections()
         self._open: set[asyncio.Task[None]] = set()
+        self._in_handshake: dict[str, dict[Connection, None]] = {}  # by address, the oldest first
         self._server: asyncio.Server | None = None
 
     async def start(self, address: str) -> None:
@@ -192,14 +214,24 @@ class Listener:
             self.refused(address, f"{self._most} connections are open already")
             writer.transport.abort()
             return
-        task = asyncio.create_task(self._serve(Connection(reader, writer, self.context, largest=self.largest), address))
+        stream = Connection(reader, writer, self.context, largest=self.largest)
+        # Members behind one address get in next to a stranger there who holds connections open: their handshake is
+        # done before theirs is the oldest.
+        waiting = self._in_handshake.setdefault(address, {})
+        if len(waiting) >= max(_FEWEST_OF_IT, _OF_AN_ADDRESS * self._most):
+            self.refused(address, f"{len(waiting)} connections of this address are in their handshake already")
+            oldest = next(iter(waiting))
+            del waiting[oldest]
+            oldest.abort()
+        waiting[stream] = None
+        task = asyncio.create_task(self._serve(stream, address))
         self._open.add(task)
         task.add_done_callback(self._open.discard)
 
     async def _serve(self, stream: Connection, address: str) -> None:
         try:
             async with asyncio.timeout(_HANDSHAKE_S):
-                await stream.handshake()
+                await self._shake_hands(stream, address)
         except TimeoutError:
             self.refused(address, f"no handshake within {_HANDSHAKE_S:.0f} s")
             stream.abort()
@@ -212,6 +244,15 @@ class Listener:
         else:
             async with stream:
                 await self.answer(stream)
+
+    async def _shake_hands(self, stream: Connection, address: str) -> None:
+        try:
+            await stream.handshake()
+        finally:
+            waiting = self._in_handshake.get(address, {})
+            waiting.pop(stream, None)  # unless it had to go for a newer one
+            if not waiting:
+                self._in_handshake.pop(address, None)
 
 
 def _on_all_interfaces(port: int) -> socket.socket:

@@ -4,23 +4,31 @@ import json
 import math
 import os
 import struct
+import zlib
 from enum import IntEnum
 from typing import Any, NamedTuple
 
 from fairmesh.errors import FairmeshError
 from fairmesh.mesh.fields import shortened
 
-PROTOCOL = 1
+PROTOCOL = 2
 _MAGIC = b"fairmesh"
 _HELLO = struct.Struct("<B8sH")  # kind, magic, protocol
 _STEP = struct.Struct("<BQ")  # kind, step
 _PROBE = struct.Struct("<BI")  # kind, and how many bytes the answer should have after these
 _MESSAGE = struct.Struct("<BQQ")  # kind, step, and the acknowledgement: the receiver's messages before it are durable
 LENGTH = struct.Struct("<I")  # precedes every frame on a connection
-MESSAGE_HEAD_BYTES = LENGTH.size + _MESSAGE.size
 _HELLO_AT_MOST = 1 << 18
 _REASON_AT_MOST = 2000
 PROBE_AT_MOST = 1 << 19  # bytes that a probe or its answer may have besides its head
+_NEWS_AT_MOST = 1 << 19  # more than the largest announcement and a frame of others
+# Most news are a status, whose words are in here: what is left of one is about its signature and its numbers.
+_WORDS = (
+    b'"}, {"site": "kind": "measured", "body": {"generation": 1, "columns": ["accuracy", "loss", "weight", "bits", '
+    b'"bytes"], "rows": [["complete": , "kept": null}, "signature": "0123456789abcdef"}][{"site": "a", "kind": '
+    b'"status", "number": 17, "body": {"round": 1, "activity": "training", "metric": 0.9, "metric_round": 50, '
+    b'"weight": 0.3, "waiting_for": {}, "bytes_out": 1, "time": 17, "again_s": 120}, "signature": "'
+)
 
 
 class Refused(FairmeshError):
@@ -46,6 +54,7 @@ class Kind(IntEnum):
     REFUSED = 6  # why I close the stream
     STATE_LOST = 7  # why I take and send no more messages: you have lost the state that you had; announcements go on
     PROBE = 8  # bytes that mean nothing, to measure a line; only where the greeting says that it is a check
+    AGAIN = 9  # tell me all announcements again: I could not take some
 
 
 REFUSALS = (Kind.REFUSED, Kind.STATE_LOST)
@@ -55,8 +64,9 @@ _AT_MOST: dict[
     int, int
 ] = {  # bytes of a frame; those with a message have a bound of their own, and others that of a greeting
     Kind.ACK: 2 * _STEP.size,  # slightly wrong ones are refused by their own reason
-    Kind.NEWS: 1 << 19,  # more than the largest announcement and a frame of others
+    Kind.NEWS: _NEWS_AT_MOST,
     Kind.FINISHED: 1,
+    Kind.AGAIN: 1,
     Kind.REFUSED: 1 + _REASON_AT_MOST,
     Kind.STATE_LOST: 1 + _REASON_AT_MOST,
     Kind.PROBE: _PROBE.size + PROBE_AT_MOST,
@@ -119,11 +129,6 @@ def read_json(data: bytes) -> Any:
         raise ValueError("too many brackets") from error
 
 
-def size(frame: bytes) -> int:
-    """Returns the bytes of a frame on the connection, with the length that precedes it."""
-    return LENGTH.size + len(frame)
-
-
 def message(step: int, durable: int, payload: bytes) -> bytes:
     return _MESSAGE.pack(Kind.MESSAGE, step, durable) + payload
 
@@ -133,11 +138,29 @@ def ack(step: int) -> bytes:
 
 
 def news(entries: bytes) -> bytes:
-    return bytes([Kind.NEWS]) + entries
+    """Returns a frame with announcements. Each is compressed by itself, so that one that is dropped costs nothing."""
+    packer = zlib.compressobj(9, zlib.DEFLATED, -15, zdict=_WORDS)
+    return bytes([Kind.NEWS]) + packer.compress(entries) + packer.flush()
+
+
+def entries_in(body: bytes) -> bytes:
+    """Returns the announcements in the body of a frame of news. Never makes more of it than may be in one."""
+    unpacker = zlib.decompressobj(-15, zdict=_WORDS)
+    try:
+        entries = unpacker.decompress(body, _NEWS_AT_MOST)
+    except zlib.error as error:
+        raise Refused("news that cannot be read") from error
+    if not unpacker.eof or unpacker.unused_data:
+        raise Refused(f"news that cannot be read, or with more than {_NEWS_AT_MOST:,} bytes")
+    return entries
 
 
 def finished() -> bytes:
     return bytes([Kind.FINISHED])
+
+
+def again() -> bytes:
+    return bytes([Kind.AGAIN])
 
 
 def refused(reason: Refused) -> bytes:
@@ -174,6 +197,6 @@ def read_frame(data: bytes) -> Frame:
         return Frame(Kind.ACK, durable=_STEP.unpack(data)[1])
     if kind in (Kind.NEWS, *REFUSALS):
         return Frame(Kind(kind), body=data[1:])
-    if kind == Kind.FINISHED and len(data) == 1:
-        return Frame(Kind.FINISHED)
+    if kind in (Kind.FINISHED, Kind.AGAIN) and len(data) == 1:
+        return Frame(Kind(kind))
     raise Refused(f"a frame of unknown kind {kind}")

@@ -20,7 +20,7 @@ from fairmesh.errors import FairmeshError, in_a_line
 from fairmesh.mesh.announcements import BYTES_PER_SECOND
 from fairmesh.mesh.enrol import certificates
 from fairmesh.mesh.wire import frames
-from fairmesh.mesh.wire.bulletin import Bulletin
+from fairmesh.mesh.wire.bulletin import A_FRAME, Bulletin
 from fairmesh.mesh.wire.connections import CannotConnect, Connection, ConnectionLost, Listener, dialled
 from fairmesh.mesh.wire.frames import Kind, Refused, RefusedThere, StateLost
 from fairmesh.mesh.wire.limits import LogLimiter, Report, TokenBucket
@@ -32,12 +32,17 @@ _FIRST_TELLING_S, _TELL_EVERY_S = 1.0, 60.0
 _GREETING_S = 20.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 15.0
 _ACK_S = 0.05
+_ROUTINE_S = 0.5  # so long routine news wait for a message to ride on
+_AT_ONCE_BYTES = 1 << 16  # of frames that are sent in one piece
 _STREAMS = 8  # per neighbour at once: the current one, those it replaces, and checks
 _REPORT_EVERY_S = 5.0
 _NEWS_AGAIN_S = 120.0
 _LOOK_AT_CLOCK_S = 30.0  # whether a certificate has expired; people may have set the clock
 _NEWS_BYTES_PER_S = 2 * BYTES_PER_SECOND  # from one neighbour: what two members that flood all others can say
 _NEWS_BYTES_AT_ONCE, _NEWS_BYTES_PER_SITE = 1 << 20, 1 << 16
+_FRAME_BYTES = 100  # that a frame of news costs its sender besides what is in it
+_USELESS_PER_S, _USELESS_AT_ONCE = 10.0, 100.0  # frames that are not read over a stream for news only
+_TOLD_AGAIN_PER_S, _TOLD_AGAIN_AT_ONCE = 1 / 60, 3.0  # that a neighbour may ask for all news
 
 
 @dataclass(frozen=True)
@@ -52,7 +57,11 @@ class Neighbour:
 class _Stream:
     """One connection after its greeting; either side can end it."""
 
-    def __init__(self):
+    def __init__(self, connection: Connection):
+        self.connection, self.wire_in, self.wire_out = connection, 0, 0  # bytes of it that are counted
+        self.useless = TokenBucket(_USELESS_PER_S, _USELESS_AT_ONCE)
+        self.asked_again = TokenBucket(_TOLD_AGAIN_PER_S, _TOLD_AGAIN_AT_ONCE)
+        self.finished_there = False
         self.wake, self.room, self.ended = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self.reason = ""  # why it must end
         self.news_sent = 0
@@ -60,6 +69,8 @@ class _Stream:
         self.only_news = False
         self.process: Any = None  # which start of the neighbour's node this is
         self.ack_due = False  # send an acknowledgement of its own, since no message carried one
+        self.missed = False  # news that could not be taken,
+        self.ask_again = False  # which the neighbour is to tell again
 
 
 @dataclass(eq=False)
@@ -95,6 +106,7 @@ class Links:
         self._finished: set[str] = set()  # neighbours with whom this node is done, in both directions
         self._finished_there: set[str] = set()
         self._finished_sent: set[str] = set()
+        self._routine = False  # there are news that need not go at once
         self.all_finished = threading.Event()
 
     # From the training thread
@@ -160,7 +172,7 @@ class Links:
         self._loop = asyncio.get_running_loop()
         self._loop.set_exception_handler(self._unexpected)
         self.mailroom.serve(self._wake, self._end)
-        self.bulletin.changed = self._wake_all
+        self.bulletin.changed = self._news_came
         context = self.credentials.for_dialling()
         listener = Listener(self.credentials.for_listening(), self.largest, self._answer, self._turned_away)
         if self.listen:
@@ -168,7 +180,7 @@ class Links:
         work = [self._dial(neighbour, context) for neighbour in self.neighbours if neighbour.address]
         work += [self._tell(former, context) for former in self.left if former.address]
         work += [_every(_REPORT_EVERY_S, self._limiter.flush), _every(_ACK_S, self._send_acks)]
-        work += [_every(_NEWS_AGAIN_S, self._tell_again)]
+        work += [_every(_ROUTINE_S, self._send_routine), _every(_NEWS_AGAIN_S, self._ask_again)]
         tasks = [asyncio.create_task(task) for task in work]
         self._ready.set()
         await self._stopping.wait()
@@ -190,15 +202,36 @@ class Links:
         """Acknowledges what has become durable, where no message has carried the acknowledgement."""
         for name, stream in self._streams.items():
             stream.room.set()
+            self._count(self._by_name[name], stream)
             if self.mailroom.ack_due(self._by_name[name].position):
                 stream.ack_due = True
                 stream.wake.set()
 
-    def _tell_again(self) -> None:
-        """Tells all news again, since a neighbour may have dropped some."""
+    def _count(self, neighbour: Neighbour, stream: _Stream) -> None:
+        """Counts what has gone over a stream's connection since this was called last."""
+        wire_in, wire_out = stream.connection.wire_in, stream.connection.wire_out
+        self.mailroom.carried(neighbour.position, wire_in - stream.wire_in, wire_out - stream.wire_out)
+        stream.wire_in, stream.wire_out = wire_in, wire_out
+
+    def _news_came(self, urgent: bool = True) -> None:
+        """Sends news at once, or with the next message. Can be called from any thread."""
+        if urgent:
+            self._wake_all()
+        self._routine = True
+
+    def _send_routine(self) -> None:
+        """Sends news on which no message has come by."""
+        if self._routine:
+            self._routine = False
+            for stream in self._streams.values():
+                stream.wake.set()
+
+    def _ask_again(self) -> None:
+        """Asks neighbours for all news where some could not be taken."""
         for stream in self._streams.values():
-            stream.news_sent = 0
-            stream.wake.set()
+            stream.ask_again, stream.missed = stream.missed or self.bulletin.waits_for_keys(), False
+            if stream.ask_again:
+                stream.wake.set()
 
     async def _dial(self, neighbour: Neighbour, context: ssl.SSLContext) -> None:
         lost = time.monotonic()
@@ -309,7 +342,7 @@ class Links:
             raise
         if first is None:
             return None
-        stream, replaced = _Stream(), self._streams.get(neighbour.name)
+        stream, replaced = _Stream(connection), self._streams.get(neighbour.name)
         if first and first[0] in frames.REFUSALS:
             raise self._refused_there(neighbour, stream, frames.read_frame(first))
         try:
@@ -327,7 +360,7 @@ class Links:
                     "other. Stop one of them, and never run a copy of a site's folder"
                 )
             if not stream.only_news:
-                self.mailroom.connected(neighbour.position, stream, theirs)
+                self.mailroom.connected(neighbour.position, stream, theirs, mine.durable)
         except StateLost as error:  # news go on, so that its people see how far the others are, and who votes for what
             self._limiter("warning", "refused", neighbour.name, str(error))
             stream.only_news = True
@@ -341,7 +374,7 @@ class Links:
                 self.mailroom.disconnected(neighbour.position, stream)
                 return None
         self._streams[neighbour.name] = stream
-        self.mailroom.seen(neighbour.position, frames.size(first), frames.size(greeting))
+        self._count(neighbour, stream)
         self._limiter("info", "connected", neighbour.name, at_once=_STREAMS)
         return stream
 
@@ -375,6 +408,7 @@ class Links:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+            self._count(neighbour, stream)
             self.mailroom.disconnected(neighbour.position, stream)
             if self._streams.get(neighbour.name) is stream:
                 del self._streams[neighbour.name]
@@ -401,29 +435,42 @@ class Links:
         position = neighbour.position
         while (data := await connection.receive()) is not None:
             frame = frames.read_frame(data)
-            if stream.only_news and frame.kind not in (Kind.NEWS, *frames.REFUSALS):
+            if stream.only_news and frame.kind not in (Kind.NEWS, Kind.AGAIN, *frames.REFUSALS):
+                if not stream.useless.spend(1):
+                    raise Refused("messages over a stream for announcements only")
                 continue
             if frame.kind in (Kind.MESSAGE, Kind.ACK):
-                self.mailroom.acknowledged(position, stream, frame.durable)
+                self.mailroom.acknowledged(position, stream, frame.durable, alone=frame.kind == Kind.ACK)
                 self.observe("ack received", frame.durable)
             if frame.kind == Kind.MESSAGE:
                 while not self.mailroom.arrived(position, stream, frame.step, frame.body):
                     stream.room.clear()  # set when the node has taken messages, and from time to time
                     await stream.room.wait()
-                continue
-            self.mailroom.seen(position, overhead_in=frames.size(data))
-            if frame.kind == Kind.ACK:
-                continue
-            if frame.kind == Kind.NEWS:
+            elif frame.kind == Kind.NEWS:
                 self._hear(neighbour, stream, frame.body)
+            elif frame.kind == Kind.AGAIN:
+                self._tell_again(stream)
             elif frame.kind == Kind.FINISHED:
-                self._finished_there.add(neighbour.name)
-                self._see_whether_finished()
+                self._note_finished(neighbour, stream)
             elif frame.kind in frames.REFUSALS:
                 refused = self._refused_there(neighbour, stream, frame)
                 if frame.kind == Kind.REFUSED:
                     raise refused
                 self._limiter("warning", "refused", neighbour.name, str(refused))
+
+    def _tell_again(self, stream: _Stream) -> None:
+        """Tells a neighbour all news again, which says that it could not take some."""
+        if not stream.asked_again.spend(1):
+            raise Refused("it asks for all announcements again and again")
+        stream.news_sent = 0
+        stream.wake.set()
+
+    def _note_finished(self, neighbour: Neighbour, stream: _Stream) -> None:
+        if stream.finished_there:
+            raise Refused("it says again that it has finished")
+        stream.finished_there = True
+        self._finished_there.add(neighbour.name)
+        self._see_whether_finished()
 
     def _refused_there(self, neighbour: Neighbour, stream: _Stream, frame: frames.Frame) -> RefusedThere:
         """Returns why a neighbour refuses this side. That this side has lost its state is only its claim."""
@@ -435,32 +482,28 @@ class Links:
 
     def _hear(self, neighbour: Neighbour, stream: _Stream, news: bytes) -> None:
         """Takes news, unless the neighbour sends more than any honest one has to say."""
-        if not self._news_allowed[neighbour.name].spend(len(news)):
+        allowed, entries = self._news_allowed[neighbour.name], b""
+        if not allowed.spend(_FRAME_BYTES + len(news)) or not allowed.spend(len(entries := frames.entries_in(news))):
+            stream.missed = True
             self._limiter("warning", "announcements dropped", neighbour.name, "it sends too many")
             return
-        for site in self.bulletin.heard(news, neighbour.name, stream):
+        for site in self.bulletin.heard(entries, neighbour.name, stream):
+            stream.missed = True
             self._limiter("warning", "announcements dropped", site, f"{neighbour.name} passes on too many of it")
 
     async def _writing(self, neighbour: Neighbour, stream: _Stream, connection: Connection) -> None:
-        position = neighbour.position
         while True:
             stream.wake.clear()
-            while True:  # news before messages: a node that has just connected needs them first
-                stream.news_sent, entries = self.bulletin.news(stream.news_sent, stream)
-                if not entries:
-                    break
-                frame = frames.news(entries)
-                await connection.send(frame)
-                self.mailroom.seen(position, overhead_out=frames.size(frame))
-            while going := self.mailroom.outgoing(position, stream, stream.ack_due):
-                stream.ack_due = False
-                for step, frame in going:
-                    await connection.send(frame)
-                    if step < 0:
-                        self.mailroom.seen(position, overhead_out=frames.size(frame))
-                        self.observe("ack sent", -1)
-                    else:
-                        self.observe("sent", step)
+            if going := self._next_frames(neighbour, stream):
+                together = len(going) == 1 or sum(len(frame) for _, frame in going) <= _AT_ONCE_BYTES
+                for batch in [going] if together else [[single] for single in going]:
+                    await connection.send(*[frame for _, frame in batch])
+                    for sent, _ in batch:
+                        if sent:
+                            self.observe(*sent)
+                self._count(neighbour, stream)
+            if stream.wake.is_set():
+                continue
             if neighbour.name in self._finished and not stream.finished_sent and not stream.only_news:
                 await connection.send(frames.finished())
                 stream.finished_sent = True
@@ -468,6 +511,25 @@ class Links:
                 self._see_whether_finished()
             if not stream.wake.is_set():
                 await stream.wake.wait()
+
+    def _next_frames(self, neighbour: Neighbour, stream: _Stream) -> list[tuple[tuple[str, int] | None, bytes]]:
+        """Returns the frames that go next, each with what is observed once it is sent; wakes the stream if there may be
+        more. News go before messages, since a node that has just connected needs them first, and a few news together
+        with them."""
+        going: list[tuple[tuple[str, int] | None, bytes]] = []
+        if stream.ask_again:
+            stream.ask_again = False
+            going.append((None, frames.again()))
+        stream.news_sent, entries = self.bulletin.news(stream.news_sent, stream)
+        if entries:
+            going.append((None, frames.news(entries)))
+        if len(entries) <= A_FRAME:
+            for step, frame in self.mailroom.outgoing(neighbour.position, stream, stream.ack_due):
+                going.append((("ack sent" if step < 0 else "sent", step), frame))
+            stream.ack_due = False
+        if len(going) > 1 or len(entries) > A_FRAME:
+            stream.wake.set()
+        return going
 
     def _see_whether_finished(self) -> None:
         if self._finished_sent & self._finished_there >= self._by_name.keys():

@@ -19,13 +19,14 @@ from typing import Any, NamedTuple
 from fairmesh.compression import DecodeError
 from fairmesh.errors import FairmeshError, in_a_line
 from fairmesh.mesh.wire.chains import Chains
-from fairmesh.mesh.wire.frames import MESSAGE_HEAD_BYTES, Refused, StateLost, ack, message
+from fairmesh.mesh.wire.frames import Refused, StateLost, ack, message
 from fairmesh.mesh.wire.journal import Journal
 
 _WINDOW = 64  # messages that a neighbour has not acknowledged; with more, the node waits
 _AHEAD = 2  # messages of a neighbour kept in memory: it sends step t + 1 once it has our step t
 _AT_ONCE = 16  # messages put on a stream before others are read from the journal
 _LOOK_EVERY_S = 1.0
+_ACK_STEPS, _ACK_S = 2.0, (0.05, 5.0)  # so long an acknowledgement waits for a message to ride on; at least and at most
 _AFTER_ROUNDS = 4  # steps: sums at the end, the comparison of results, and that all have one
 _BEFORE_THE_MODEL_IS_KNOWN = 1 << 16
 
@@ -46,26 +47,24 @@ class Progress(NamedTuple):
 
 @dataclass
 class Counters:
-    """Traffic over one edge."""
+    """Traffic over one edge since the node was started."""
 
     messages_out: int = 0
     messages_in: int = 0
-    bytes_out: int = 0  # the algorithm's messages as encoded
+    bytes_out: int = 0  # the payload: the algorithm's messages as encoded, which a simulation counts too
     bytes_in: int = 0
-    overhead_out: int = 0  # bytes: greetings, message headers and lengths, acknowledgements, news, sums at the end
-    overhead_in: int = 0
+    wire_out: int = 0  # bytes given to the socket: all records of TLS with its handshake
+    wire_in: int = 0
     connections: int = 0
     refused: int = 0
 
-    def sent(self, size: int, of_a_round: bool) -> None:
-        self.messages_out += of_a_round
-        self.bytes_out += size * of_a_round
-        self.overhead_out += MESSAGE_HEAD_BYTES + size * (not of_a_round)
-
-    def received(self, size: int, of_a_round: bool) -> None:
-        self.messages_in += of_a_round
-        self.bytes_in += size * of_a_round
-        self.overhead_in += MESSAGE_HEAD_BYTES + size * (not of_a_round)
+    def view(self) -> dict[str, int]:
+        """Returns the counts, with what on the wire is no payload: TLS, greetings, heads of messages, acknowledgements,
+        announcements, heartbeats, and the sums at the end."""
+        return vars(self) | {
+            "overhead_out": max(0, self.wire_out - self.bytes_out),
+            "overhead_in": max(0, self.wire_in - self.bytes_in),
+        }
 
 
 @dataclass(frozen=True)
@@ -98,6 +97,8 @@ class _Edge:
     inbox: dict[int, bytes] = field(default_factory=dict)  # arrived, not yet read
     cursor: int = 0  # the next step to put on the current stream
     ack_sent: int = -1  # the last `durable` sent on the current stream
+    posted_at: float = 0.0  # when the last step was posted, by time.monotonic(),
+    step_s: float = 0.0  # and how long after the one before
     stream: Any = None
     last_seen: float = 0.0  # seconds since the epoch; 0: never
     counters: Counters = field(default_factory=Counters)
@@ -221,8 +222,9 @@ class Mailroom:
                 if step >= self._edges[position].acknowledged:  # else the neighbour has it; a power cut lost it here
                     self._edges[position].outbox[step] = payload
             for position in payloads:
-                edge = self._edges[position]
+                edge, now = self._edges[position], time.monotonic()
                 edge.next_post, edge.posted = step + 1, max(edge.posted, step + 1)
+                edge.posted_at, edge.step_s = now, now - edge.posted_at if edge.posted_at else 0.0
         self._wake(fresh)
         self._posting_s = time.perf_counter() - began
 
@@ -404,8 +406,9 @@ class Mailroom:
             edge = self._edges[position]
             return Progress(edge.durable, edge.due())
 
-    def connected(self, position: int, stream: object, theirs: Progress) -> None:
-        """Begins a stream, which replaces the previous one."""
+    def connected(self, position: int, stream: object, theirs: Progress, told: int = -1) -> None:
+        """Begins a stream, which replaces the previous one. The greeting has `told` the neighbour that all steps before
+        this one are durable here."""
         with self._changed:
             edge = self._edges[position]
             if self.rounds and theirs.due > self.rounds.stop + _AFTER_ROUNDS:
@@ -427,7 +430,7 @@ class Mailroom:
                 edge.acknowledged = theirs.durable
                 self._journal.log_ack(position, theirs.durable)
             edge.stream = stream
-            edge.cursor, edge.ack_sent = theirs.due, -1
+            edge.cursor, edge.ack_sent = theirs.due, told
             edge.counters.connections += 1
             self._forget(edge, theirs.durable)
             self._changed.notify_all()
@@ -439,9 +442,11 @@ class Mailroom:
                 edge.stream = None
 
     def ack_due(self, position: int) -> bool:
-        """Returns whether messages have become durable here that are not acknowledged yet."""
-        edge = self._edges[position]
-        return edge.ack_sent < edge.durable
+        """Returns whether messages have become durable here that are not acknowledged yet, and no message has carried
+        the acknowledgement, though one was to be expected."""
+        edge, (least, most) = self._edges[position], _ACK_S
+        patience = min(max(least, _ACK_STEPS * edge.step_s), most)
+        return edge.ack_sent < edge.durable and time.monotonic() - edge.posted_at >= patience
 
     def outgoing(self, position: int, stream: object, with_ack: bool) -> list[tuple[int, bytes]]:
         """Returns the next frames to put on a stream, with their steps. Messages carry an acknowledgement; with
@@ -457,7 +462,8 @@ class Mailroom:
                     break
                 frames.append((step, message(step, edge.durable, payload)))
                 edge.cursor, edge.ack_sent = step + 1, edge.durable
-                edge.counters.sent(len(payload), step in self.rounds)
+                edge.counters.messages_out += step in self.rounds
+                edge.counters.bytes_out += len(payload) * (step in self.rounds)
             if with_ack and edge.ack_sent < edge.durable:
                 edge.ack_sent = edge.durable
                 frames.append((-1, ack(edge.durable)))
@@ -482,12 +488,14 @@ class Mailroom:
             if len(edge.inbox) >= _AHEAD:  # the neighbour is sending again what a power cut lost here
                 return False
             edge.inbox[step] = payload
-            edge.counters.received(len(payload), step in self.rounds)
+            edge.counters.messages_in += step in self.rounds
+            edge.counters.bytes_in += len(payload) * (step in self.rounds)
             self._changed.notify_all()
             return True
 
-    def acknowledged(self, position: int, stream: object, step: int) -> None:
-        """Takes a neighbour's acknowledgement of every message before this step."""
+    def acknowledged(self, position: int, stream: object, step: int, alone: bool = False) -> None:
+        """Takes a neighbour's acknowledgement of every message before this step. One that is `alone` and not part of a
+        message is refused if it says nothing new."""
         with self._changed:
             edge = self._edges[position]
             if edge.stream is not stream:
@@ -495,6 +503,8 @@ class Mailroom:
             edge.last_seen, edge.state_lost = time.time(), Refusal()
             if step > edge.cursor:
                 raise Refused(f"it acknowledges step {step}, but was sent only those before {edge.cursor}")
+            if alone and step <= edge.acknowledged:
+                raise Refused(f"it acknowledges step {step} again; {edge.acknowledged} was acknowledged before")
             self._forget(edge, step)
             self._changed.notify_all()
 
@@ -507,13 +517,13 @@ class Mailroom:
         edge.acknowledged = max(edge.acknowledged, before)
         edge.outbox = {step: payload for step, payload in edge.outbox.items() if step >= before}
 
-    def seen(self, position: int, overhead_in: int = 0, overhead_out: int = 0) -> None:
-        """Counts bytes other than messages over an edge."""
+    def carried(self, position: int, wire_in: int = 0, wire_out: int = 0) -> None:
+        """Counts bytes of an edge's connection."""
         edge = self._edges[position]
-        if overhead_in:
+        if wire_in:
             edge.last_seen = time.time()
-        edge.counters.overhead_in += overhead_in
-        edge.counters.overhead_out += overhead_out
+        edge.counters.wire_in += wire_in
+        edge.counters.wire_out += wire_out
 
     def met_all(self) -> bool:
         """Returns whether every neighbour has been connected since this was opened, if only for announcements."""
@@ -584,7 +594,7 @@ class Mailroom:
                     "connected": edge.stream is not None,
                     "last_seen": edge.last_seen or None,
                     "unacknowledged": len(edge.outbox),
-                    **vars(edge.counters),
+                    **edge.counters.view(),
                 }
                 for position, edge in self._edges.items()
             }

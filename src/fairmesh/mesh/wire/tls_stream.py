@@ -97,6 +97,7 @@ class TlsStream:
     def __post_init__(self):
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._tls: Any = None  # an ssl.SSLObject, from the handshake on
+        self.wire_in = self.wire_out = 0  # bytes from and to the socket: records of TLS, and its handshake
         # asyncio sets this too, but only for sockets made with IPPROTO_TCP, and those of socket.create_server have 0.
         with suppress(OSError):  # the peer is gone already
             self.writer.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -185,10 +186,12 @@ class TlsStream:
 
     def _flush(self) -> None:
         if self._outgoing.pending:
+            self.wire_out += self._outgoing.pending
             self.writer.write(self._outgoing.read())
 
     async def _fetch(self) -> None:
         data = await self.reader.read(_PIECE)
+        self.wire_in += len(data)
         if data:
             self._incoming.write(data)
         else:
