@@ -573,7 +573,9 @@ def test_site_that_says_that_it_has_sent_what_this_one_waits_for_is_shown_with_w
     sites = {"a": _said(9, 10, c=3.0), "c": _said(9, 10, a=3.0)}
     assert waiting_chain("a", sites, "a") == (["a", "c"], "c says that it has sent its message")
     assert waiting_chain("a", {"a": sites["a"]}, "a") == (["a", "c"], "")  # which has said nothing
+    slow = sites["c"] | {"activity": life.SLOW_DISK, "waiting_for": {}}  # it has not acknowledged what others sent
+    assert waiting_chain("a", sites | {"c": slow}, "a") == (["a", "c"], "")
 
 
 def _said(done: int, sent: int, **since: float) -> dict:
-    return {"round": done, "rounds_sent": sent, "waiting_for": since}
+    return {"round": done, "rounds_sent": sent, "waiting_for": since, "activity": life.TRAINING}

@@ -133,7 +133,7 @@ def _flood(nodes: Lives, name: str) -> None:
     home = nodes.folder / name
     key = (home / f"{name}.key").read_bytes()
     numbers = itertools.count(int(1000 * time.time()) + 10_000_000)
-    body = {"round": 1, "activity": "x" * 100, "metric": None, "metric_round": None, "weight": 0.5}
+    body = {"round": 1, "rounds_sent": 1, "activity": "x" * 100, "metric": None, "metric_round": None, "weight": 0.5}
     body |= {"waiting_for": {}, "bytes_out": 0, "wire_out": 0, "time": 1.5, "again_s": 15}
 
     def announcement() -> dict:

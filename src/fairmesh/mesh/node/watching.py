@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from fairmesh.errors import BadInput, in_a_line, optional, printable
 from fairmesh.mesh.announcements import QUIET_AT_MOST_S
-from fairmesh.mesh.node.life import FINISHED, NOT_RUNNING, STARTING, STOPPED, described
+from fairmesh.mesh.node.life import FINISHED, NOT_RUNNING, SLOW_DISK, STARTING, STOPPED, described
 from fairmesh.mesh.node.state_lock import running_since
 from fairmesh.mesh.wire.connections import keep_from_forks
 from fairmesh.mesh.wire.limits import Report
@@ -246,8 +246,8 @@ def waiting_chain(site: str, sites: Mapping[str, Mapping[str, Any]], own: str) -
 
     Args:
         site: Where the chain begins.
-        sites: What each site has said last: its `round`, since when it waits for others (`waiting_for`), and of how
-            many rounds it has sent its messages (`rounds_sent`).
+        sites: What each site has said last: its `round`, since when it waits for others (`waiting_for`), of how many
+            rounds it has sent its messages (`rounds_sent`), and its `activity`.
         own: This site, whose waits this node sees itself.
     """
     chain = [site]
@@ -268,6 +268,8 @@ def _doubt(done: int, awaited: Mapping[str, Any] | None) -> str:
     """Returns what speaks against a wait for a site's message of the round after `done`, in words; "" if nothing."""
     if awaited is None:
         return "has not said how far it is"
+    if awaited["activity"] == SLOW_DISK:  # then others wait until it acknowledges theirs
+        return ""
     return "says that it has sent its message" if awaited["rounds_sent"] > done else ""
 
 
