@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from fairmesh.mesh.node.node import Node
 
 _TICK_S = 1.0
-_NEWS_BYTES, _NEWS_SHARE = 100, 0.2  # reports of sites may take so much per round and edge, or of the payload
+_NEWS_BYTES, _NEWS_SHARE = 60, 0.12  # per round and edge, or of the payload: of the 100 and 0.2 that all news may take
 _NEWS_BYTES_PER_S = 10.0  # and so much outside the rounds
 _SHORT_WAIT_S = 2.0  # such waits are part of every round
 _FIRST_NOTICE_S, _LONGEST_NOTICE_S = 5.0, 600.0
