@@ -158,7 +158,8 @@ def play(folder: Path) -> None:
             write(folder / name / "rows.csv", columns)
             fleet.settle(folder / name, data={"name": "table", "file": "rows.csv", "target": "ill"})
         run.start("a", "b", "d")
-        run.start("c", observe=waits_at(14, folder / "go"))
+        waits = [waits_at(14, folder / "go"), waits_at(26, folder / "never")]
+        run.start("c", observe=lambda point, at: [wait(point, at) for wait in waits])
         run.until(lambda: run.round("b") >= 12)
         run.crash("d")
         run.vote(*THERE, out=["d"])

@@ -92,6 +92,7 @@ def compare(node: Node) -> str:
     if body["why_not"]:
         node.log("warning", "not compared with this site's model alone", reason=body["why_not"])
     node.bulletin.announce(versus_local.KIND, body, node.membership.mesh.generation)
+    node.remember()  # a node that has its result does not compare again, and others may still need to hear this
     return life.COMPARED
 
 
