@@ -189,6 +189,8 @@ def three_votes(run: Run) -> None:
         run.until(lambda: all(run.round(name) >= done - 2 for name in others), 120)
 
     def continues(times: int) -> None:
+        # Else some sites would go on, and drop the checkpoint that they should go back to, before all votes are known.
+        run.until(lambda: all(len(run.events(name, "vote")) >= len(others) * times for name in others[:-1]), 60)
         (run.folder / f"go-{(60, 120, 200)[times - 1]}").touch()
         run.until(lambda: all(len(run.events(name, "continuing")) == times for name in others[:-1]), 60)
         assert not [one for name in others[:-1] for one in run.events(name, "stopped")]
