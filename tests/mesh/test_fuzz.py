@@ -62,7 +62,13 @@ class Reader:
         self.columns, self.measured = columns_of(self.problem), None
         self.given = {"facts": {one: self.facts[one] for one in ("inputs", "targets")}}
         self.given["table"] = {"sums": site.table.sums().to_table()}
-        self.of_table = {"samples": len(site.table.rows["train"]), "test": 12, "validation": 0, "outputs": 1}
+        self.of_table = {
+            "samples": len(site.table.rows["train"]),
+            "reserved": 0,
+            "test": 12,
+            "validation": 0,
+            "outputs": 1,
+        }
         self.given["versus_local"] = {"cells": dict(zip(CELLS, (60, 10, 5, "<5"))), "verdict": "", "why_not": ""}
         self.enter(node.measurements)
         self.keys = {name: (folder / name / f"{name}.key").read_bytes() for name in NAMES}

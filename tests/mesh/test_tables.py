@@ -17,7 +17,7 @@ from fairmesh.data.site_tables import SiteTable
 from fairmesh.data.sums import TableSums, fitted
 from fairmesh.data.tables import in_order
 from fairmesh.mesh.announcements import KINDS
-from fairmesh.mesh.node.membership import Objection
+from fairmesh.mesh.node.membership import Objection, facts
 from fairmesh.mesh.node.table_agreement import TableAgreement
 from fairmesh.storage.files import read_record
 from fairmesh.storage.run_folder import PREPROCESSING
@@ -89,6 +89,27 @@ def test_nodes_with_tables_of_their_own_agree_on_one_preprocessing_also_after_a_
     expected = fitted(sums)
     assert [preprocessing_of(tmp_path, name) for name in NAMES] == [expected] * 3
     assert expected.columns[1].classes == ("east", "north", "south")
+
+
+def test_sums_cover_also_the_rows_that_a_site_reserves_for_a_model_of_its_own(tmp_path):
+    (site,) = fm.data.Table(write(tmp_path / "t.csv", clinic()), "ill", partition=fm.data.Even(1)).sites()
+    (kept,) = fm.data.reserve([site])
+    bodies = dict.fromkeys(NAMES, {"sums": site.table.sums().to_table(), "fitted_by": []})
+    board = SimpleNamespace(of=lambda name, kind: bodies[name], of_all=lambda kind: bodies)
+    declared = facts(kept) | {"outputs": 2}
+    assert 0 < declared["reserved"] == len(site.table.rows["train"]) - declared["samples"]
+    agreement = TableAgreement("a", kept, board, tmp_path)
+    assert not agreement.misfit(NAMES, dict.fromkeys(NAMES, declared)).reason
+    assert "training rows" in agreement.misfit(NAMES, dict.fromkeys(NAMES, declared | {"reserved": 0})).reason
+
+
+@pytest.mark.slow
+def test_nodes_with_tables_and_a_model_per_site_train_to_the_end(tmp_path, founded):
+    run = founded(SHARED + '\npersonalization = { name = "mixture", steps = 15, local_steps = 15 }' + TRAINING)
+    own_tables(run)
+    run.start(*NAMES)
+    run.end(*NAMES)
+    assert all((tmp_path / name / "state" / "personal").exists() for name in NAMES)
 
 
 @pytest.mark.slow
@@ -170,7 +191,7 @@ def announced_sums(tmp_path, spoil, fewer=0, **declared):
     board = SimpleNamespace(of=lambda name, kind: bodies[name], of_all=lambda kind: bodies)
     contract = fm.data.Contract((fm.data.Column("age", min=0, max=120),))
     rows = len(site.table.rows["train"])
-    facts = {name: {"samples": rows, "test": 12, "validation": 0, "outputs": 2} for name in NAMES}
+    facts = {name: {"samples": rows, "reserved": 0, "test": 12, "validation": 0, "outputs": 2} for name in NAMES}
     facts["b"] |= {"samples": rows - fewer} | declared
     return [TableAgreement("a", site, board, tmp_path, one).misfit(NAMES, facts) for one in (None, contract)]
 
@@ -268,7 +289,7 @@ def test_simulation_keeps_the_category_that_one_site_has(tmp_path):
 
 
 def test_site_that_alone_has_a_label_is_named_and_told_how_to_name_it_at_all_sites(tmp_path):
-    facts = {key: {"samples": 48, "test": 12, "validation": 0, "outputs": 2} for key in NAMES}
+    facts = {key: {"samples": 48, "reserved": 0, "test": 12, "validation": 0, "outputs": 2} for key in NAMES}
     facts["c"] = facts["a"] | {"outputs": 3}
     sites, reason = Wards(tmp_path, labels=["0", "1", "maybe"]).misfit(NAMES, facts)
     assert (sites, missing_from(reason, "c alone", "'maybe'", "'ill'", "contract", "classes")) == (["c"], [])

@@ -260,10 +260,11 @@ class Announced:
 
 KINDS = {
     "facts": Announced(
-        "number of training, test and validation samples, shape and type of inputs and targets, number of outputs, and "
-        "name of its group",
+        "number of training, reserved, test and validation samples, shape and type of inputs and targets, number of "
+        "outputs, and name of its group",
         fields={
             "samples": count(1, SAMPLES_AT_MOST),
+            "reserved": count(0, SAMPLES_AT_MOST),
             "inputs": _SAMPLE_FORM,
             "targets": _SAMPLE_FORM,
             "outputs": NUMBER_OF_OUTPUTS,

@@ -164,6 +164,7 @@ def facts(site: Site) -> dict[str, Any]:
     columns = ["table", []] if is_fitted(site) else None  # the number of inputs follows from all sites' tables
     return {
         "samples": len(site.train),
+        "reserved": 0 if site.reserved is None else len(site.reserved),
         "inputs": trees.form(site.train.inputs) if columns is None else columns,
         "targets": trees.form(site.train.targets),
         "outputs": shape_of([site])[1],

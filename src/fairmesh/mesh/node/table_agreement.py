@@ -95,10 +95,11 @@ class TableAgreement:
         outputs = len(target.classes or sums.target.names) if target.has_classes else 1
         if declared["outputs"] > max(outputs, 1):
             return f"it declares {declared['outputs']} outputs, but its table needs {outputs}"
-        rows = sum(declared[key] for key in ("samples", "test", "validation"))
+        fitting = declared["samples"] + declared["reserved"]  # what a model of the site's own is chosen by was read too
+        rows = fitting + declared["test"] + declared["validation"]
         if len(sums.target.names) > rows:
             return f"it tells {len(sums.target.names)} labels of {rows} rows"
-        return sums.contradiction(declared["samples"], self._ranges)
+        return sums.contradiction(fitting, self._ranges)
 
     def agreed(self, present: Sequence[str]) -> Preprocessing | None:
         """Returns the frozen preprocessing, or the one that follows from all sums. None if none is needed."""
