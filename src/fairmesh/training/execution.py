@@ -58,7 +58,7 @@ def with_network(plan: Plan) -> Ready:
 
 
 class Surroundings(NamedTuple):
-    """What is around a run: whom it tells, who stops it, and where it is written."""
+    """What is around a run: who stops it, whom it tells, and where it is written."""
 
     stop: threading.Event
     announce: Announce = None
@@ -84,8 +84,8 @@ def with_reference_losses(ready: Ready, around: Surroundings) -> Ready:
 def execution(
     ready: Ready, around: Surroundings, settings: Mapping[str, Any] | None = None, observers: Sequence[Observer] = ()
 ) -> Iterator["Execution"]:
-    """Yields a run that is ready for its rounds, from the start or from its checkpoint, and marks in its folder how it
-    ended."""
+    """Yields a run that is ready for its rounds, from the start or from its checkpoint. Marks in its folder whether it
+    diverged, and then lets go of the folder."""
     run, folder = Execution(ready, around, settings or {}, observers), around.folder
     try:
         yield run
@@ -111,13 +111,13 @@ class Execution:
         self.meter = Meter(training, around.announce)
         self.observed = ObservedRun(training, self.plan.rounds, initial, 0, settings, folder.path if folder else None)
         recorders: list[Observer] = [Measuring(self.meter, folder), KeepBest(self.meter)]
-        finished, checkpointing = _finished_work(training, around), None
+        finished, checkpointing = _connected_trainers(training, around), None
         if folder:
             checkpointing = self._checkpointing(folder, initial, finished)
             recorders.append(checkpointing)
         divergence = Divergence(checkpointing, mark=options.on_divergence == "mark")
-        before = [StopRequests(self.process_group, around.stop), divergence]
-        self._observers = [*before, *recorders, *observers, Ending(recorders)]
+        first = [StopRequests(self.process_group, around.stop), divergence]
+        self._observers = [*first, *recorders, *observers, Ending(recorders)]
 
     def _checkpointing(self, folder: RunFolder, initial: TrainingState, finished: FinishedWork | None) -> Checkpointing:
         """Loads the folder's checkpoint and records, if the run is resumed, and writes the settings. Returns the
@@ -130,10 +130,10 @@ class Execution:
                 if done > rounds:
                     raise BadInput(f"the checkpoint is already at round {done}, beyond the {rounds} rounds asked for")
             run.state, run.best, run.round = state, state.best, done
-            before = (record for record in folder.records() if record["round"] <= done)
+            recorded = (record for record in folder.records() if record["round"] <= done)
             # If the run is now longer, its former last round was measured off schedule.
             every = self.plan.options.measure_every
-            run.records = [r for r in before if r["round"] % every == 0 or r["round"] == rounds]
+            run.records = [r for r in recorded if r["round"] % every == 0 or r["round"] == rounds]
             folder.replace_records(run.records)
         folder.write_settings(run.settings)
         saved = run.round if folder.resuming else None
@@ -150,8 +150,8 @@ class Execution:
         return time.perf_counter() - self._started
 
 
-def _finished_work(training: Training, around: Surroundings) -> FinishedWork | None:
-    """Connects the sites' training functions, if there are any, with the run: it announces for which of them it waits.
+def _connected_trainers(training: Training, around: Surroundings) -> FinishedWork | None:
+    """Connects the sites' training functions, if there are any, with the run, which then says which site it waits for.
     Returns where their finished work is kept, or None without a folder."""
     worker, process_group = training.oracle.worker, training.network.process_group
     if not worker:

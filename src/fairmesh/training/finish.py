@@ -27,9 +27,9 @@ def finish(run: Execution, fixed: Result | None = None) -> Result:
     """Returns the result of a run that has done its rounds, next to the same run with fixed weights if there is one,
     and writes it into its folder."""
     result = replace(_result(run), fixed=fixed)
-    result = replace(result, personal=_chosen_by_sites(run, result))
-    result = replace(result, seconds=run.seconds, answered=_answered(run.process_group, result))
-    result = replace(result, notes=_notes(run, result))
+    result = replace(result, personal=_personalized(run, result))  # before what all models answer, those of sites too
+    result = replace(result, seconds=run.seconds, answered=_gathered_answers(run.process_group, result))
+    result = replace(result, notes=_notes(run, result))  # the answers may be worse than a constant one
     if run.around.folder:
         provenance = provenance_of(run.plan.problem, run.process_group)
         with run.process_group.fail_together():
@@ -67,7 +67,7 @@ def _result(run: Execution) -> Result:
     return replace(result, chosen=chosen_replica(result, training.options.best_by))
 
 
-def _chosen_by_sites(run: Execution, result: Result) -> list[Personalized]:
+def _personalized(run: Execution, result: Result) -> list[Personalized]:
     """Returns the sites' own models, if the run has a personalization. Each process finds those of its own sites; all
     processes know all numbers."""
     training, method, process_group = run.training, run.plan.personalization, run.process_group
@@ -76,8 +76,8 @@ def _chosen_by_sites(run: Execution, result: Result) -> list[Personalized]:
     if run.around.announce:
         run.around.announce(f"choosing a model of its own for each of {run.plan.problem.n} sites")
     rows, phases, of_replicas = result.row(), run.around.phases(), []
-    models = hashlib.sha256(rows.cpu().contiguous().numpy().tobytes()).hexdigest()
-    identity = {"method": to_table(method), "models": models, "problem": training.problem.digest()}
+    digest = hashlib.sha256(rows.cpu().contiguous().numpy().tobytes()).hexdigest()
+    identity = {"method": to_table(method), "models": digest, "problem": training.problem.digest()}
 
     def carried_out(name: str, *work: Any) -> Any:
         what = "choosing a model of its own for each site"
@@ -103,8 +103,9 @@ def _chosen_by_sites(run: Execution, result: Result) -> list[Personalized]:
     return of_replicas
 
 
-def _answered(process_group: ProcessGroup, result: Result) -> dict[str, Outcomes]:
-    """Returns what the models answered on the test rows of all sites; {} if this process has all of them itself."""
+def _gathered_answers(process_group: ProcessGroup, result: Result) -> dict[str, Outcomes]:
+    """Returns what the models answered on the test rows of all sites; {} if this process has all sites itself, and so
+    needs nobody's answers."""
     if process_group.world_size == 1:
         return {}
     with process_group.fail_together():
@@ -125,7 +126,7 @@ def _notes(run: Execution, result: Result) -> list[str]:
     return list(run.meter.notes)
 
 
-def put_aside(result: Result) -> Result:
+def on_host(result: Result) -> Result:
     """Returns a result that waits in main memory while another run trains: with its models and weights, without what
     only further rounds would need."""
     state = result.state

@@ -1,4 +1,4 @@
-"""The plan of a run: its defaults are decided, and settings that do not go together refused, before it allocates."""
+"""The plan of a run: its defaults are decided, and most settings that do not fit refused, before it allocates."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

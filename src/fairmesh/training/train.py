@@ -20,7 +20,7 @@ from fairmesh.storage.run_folder import RunFolder
 from fairmesh.topology.graphs import Topology
 from fairmesh.training.defaults import ROUNDS
 from fairmesh.training.execution import Announce, Ready, Surroundings, execution, with_network, with_reference_losses
-from fairmesh.training.finish import finish, put_aside
+from fairmesh.training.finish import finish, on_host
 from fairmesh.training.loop import TrainingState
 from fairmesh.training.observers import Observer, as_observers, stop_signals
 from fairmesh.training.options import home_of_data, with_threads
@@ -131,16 +131,16 @@ def train_plan(
     with stop_signals(handle_signals) as stop:
         around = Surroundings(stop, announce, folder)
         ready = with_reference_losses(ready, around)
+        _say_choices(ready, announce)
         with with_threads(plan.options):
             fixed = _trained_with_fixed_weights(ready, around) if plan.options.compare_weights else None
-            _say_choices(ready, announce)
             with execution(ready, around, settings or _settings_of(plan), observers) as run:
                 run.to_the_end()
                 result = finish(run, fixed)
     for observer in observers:
         observer.after_run(result)
     if fixed and announce is None and (text := result.weights_verdict().warning):  # else the caller shows the verdict
-        warnings.warn(text, UserWarning, stacklevel=3)
+        warnings.warn(text, UserWarning, stacklevel=3)  # of the caller of fm.train
     return result
 
 
@@ -160,11 +160,11 @@ def _settings_of(plan: Plan) -> dict[str, Any]:
 def _trained_with_fixed_weights(ready: Ready, around: Surroundings) -> Result:
     """Returns the result of the same run with fixed weights."""
     if around.announce:
-        around.announce("the run is trained once more with fixed weights, first, to see whether the weights help")
+        around.announce("first the run is trained with fixed weights, to see whether the weights help")
     twin = ready._replace(plan=with_fixed_weights(ready.plan))
     with execution(twin, Surroundings(around.stop, announce=lambda text: None)) as run:
         run.to_the_end()
-        return put_aside(finish(run))
+        return on_host(finish(run))
 
 
 @functools.cache
