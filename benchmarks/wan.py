@@ -269,9 +269,11 @@ def running(nodes: int, message: str, mbit_per_s: float = float("inf")) -> Itera
 
 
 def slope(costs: Sequence[Cost]) -> float:
-    """Returns how many round trips a round takes more for each that the network has, between 20 and 100 ms."""
+    """Returns how many round trips a round takes more for each that the network has, from 20 ms to the longest. With
+    shorter ones, the processor's time decides."""
     ms = {cost.rtt_ms: cost.ms_per_round for cost in costs}
-    return (ms[100] - ms[20]) / 80
+    longest = max(ms)
+    return (ms[longest] - ms[20]) / (longest - 20)
 
 
 def costs(nodes: int, message: str, seconds: float, idle_s: float = 0) -> tuple[list[Cost], Idle | None]:
