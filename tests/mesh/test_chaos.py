@@ -45,7 +45,7 @@ def test_chaos_results_record_every_disturbance_and_no_changed_bit(recorded):
     assert [one["what"] for one in recorded["runs"] if not one["identical"]] == []
     assert run(recorded, "kill -9 at random moments")["kills"] == 20
     points = [point for point, _, _ in run(recorded, "kill -9 at injected points")["points"]]
-    assert points[: len(POINTS)] == list(POINTS)
+    assert sorted(points[: len(POINTS)]) == sorted(POINTS)  # acknowledgements of their own are rare
     assert set(run(recorded, "links between two halves cut")["cut"]) == {"reset", "black hole"}
     assert run(recorded, "kill -9 of all, twice")["kills"] == 2 * len(NAMES)
     assert ".safetensors" in run(recorded, "newest checkpoint cut short")["said"]

@@ -248,7 +248,7 @@ def test_from_table_takes_a_whole_number_for_a_number():
         ({"compressor": {"name": "sign", "bits": 1}}, ["run.compressor.bits", "block"]),
         ({"compressor": {"name": "quantize", "bit": 1}}, ["run.compressor.bit", "'bits'"]),
         ({"compressor": {"name": "quantize", "bits": 4.5}}, ["run.compressor.bits", "4.5"]),
-        ({"compressor": {"name": "quantize", "bits": 99}}, ["run.compressor", "bits", "[1, 16]", "99"]),
+        ({"compressor": {"name": "quantize", "bits": 99}}, ["run.compressor.bits", "[1, 16]", "99"]),
         ({"step": {"name": "geometric", "start": 1.0}}, ["run.step.ratio"]),
         ({"step": {"name": "geometrc", "start": 1.0}}, ["run.step", "'geometrc'", "'geometric'"]),
         ({"step": -1}, ["run.step", "-1.0"]),
@@ -261,7 +261,7 @@ def test_from_table_takes_a_whole_number_for_a_number():
 def test_from_table_refuses_a_wrong_value_with_its_dotted_path(table, names):
     with refused(*names) as caught:
         from_table(Sheet, {"whole": 1, **table}, "run")
-    assert str(caught.value).startswith(f"{names[0]}: ")
+    assert str(caught.value).startswith((f"{names[0]}: ", f"{names[0]} must "))
 
 
 def test_from_table_names_missing_fields():
