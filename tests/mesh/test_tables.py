@@ -94,7 +94,7 @@ def test_nodes_with_tables_of_their_own_agree_on_one_preprocessing_also_after_a_
 def test_sums_cover_also_the_rows_that_a_site_reserves_for_a_model_of_its_own(tmp_path):
     (site,) = fm.data.Table(write(tmp_path / "t.csv", clinic()), "ill", partition=fm.data.Even(1)).sites()
     (kept,) = fm.data.reserve([site])
-    bodies = dict.fromkeys(NAMES, {"sums": site.table.sums().to_table(), "fitted_by": []})
+    bodies = {name: {"sums": site.table.sums().to_table(), "fitted_by": []} for name in NAMES}
     board = SimpleNamespace(of=lambda name, kind: bodies[name], of_all=lambda kind: bodies)
     declared = facts(kept) | {"outputs": 2}
     assert 0 < declared["reserved"] == len(site.table.rows["train"]) - declared["samples"]
