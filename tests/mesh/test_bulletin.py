@@ -532,3 +532,16 @@ def test_certificate_that_is_not_valid_yet_is_replaced_by_one_with_the_right_dat
     boards["a"].announce("status", status(1), 1)
     pass_on(boards, "a", "b")
     assert boards["b"].of("a", "status") == status(1)
+
+
+def test_certificate_with_half_a_character_is_refused_before_it_breaks_what_honest_sites_pass_on(boards):
+    """A PEM file may have anything after its end. A string that has no bytes would fail at every reader of the key, and
+    end the streams between honest sites, over which the announcements of that site come."""
+    odd = {"pem": boards["a"].of("a", "certificate")["pem"] + "\ud800"}
+    number = boards["a"].entry("a", "certificate").number + 1
+    boards["a"].announce("certificate", odd, number)
+    boards["a"].announce("diverged", SOUND["diverged"])
+    with refused("pem", error=Refused):
+        pass_on(boards, "a", "b")
+    pass_on(boards, "b", "c")
+    assert boards["c"].of("a", "certificate") != odd

@@ -653,3 +653,26 @@ def test_result_says_whose_numbers_chose_the_best_round_and_which_it_would_be_wi
         "round": 10, "metric": "accuracy", "worst": "a", "value": 0.5, "without": {"c": 30},
     }  # fmt: skip
     assert missing_from(decided_in_words(decided["a"]), "round 10", "a was the worst", "0.5", "30 without c") == []
+
+
+def test_what_a_site_says_first_about_its_kept_models_counts_also_after_a_restart(sites, board):
+    """Sums at the end depend on the best round, and a node that restarts must send them as before. c says later that it
+    kept none, which would make the last round the best."""
+    measured(sites)
+    assert ended(sites) == {20}
+    board.said["c"] |= {"kept": []}
+    exchange({name: sites[name] for name in "ab"}, 1)
+    sites["a"].enter()
+    assert [sites[name].table.best() for name in "ab"] == [20, 20]
+    assert [site.table.open_questions() for site in (sites["a"], sites["b"])] == [[], []]
+    assert "different things" in sites["b"].warnings[-1]["reason"]
+
+
+def test_result_says_which_site_kept_no_model_of_the_round_that_is_best_by_the_numbers(sites, board):
+    measured(sites)
+    sites.pop("c").table.open_questions()
+    board.said["c"] |= {"kept": []}
+    assert ended(sites) == {50}
+    decided = sites["a"].table.decided(50)
+    assert (decided["by_numbers"], decided["not_kept_by"]) == (20, ["c"])
+    assert "By all numbers it would be round 20, of which c kept no model" in decided_in_words(decided)

@@ -104,6 +104,7 @@ class Measurements:
         self.contradicted: dict[str, Contradiction] = {}  # by site, in this generation
         self._sources: dict[str, deque[Announcement]] = {}  # the last ones with new rows, by site
         self._final: list[int] | None = None  # of which rounds this node has its model, once that is settled
+        self._kept: dict[str, list[int]] = {}  # and of which other sites have theirs: what each has said first
         self.records: list[Record] = []  # of the rounds that all sites have measured
         self.after_record: Callable[[Sequence[Record]], None] = lambda records: None  # with all records so far
 
@@ -147,7 +148,7 @@ class Measurements:
         have written, since the disk has damaged it."""
         path, generation = self._state / TABLE, 0
         self._rows, self._final = {name: {} for name in self._names}, None
-        self._received, self.contradicted = {}, {}
+        self._received, self.contradicted, self._kept = {}, {}, {}
         content = path.read_bytes() if path.exists() else b""
         whole, _, cut = content.rpartition(b"\n")
         for line in whole.splitlines():
@@ -180,7 +181,7 @@ class Measurements:
     def _drop_after(self, start: int, before: int) -> None:
         """Drops what the sites went back from, the rows of sites that have left, and those that a restored site has
         lost. What was shown of them is put aside."""
-        self._final, self._received, self.contradicted = None, {}, {}
+        self._final, self._received, self.contradicted, self._kept = None, {}, {}, {}
         stay = range(self._schedule.since, start + 1)
         self._rows = {
             site: {done: row for done, row in rows.items() if done in stay} for site, rows in self._rows.items()
@@ -247,6 +248,9 @@ class Measurements:
         if "contradicted" in entry:
             site, *contradiction = entry["contradicted"]
             self.contradicted[site] = Contradiction(*contradiction)
+        if "kept" in entry:
+            site, kept = entry["kept"]
+            self._kept[site] = [int(done) for done in kept]
 
     def _judge(self, site: str, done: int) -> None:
         """Compares the running hash that a site has signed with that of what came from it. Only rounds of this
@@ -319,6 +323,7 @@ class Measurements:
             columns = ", ".join(body["columns"])
             self._aside.ignore(site, "metrics", f"it measures something else than this site: {columns}")
             return []
+        self._note_kept(site, body["kept"])
         known, due, found = self._rows[site], set(self._due), []
         for row in body["rows"]:
             metrics = f"metrics after round {row[0]}"
@@ -332,6 +337,14 @@ class Measurements:
         if found:
             self._sources.setdefault(site, deque(maxlen=_SOURCES)).append(entry)
         return found
+
+    def _note_kept(self, site: str, kept: list[int] | None) -> None:
+        """Keeps on disk of which rounds a site says first that it has its model. The best round depends on it, and so
+        do the sums at the end, which a restart must not change."""
+        if kept is not None and site not in self._kept:
+            self._put([], kept=[site, kept])
+        elif kept is not None and kept != self._kept[site]:
+            self._aside.ignore(site, "kept models", "it has announced others before: it tells sites different things")
 
     def _compare_signed(self, first: Row, second: Row, entry: Announcement) -> None:
         """Notes that a site has signed two hashes of its messages up to one round. No honest site does. Writes both
@@ -495,7 +508,7 @@ class Measurements:
             if done < len(self._due):  # then those whose rows are missing, or for whom the others repeat old rows
                 behind = [site for site, body in announced.items() if body["complete"] < done]
                 return [site for site in self._names if self._due[done] not in self._rows[site] or site in behind]
-            return [site for site in self._others if site not in announced or announced[site]["kept"] is None]
+            return [site for site in self._others if site not in self._kept]
 
     def best(self) -> int | None:
         """Returns the best round of those whose models all sites have, the last one included; None if the experiment
@@ -503,22 +516,28 @@ class Measurements:
         with self._lock:
             if self._schedule.best_by == "last":
                 return None
-            kept = set(self._final or ()).intersection(*(body["kept"] or () for body in self._announced().values()))
+            kept = set(self._final or ()).intersection(*self._kept.values())
             return self._best(lambda one: one in kept or one == self._schedule.rounds)
 
     def decided(self, best: int) -> dict[str, Any]:
-        """Returns whose numbers have decided that a round is the best: the worst site there with its number, and which
-        round it would be without the numbers of each single site, where that is another one. Of long runs with many
-        sites, this is left out."""
+        """Returns whose numbers have decided that a round is the best: the worst site there with its number; if another
+        is best by the numbers, that one, and the sites that say that they have no model of it; and which round it would
+        be without the numbers of each single site, where that is another one. Of long runs with many sites, the last is
+        left out."""
         with self._lock:
             rule = RoundScores(self._problem, self._schedule.best_by, self._schedule.level)
             metric, higher = rule.metric, self._problem.higher_is_better(rule.metric)
             values = [record.get("validation", record)[metric]["sites"] for record in self.records]
             numbers = torch.tensor(values, dtype=torch.float64)  # (rounds, sites)
             rounds, n = [record["round"] for record in self.records], len(self._names)
+            by_numbers = self._best(lambda one: True)
+            kept = self._kept | {self._own: self._final or []}
+            without_it = [site for site in self._names if by_numbers not in kept.get(site, ())]
         there = numbers[rounds.index(best)].nan_to_num(nan=-math.inf if not higher else math.inf)
         worst = int(there.argmin() if higher else there.argmax())
         decided = {"round": best, "metric": metric, "worst": self._names[worst], "value": float(there[worst])}
+        if by_numbers != best:
+            decided |= {"by_numbers": by_numbers, "not_kept_by": without_it}
         if n < 3 or n * len(rounds) > _WITHOUT_AT_MOST:
             return decided
         each_left_out = torch.eye(n, dtype=torch.bool)
