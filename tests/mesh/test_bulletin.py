@@ -11,6 +11,7 @@ from fairmesh.mesh.announcements import CELLS, FURTHER, KINDS
 from fairmesh.mesh.enrol import certificates
 from fairmesh.mesh.enrol.keys import KnownKeys, trust
 from fairmesh.mesh.fields import Terms
+from fairmesh.mesh.wire import frames, links
 from fairmesh.mesh.wire.bulletin import Announcement, Bulletin
 from fairmesh.mesh.wire.frames import Refused
 from fairmesh.mesh.wire.limits import TokenBucket
@@ -545,3 +546,14 @@ def test_certificate_with_half_a_character_is_refused_before_it_breaks_what_hone
         pass_on(boards, "a", "b")
     pass_on(boards, "b", "c")
     assert boards["c"].of("a", "certificate") != odd
+
+
+def test_honest_neighbour_may_pass_on_all_that_two_members_can_say():
+    """Else it would be named, and what others say be dropped, because of these two."""
+    digits = "".join(Random(0).choices("0123456789abcdef", k=1 << 18))
+    prices = 0.0
+    for kind, announced in KINDS.items():
+        entry = Announcement("a", kind, 1 << 50, {"x": digits[: announced.at_most]}, bytes(71))
+        news = json.dumps([entry.table()]).encode()
+        prices += announced.per_second * (links._FRAME_BYTES + len(frames.news(news)) + len(news))
+    assert 2 * prices < links._NEWS_BYTES_PER_S

@@ -38,7 +38,8 @@ _STREAMS = 8  # per neighbour at once: the current one, those it replaces, and c
 _REPORT_EVERY_S = 5.0
 _NEWS_AGAIN_S = 120.0
 _LOOK_AT_CLOCK_S = 30.0  # whether a certificate has expired; people may have set the clock
-_NEWS_BYTES_PER_S = 2 * BYTES_PER_SECOND  # from one neighbour: what two members that flood all others can say
+# From one neighbour: what two members that flood all others can say. News have their price packed and unpacked.
+_NEWS_BYTES_PER_S = 4 * BYTES_PER_SECOND
 _NEWS_BYTES_AT_ONCE, _NEWS_BYTES_PER_SITE = 1 << 20, 1 << 16
 _FRAME_BYTES = 100  # that a frame of news costs its sender besides what is in it
 _USELESS_PER_S, _USELESS_AT_ONCE = 10.0, 100.0  # frames that are not read over a stream for news only
