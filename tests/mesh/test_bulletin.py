@@ -557,3 +557,18 @@ def test_honest_neighbour_may_pass_on_all_that_two_members_can_say():
         news = json.dumps([entry.table()]).encode()
         prices += announced.per_second * (links._FRAME_BYTES + len(frames.news(news)) + len(news))
     assert 2 * prices < links._NEWS_BYTES_PER_S
+
+
+@pytest.mark.quick_cases("all")
+@pytest.mark.parametrize("kind", ["facts", "table"])
+def test_sites_that_are_told_different_data_under_one_number_all_believe_the_same(boards, kind):
+    """Else each waits for the other, and neither for the one that has told them different things."""
+    first, second = SOUND[kind], SOUND[kind] | {"facts": {"samples": 9}, "table": {"fitted_by": ["b"]}}[kind]
+    for body, receiver in ((first, "b"), (second, "c")):
+        boards["a"]._known.pop(("a", kind), None)
+        boards["a"].announce(kind, body, 5)
+        pass_on(boards, "a", receiver)
+    assert boards["b"].of("a", kind) != boards["c"].of("a", kind)
+    pass_on(boards, "b", "c")
+    pass_on(boards, "c", "b")
+    assert boards["b"].of("a", kind) == boards["c"].of("a", kind)

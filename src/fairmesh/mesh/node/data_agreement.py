@@ -102,6 +102,10 @@ def _agreed_facts(node: Node) -> dict[str, Any]:
         node.life.enter(life.ON_DATA)
         if silent:
             return [name for name in present if name in silent]
+        for name in present:  # others may have begun with what it had said first
+            if agreed.get(name, known[name]) != known[name]:
+                what = "a site has announced other data than before; if the wait for others lasts, ask it"
+                node.aside.once((what, name), "warning", what, site=name)
         mine, ready = _announce_ready(node, known), node.bulletin.of_all("ready")
         agreed.update(known)
         return [name for name in present if ready.get(name) != mine]
