@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 import fairmesh as fm
 from fairmesh.experiment import load_experiment
 from fairmesh.mesh.announcements import KINDS, wrong
+from fairmesh.mesh.node import measurements
 from fairmesh.mesh.node.claims import CONTRADICTIONS
 from fairmesh.mesh.node.measurements import BEST, PROGRESS, TABLE, Measurements, Schedule
 from fairmesh.mesh.node.watching import Aside
@@ -676,3 +677,23 @@ def test_result_says_which_site_kept_no_model_of_the_round_that_is_best_by_the_n
     decided = sites["a"].table.decided(50)
     assert (decided["by_numbers"], decided["not_kept_by"]) == (20, ["c"])
     assert "By all numbers it would be round 20, of which c kept no model" in decided_in_words(decided)
+
+
+def test_site_that_withholds_its_metrics_is_named_and_does_not_fill_the_disks_of_the_others(sites, monkeypatch):
+    monkeypatch.setattr(measurements, "_PENDING_AT_LEAST", 2)
+    monkeypatch.setattr(measurements, "_PENDING_BYTES", 0)
+    silent = sites.pop("c")
+    for k, done in enumerate(DUE[:-1]):
+        for name, site in sites.items():
+            site.measure(done, ACCURACIES[name][k])
+            site.table.store_models()
+            site.table.drop_models()
+        exchange(sites)
+    assert [site.models() for site in sites.values()] == [[30, 40]] * 2
+    assert [[one["site"] for one in site.warnings] for site in sites.values()] == [["c"]] * 2
+    for site in sites.values():
+        site.measure(50, 0.5)
+    for done, accuracy in zip(DUE, ACCURACIES["c"]):
+        silent.measure(done, accuracy)
+    exchange(every := sites | {"c": silent})
+    assert ended(every) == {50}  # of which all have the model

@@ -53,6 +53,7 @@ _LARGEST_SHARE = 1e3  # of lambda, by sites' estimates of it
 _ROWS_AT_MOST = 24_000  # bytes of the rows in one announcement
 _KIND = "measured"  # of announcement
 _SOURCES = 4  # announcements of a site that are kept, in case it contradicts one of them
+_PENDING_AT_LEAST, _PENDING_BYTES = 16, 1 << 28  # models that are kept of rounds that some site has not measured
 _WITHOUT_AT_MOST = 20_000  # measurements of all sites for which it is quick to leave out each site once
 
 Row = list[Any]  # a round, then the numbers of one site after it, and the running hash of its messages; None: not known
@@ -100,6 +101,7 @@ class Measurements:
         self._problem: Any = None  # of the present sites, once a generation is entered
         self._rows: dict[str, dict[int, Row]] = {}
         self._models: dict[int, Tensor] = {}  # of measured rounds, not on disk yet
+        self._model_bytes = 1
         self._received: dict[int, dict[str, str]] = {}  # the running hashes of what came, by measured round and site
         self.contradicted: dict[str, Contradiction] = {}  # by site, in this generation
         self._sources: dict[str, deque[Announcement]] = {}  # the last ones with new rows, by site
@@ -449,17 +451,27 @@ class Measurements:
     def offer(self, done: int, model: Tensor) -> None:
         """Takes this node's model after a measured round. Keeps a copy if that round can be the best."""
         with self._lock:
+            self._model_bytes = max(1, model.nbytes)
             if self._final is None and done in self._needed() and done not in self._on_disk:
                 self._models[done] = model.detach().cpu().clone()
 
     def _needed(self) -> set[int]:
         """Returns the rounds whose models may be asked for: the best so far, those that not all have measured yet, and
-        the best before each checkpoint to go back to. The state has the model of the last round."""
+        the best before each checkpoint to go back to. The state has the model of the last round. A site that withholds
+        its rows must not fill the disks of all others, so only the newest of many are kept."""
         if self._schedule.best_by == "last":
             return set()
         best = [self._best(lambda one, to=to: one < to) for to in self._landmarks()]
         known = {one for one in (*best, self._best(lambda one: True)) if one is not None}
-        return known.union(self._due[len(self.records) :]) - {self._schedule.rounds}
+        pending = self._due[len(self.records) :]
+        here = [one for one in pending if one in self._rows[self._own]]
+        too_many = here[: -max(_PENDING_AT_LEAST, _PENDING_BYTES // self._model_bytes)]
+        if too_many:
+            what = "metrics of a site are missing; only the newest models are kept until it tells them"
+            for site in self._others:
+                if pending[0] not in self._rows[site]:
+                    self._aside.once((what, site, self._generation), "warning", what, site=site, round=pending[0])
+        return known.union(pending).difference(too_many) - {self._schedule.rounds}
 
     def store_models(self) -> None:
         """Writes the models that are needed. Is called before a checkpoint: later rounds are repeated after a crash."""
