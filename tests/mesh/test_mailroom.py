@@ -11,7 +11,7 @@ from fairmesh.compression import DecodeError
 from fairmesh.errors import FairmeshError, Interrupted
 from fairmesh.mesh.wire.frames import Kind, Refused, StateLost, read_frame
 from fairmesh.mesh.wire.journal import Journal
-from fairmesh.mesh.wire.mailroom import Mailroom, Progress
+from fairmesh.mesh.wire.mailroom import Mailroom, Progress, Refusal
 from tests.examples import THOROUGH
 from tests.refusals import missing_from, refused
 
@@ -478,3 +478,9 @@ def test_message_that_is_lost_while_no_stream_can_bring_it_is_an_error_instead_o
     mailroom.alone = True
     with refused("step 3", "backup", error=FairmeshError):
         taken(mailroom, 3)
+
+
+def test_reason_that_quotes_what_a_neighbour_sent_is_kept_short_and_printable():
+    """It is in the status, which is written every second and shown in terminals."""
+    reason = Refusal().again("another experiment: \x1b[2J" + "x" * (1 << 18)).reason
+    assert (len(reason), reason.isprintable()) == (500, True)
