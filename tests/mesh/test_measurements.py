@@ -661,18 +661,22 @@ def test_what_a_site_says_first_about_its_kept_models_counts_also_after_a_restar
     kept none, which would make the last round the best."""
     measured(sites)
     assert ended(sites) == {20}
-    board.said["c"] |= {"kept": []}
+    board.said["c"] = board.said["c"] | {"kept": []}
     exchange({name: sites[name] for name in "ab"}, 1)
     sites["a"].enter()
     assert [sites[name].table.best() for name in "ab"] == [20, 20]
     assert [site.table.open_questions() for site in (sites["a"], sites["b"])] == [[], []]
     assert "different things" in sites["b"].warnings[-1]["reason"]
+    for name in "ab":  # all sites are told, since it sets them against each other in the sums
+        assert sites[name].table.contradicted["c"].both
+        (proof,) = map(json.loads, (sites[name].folder / CONTRADICTIONS).read_text().splitlines())
+        assert [one["body"]["kept"] for one in proof["announcements"]] == [[20], []]
 
 
 def test_result_says_which_site_kept_no_model_of_the_round_that_is_best_by_the_numbers(sites, board):
     measured(sites)
     sites.pop("c").table.open_questions()
-    board.said["c"] |= {"kept": []}
+    board.said["c"] = board.said["c"] | {"kept": []}
     assert ended(sites) == {50}
     decided = sites["a"].table.decided(50)
     assert (decided["by_numbers"], decided["not_kept_by"]) == (20, ["c"])

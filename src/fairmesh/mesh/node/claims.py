@@ -85,22 +85,22 @@ def contradicted(claim: Mapping[str, Any], own: str) -> str:
         fact = f"{site} has sent this site other messages than it has signed, between {rounds}"
         proof = "Its signature and the messages in this site's journal show it to this site alone"
         if claim["both"]:
-            fact = f"{site} has signed two different hashes of the messages that it sent between {rounds}"
+            fact = f"{site} has signed two different things about its messages or its kept models, between {rounds}"
             proof = f"Its two signatures, in {CONTRADICTIONS} in this site's state folder, prove it to everybody"
         return (
             f"{fact}: it is broken, or it lies. {proof}. The run goes on with its messages. To go on without it, vote "
             "it out at all other sites (`fairmesh mesh remove`), and then go back to a round before that (`fairmesh "
             f"mesh rewind`; kept here: {kept})"
         )
-    said = f"{by} says that {site} has signed two different hashes of its messages"
+    said = f"{by} says that {site} has signed two different things about its messages or its kept models"
     if not claim["both"]:
         said = f"{by} says that {site} sent it other messages than {site} has signed"
     said = f"{said}, between {rounds}. This is what {by} says"
     if site == own:
         return f"{said}. This node sends all neighbours the same messages: ask {by}, and compare the logs of both sites"
-    if claim["agrees_here"]:
+    if claim["agrees_here"] and not claim["both"]:  # who has signed two things has told some sites one, some the other
         said = f"{said}; this site got what {site} has signed"
-    if claim["signed_here"] not in (None, claim["signed"]):
+    if claim["signed_here"] not in (None, claim["signed"]) and not claim["both"]:
         said = f"{said}; {by} quotes another hash than {site} has told this site: one of them lies"
     return f"{said}. One of the two is broken, or lies: ask both before anybody is voted out"
 

@@ -325,7 +325,7 @@ class Measurements:
             columns = ", ".join(body["columns"])
             self._aside.ignore(site, "metrics", f"it measures something else than this site: {columns}")
             return []
-        self._note_kept(site, body["kept"])
+        self._note_kept(entry)
         known, due, found = self._rows[site], set(self._due), []
         for row in body["rows"]:
             metrics = f"metrics after round {row[0]}"
@@ -340,25 +340,35 @@ class Measurements:
             self._sources.setdefault(site, deque(maxlen=_SOURCES)).append(entry)
         return found
 
-    def _note_kept(self, site: str, kept: list[int] | None) -> None:
+    def _note_kept(self, entry: Announcement) -> None:
         """Keeps on disk of which rounds a site says first that it has its model. The best round depends on it, and so
-        do the sums at the end, which a restart must not change."""
+        do the sums at the end, which a restart must not change. A site that says something else to others sets these
+        against each other in the sums, so it is named to all."""
+        site, kept = entry.site, entry.body["kept"]
         if kept is not None and site not in self._kept:
+            self._sources.setdefault(site, deque(maxlen=_SOURCES)).append(entry)
             self._put([], kept=[site, kept])
-        elif kept is not None and kept != self._kept[site]:
+        elif kept is not None and kept != (first := self._kept[site]):
             self._aside.ignore(site, "kept models", "it has announced others before: it tells sites different things")
+            hashes = [hashlib.sha256(json.dumps(rounds).encode()).hexdigest() for rounds in (first, kept)]
+            self._note_signed_twice(self._schedule.rounds, *hashes, entry, lambda body: body["kept"] == first)
 
     def _compare_signed(self, first: Row, second: Row, entry: Announcement) -> None:
-        """Notes that a site has signed two hashes of its messages up to one round. No honest site does. Writes both
-        announcements to a file: their signatures prove it to everybody."""
-        site, done = entry.site, first[0]
+        """Notes that a site has signed two hashes of its messages up to one round. No honest site does."""
+        if None not in (first[-1], second[-1]) and first[-1] != second[-1]:
+            self._note_signed_twice(first[0], first[-1], second[-1], entry, lambda body: first in body["rows"])
+
+    def _note_signed_twice(
+        self, done: int, first: str, second: str, entry: Announcement, said_first: Callable[[Mapping[str, Any]], bool]
+    ) -> None:
+        """Notes that a site has signed two different things about the rounds up to one. Writes both announcements to a
+        file: their signatures prove it to everybody."""
+        site = entry.site
         before = self.contradicted.get(site)
-        if done <= self._start or None in (first[-1], second[-1]) or first[-1] == second[-1]:
-            return
-        if before is None or not before.both:
-            contradiction = Contradiction(self._agreed_before(site, done), done, first[-1], second[-1], True)
+        if done > self._start and (before is None or not before.both):
+            contradiction = Contradiction(self._agreed_before(site, done), done, first, second, True)
             self._put([], contradicted=[site, *contradiction])
-            sources = [one for one in self._sources.get(site, ()) if first in one.body["rows"]]
+            sources = [one for one in self._sources.get(site, ()) if said_first(one.body)]
             proof = as_json({"round": done, "announcements": [one.table() for one in (*sources[:1], entry)]})
             with storing(self._state), open(self._state / CONTRADICTIONS, "a", encoding="utf-8") as file:
                 file.write(proof + "\n")
