@@ -110,6 +110,8 @@ def test_refusal_that_names_no_message_or_one_that_was_not_sent_points_to_the_si
     claim = {"by": "b", "site": "a", "digest": "ab"}
     said = [claims.refused(claim | {"sent": sent}) for sent in (True, False, None)]
     assert said == ["a has sent it", "a denies it: ask b too", "a has not said"]
+    said = claims.refused(claim | {"sent": True, "taken_here": True})
+    assert missing_from(said, "a has sent it", "this site has taken the same message", "ask b") == []
     assert claims.refused(claim | {"digest": None, "sent": None}) == "names no message: ask b"
 
 

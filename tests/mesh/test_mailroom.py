@@ -1,5 +1,6 @@
 """The mailroom delivers every message once and in its step, whatever the streams do."""
 
+import hashlib
 import threading
 import time
 
@@ -199,6 +200,9 @@ def test_message_accepted_before_is_not_checked_again(mailroom):
 
     mailroom.arrived(1, mailroom.joined(), 0, b"fine")
     assert taken(mailroom, 0) == mailroom.take(0, [1], lambda position, payload: payload, refuse) == {1: b"fine"}
+    digests = [hashlib.sha256(payload).hexdigest() for payload in (b"fine", b"other")]
+    assert [mailroom.has_taken(1, 0, digest) for digest in digests] == [True, False]
+    assert [mailroom.has_taken(1, 1, digests[0]), mailroom.has_taken(9, 0, digests[0])] == [None, None]
 
 
 def test_mailroom_acknowledges_only_what_is_durable(mailroom):

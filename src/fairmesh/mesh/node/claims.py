@@ -43,8 +43,9 @@ def sentences(status: Mapping[str, Any]) -> dict[tuple[str, ...], str]:
         if reasons:
             claim, whom = _claim_of(reasons, status, "they refuse this site's messages"), ", ".join(sorted(reasons))
             seen = (
-                "This site has sent that message. Its node has found nothing wrong with its own model, and waits. "
-                "Compare the units of this site's data with those of the other sites"
+                "This site has sent that message. Its node has found nothing wrong with its own model, and waits. If "
+                f"others have taken the same message, which their status says, ask {whom}. Else compare the units of "
+                "this site's data with those of the other sites"
                 if sent
                 else "They name no message that this site has sent, so this may not be true. Its node has found "
                 f"nothing wrong with its own model, and waits. Ask {whom}"
@@ -69,6 +70,8 @@ def refused(claim: Mapping[str, Any]) -> str:
     """Returns what the other end says about a refusal of its message, and whom to ask."""
     if claim["sent"] is None:
         return f"{claim['site']} has not said" if claim["digest"] else f"names no message: ask {claim['by']}"
+    if claim["sent"] and claim.get("taken_here"):
+        return f"{claim['site']} has sent it, and this site has taken the same message: ask {claim['by']} too"
     return f"{claim['site']} has sent it" if claim["sent"] else f"{claim['site']} denies it: ask {claim['by']} too"
 
 

@@ -350,8 +350,8 @@ class Measurements:
             self._put([], kept=[site, kept])
         elif kept is not None and kept != (first := self._kept[site]):
             self._aside.ignore(site, "kept models", "it has announced others before: it tells sites different things")
-            hashes = [hashlib.sha256(json.dumps(rounds).encode()).hexdigest() for rounds in (first, kept)]
-            self._note_signed_twice(self._schedule.rounds, *hashes, entry, lambda body: body["kept"] == first)
+            one, other = (hashlib.sha256(json.dumps(rounds).encode()).hexdigest() for rounds in (first, kept))
+            self._note_signed_twice(self._schedule.rounds, one, other, entry, lambda body: body["kept"] == first)
 
     def _compare_signed(self, first: Row, second: Row, entry: Announcement) -> None:
         """Notes that a site has signed two hashes of its messages up to one round. No honest site does."""

@@ -571,6 +571,13 @@ class Mailroom:
             payload = self._payload(position, step)
         return None if payload is None else hashlib.sha256(payload).hexdigest() == digest
 
+    def has_taken(self, position: int, step: int, digest: str) -> bool | None:
+        """Returns whether this node has accepted a neighbour's message of a step with this SHA-256; None if it has none
+        of that step."""
+        with self._changed:
+            payload = self._journal.received(position, step) if position in self._edges else None
+        return None if payload is None else hashlib.sha256(payload).hexdigest() == digest
+
     def note_state_lost(self, position: int, stream: object, reason: str) -> None:
         """Notes that a neighbour says that this side has lost its state, and takes no messages over this stream."""
         self.disconnected(position, stream)
