@@ -374,7 +374,8 @@ def test_one_member_cannot_blame_a_site_for_a_column_that_only_these_two_have(tm
     said["c"]["columns"]["age"][:4] = [0, 0, 0.0, 0.0]
     bodies = {name: {"sums": sums, "fitted_by": []} for name, sums in said.items()}
     board = SimpleNamespace(of=lambda name, kind: bodies[name], of_all=lambda kind: bodies)
-    declared = {"samples": len(site.table.rows["train"]), "test": 12, "validation": 0, "outputs": 2}
+    rows = len(site.table.rows["train"])
+    declared = {"samples": rows, "reserved": 0, "test": 12, "validation": 0, "outputs": 2}
     sites, reason = TableAgreement("a", site, board, tmp_path).misfit(NAMES, dict.fromkeys(NAMES, declared))
     assert (sites, missing_from(reason, "'age'", "ask a and b")) == (["a", "b"], [])
 
