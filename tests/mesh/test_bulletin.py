@@ -11,6 +11,7 @@ from fairmesh.mesh.announcements import CELLS, FURTHER, KINDS
 from fairmesh.mesh.enrol import certificates
 from fairmesh.mesh.enrol.keys import KnownKeys, trust
 from fairmesh.mesh.fields import Terms
+from fairmesh.mesh.wire import frames, links
 from fairmesh.mesh.wire.bulletin import Announcement, Bulletin
 from fairmesh.mesh.wire.frames import Refused
 from fairmesh.mesh.wire.limits import TokenBucket
@@ -532,3 +533,42 @@ def test_certificate_that_is_not_valid_yet_is_replaced_by_one_with_the_right_dat
     boards["a"].announce("status", status(1), 1)
     pass_on(boards, "a", "b")
     assert boards["b"].of("a", "status") == status(1)
+
+
+def test_certificate_with_half_a_character_is_refused_before_it_breaks_what_honest_sites_pass_on(boards):
+    """A PEM file may have anything after its end. A string that has no bytes would fail at every reader of the key, and
+    end the streams between honest sites, over which the announcements of that site come."""
+    odd = {"pem": boards["a"].of("a", "certificate")["pem"] + "\ud800"}
+    number = boards["a"].entry("a", "certificate").number + 1
+    boards["a"].announce("certificate", odd, number)
+    boards["a"].announce("diverged", SOUND["diverged"])
+    with refused("pem", error=Refused):
+        pass_on(boards, "a", "b")
+    pass_on(boards, "b", "c")
+    assert boards["c"].of("a", "certificate") != odd
+
+
+def test_honest_neighbour_may_pass_on_all_that_two_members_can_say():
+    """Else it would be named, and what others say be dropped, because of these two."""
+    digits = "".join(Random(0).choices("0123456789abcdef", k=1 << 18))
+    prices = 0.0
+    for kind, announced in KINDS.items():
+        entry = Announcement("a", kind, 1 << 50, {"x": digits[: announced.at_most]}, bytes(71))
+        news = json.dumps([entry.table()]).encode()
+        prices += announced.per_second * (links._FRAME_BYTES + len(frames.news(news)) + len(news))
+    assert 2 * prices < links._NEWS_BYTES_PER_S
+
+
+@pytest.mark.quick_cases("all")
+@pytest.mark.parametrize("kind", ["facts", "table"])
+def test_sites_that_are_told_different_data_under_one_number_all_believe_the_same(boards, kind):
+    """Else each waits for the other, and neither for the one that has told them different things."""
+    first, second = SOUND[kind], SOUND[kind] | {"facts": {"samples": 9}, "table": {"fitted_by": ["b"]}}[kind]
+    for body, receiver in ((first, "b"), (second, "c")):
+        boards["a"]._known.pop(("a", kind), None)
+        boards["a"].announce(kind, body, 5)
+        pass_on(boards, "a", receiver)
+    assert boards["b"].of("a", kind) != boards["c"].of("a", kind)
+    pass_on(boards, "b", "c")
+    pass_on(boards, "c", "b")
+    assert boards["b"].of("a", kind) == boards["c"].of("a", kind)

@@ -94,6 +94,9 @@ def test_claim_about_messages_of_another_site_is_shown_as_what_its_author_says()
     assert missing_from(said, "b says that d sent it", "rounds 5 and 10", "this site got what d", "ask both") == []
     said = claims.contradicted(found | {"by": "b"} | {"signed_here": "cc", "agrees_here": False}, "c")
     assert missing_from(said, "b says that d", "b quotes another hash", "one of them lies") == []
+    said = claims.contradicted(found | {"by": "b", "both": True} | {"signed_here": "bb", "agrees_here": True}, "c")
+    assert missing_from(said, "b says that d has signed two", "ask both") == []
+    assert "quotes another" not in said, "d may have told this site the other one, and b is honest"
     said = claims.contradicted(found | {"by": "b"} | here, "d")
     assert missing_from(said, "b says that d sent it", "sends all neighbours the same", "ask b") == []
     assert "ask both" not in said
@@ -107,6 +110,8 @@ def test_refusal_that_names_no_message_or_one_that_was_not_sent_points_to_the_si
     claim = {"by": "b", "site": "a", "digest": "ab"}
     said = [claims.refused(claim | {"sent": sent}) for sent in (True, False, None)]
     assert said == ["a has sent it", "a denies it: ask b too", "a has not said"]
+    said = claims.refused(claim | {"sent": True, "taken_here": True})
+    assert missing_from(said, "a has sent it", "this site has taken the same message", "ask b") == []
     assert claims.refused(claim | {"digest": None, "sent": None}) == "names no message: ask b"
 
 

@@ -1,5 +1,6 @@
 """The mailroom delivers every message once and in its step, whatever the streams do."""
 
+import hashlib
 import threading
 import time
 
@@ -11,7 +12,7 @@ from fairmesh.compression import DecodeError
 from fairmesh.errors import FairmeshError, Interrupted
 from fairmesh.mesh.wire.frames import Kind, Refused, StateLost, read_frame
 from fairmesh.mesh.wire.journal import Journal
-from fairmesh.mesh.wire.mailroom import Mailroom, Progress
+from fairmesh.mesh.wire.mailroom import Mailroom, Progress, Refusal
 from tests.examples import THOROUGH
 from tests.refusals import missing_from, refused
 
@@ -199,6 +200,9 @@ def test_message_accepted_before_is_not_checked_again(mailroom):
 
     mailroom.arrived(1, mailroom.joined(), 0, b"fine")
     assert taken(mailroom, 0) == mailroom.take(0, [1], lambda position, payload: payload, refuse) == {1: b"fine"}
+    digests = [hashlib.sha256(payload).hexdigest() for payload in (b"fine", b"other")]
+    assert [mailroom.has_taken(1, 0, digest) for digest in digests] == [True, False]
+    assert [mailroom.has_taken(1, 1, digests[0]), mailroom.has_taken(9, 0, digests[0])] == [None, None]
 
 
 def test_mailroom_acknowledges_only_what_is_durable(mailroom):
@@ -478,3 +482,9 @@ def test_message_that_is_lost_while_no_stream_can_bring_it_is_an_error_instead_o
     mailroom.alone = True
     with refused("step 3", "backup", error=FairmeshError):
         taken(mailroom, 3)
+
+
+def test_reason_that_quotes_what_a_neighbour_sent_is_kept_short_and_printable():
+    """It is in the status, which is written every second and shown in terminals."""
+    reason = Refusal().again("another experiment: \x1b[2J" + "x" * (1 << 18)).reason
+    assert (len(reason), reason.isprintable()) == (500, True)

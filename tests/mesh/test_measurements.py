@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 import fairmesh as fm
 from fairmesh.experiment import load_experiment
 from fairmesh.mesh.announcements import KINDS, wrong
+from fairmesh.mesh.node import measurements
 from fairmesh.mesh.node.claims import CONTRADICTIONS
 from fairmesh.mesh.node.measurements import BEST, PROGRESS, TABLE, Measurements, Schedule
 from fairmesh.mesh.node.watching import Aside
@@ -653,3 +654,50 @@ def test_result_says_whose_numbers_chose_the_best_round_and_which_it_would_be_wi
         "round": 10, "metric": "accuracy", "worst": "a", "value": 0.5, "without": {"c": 30},
     }  # fmt: skip
     assert missing_from(decided_in_words(decided["a"]), "round 10", "a was the worst", "0.5", "30 without c") == []
+
+
+def test_what_a_site_says_first_about_its_kept_models_counts_also_after_a_restart(sites, board):
+    """Sums at the end depend on the best round, and a node that restarts must send them as before. c says later that it
+    kept none, which would make the last round the best."""
+    measured(sites)
+    assert ended(sites) == {20}
+    board.said["c"] = board.said["c"] | {"kept": []}
+    exchange({name: sites[name] for name in "ab"}, 1)
+    sites["a"].enter()
+    assert [sites[name].table.best() for name in "ab"] == [20, 20]
+    assert [site.table.open_questions() for site in (sites["a"], sites["b"])] == [[], []]
+    assert "different things" in sites["b"].warnings[-1]["reason"]
+    for name in "ab":  # all sites are told, since it sets them against each other in the sums
+        assert sites[name].table.contradicted["c"].both
+        (proof,) = map(json.loads, (sites[name].folder / CONTRADICTIONS).read_text().splitlines())
+        assert [one["body"]["kept"] for one in proof["announcements"]] == [[20], []]
+
+
+def test_result_says_which_site_kept_no_model_of_the_round_that_is_best_by_the_numbers(sites, board):
+    measured(sites)
+    sites.pop("c").table.open_questions()
+    board.said["c"] = board.said["c"] | {"kept": []}
+    assert ended(sites) == {50}
+    decided = sites["a"].table.decided(50)
+    assert (decided["by_numbers"], decided["not_kept_by"]) == (20, ["c"])
+    assert "By all numbers it would be round 20, of which c kept no model" in decided_in_words(decided)
+
+
+def test_site_that_withholds_its_metrics_is_named_and_does_not_fill_the_disks_of_the_others(sites, monkeypatch):
+    monkeypatch.setattr(measurements, "_PENDING_AT_LEAST", 2)
+    monkeypatch.setattr(measurements, "_PENDING_BYTES", 0)
+    silent = sites.pop("c")
+    for k, done in enumerate(DUE[:-1]):
+        for name, site in sites.items():
+            site.measure(done, ACCURACIES[name][k])
+            site.table.store_models()
+            site.table.drop_models()
+        exchange(sites)
+    assert [site.models() for site in sites.values()] == [[30, 40]] * 2
+    assert [[one["site"] for one in site.warnings] for site in sites.values()] == [["c"]] * 2
+    for site in sites.values():
+        site.measure(50, 0.5)
+    for done, accuracy in zip(DUE, ACCURACIES["c"]):
+        silent.measure(done, accuracy)
+    exchange(every := sites | {"c": silent})
+    assert ended(every) == {50}  # of which all have the model

@@ -138,3 +138,13 @@ def test_sum_stays_as_it_was_sent_though_a_machine_computes_another_one_after_a_
     leaf.sent_before[POSITIONS[1], step] = {0: of([1.5, 2.5])}
     leaf.letters[0, POSITIONS[1], step] = of([9.0, 2.5])
     assert summed(1, row, tree, leaf, torch.tensor([-1, 1])).tolist() == [9.0, 2.5]  # its own entry, as it was sent
+
+
+def test_sum_of_other_parts_is_refused_with_a_hint_at_who_may_have_set_the_two_against_each_other():
+    """Announced, a reason has 200 characters."""
+    post, tree = _Post(), spanning_tree(union_of(fm.Ring().build(3)))
+    post.end(10).post(5, {0: encode({"sums": Dense(torch.zeros(1, 4).double())}, 5)})
+    post.end(20).post(5, {0: encode({"sums": Dense(torch.zeros(1, 4).double())}, 5)})
+    with refused("dimension 4", "third site", error=DecodeError) as caught:
+        Sums(0, tree[0], POSITIONS[:3], NAMES[:3], post.end(0)).over_sites(torch.zeros(7), 5, torch.full((7,), -1))
+    assert len(f"message of step 123456: {caught.value}") <= 200

@@ -281,6 +281,11 @@ def test_small_frames_have_a_price(door, case):
     door.refuses_beta(door.after_greeting(*[made(door)] * times), *names)
 
 
+def test_neighbour_that_connects_again_may_not_ask_for_all_news_more_often(door):
+    door.after_greeting(*[frames.again()] * 4)
+    door.refuses_beta(door.after_greeting(frames.again()), "announcements", "again")
+
+
 @pytest.mark.parametrize("case", STREAMS)
 def test_frames_that_no_neighbour_sends_are_refused_with_the_reason_on_both_sides(door, case):
     made, names = STREAMS[case]

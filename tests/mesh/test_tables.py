@@ -14,10 +14,12 @@ import pytest
 import fairmesh as fm
 from fairmesh.data.preprocessing import Preprocessing
 from fairmesh.data.site_tables import SiteTable
-from fairmesh.data.sums import TableSums, fitted
+from fairmesh.data.sums import Misfit, TableSums, fitted
 from fairmesh.data.tables import in_order
 from fairmesh.mesh.announcements import KINDS
+from fairmesh.mesh.node import data_agreement
 from fairmesh.mesh.node.membership import Objection, facts
+from fairmesh.mesh.node.oversight import Notices
 from fairmesh.mesh.node.table_agreement import TableAgreement
 from fairmesh.storage.files import read_record
 from fairmesh.storage.run_folder import PREPROCESSING
@@ -362,6 +364,35 @@ def test_site_that_would_make_a_column_constant_is_named_and_the_others_wait_for
     run.ended("c")
     run.start("c")
     run.end(*NAMES)
+
+
+def test_one_member_cannot_blame_a_site_for_a_column_that_only_these_two_have(tmp_path):
+    """c tells nothing of its ages, and b claims that all of its are nearly equal."""
+    (site,) = fm.data.Table(write(tmp_path / "t.csv", clinic()), "ill", partition=fm.data.Even(1)).sites()
+    said = {name: site.table.sums().to_table() for name in NAMES}
+    said["b"]["columns"]["age"][3] = 1e-12
+    said["c"]["columns"]["age"][:4] = [0, 0, 0.0, 0.0]
+    bodies = {name: {"sums": sums, "fitted_by": []} for name, sums in said.items()}
+    board = SimpleNamespace(of=lambda name, kind: bodies[name], of_all=lambda kind: bodies)
+    rows = len(site.table.rows["train"])
+    declared = {"samples": rows, "reserved": 0, "test": 12, "validation": 0, "outputs": 2}
+    sites, reason = TableAgreement("a", site, board, tmp_path).misfit(NAMES, dict.fromkeys(NAMES, declared))
+    assert (sites, missing_from(reason, "'age'", "ask a and b")) == (["a", "b"], [])
+
+
+def test_two_of_four_with_another_form_name_both_others_and_end_neither(tmp_path):
+    (site,) = fm.data.Table(write(tmp_path / "t.csv", clinic()), "ill", partition=fm.data.Even(1)).sites()
+    honest = site.table.sums()
+    plan = replace(honest.plan, target=replace(honest.plan.target, name="sick"))
+    with refused("ill", error=Misfit) as caught:
+        fitted({"a": replace(honest, plan=plan), "b": replace(honest, plan=plan), "c": honest, "d": honest})
+    assert caught.value.sites == ["c", "d"]
+    membership = SimpleNamespace(name="c", mesh=SimpleNamespace(present="abcd"))
+    long_ago = Notices(since=0.0)
+    data_agreement._stop_if_alone(SimpleNamespace(membership=membership), Objection(["c", "d"], "ill"), 4, long_ago)
+    with refused("ill"):
+        long_ago.since = 0.0
+        data_agreement._stop_if_alone(SimpleNamespace(membership=membership), Objection(["c"], "ill"), 4, long_ago)
 
 
 def test_table_inside_other_data_is_refused_between_organisations(tmp_path):

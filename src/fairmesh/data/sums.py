@@ -231,13 +231,13 @@ def _common_plan(plans: Mapping[str, Preprocessing]) -> Preprocessing:
     forms = {site: (frozenset(plan.columns), plan.target) for site, plan in plans.items()}
     most_common = Counter(forms.values()).most_common(1)[0][0]
     first = next(site for site, form in forms.items() if form == most_common)
-    usual = columns_of[first]
+    usual, unlike = columns_of[first], [site for site, form in forms.items() if form != most_common]
     for site, theirs in columns_of.items():
         for name in [*usual, *theirs]:
             if name not in usual or name not in theirs:
                 lacking, having = (site, first) if name in usual else (first, site)
                 raise Misfit(
-                    [site], f"{lacking} has no column {name!r}, but {having} has; add or rename it, or leave it out at "
+                    unlike, f"{lacking} has no column {name!r}, but {having} has; add or rename it, or leave it out at "
                     f'all sites: exclude = ["{name}"]'
                 )  # fmt: skip
         pairs = [(f"column {name!r}", usual[name], theirs[name]) for name in usual]
@@ -245,7 +245,7 @@ def _common_plan(plans: Mapping[str, Preprocessing]) -> Preprocessing:
             for key, value in vars(column).items():
                 if value != getattr(other, key):
                     raise Misfit(
-                        [site], f"{place}: {key} is {json.dumps(value)} at {first}, but "
+                        unlike, f"{place}: {key} is {json.dumps(value)} at {first}, but "
                         f"{json.dumps(getattr(other, key))} at {site}; write it in the same way, and give all tables "
                         "the same settings"
                     )  # fmt: skip

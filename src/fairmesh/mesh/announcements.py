@@ -346,8 +346,8 @@ KINDS = {
         per_second=0.5,
     ),
     "contradicted": Announced(
-        "which neighbours have sent it other messages than they have signed, or which sites have signed two hashes of "
-        "them, and in which rounds",
+        "which neighbours have sent it other messages than they have signed, or which sites have signed two different "
+        "things about them or about their kept models, and in which rounds",
         fields={"generation": _GENERATION, "sites": _CONTRADICTED},
         meaning=_wrong_contradictions,
         per_second=0.5,

@@ -117,10 +117,11 @@ def number(low: float = -FINITE, high: float = FINITE, smallest: float = 0.0) ->
 
 
 def text(at_most: int = _SHORT, printable: bool = True) -> Field:
-    """A string of bounded length that may be shown to people."""
+    """A string of bounded length that may be shown to people; if it need not be, ASCII, so that it has bytes: half of
+    a surrogate pair has none."""
     return Field(
         lambda value, terms: (
-            isinstance(value, str) and len(value) <= at_most and (value.isprintable() or not printable)
+            isinstance(value, str) and len(value) <= at_most and (value.isprintable() if printable else value.isascii())
         ),
         lambda draws, terms: draws.choice(["", "a", "loss", "<b>", "\N{SNOWMAN}", "x" * at_most]),
         f"a text of at most {at_most:,} characters",

@@ -208,7 +208,7 @@ class Run:
         for claim in self.summary.get("contradicted", ()):
             by, site, rounds = claim["by"], claim["site"], f"between rounds {claim['since']} and {claim['round']}"
             what = f"sent it other messages than {site} has signed"
-            what = "has signed two different hashes of its messages" if claim["both"] else what
+            what = "has signed two different things about its messages or its kept models" if claim["both"] else what
             said.append(f"{by} says that {site} {what}, {rounds}: one of the two is broken, or lies.")
         return said
 

@@ -81,6 +81,9 @@ def decided_in_words(decided: Mapping[str, Any]) -> str:
     """Returns whose numbers have decided which round of a run between organisations is the best, in sentences."""
     said = f"In round {decided['round']}, {decided['worst']} was the worst site by its own numbers"
     said = f"{said} ({decided['metric']} {decided['value']:.4g})."
+    if "by_numbers" in decided:
+        sites = ", ".join(decided["not_kept_by"])
+        said = f"{said} By all numbers it would be round {decided['by_numbers']}, of which {sites} kept no model."
     if "without" not in decided:
         return said
     others = [f"{done} without {site}" for site, done in decided["without"].items()]

@@ -43,8 +43,9 @@ def sentences(status: Mapping[str, Any]) -> dict[tuple[str, ...], str]:
         if reasons:
             claim, whom = _claim_of(reasons, status, "they refuse this site's messages"), ", ".join(sorted(reasons))
             seen = (
-                "This site has sent that message. Its node has found nothing wrong with its own model, and waits. "
-                "Compare the units of this site's data with those of the other sites"
+                "This site has sent that message. Its node has found nothing wrong with its own model, and waits. If "
+                f"others have taken the same message, which their status says, ask {whom}. Else compare the units of "
+                "this site's data with those of the other sites"
                 if sent
                 else "They name no message that this site has sent, so this may not be true. Its node has found "
                 f"nothing wrong with its own model, and waits. Ask {whom}"
@@ -69,6 +70,8 @@ def refused(claim: Mapping[str, Any]) -> str:
     """Returns what the other end says about a refusal of its message, and whom to ask."""
     if claim["sent"] is None:
         return f"{claim['site']} has not said" if claim["digest"] else f"names no message: ask {claim['by']}"
+    if claim["sent"] and claim.get("taken_here"):
+        return f"{claim['site']} has sent it, and this site has taken the same message: ask {claim['by']} too"
     return f"{claim['site']} has sent it" if claim["sent"] else f"{claim['site']} denies it: ask {claim['by']} too"
 
 
@@ -85,22 +88,22 @@ def contradicted(claim: Mapping[str, Any], own: str) -> str:
         fact = f"{site} has sent this site other messages than it has signed, between {rounds}"
         proof = "Its signature and the messages in this site's journal show it to this site alone"
         if claim["both"]:
-            fact = f"{site} has signed two different hashes of the messages that it sent between {rounds}"
+            fact = f"{site} has signed two different things about its messages or its kept models, between {rounds}"
             proof = f"Its two signatures, in {CONTRADICTIONS} in this site's state folder, prove it to everybody"
         return (
             f"{fact}: it is broken, or it lies. {proof}. The run goes on with its messages. To go on without it, vote "
             "it out at all other sites (`fairmesh mesh remove`), and then go back to a round before that (`fairmesh "
             f"mesh rewind`; kept here: {kept})"
         )
-    said = f"{by} says that {site} has signed two different hashes of its messages"
+    said = f"{by} says that {site} has signed two different things about its messages or its kept models"
     if not claim["both"]:
         said = f"{by} says that {site} sent it other messages than {site} has signed"
     said = f"{said}, between {rounds}. This is what {by} says"
     if site == own:
         return f"{said}. This node sends all neighbours the same messages: ask {by}, and compare the logs of both sites"
-    if claim["agrees_here"]:
+    if claim["agrees_here"] and not claim["both"]:  # who has signed two things has told some sites one, some the other
         said = f"{said}; this site got what {site} has signed"
-    if claim["signed_here"] not in (None, claim["signed"]):
+    if claim["signed_here"] not in (None, claim["signed"]) and not claim["both"]:
         said = f"{said}; {by} quotes another hash than {site} has told this site: one of them lies"
     return f"{said}. One of the two is broken, or lies: ask both before anybody is voted out"
 

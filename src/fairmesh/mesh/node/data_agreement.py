@@ -102,6 +102,10 @@ def _agreed_facts(node: Node) -> dict[str, Any]:
         node.life.enter(life.ON_DATA)
         if silent:
             return [name for name in present if name in silent]
+        for name in present:  # others may have begun with what it had said first
+            if agreed.get(name, known[name]) != known[name]:
+                what = "a site has announced other data than before; if the wait for others lasts, ask it"
+                node.aside.once((what, name), "warning", what, site=name)
         mine, ready = _announce_ready(node, known), node.bulletin.of_all("ready")
         agreed.update(known)
         return [name for name in present if ready.get(name) != mine]
@@ -142,9 +146,10 @@ def _waits_for_consent(node: Node, known: Mapping[str, Any]) -> bool:
 
 
 def _stop_if_alone(node: Node, unlike: Objection, known: int, noticed: Notices) -> None:
-    """Ends the node if the data of this site has another form than that of most sites. The others wait for it."""
+    """Ends the node if the data of this site alone has another form than that of all others, which wait for it. If two
+    sites differ from most, they may be those that are right."""
     sites, reason = unlike
-    if node.membership.name not in sites or known < len(node.membership.mesh.present) or 2 * len(sites) >= known:
+    if sites != [node.membership.name] or known < max(3, len(node.membership.mesh.present)):
         noticed.since = time.monotonic()
     elif noticed.seconds > _NOTICED_S:
         raise BadInput(f"{reason}. Give this site's data that form, and start the node again; the others wait")

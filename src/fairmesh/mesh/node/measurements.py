@@ -53,6 +53,7 @@ _LARGEST_SHARE = 1e3  # of lambda, by sites' estimates of it
 _ROWS_AT_MOST = 24_000  # bytes of the rows in one announcement
 _KIND = "measured"  # of announcement
 _SOURCES = 4  # announcements of a site that are kept, in case it contradicts one of them
+_PENDING_AT_LEAST, _PENDING_BYTES = 16, 1 << 28  # models that are kept of rounds that some site has not measured
 _WITHOUT_AT_MOST = 20_000  # measurements of all sites for which it is quick to leave out each site once
 
 Row = list[Any]  # a round, then the numbers of one site after it, and the running hash of its messages; None: not known
@@ -100,10 +101,12 @@ class Measurements:
         self._problem: Any = None  # of the present sites, once a generation is entered
         self._rows: dict[str, dict[int, Row]] = {}
         self._models: dict[int, Tensor] = {}  # of measured rounds, not on disk yet
+        self._model_bytes = 1
         self._received: dict[int, dict[str, str]] = {}  # the running hashes of what came, by measured round and site
         self.contradicted: dict[str, Contradiction] = {}  # by site, in this generation
         self._sources: dict[str, deque[Announcement]] = {}  # the last ones with new rows, by site
         self._final: list[int] | None = None  # of which rounds this node has its model, once that is settled
+        self._kept: dict[str, list[int]] = {}  # and of which other sites have theirs: what each has said first
         self.records: list[Record] = []  # of the rounds that all sites have measured
         self.after_record: Callable[[Sequence[Record]], None] = lambda records: None  # with all records so far
 
@@ -147,7 +150,7 @@ class Measurements:
         have written, since the disk has damaged it."""
         path, generation = self._state / TABLE, 0
         self._rows, self._final = {name: {} for name in self._names}, None
-        self._received, self.contradicted = {}, {}
+        self._received, self.contradicted, self._kept = {}, {}, {}
         content = path.read_bytes() if path.exists() else b""
         whole, _, cut = content.rpartition(b"\n")
         for line in whole.splitlines():
@@ -180,7 +183,7 @@ class Measurements:
     def _drop_after(self, start: int, before: int) -> None:
         """Drops what the sites went back from, the rows of sites that have left, and those that a restored site has
         lost. What was shown of them is put aside."""
-        self._final, self._received, self.contradicted = None, {}, {}
+        self._final, self._received, self.contradicted, self._kept = None, {}, {}, {}
         stay = range(self._schedule.since, start + 1)
         self._rows = {
             site: {done: row for done, row in rows.items() if done in stay} for site, rows in self._rows.items()
@@ -247,6 +250,9 @@ class Measurements:
         if "contradicted" in entry:
             site, *contradiction = entry["contradicted"]
             self.contradicted[site] = Contradiction(*contradiction)
+        if "kept" in entry:
+            site, kept = entry["kept"]
+            self._kept[site] = [int(done) for done in kept]
 
     def _judge(self, site: str, done: int) -> None:
         """Compares the running hash that a site has signed with that of what came from it. Only rounds of this
@@ -319,6 +325,7 @@ class Measurements:
             columns = ", ".join(body["columns"])
             self._aside.ignore(site, "metrics", f"it measures something else than this site: {columns}")
             return []
+        self._note_kept(entry)
         known, due, found = self._rows[site], set(self._due), []
         for row in body["rows"]:
             metrics = f"metrics after round {row[0]}"
@@ -333,17 +340,35 @@ class Measurements:
             self._sources.setdefault(site, deque(maxlen=_SOURCES)).append(entry)
         return found
 
+    def _note_kept(self, entry: Announcement) -> None:
+        """Keeps on disk of which rounds a site says first that it has its model. The best round depends on it, and so
+        do the sums at the end, which a restart must not change. A site that says something else to others sets these
+        against each other in the sums, so it is named to all."""
+        site, kept = entry.site, entry.body["kept"]
+        if kept is not None and site not in self._kept:
+            self._sources.setdefault(site, deque(maxlen=_SOURCES)).append(entry)
+            self._put([], kept=[site, kept])
+        elif kept is not None and kept != (first := self._kept[site]):
+            self._aside.ignore(site, "kept models", "it has announced others before: it tells sites different things")
+            one, other = (hashlib.sha256(json.dumps(rounds).encode()).hexdigest() for rounds in (first, kept))
+            self._note_signed_twice(self._schedule.rounds, one, other, entry, lambda body: body["kept"] == first)
+
     def _compare_signed(self, first: Row, second: Row, entry: Announcement) -> None:
-        """Notes that a site has signed two hashes of its messages up to one round. No honest site does. Writes both
-        announcements to a file: their signatures prove it to everybody."""
-        site, done = entry.site, first[0]
+        """Notes that a site has signed two hashes of its messages up to one round. No honest site does."""
+        if None not in (first[-1], second[-1]) and first[-1] != second[-1]:
+            self._note_signed_twice(first[0], first[-1], second[-1], entry, lambda body: first in body["rows"])
+
+    def _note_signed_twice(
+        self, done: int, first: str, second: str, entry: Announcement, said_first: Callable[[Mapping[str, Any]], bool]
+    ) -> None:
+        """Notes that a site has signed two different things about the rounds up to one. Writes both announcements to a
+        file: their signatures prove it to everybody."""
+        site = entry.site
         before = self.contradicted.get(site)
-        if done <= self._start or None in (first[-1], second[-1]) or first[-1] == second[-1]:
-            return
-        if before is None or not before.both:
-            contradiction = Contradiction(self._agreed_before(site, done), done, first[-1], second[-1], True)
+        if done > self._start and (before is None or not before.both):
+            contradiction = Contradiction(self._agreed_before(site, done), done, first, second, True)
             self._put([], contradicted=[site, *contradiction])
-            sources = [one for one in self._sources.get(site, ()) if first in one.body["rows"]]
+            sources = [one for one in self._sources.get(site, ()) if said_first(one.body)]
             proof = as_json({"round": done, "announcements": [one.table() for one in (*sources[:1], entry)]})
             with storing(self._state), open(self._state / CONTRADICTIONS, "a", encoding="utf-8") as file:
                 file.write(proof + "\n")
@@ -436,17 +461,27 @@ class Measurements:
     def offer(self, done: int, model: Tensor) -> None:
         """Takes this node's model after a measured round. Keeps a copy if that round can be the best."""
         with self._lock:
+            self._model_bytes = max(1, model.nbytes)
             if self._final is None and done in self._needed() and done not in self._on_disk:
                 self._models[done] = model.detach().cpu().clone()
 
     def _needed(self) -> set[int]:
         """Returns the rounds whose models may be asked for: the best so far, those that not all have measured yet, and
-        the best before each checkpoint to go back to. The state has the model of the last round."""
+        the best before each checkpoint to go back to. The state has the model of the last round. A site that withholds
+        its rows must not fill the disks of all others, so only the newest of many are kept."""
         if self._schedule.best_by == "last":
             return set()
         best = [self._best(lambda one, to=to: one < to) for to in self._landmarks()]
         known = {one for one in (*best, self._best(lambda one: True)) if one is not None}
-        return known.union(self._due[len(self.records) :]) - {self._schedule.rounds}
+        pending = self._due[len(self.records) :]
+        here = [one for one in pending if one in self._rows[self._own]]
+        too_many = here[: -max(_PENDING_AT_LEAST, _PENDING_BYTES // self._model_bytes)]
+        if too_many:
+            what = "metrics of a site are missing; only the newest models are kept until it tells them"
+            for site in self._others:
+                if pending[0] not in self._rows[site]:
+                    self._aside.once((what, site, self._generation), "warning", what, site=site, round=pending[0])
+        return known.union(pending).difference(too_many) - {self._schedule.rounds}
 
     def store_models(self) -> None:
         """Writes the models that are needed. Is called before a checkpoint: later rounds are repeated after a crash."""
@@ -495,7 +530,7 @@ class Measurements:
             if done < len(self._due):  # then those whose rows are missing, or for whom the others repeat old rows
                 behind = [site for site, body in announced.items() if body["complete"] < done]
                 return [site for site in self._names if self._due[done] not in self._rows[site] or site in behind]
-            return [site for site in self._others if site not in announced or announced[site]["kept"] is None]
+            return [site for site in self._others if site not in self._kept]
 
     def best(self) -> int | None:
         """Returns the best round of those whose models all sites have, the last one included; None if the experiment
@@ -503,22 +538,28 @@ class Measurements:
         with self._lock:
             if self._schedule.best_by == "last":
                 return None
-            kept = set(self._final or ()).intersection(*(body["kept"] or () for body in self._announced().values()))
+            kept = set(self._final or ()).intersection(*self._kept.values())
             return self._best(lambda one: one in kept or one == self._schedule.rounds)
 
     def decided(self, best: int) -> dict[str, Any]:
-        """Returns whose numbers have decided that a round is the best: the worst site there with its number, and which
-        round it would be without the numbers of each single site, where that is another one. Of long runs with many
-        sites, this is left out."""
+        """Returns whose numbers have decided that a round is the best: the worst site there with its number; if another
+        is best by the numbers, that one, and the sites that say that they have no model of it; and which round it would
+        be without the numbers of each single site, where that is another one. Of long runs with many sites, the last is
+        left out."""
         with self._lock:
             rule = RoundScores(self._problem, self._schedule.best_by, self._schedule.level)
             metric, higher = rule.metric, self._problem.higher_is_better(rule.metric)
             values = [record.get("validation", record)[metric]["sites"] for record in self.records]
             numbers = torch.tensor(values, dtype=torch.float64)  # (rounds, sites)
             rounds, n = [record["round"] for record in self.records], len(self._names)
+            by_numbers = self._best(lambda one: True)
+            kept = self._kept | {self._own: self._final or []}
+            without_it = [site for site in self._names if by_numbers not in kept.get(site, ())]
         there = numbers[rounds.index(best)].nan_to_num(nan=-math.inf if not higher else math.inf)
         worst = int(there.argmin() if higher else there.argmax())
         decided = {"round": best, "metric": metric, "worst": self._names[worst], "value": float(there[worst])}
+        if by_numbers != best:
+            decided |= {"by_numbers": by_numbers, "not_kept_by": without_it}
         if n < 3 or n * len(rounds) > _WITHOUT_AT_MOST:
             return decided
         each_left_out = torch.eye(n, dtype=torch.bool)

@@ -126,6 +126,7 @@ class Oversight(Observer):
         self._phase: dict[str, Any] = {"what": ""}  # the last work outside the rounds, with its progress
         self._cadence = Cadence()
         self.told: Mapping[str, Any] = {}  # of the status, what other sites are told
+        self._taken: dict[tuple[str, str], tuple[Any, bool]] = {}  # whether refused messages were accepted here
         self._next_warning = self._refusing_at = -1e9
 
     @property
@@ -320,7 +321,19 @@ class Oversight(Observer):
             answer = self._bulletin.of(refusal["site"], "answers").get("refused", {}).get(refusal["by"], {})
             said = bool(refusal["digest"]) and answer.get("digest") == refusal["digest"]
             refusal["sent"] = answer["sent"] if said else None
+            refusal["taken_here"] = self._has_taken(refusal)
         return found
+
+    def _has_taken(self, refusal: Mapping[str, Any]) -> bool:
+        """Returns whether this node has accepted the message that another site refuses: all neighbours get the same."""
+        about = refusal["site"], refusal["step"], refusal["digest"]
+        if self._mailroom is None or None in about:
+            return False
+        edge = refusal["by"], refusal["site"]
+        if self._taken.get(edge, (None,))[0] != about:  # messages may be large, and this is asked every second
+            taken = self._mailroom.has_taken(self._membership.mesh.position(about[0]), *about[1:])
+            self._taken[edge] = (None if taken is None else about), bool(taken)
+        return self._taken[edge][1]
 
     def _contradicted(self) -> list[dict[str, Any]]:
         """Returns which sites have sent or signed two different things, as this node has found, or as others say. Of

@@ -18,6 +18,9 @@ from fairmesh.networks.bounds import FACTOR, norm_of
 from fairmesh.topology.mixing import Mixing
 
 _PART = "sums"
+_OTHER_PARTS = (
+    "if the two chose different best rounds, a third site has told them different things: see whose are ignored"
+)
 
 
 class Branch(NamedTuple):
@@ -84,12 +87,18 @@ class Sums:
         limit = factor * max(1.0, norm_of(row[owners < 0]))
         total, branch = row, self._branch
 
+        def read(text: bytes) -> Tensor:
+            try:
+                return decode(text, template, step)[_PART].decode()[0]
+            except DecodeError as error:
+                raise DecodeError(f"{error}; {_OTHER_PARTS}") from error
+
         def received(nodes: Sequence[int], check: Callable[[int, Tensor], None]) -> list[Tensor]:
             number_at = {self._positions[node]: node for node in nodes}
             found = self._mailroom.take(
                 step,
                 list(number_at),
-                lambda _, text: decode(text, template, step)[_PART].decode()[0],
+                lambda _, text: read(text),
                 lambda position, sums: check(number_at[position], sums),
             )
             return [found[position] for position in number_at]
@@ -101,7 +110,7 @@ class Sums:
             texts = self._mailroom.as_sent(step, {self._positions[node]: text for node in nodes})
             self._mailroom.post(step, texts)
             as_sent = next(iter(texts.values()), text)
-            return tensor if as_sent == text else decode(as_sent, template, step)[_PART].decode()[0]
+            return tensor if as_sent == text else read(as_sent)
 
         def check_part(child: int, sums: Tensor) -> None:
             _refuse_large(sums[owners < 0], limit * len(self._below[child]))

@@ -180,11 +180,12 @@ def _outweighing(told: Mapping[str, TableSums]) -> Objection:
         farthest = max(sums, key=lambda site: sums[site].squares + sums[site].known * (sums[site].mean - middle) ** 2)
         spread, others = _spread(sums.values()), _spread(one for site, one in sums.items() if site != farthest)
         if spread > _TIMES * others > 0:
+            asked = [farthest] if len(sums) > 2 else list(sums)  # of two, either may have told wrong sums
             return Objection(
-                [farthest],
+                asked,
                 f"column {name!r} of {farthest} makes the spread over all sites {spread / others:.2g} times that of "
-                f"the others, whose rows would look equal in it; ask {farthest} for its unit and for outliers, or give "
-                "the column center and scale in a contract",
+                f"the others, whose rows would look equal in it; ask {' and '.join(asked)} for the unit and for "
+                "outliers, or give the column center and scale in a contract",
             )
     return Objection()
 

@@ -117,8 +117,11 @@ class Log:
         self._shown.handle(logging.makeLogRecord({"msg": self._to_text(event)}))
         self._kept.handle(logging.makeLogRecord({"msg": as_json(event)}))
         if what in _LASTING:
-            self._kept.lasting.append(event)
-            del self._kept.lasting[:-_LASTING_AT_MOST]
+            lasting = self._kept.lasting
+            lasting.append(event)
+            if len(lasting) > _LASTING_AT_MOST:  # a site that votes again and again must not push out all others
+                kinds = [one["what"] for one in lasting]
+                del lasting[kinds.index(max(kinds, key=kinds.count))]
 
     def close(self) -> None:
         self._shown.close()

@@ -24,6 +24,7 @@ from fairmesh.mesh.wire.limits import TokenBucket
 from fairmesh.mesh.wire.tls_stream import Credentials
 
 _COMPARED = "measured"  # the kind of which also older announcements are looked at
+_ALIKE = ("facts", "table")  # what all sites must know alike before the first round
 _SUPERSEDED_AT_MOST = 64
 A_FRAME = 1 << 15  # bytes of news per frame
 
@@ -208,7 +209,7 @@ class Bulletin:
         if entry.site not in self.terms.neighbours or entry.kind not in KINDS:
             raise Refused(f"news of kind {entry.kind!r} from {entry.site!r}, which this mesh does not know")
         known = self.entry(entry.site, entry.kind)
-        return not known or known.number < entry.number or self._replaces(entry, known)
+        return not known or known.number < entry.number or self._replaces(entry, known) or _is_twin(entry, known)
 
     def _replaces(self, entry: Announcement, known: Announcement) -> bool:
         """Returns whether a certificate replaces one with a higher number: one of a key that was replaced, or one that
@@ -334,6 +335,13 @@ class Bulletin:
             except (ValueError, TypeError, KeyError, Refused) as error:
                 passed_over.append(str(error) if isinstance(error, Refused) else "an announcement that cannot be read")
         return passed_over
+
+
+def _is_twin(entry: Announcement, known: Announcement) -> bool:
+    """Returns whether an announcement counts in place of another one with the same number. A site that tells two sites
+    different things would set them against each other, if each kept to what it has heard first."""
+    same = entry.kind in _ALIKE and entry.number == known.number
+    return same and entry.text() > known.text()
 
 
 def _pem(entry: Announcement) -> bytes:

@@ -38,7 +38,8 @@ _STREAMS = 8  # per neighbour at once: the current one, those it replaces, and c
 _REPORT_EVERY_S = 5.0
 _NEWS_AGAIN_S = 120.0
 _LOOK_AT_CLOCK_S = 30.0  # whether a certificate has expired; people may have set the clock
-_NEWS_BYTES_PER_S = 2 * BYTES_PER_SECOND  # from one neighbour: what two members that flood all others can say
+# From one neighbour: what two members that flood all others can say. News have their price packed and unpacked.
+_NEWS_BYTES_PER_S = 4 * BYTES_PER_SECOND
 _NEWS_BYTES_AT_ONCE, _NEWS_BYTES_PER_SITE = 1 << 20, 1 << 16
 _FRAME_BYTES = 100  # that a frame of news costs its sender besides what is in it
 _USELESS_PER_S, _USELESS_AT_ONCE = 10.0, 100.0  # frames that are not read over a stream for news only
@@ -60,7 +61,6 @@ class _Stream:
     def __init__(self, connection: Connection):
         self.connection, self.wire_in, self.wire_out = connection, 0, 0  # bytes of it that are counted
         self.useless = TokenBucket(_USELESS_PER_S, _USELESS_AT_ONCE)
-        self.asked_again = TokenBucket(_TOLD_AGAIN_PER_S, _TOLD_AGAIN_AT_ONCE)
         self.finished_there = False
         self.wake, self.room, self.ended = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self.reason = ""  # why it must end
@@ -97,6 +97,7 @@ class Links:
             _NEWS_BYTES_AT_ONCE + len(self.bulletin.terms.neighbours) * _NEWS_BYTES_PER_SITE
         )  # all is told when a stream begins
         self._news_allowed = {name: TokenBucket(_NEWS_BYTES_PER_S, at_once) for name in self._by_name}
+        self._asked_again = {name: TokenBucket(_TOLD_AGAIN_PER_S, _TOLD_AGAIN_AT_ONCE) for name in self._by_name}
         self._probes_allowed = {name: probes_allowed() for name in self._by_name}
         self._streams: dict[str, _Stream] = {}
         self._loop: Any = None  # of the thread, once it runs
@@ -449,7 +450,7 @@ class Links:
             elif frame.kind == Kind.NEWS:
                 self._hear(neighbour, stream, frame.body)
             elif frame.kind == Kind.AGAIN:
-                self._tell_again(stream)
+                self._tell_again(neighbour, stream)
             elif frame.kind == Kind.FINISHED:
                 self._note_finished(neighbour, stream)
             elif frame.kind in frames.REFUSALS:
@@ -458,9 +459,9 @@ class Links:
                     raise refused
                 self._limiter("warning", "refused", neighbour.name, str(refused))
 
-    def _tell_again(self, stream: _Stream) -> None:
+    def _tell_again(self, neighbour: Neighbour, stream: _Stream) -> None:
         """Tells a neighbour all news again, which says that it could not take some."""
-        if not stream.asked_again.spend(1):
+        if not self._asked_again[neighbour.name].spend(1):
             raise Refused("it asks for all announcements again and again")
         stream.news_sent = 0
         stream.wake.set()

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 from fairmesh.compression import DecodeError
 from fairmesh.errors import FairmeshError, in_a_line
+from fairmesh.mesh.fields import shortened
 from fairmesh.mesh.wire.chains import Chains
 from fairmesh.mesh.wire.frames import Refused, StateLost, ack, message
 from fairmesh.mesh.wire.journal import Journal
@@ -29,6 +30,7 @@ _LOOK_EVERY_S = 1.0
 _ACK_STEPS, _ACK_S = 2.0, (0.05, 5.0)  # so long an acknowledgement waits for a message to ride on; at least and at most
 _AFTER_ROUNDS = 4  # steps: sums at the end, the comparison of results, and that all have one
 _BEFORE_THE_MODEL_IS_KNOWN = 1 << 16
+_REASON = 500  # characters that are kept of a reason, which may quote what a neighbour sent
 
 _HELP = (
     "put back its newest state from a backup, let all sites vote to give it a new one with `fairmesh mesh restore`, or "
@@ -79,7 +81,7 @@ class Refusal:
 
     def again(self, reason: str, step: int | None = None, digest: str | None = None) -> "Refusal":
         """Returns the refusal after one more, for this reason."""
-        return Refusal(reason, self.since or time.time(), self.times + 1, step, digest)
+        return Refusal(shortened(reason, _REASON), self.since or time.time(), self.times + 1, step, digest)
 
 
 @dataclass
@@ -567,6 +569,13 @@ class Mailroom:
             if edge is None or step >= edge.posted:
                 return False
             payload = self._payload(position, step)
+        return None if payload is None else hashlib.sha256(payload).hexdigest() == digest
+
+    def has_taken(self, position: int, step: int, digest: str) -> bool | None:
+        """Returns whether this node has accepted a neighbour's message of a step with this SHA-256; None if it has none
+        of that step."""
+        with self._changed:
+            payload = self._journal.received(position, step) if position in self._edges else None
         return None if payload is None else hashlib.sha256(payload).hexdigest() == digest
 
     def note_state_lost(self, position: int, stream: object, reason: str) -> None:
