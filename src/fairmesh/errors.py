@@ -22,7 +22,7 @@ class BadInput(FairmeshError, ValueError):
         >>> fm.compressors.Quantize(bits=0)
         Traceback (most recent call last):
         ...
-        fairmesh.errors.BadInput: bits must lie in 1..16, got 0
+        fairmesh.errors.BadInput: bits must lie in [1, 16], got 0
     """
 
 

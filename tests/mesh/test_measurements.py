@@ -16,7 +16,8 @@ from fairmesh.mesh.node import measurements
 from fairmesh.mesh.node.claims import CONTRADICTIONS
 from fairmesh.mesh.node.measurements import BEST, PROGRESS, TABLE, Measurements, Schedule
 from fairmesh.mesh.node.watching import Aside
-from fairmesh.mesh.wire.bulletin import Announcement
+from fairmesh.mesh.wire.bulletin import Announcement, Bulletin
+from fairmesh.mesh.wire.links import Links
 from fairmesh.storage.run_folder import read_records
 from fairmesh.training.best_round import RoundScores, decided_in_words
 from tests.mesh import fleet
@@ -701,3 +702,41 @@ def test_site_that_withholds_its_metrics_is_named_and_does_not_fill_the_disks_of
         silent.measure(done, accuracy)
     exchange(every := sites | {"c": silent})
     assert ended(every) == {50}  # of which all have the model
+
+
+def _tells_c_other_metrics() -> None:
+    """A member that signs other metrics of the last round for its neighbour c."""
+    to, next_frames, news, add = [""], Links._next_frames, Bulletin.news, Measurements.add
+
+    def noted(self, neighbour, stream):
+        to[0] = neighbour.name
+        return next_frames(self, neighbour, stream)
+
+    def lied(self, since, stream=None):
+        number, text = news(self, since, stream)
+        entries = json.loads(text) if text and to[0] == "c" else []
+        for k, table in enumerate(entries):
+            known = self.entry(self.name, "measured")
+            if (table["site"], table["kind"]) == (self.name, "measured") and known.body["rows"][-1][0] == 30:
+                rows = [[0.999 if cell == 0.01 else cell for cell in row] for row in known.body["rows"]]
+                entries[k] = self._signed_here(known._replace(body=known.body | {"rows": rows})).table()
+        return number, json.dumps(entries).encode() if entries else text
+
+    def low(self, done, metrics, *more):
+        return add(self, done, [0.01 if done == 30 and 0 <= value <= 1 else value for value in metrics], *more)
+
+    Links._next_frames, Bulletin.news, Measurements.add = noted, lied, low
+
+
+@pytest.mark.slow
+def test_site_that_tells_others_different_metrics_is_named_before_sums_are_sent_and_can_be_voted_out(tmp_path):
+    names, options = list("abcd"), {"checkpoint_every": 4, "measure_every": 5, "best_by": "worst"}
+    with Run(tmp_path, names, experiment(30, 4, options=options)) as run:
+        run.start("a", "b", "c")
+        run.start("d", before=_tells_c_other_metrics)
+        what = "sites have heard different metrics"
+        run.until(lambda: all(any(event["site"] == "d" for event in run.events(name, what)) for name in "abc"), 60)
+        run.until(lambda: all("refusing" in run.status(name) for name in "abc"))
+        assert [run.status(name)["refusing"] for name in "abc"] == [[], [], []]
+        run.vote("a", "b", "c", out=["d"])
+        run.end("a", "b", "c")

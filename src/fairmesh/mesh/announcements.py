@@ -357,6 +357,10 @@ KINDS = {
         fields={"generation": _GENERATION, "since": ROUND, "round": ROUND, "what": text()},
         meaning=_wrong_divergence,
     ),
+    "heard": Announced(
+        "at the end: digests of the metrics and kept models that each site has told it, which all sites compare",
+        fields={"generation": _GENERATION, "sites": table_of(text(), keys=SITE)},
+    ),
     "result": Announced(
         "at the end: its metrics of the common models on its own data, the digests of its result and of all sites' "
         "metrics, and which neighbours have sent it other messages than they have signed",

@@ -41,8 +41,32 @@ _FAREWELL_S = 60.0  # wait for the neighbours' last messages, once nobody needs 
 
 
 def collect(node: Node) -> str:
-    """Waits until this node knows what all sites have measured."""
+    """Waits until this node knows what all sites have measured, and all have heard the same. The sums that follow are
+    final, and would differ where sites have heard different things."""
     node.wait(node.measurements.open_questions)
+    generation, mine = node.membership.mesh.generation, node.measurements.digests()
+    node.bulletin.announce("heard", {"generation": generation, "sites": mine}, generation)
+    node.remember()
+
+    def open_questions() -> list[str]:
+        silent, present = node.silent("heard"), node.membership.names
+        told = {by: body["sites"] for by, body in node.bulletin.of_all("heard").items() if by in present}
+        apart = [
+            (by, site)
+            for by, digests in told.items()
+            for site, digest in mine.items()
+            if by not in silent and digests.get(site) != digest
+        ]
+        for by, site in apart:
+            differs = (
+                f"{by} has heard other metrics of {site} than this site" if by != site else "it told this site others"
+            )
+            reason = f"{differs}: {site} has told sites different things, or {by} says what is not so; ask both"
+            what = "sites have heard different metrics"
+            node.aside.once((what, by, site, generation), "error", what, site=site, reason=reason)
+        return [*silent, *sorted({f"{by} or {site}" if by != site else site for by, site in apart})]
+
+    node.wait(open_questions)
     return life.SUMMING
 
 

@@ -440,10 +440,15 @@ class Measurements:
             return {"round": newest["round"], "sites": dict(zip(self._names, newest["lambda"]))}
 
     def digests(self) -> dict[str, str]:
-        """Returns a digest of each site's rows, by which sites find out who has told them different numbers."""
+        """Returns a digest of each site's rows and of which rounds it keeps its model, by which sites find out who has
+        told them different things."""
         with self._lock:
-            every = {site: [rows[due] for due in self._due if due in rows] for site, rows in self._rows.items()}
-        return {site: hashlib.sha256(json.dumps(rows).encode()).hexdigest()[:16] for site, rows in every.items()}
+            kept = self._kept | {self._own: self._final}
+            every = {
+                site: [[rows[due] for due in self._due if due in rows], kept.get(site)]
+                for site, rows in self._rows.items()
+            }
+        return {site: hashlib.sha256(json.dumps(told).encode()).hexdigest()[:16] for site, told in every.items()}
 
     # The best round
 
