@@ -102,7 +102,7 @@ def _sentences(seen: dict[str, Any], site: Path, age: float) -> Iterator[str | N
         own = "" if seen["metric"] is None else f", here {seen['metric']:.4g}"
         worst = f"worst site {seen['worst']:.4g}, mean {seen['mean']:.4g}{own}"
         yield f"{seen['metric_name']} in recent rounds: {worst}"
-    if len(seen["waiting_chain"]) > 1:
+    if seen["paused_for"]:  # shorter waits are part of every round
         chain = " waits for ".join([seen["waiting_chain"][0], ", which waits for ".join(seen["waiting_chain"][1:])])
         yield chain + (f": look at {seen['waiting_chain'][-1]} first" if len(seen["waiting_chain"]) > 2 else "")
         if seen["unconfirmed_wait"]:

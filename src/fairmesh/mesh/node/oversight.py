@@ -528,7 +528,7 @@ class Oversight(Observer):
             "heavy": self._heavy,
             "waiting_for": waiting,
             "waiting_chain": chain,
-            "unconfirmed_wait": says,
+            "unconfirmed_wait": says if long else "",  # reports of different moments differ for a moment
             "paused_for": chain[1:] if long else [],
             "rounds_per_s": rate,
             "seconds_left": left / rate if rate and not long else None,

@@ -375,6 +375,7 @@ class Links:
                 self.mailroom.disconnected(neighbour.position, stream)
                 return None
         self._streams[neighbour.name] = stream
+        self.mailroom.open[neighbour.position] = True
         self._count(neighbour, stream)
         self._limiter("info", "connected", neighbour.name, at_once=_STREAMS)
         return stream
@@ -413,6 +414,7 @@ class Links:
             self.mailroom.disconnected(neighbour.position, stream)
             if self._streams.get(neighbour.name) is stream:
                 del self._streams[neighbour.name]
+                self.mailroom.open[neighbour.position] = False
                 if not self._stopping.is_set():
                     self._limiter("info", "disconnected", neighbour.name, why, at_once=_STREAMS)
 

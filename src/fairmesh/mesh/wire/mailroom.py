@@ -148,6 +148,7 @@ class Mailroom:
         self._stop: FairmeshError | None = None
         self.waiting_for: dict[int, float] = {}  # position -> since when, by time.monotonic(), while waiting
         self._unsettled, self._settling = threading.Event(), True
+        self.open: dict[int, bool] = {}  # by position: whether there is a stream, if only for announcements
         self.alone = False  # nothing can arrive that the journal does not have
         self.other_machine = ""  # how this machine differs from the one that sent what the journal has, if it does
         self.syncing_since: float | None = None  # by time.monotonic(), while the journal is synced to disk
@@ -600,7 +601,7 @@ class Mailroom:
         with self._changed:
             return {
                 position: {
-                    "connected": edge.stream is not None,
+                    "connected": edge.stream is not None or self.open.get(position, False),
                     "last_seen": edge.last_seen or None,
                     "unacknowledged": len(edge.outbox),
                     **edge.counters.view(),
