@@ -14,12 +14,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from fairmesh.algorithms.gossip import steady_consensus_step
 from fairmesh.algorithms.tracked_ad_gda import TrackedADGDA
 from fairmesh.data.site import Site
-from fairmesh.networks.memory import MemoryNetwork
 from fairmesh.problems.problem import Problem
 from fairmesh.topology.graphs import Circulant, Complete, Exponential, Ring, Topology
+from fairmesh.training.graph_choice import Mixed
 from fairmesh.training.train import train
 from reproduction.recorded import write_or_show
 from reproduction.sites.many import many_sites
@@ -100,9 +99,8 @@ def outcome_of(task: Task) -> dict[str, Any]:
         if r["replica"] == 0
     ]
     if topology is not None:
-        network = MemoryNetwork(topology.build(len(sites)))
-        row["mixing"] = network.gap() * steady_consensus_step(TrackedADGDA().compressor, result.row().shape[1], network)
-        row["degree"] = int(network.cycle[0].degrees.max())
+        mixed = Mixed.over(topology.build(len(sites)), TrackedADGDA(), result.row().shape[1])
+        row |= {"mixing": mixed.times(1), "degree": mixed.neighbours}
     row["seconds"] = round(time.perf_counter() - begun, 2)
     return row
 

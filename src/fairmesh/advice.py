@@ -210,12 +210,14 @@ def advise(
     if problem.n < 2:
         raise BadInput("the data has one site, so there is nobody to train with; fm.algorithms.Local() trains it")
     algorithm: Any = plain.algorithm  # the default one
-    network = MemoryNetwork(plain.topology.build(problem.n))
+    plain = plain.with_topology(problem.n)
+    topology: Any = plain.topology
+    network = MemoryNetwork(topology.build(problem.n))
     facts = _facts(problem, network)
-    step = steady_consensus_step(algorithm.compressor, facts["parameters"], network)
+    step = steady_consensus_step(algorithm.compressor, facts["parameters"], network.beta())
     if not plain.trainer and step * facts["spectral_gap"] < _SLOW:
         algorithm = replace(algorithm, compressor=_FINER)
-        step = steady_consensus_step(_FINER, facts["parameters"], network)
+        step = steady_consensus_step(_FINER, facts["parameters"], network.beta())
     rounds, why = _rounds(facts, step, plain)
     chosen = replace(plain, algorithm=algorithm, rounds=rounds)
     bears = f"what this compressor bears on a graph with {facts['neighbours']} neighbours at most"

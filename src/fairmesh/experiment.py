@@ -31,8 +31,9 @@ from fairmesh.problems.model_for_sites import fitted
 from fairmesh.problems.models import Logistic, Model
 from fairmesh.problems.prepared import Prepared, with_splits
 from fairmesh.problems.problem import Problem, prepare
-from fairmesh.topology.graphs import Ring, Topology
+from fairmesh.topology.graphs import Topology
 from fairmesh.training.defaults import DEFAULT_ALGORITHM, ROUNDS, default_for
+from fairmesh.training.graph_choice import default_topology
 from fairmesh.training.observers import Observer, as_observers
 from fairmesh.training.options import Options
 from fairmesh.training.plan import Plan
@@ -49,7 +50,8 @@ class Experiment(Learning):
     Args:
         data: Where the sites come from, such as `fm.data.Digits()`. None if every site has its own data, between
             organisations; it then takes a contract. Default: None.
-        topology: Who talks to whom. Default: Ring().
+        topology: Who talks to whom. None for a ring of up to 12 sites and, above that, the sparsest graph for which the
+            rounds suffice; the run's settings say which. Default: None.
         algorithm: The training algorithm, such as `fm.TrackedADGDA()`. Left out, it is what `fm.train` uses without
             one, with its objective and `compare_weights`. Default: TrackedADGDA().
         rounds: Rounds to train, >= 1. Every node sends at most one message per neighbour and round. Default: 600.
@@ -92,7 +94,7 @@ class Experiment(Learning):
     """
 
     data: Data | None = None
-    topology: Topology = field(default_factory=Ring)
+    topology: Topology | None = None
     algorithm: Algorithm = DEFAULT_ALGORITHM
     rounds: Count = ROUNDS
     model: Model = field(default_factory=Logistic)
@@ -138,6 +140,10 @@ class Experiment(Learning):
     def algorithms(self) -> list[Algorithm]:
         """Returns the algorithm with every combination of the sweep's values."""
         return swept(self.algorithm, self.sweep, [setting.name for setting in fields(self)])
+
+    def with_topology(self, n: int) -> "Experiment":
+        """Returns the same experiment with a topology: its own, or the default one for n sites."""
+        return self if self.topology else replace(self, topology=default_topology(n, self.rounds, self.algorithm))
 
     def known_data(self) -> Data:
         """Returns the data of all sites. Refuses an experiment whose sites have data of their own."""
@@ -239,8 +245,9 @@ def run(
         experiment = replace(experiment, loss="squared-error")
         if announce:
             announce('the targets are numbers, so the loss is the squared error; write loss = "..." to choose another')
+    settings = to_table(replace(experiment, topology=plan.topology))  # as it is, if it was left out
     return train_plan(
-        plan, out=out, resume=resume, settings=to_table(experiment), observers=watching, announce=announce,
+        plan, out=out, resume=resume, settings=settings, observers=watching, announce=announce,
         handle_signals=handle_signals,
     )  # fmt: skip
 

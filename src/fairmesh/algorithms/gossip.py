@@ -42,19 +42,19 @@ def warm_copies(models: Tensor, network: Network) -> PublicCopies:
     return PublicCopies(models.clone(), kept + (models if kept.ndim == models.ndim else models.unsqueeze(-2)))
 
 
-def steady_consensus_step(compressor: Compressor, dim: int, network: Network) -> float:
-    """Returns a consensus step size for this compressor on this graph.
+def steady_consensus_step(compressor: Compressor, dim: int, beta: float) -> float:
+    """Returns a consensus step size for this compressor on a graph with beta = ||I - W||.
 
-    Gossip is stable below a multiple of delta / ||I - W||, with delta as measured by `steady_contraction`. Each
+    Gossip is stable below a multiple of delta / beta, with delta as measured by `steady_contraction`. Each
     compressor declares its multiple."""
     contraction = steady_contraction(compressor, min(dim, _LONGEST))
-    step = compressor.stable_gossip_multiple() * contraction / max(network.beta(), 1e-6)
+    step = compressor.stable_gossip_multiple() * contraction / max(beta, 1e-6)
     return min(1.0, max(0.001, round(step, 3)))  # rounded, so that machines that differ in a last bit agree
 
 
 def steady_consensus_steps(compressor: Compressor, models: Tensor, network: Network) -> Tensor:
     """Returns the consensus step of every node (..., nodes, 1), chosen from the compressor and the graph."""
-    return torch.ones_like(models[..., :1]) * steady_consensus_step(compressor, models.shape[-1], network)
+    return torch.ones_like(models[..., :1]) * steady_consensus_step(compressor, models.shape[-1], network.beta())
 
 
 def _normal(draw: Draw, count: int) -> Tensor:

@@ -58,12 +58,12 @@ class Comparing(NamedTuple):
     ) -> Compared:
         """Trains it, and writes it into the run's folder. It takes the data of all sites, which a process of several
         reads again."""
-        topology, options, references, left_out = experiment.topology, experiment.options, None, {}
+        options, references, left_out = experiment.options, None, {}
         if self.references:
             if not all(site.train.here for site in result.problem.sites):
                 result = result.with_data_of(experiment.problem())
             told = {"resume": resume, "announce": announce, "handle_signals": True}
-            references = add_references(result, topology, options, out=out, **told)
+            references = add_references(result, options, out=out, **told)
         if self.left_out:
-            left_out = add_left_out(result, experiment.problem(), topology, options, out, resume, announce)
+            left_out = add_left_out(result, experiment.problem(), experiment.topology, options, out, resume, announce)
         return Compared(references, left_out)

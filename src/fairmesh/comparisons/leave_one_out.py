@@ -17,7 +17,7 @@ from fairmesh.problems.prepared import Prepared, with_splits
 from fairmesh.problems.problem import Problem, prepare
 from fairmesh.storage.files import write_atomically
 from fairmesh.storage.strict_json import as_json, with_nan
-from fairmesh.topology.graphs import Ring, Topology
+from fairmesh.topology.graphs import Topology
 from fairmesh.training.defaults import ROUNDS
 from fairmesh.training.options import Options
 from fairmesh.training.result import Result
@@ -86,7 +86,8 @@ def leave_one_site_out(
 
     Args:
         problem: The problem with all sites, at least three.
-        topology: Who talks to whom, for one node less than there are sites; None for a ring. Default: None.
+        topology: Who talks to whom, for one node less than there are sites; None for the
+            graph of `fm.train`. Default: None.
         algorithm: The algorithm; None for that of `fm.train`. Default: None.
         rounds: Rounds to train, >= 1. Default: 600.
         seeds: Seeds of training. Default: (0,).
@@ -113,7 +114,7 @@ def leave_one_site_out(
         except BadInput as error:
             raise BadInput(
                 f"without one site there are {problem.n - 1} nodes, and the topology does not exist with that number "
-                f"({error}); give one that does, such as fm.Ring()"
+                f"({error}); give one that does, such as fm.Ring(), or none"
             ) from error
     every = [problem.of_split(k) for k in range(len(problem.every_split))]
     without = [_without(split, i) for split in every for i in range(problem.n)]
@@ -133,7 +134,7 @@ def leave_one_site_out(
 def add_left_out(
     result: Result,
     problem: Prepared,
-    topology: Topology,
+    topology: Topology | None,
     options: Options,
     out: str | os.PathLike,
     resume: bool = False,
@@ -146,10 +147,11 @@ def add_left_out(
         return with_nan(json.loads(path.read_text(encoding="utf-8")))
     announce = announce or (lambda text: None)
     try:
-        topology.build(problem.n - 1)
+        if topology is not None:
+            topology.build(problem.n - 1)
     except BadInput:
-        topology = Ring()
-        announce("without one site the topology does not exist, so sites that are left out leave a ring")
+        topology = None
+        announce("without one site the topology does not exist, so models without a site have the default graph")
     announce(f"training once more without each of {problem.n} sites")
     options = replace(options, compare_weights=False, measure_every=result.rounds)
     seeds = list(dict.fromkeys(replica.seed for replica in result.replicas))

@@ -40,7 +40,7 @@ from fairmesh.problems.prepared import Prepared
 from fairmesh.problems.problem import Problem, prepare
 from fairmesh.storage.occupied import ALONE
 from fairmesh.storage.run_folder import RunFolder, extend_summary
-from fairmesh.topology.graphs import Ring, Topology
+from fairmesh.topology.graphs import Topology
 from fairmesh.training.defaults import ROUNDS
 from fairmesh.training.finish import write_outcome
 from fairmesh.training.loop import TrainingState
@@ -271,7 +271,7 @@ def compare_with_references(
 
     Args:
         problem: The problem, or a list of problems that differ only in their split, as in `fm.train`.
-        topology: Who talks to whom; None for a ring. Default: None.
+        topology: Who talks to whom; None for the graph of `fm.train`. Default: None.
         algorithm: The algorithm; None for that of `fm.train`. Default: None.
         rounds: Rounds to train, >= 1. Default: 600.
         references: Which references. Default: ("local", "average", "pooled", "fine-tuned", "constant").
@@ -306,12 +306,11 @@ def compare_with_references(
         problem, topology, algorithm, rounds, seeds=seeds, placements=placements, out=out, resume=resume,
         announce=announce, **options,
     )  # fmt: skip
-    return add_references(result, topology or Ring(), Options(**options), references, out, resume, announce)
+    return add_references(result, Options(**options), references, out, resume, announce)
 
 
 def add_references(
     result: Result,
-    topology: Topology,
     options: Options,
     references: Sequence[str] = REFERENCES,
     out: str | os.PathLike | None = None,
@@ -321,7 +320,7 @@ def add_references(
 ) -> ReferenceComparison:
     """Trains the references of a finished run, as `compare_with_references` says, and writes them into its folder."""
     check_one_algorithm([replica.algorithm for replica in result.replicas])
-    work = _Work(result, topology, options, None if out is None else Path(out) / FOLDER, resume, handle_signals)
+    work = _Work(result, options, None if out is None else Path(out) / FOLDER, resume, handle_signals)
     found: dict[str, Result] = {}
     failed: dict[str, str] = {}
     seconds: dict[str, float] = {}
@@ -374,13 +373,12 @@ class _Work:
     def __init__(
         self,
         result: Result,
-        topology: Topology,
         options: Options,
         folder: Path | None,
         resume: bool,
         handle_signals: bool = False,
     ):
-        self._result, self._topology, self._folder, self._resume = result, topology, folder, resume
+        self._result, self._folder, self._resume = result, folder, resume
         self._handle_signals = handle_signals
         self._options = replace(
             options, on_divergence="mark", compare_weights=False, own_models=False, keep_best=False,
@@ -428,7 +426,7 @@ class _Work:
 
     def _train(self, problem: Prepared, algorithm: Algorithm, out: Path | None = None) -> Result:
         return train(
-            problem, self._topology, algorithm, self._result.rounds,
+            problem, self._result.topology, algorithm, self._result.rounds,
             seeds=sorted({replica.seed for replica in self._replicas}),
             out=out, resume=self._resume and out is not None and out.exists(), handle_signals=self._handle_signals,
             **to_table(self._options),

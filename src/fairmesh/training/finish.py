@@ -16,6 +16,7 @@ from fairmesh.personalization.outcome import Personalized, PersonalSite
 from fairmesh.personalization.personalize import personalized
 from fairmesh.storage.run_folder import RunFolder
 from fairmesh.storage.state_tree import flatten_state, unflatten_state
+from fairmesh.training.agreement import on_disagreement
 from fairmesh.training.execution import Execution
 from fairmesh.training.model_files import about_model, model_files, site_files
 from fairmesh.training.provenance import provenance_of
@@ -61,6 +62,7 @@ def _result(run: Execution) -> Result:
         averages,
         run.observed.stop_reason,
         support=meter.support(),
+        topology=run.plan.topology,
         cvar_level=training.options.cvar_level,
         worst_needs_rows=training.options.worst_needs_rows,
     )
@@ -123,6 +125,9 @@ def _notes(run: Execution, result: Result) -> list[str]:
         worse = worse_than_constant(result.outcomes(), run.plan.problem, run.process_group)
         if worse:
             run.meter.note(worse)
+    apart = on_disagreement(result)
+    if apart:
+        run.meter.note(apart, warn=False)
     return list(run.meter.notes)
 
 

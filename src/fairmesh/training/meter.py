@@ -1,5 +1,6 @@
 """Measures a state: every site's metrics and their spread, the disagreement of nodes, and the traffic."""
 
+import logging
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
@@ -82,13 +83,13 @@ class Meter:
                     "sites that remain keep their numbers"
                 )
 
-    def note(self, text: str) -> None:
-        """Keeps what a reader of the numbers must know, and says it."""
+    def note(self, text: str, warn: bool = True) -> None:
+        """Keeps what a reader of the numbers must know, and says it: without `announce` by a warning, or in the log."""
         self.notes.append(text)
         if self._announce:
             self._announce(text)
         elif self._network.process_group.is_leader:
-            warnings.warn(text, UserWarning, stacklevel=2)
+            warnings.warn(text, UserWarning, stacklevel=2) if warn else logging.getLogger("fairmesh").warning(text)
 
     def support(self) -> list[dict[str, Any] | None]:
         """Returns how many samples judge each site, and of which classes; None for a site that is not measured. Of

@@ -20,9 +20,10 @@ from fairmesh.personalization.personalize import refuse_structure
 from fairmesh.problems.checks import refuse_autocast
 from fairmesh.problems.prepared import Prepared
 from fairmesh.problems.problem import Problem, prepare
-from fairmesh.topology.graphs import Ring, Topology
+from fairmesh.topology.graphs import Topology
 from fairmesh.topology.mixing import Mixing, with_liars
 from fairmesh.training.defaults import ROUNDS, default_for
+from fairmesh.training.graph_choice import default_topology
 from fairmesh.training.loop import Training
 from fairmesh.training.options import Options, device_of
 from fairmesh.training.replicas import Placements, Replica, replicas_of, sites_at, stacked
@@ -59,7 +60,7 @@ class Plan:
 
         Args:
             problem: As in `fm.train`, like all that follow up to `process_group`.
-            topology: Who talks to whom.
+            topology: Who talks to whom; None for `default_topology`.
             algorithm: The algorithm, several, or None for the default one.
             rounds: Rounds to train.
             seeds: Seeds of the replicas.
@@ -80,10 +81,10 @@ class Plan:
             problem, algorithm, chosen = _with_defaults(problem, chosen)
         if not isinstance(rounds, int) or rounds < 1:
             raise BadInput(f"rounds must be a whole number >= 1, got {rounds!r}")
-        topology = Ring() if topology is None else topology
+        algorithms = _fitted(algorithm, rounds)
+        topology = default_topology(problem.n, rounds, algorithms[0]) if topology is None else topology
         if not isinstance(topology, Topology):
             raise BadInput(f"topology must be a Topology such as fm.Ring(), got {topology!r}")
-        algorithms = _fitted(algorithm, rounds)
         replicas = replicas_of(algorithms, seeds, placements, problem.n, len(problem.every_split))
         _refuse(problem, algorithms, chosen)
         if personalization is not None:

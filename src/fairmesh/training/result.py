@@ -24,6 +24,7 @@ from fairmesh.personalization.outcome import Personalized
 from fairmesh.problems.prepared import Prepared, with_splits
 from fairmesh.regularizers.simplex import normalized
 from fairmesh.storage.run_folder import Record
+from fairmesh.topology.graphs import Topology
 from fairmesh.training.best_round import RoundScores, by_round
 from fairmesh.training.loop import TrainingState
 from fairmesh.training.meter import with_own_parts
@@ -77,6 +78,7 @@ class Result:
             site that is not measured. Default: [].
         notes: What a reader of the numbers must know, such as where a metric is not defined. Default: [].
         answered: What the models answered on the test rows, if several processes trained and gathered it. Default: {}.
+        topology: Who talked to whom. Default: None, if it is not known.
         cvar_level: The share of the sites that "cvar" and "worst_share" are means over. Default: 0.2.
         worst_needs_rows: How many test rows a site needs to be the worst one. Default: 5.
 
@@ -106,6 +108,7 @@ class Result:
     support: list[dict[str, Any] | None] = field(default_factory=list, repr=False)
     notes: list[str] = field(default_factory=list, repr=False)
     answered: dict[str, Outcomes] = field(default_factory=dict, repr=False)
+    topology: Topology | None = field(default=None, repr=False)
     cvar_level: float = SITES_IN_TAIL
     worst_needs_rows: int = WORST_NEEDS_ROWS
 

@@ -18,6 +18,7 @@ from fairmesh.problems.prepared import Prepared
 from fairmesh.problems.problem import Problem
 from fairmesh.storage.run_folder import RunFolder
 from fairmesh.topology.graphs import Topology
+from fairmesh.training.agreement import on_too_few_rounds
 from fairmesh.training.defaults import ROUNDS
 from fairmesh.training.execution import Announce, Ready, Surroundings, execution, with_network, with_reference_losses
 from fairmesh.training.finish import finish, on_host
@@ -55,7 +56,8 @@ def train(
     Args:
         problem: The model, the loss and the sites' data; or a list of problems that differ only in which rows of a site
             are for training and which for testing, so that results show how much depends on the split.
-        topology: Who talks to whom; None for a ring. Default: None.
+        topology: Who talks to whom. None for a ring of up to 12 nodes and, above that, the sparsest graph for which the
+            rounds suffice (docs/concepts/gossip.md). Default: None.
         algorithm: The algorithm, or several that differ only in their numbers. None for the one that does best on many
             kinds of sites (docs/concepts/weights.md): `TrackedADGDA()`, weights that follow held-out rows unless
             the problem has an objective of its own, and `compare_weights`. With a trainer, `TrackedADGDA` with steps
@@ -178,6 +180,7 @@ def _say_choices(ready: Ready, announce: Announce) -> None:
     plan, problem, device = ready.plan, ready.plan.problem, ready.network.device
     special = (
         notes.on_binary_numbers(problem),
+        on_too_few_rounds(plan.cycle, plan.rounds, plan.replicas[0].algorithm, problem.flat_model.dim),
         notes.on_parts(problem),
         notes.on_short_floats(problem),
         notes.on_stacking(problem, device),

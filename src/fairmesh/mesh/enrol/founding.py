@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from fairmesh.data.made_up import made_up_site
 from fairmesh.errors import BadInput
@@ -52,7 +53,8 @@ def refuse_unfit_model(experiment: Experiment) -> None:
 
 def neighbours_of(experiment: Experiment, sites: Sequence[str]) -> dict[str, list[str]]:
     """Returns each site's neighbours in any round, by the experiment's graph over these sites."""
-    weights = union_of(experiment.topology.build(len(sites))).matrix.toarray()
+    topology: Any = experiment.with_topology(len(sites)).topology
+    weights = union_of(topology.build(len(sites))).matrix.toarray()
     return {a: [b for j, b in enumerate(sites) if j != i and weights[i, j] > 0] for i, a in enumerate(sites)}
 
 

@@ -65,6 +65,7 @@ class Membership:
         problems = check_certificate(credentials.certificate, credentials.authority, site.name, key=site.key)
         if problems:
             raise BadInput(f"{site.certificate}: {'; '.join(problems)}")
+        experiment = experiment.with_topology(len(mesh.members))
         return Membership(site, mesh, experiment, handout.manifest, credentials)
 
     def with_secret(self) -> "Membership":
