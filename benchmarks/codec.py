@@ -25,7 +25,7 @@ from fairmesh.compression.compressors import (
 from fairmesh.data.datasets import Data, Digits, FashionMNIST
 from fairmesh.data.datasets.sources import SOURCES, found
 from fairmesh.errors import BadInput
-from fairmesh.experiment import Experiment
+from fairmesh.experiment import Experiment, topology_of
 from fairmesh.numerics.random_streams import Draw
 from fairmesh.problems.batches import Sampling
 from fairmesh.problems.models import FullyConnected
@@ -132,7 +132,12 @@ def _training(data: Data, hidden: int, compressor: Compressor, consensus_step: f
         options=options,
     )
     problem = experiment.problem()
-    return Training(problem, experiment.topology, replicas_of(experiment.algorithms(), [0], None, problem.n), options)
+    return Training(
+        problem,
+        topology_of(experiment, problem.n),
+        replicas_of(experiment.algorithms(), [0], None, problem.n),
+        options,
+    )
 
 
 class _Tap:

@@ -26,5 +26,5 @@ def cost_of_references(rounds: int = 400, splits: int = 4) -> Cost:
     started = time.process_time()
     result = run(chosen)
     trained = time.process_time()
-    add_references(result, chosen.topology, chosen.options)
+    add_references(result, chosen.options)
     return Cost(trained - started, time.process_time() - trained)

@@ -13,7 +13,7 @@ from fairmesh.comparisons.reference_losses import with_any_references
 from fairmesh.compression.compressors import Quantize
 from fairmesh.config.tables import to_table
 from fairmesh.errors import BadInput
-from fairmesh.experiment import Experiment
+from fairmesh.experiment import Experiment, topology_of
 from fairmesh.networks.memory import MemoryNetwork
 from fairmesh.networks.remote import RemoteNetwork
 from fairmesh.problems.prepared import Prepared
@@ -210,8 +210,8 @@ def advise(
     if problem.n < 2:
         raise BadInput("the data has one site, so there is nobody to train with; fm.algorithms.Local() trains it")
     algorithm: Any = plain.algorithm  # the default one
-    plain = plain.with_topology(problem.n)
-    topology: Any = plain.topology
+    topology = topology_of(plain, problem.n)
+    plain = replace(plain, topology=topology)
     network = MemoryNetwork(topology.build(problem.n))
     facts = _facts(problem, network)
     step = steady_consensus_step(algorithm.compressor, facts["parameters"], network.beta())

@@ -50,8 +50,7 @@ class Experiment(Learning):
     Args:
         data: Where the sites come from, such as `fm.data.Digits()`. None if every site has its own data, between
             organisations; it then takes a contract. Default: None.
-        topology: Who talks to whom. None for a ring of up to 12 sites and, above that, the sparsest graph for which the
-            rounds suffice; the run's settings say which. Default: None.
+        topology: Who talks to whom; None for the graph of `fm.train`, which the run's settings name. Default: None.
         algorithm: The training algorithm, such as `fm.TrackedADGDA()`. Left out, it is what `fm.train` uses without
             one, with its objective and `compare_weights`. Default: TrackedADGDA().
         rounds: Rounds to train, >= 1. Every node sends at most one message per neighbour and round. Default: 600.
@@ -141,10 +140,6 @@ class Experiment(Learning):
         """Returns the algorithm with every combination of the sweep's values."""
         return swept(self.algorithm, self.sweep, [setting.name for setting in fields(self)])
 
-    def with_topology(self, n: int) -> "Experiment":
-        """Returns the same experiment with a topology: its own, or the default one for n sites."""
-        return self if self.topology else replace(self, topology=default_topology(n, self.rounds, self.algorithm))
-
     def known_data(self) -> Data:
         """Returns the data of all sites. Refuses an experiment whose sites have data of their own."""
         if not self.data:
@@ -190,6 +185,11 @@ class Experiment(Learning):
         if self.personalization:
             problem.refuse_own_parts("personalization")
         return problem
+
+
+def topology_of(experiment: Experiment, n: int) -> Topology:
+    """Returns the topology of an experiment: its own, or the default one for n sites."""
+    return experiment.topology or default_topology(n, experiment.rounds, experiment.algorithm)
 
 
 def run(

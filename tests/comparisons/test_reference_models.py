@@ -224,7 +224,7 @@ def test_references_refuse_what_they_cannot_do():
         fm.compare_with_references(_problem(), rounds=1, references=["locl"])
     swept = fm.train(_problem(), fm.Ring(), [fm.algorithms.DSGD(0.1), fm.algorithms.DSGD(0.2)], 1)
     with refused("sweep", "2"):
-        reference_models.add_references(swept, fm.Ring(), fm.Options())
+        reference_models.add_references(swept, fm.Options())
 
 
 def test_table_says_not_measured_and_a_sentence_where_a_constant_answer_is_as_good():

@@ -79,7 +79,7 @@ def init(
     from fairmesh.experiment import load_experiment
     from fairmesh.mesh.enrol.approval import not_allowed
     from fairmesh.mesh.enrol.certificates import AUTHORITY, AUTHORITY_KEY, fingerprint
-    from fairmesh.mesh.enrol.founding import founded, hand_out
+    from fairmesh.mesh.enrol.founding import founded, graph_in_words, hand_out
 
     read = load_experiment(experiment)
     made = founded(read, _label(experiment.stem), _addresses(site))
@@ -94,6 +94,7 @@ def init(
     _answer(
         json_,
         facts | signed | {"authority": shown, "folder": str(out)},
+        *graph_in_words(read, len(made.names)),
         *sentences,
         f"every site that takes part must allow these modules in its {SITE}: {', '.join(needed)}" if needed else "",
         ""

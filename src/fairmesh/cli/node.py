@@ -56,7 +56,12 @@ def node(
     show_rows(rows_of([finished]))
     if caption := caption_of([finished]):
         say(caption)
-    said = (*finished.evidence.get("notes", ()), *sentences(finished.summary), *finished.contradictions())
+    said = (
+        *finished.summary.get("notes", ()),
+        *finished.evidence.get("notes", ()),
+        *sentences(finished.summary),
+        *finished.contradictions(),
+    )
     for sentence in said:
         say(sentence)
     say(f"the result is the same at every site: {folder}; for a page with plots: fairmesh report {folder}")

@@ -9,16 +9,19 @@ from fairmesh.algorithms.base import Algorithm
 from fairmesh.config.tables import to_table
 from fairmesh.topology.graphs import Topology
 from fairmesh.topology.mixing import Mixing
-from fairmesh.training.graph_choice import ENOUGH, FINER, Mixed, gossips, sparsest
+from fairmesh.training.graph_choice import ENOUGH, FINER, USUAL_LENGTH, Mixed, gossips, sparsest
 from fairmesh.training.result import Result
 
 _TOO_FEW = 4.0  # rounds in units of 1 / (gamma rho), in which models cannot agree
 _APART = 0.03  # of the way that the average has moved; runs that have converged end below 0.005
+_FAR_APART = 0.3  # the same over graphs that suffice, where it is the last steps that differ, if they are not small
 _WORTH = 1.5  # times the spreading of news, for which a denser graph is worth its bytes
 _MOST = 8  # times the rounds
 
 
-def on_too_few_rounds(cycle: Sequence[Mixing], rounds: int, algorithm: Algorithm, dim: int) -> str | None:
+def on_too_few_rounds(
+    cycle: Sequence[Mixing], rounds: int, algorithm: Algorithm, dim: int = USUAL_LENGTH
+) -> str | None:
     """Returns a sentence, before a run, if models of `dim` parameters cannot agree over its graphs in its rounds."""
     if cycle[0].n == 1 or not gossips(algorithm):
         return None
@@ -31,17 +34,18 @@ def on_too_few_rounds(cycle: Sequence[Mixing], rounds: int, algorithm: Algorithm
     )
 
 
-def on_disagreement(result: Result) -> str | None:
-    """Returns a sentence, after a run, if the sites' models are not close to their average. Their distance is compared
-    with how far the average has moved from the start."""
-    algorithm, n = result.replicas[0].algorithm, result.problem.n
-    if n == 1 or result.topology is None or not gossips(algorithm):
+def on_disagreement(result: Result, cycle: Sequence[Mixing]) -> str | None:
+    """Returns a sentence, after a run over these graphs, if the sites' models are not close to their average. Their
+    distance is compared with how far the average has moved from the start."""
+    algorithm, dim = result.replicas[0].algorithm, result.problem.flat_model.dim
+    if result.problem.n == 1 or not gossips(algorithm):
         return None
     shares = [_apart(result, r, record) for r, record in enumerate(result.final) if r not in result.diverged]
     share = max(shares, default=0.0)
-    if not share > _APART:
+    suffices = Mixed.over(cycle, algorithm, dim).times(result.rounds) >= ENOUGH
+    if share <= (_FAR_APART if suffices else _APART):
         return None
-    remedies = _remedies(result.topology.build(n), result.rounds, algorithm, result.problem.flat_model.dim)
+    remedies = _remedies(cycle, result.rounds, algorithm, dim)
     return (
         f"the sites' models have not agreed: they differ from their average by {100 * share:.0f} % of the way that it "
         f"has moved, so the average is not what more rounds would give; what helps: {remedies}"

@@ -125,7 +125,7 @@ def _notes(run: Execution, result: Result) -> list[str]:
         worse = worse_than_constant(result.outcomes(), run.plan.problem, run.process_group)
         if worse:
             run.meter.note(worse)
-    apart = on_disagreement(result)
+    apart = on_disagreement(result, run.plan.cycle)
     if apart:
         run.meter.note(apart, warn=False)
     return list(run.meter.notes)

@@ -14,7 +14,7 @@ from fairmesh.topology.mixing import Mixing, union_of
 RING_UP_TO = 12  # sites
 ENOUGH = 25.0  # rounds in units of 1 / (gamma rho), after which more of them gain little (reproduction/rounds.py)
 FINER = Quantize(bits=4, block=256)  # for graphs over which news spreads slowly by one bit per parameter
-_USUAL_LENGTH = 1 << 12  # parameters; the choice does not depend on the model, so that sites without data agree on it
+USUAL_LENGTH = 1 << 12  # parameters; the choice does not depend on the model, so that sites without data agree on it
 
 
 class Mixed(NamedTuple):
@@ -25,7 +25,7 @@ class Mixed(NamedTuple):
     neighbours: int  # of the busiest node
 
     @staticmethod
-    def over(cycle: Sequence[Mixing], algorithm: Algorithm, dim: int = _USUAL_LENGTH) -> "Mixed":
+    def over(cycle: Sequence[Mixing], algorithm: Algorithm, dim: int = USUAL_LENGTH) -> "Mixed":
         """Returns how news spreads by an algorithm over the graphs of its rounds, for a model of `dim` parameters."""
         settings, beta = algorithm.gossip_settings(), max(mixing.beta for mixing in cycle)
         step = 1.0 if settings is None else settings.consensus_step

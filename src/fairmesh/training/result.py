@@ -78,7 +78,7 @@ class Result:
             site that is not measured. Default: [].
         notes: What a reader of the numbers must know, such as where a metric is not defined. Default: [].
         answered: What the models answered on the test rows, if several processes trained and gathered it. Default: {}.
-        topology: Who talked to whom. Default: None, if it is not known.
+        topology: Who talked to whom; None if it is not known. Default: None.
         cvar_level: The share of the sites that "cvar" and "worst_share" are means over. Default: 0.2.
         worst_needs_rows: How many test rows a site needs to be the worst one. Default: 5.
 

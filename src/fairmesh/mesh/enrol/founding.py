@@ -3,11 +3,10 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from fairmesh.data.made_up import made_up_site
 from fairmesh.errors import BadInput
-from fairmesh.experiment import Experiment, load_experiment
+from fairmesh.experiment import Experiment, load_experiment, topology_of
 from fairmesh.mesh.enrol.agreement import agreed, refuse_undeployable
 from fairmesh.mesh.enrol.approval import not_allowed
 from fairmesh.mesh.enrol.certificates import make_authority
@@ -17,6 +16,7 @@ from fairmesh.numerics import trees
 from fairmesh.problems.batches import Sampling
 from fairmesh.problems.objective import Objective
 from fairmesh.topology.mixing import union_of
+from fairmesh.training.agreement import in_a_file, on_too_few_rounds
 
 
 def founded(experiment: Experiment, name: str, addresses: Mapping[str, str]) -> Mesh:
@@ -53,9 +53,21 @@ def refuse_unfit_model(experiment: Experiment) -> None:
 
 def neighbours_of(experiment: Experiment, sites: Sequence[str]) -> dict[str, list[str]]:
     """Returns each site's neighbours in any round, by the experiment's graph over these sites."""
-    topology: Any = experiment.with_topology(len(sites)).topology
-    weights = union_of(topology.build(len(sites))).matrix.toarray()
+    weights = union_of(topology_of(experiment, len(sites)).build(len(sites))).matrix.toarray()
     return {a: [b for j, b in enumerate(sites) if j != i and weights[i, j] > 0] for i, a in enumerate(sites)}
+
+
+def graph_in_words(experiment: Experiment, n: int) -> list[str]:
+    """Returns what the founder of n sites should know about the graph: which one it is, if the experiment does not name
+    one, and whether its rounds suffice."""
+    topology = topology_of(experiment, n)
+    cycle, chosen = topology.build(n), experiment.topology is None
+    said = [
+        f"the experiment names no topology; the graph is the default for {n} sites and {experiment.rounds:,} rounds, "
+        f"topology = {in_a_file(topology)}, in which a site has {int(cycle[0].degrees.max())} neighbours"
+    ]
+    too_few = on_too_few_rounds(cycle, experiment.rounds, experiment.algorithm)
+    return [*(said if chosen else ()), *([too_few] if too_few else ())]
 
 
 def refuse_other_graph(experiment: Experiment, mesh: Mesh, where: Path) -> None:

@@ -12,7 +12,7 @@ from fairmesh.data.samples import Samples
 from fairmesh.data.site import Site
 from fairmesh.data.site_tables import is_fitted
 from fairmesh.errors import BadInput
-from fairmesh.experiment import Experiment
+from fairmesh.experiment import Experiment, topology_of
 from fairmesh.mesh.enrol.agreement import agreed, own_problem, own_site, refuse_undeployable
 from fairmesh.mesh.enrol.approval import approved_experiment
 from fairmesh.mesh.enrol.certificates import check_certificate, make_secret, secret_of
@@ -65,7 +65,7 @@ class Membership:
         problems = check_certificate(credentials.certificate, credentials.authority, site.name, key=site.key)
         if problems:
             raise BadInput(f"{site.certificate}: {'; '.join(problems)}")
-        experiment = experiment.with_topology(len(mesh.members))
+        experiment = replace(experiment, topology=topology_of(experiment, len(mesh.members)))
         return Membership(site, mesh, experiment, handout.manifest, credentials)
 
     def with_secret(self) -> "Membership":

@@ -5,6 +5,7 @@ import hashlib
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,6 +32,7 @@ from fairmesh.problems.prepared import Prepared
 from fairmesh.storage.files import read_bytes, write_atomically
 from fairmesh.storage.run_folder import EXPERIMENT, METRICS, SUMMARY, Record, read_summary, toml_of
 from fairmesh.storage.strict_json import as_json
+from fairmesh.training.agreement import on_disagreement
 from fairmesh.training.loop import Best, TrainingState
 from fairmesh.training.meter import traffic
 from fairmesh.training.model_files import about_model, model_files
@@ -76,6 +78,8 @@ def write_result(rounds: Rounds, folder: Path) -> None:
     on, level = judged_on(problem), membership.experiment.options.cvar_level
     measured = [None if getattr(site, on) is None else {} for site in problem.sites]  # counts stay at their sites
     result = Result(problem, training.replicas, last, records, whole, [], on, support=measured, cvar_level=level)
+    apart = on_disagreement(result, rounds.training.network.cycle)
+    result = replace(result, notes=[apart] if apart else [])
     chosen = {"best_by": membership.experiment.options.best_by, "best_chosen_on": measurements.chosen_on}
     if best is not None:
         chosen |= {"best_decided": measurements.decided(best)}
