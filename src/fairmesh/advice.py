@@ -7,17 +7,17 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from fairmesh.algorithms.gossip import steady_consensus_step
-from fairmesh.algorithms.tracked_ad_gda import TrackedADGDA
 from fairmesh.comparisons.reference_losses import with_any_references
-from fairmesh.compression.compressors import Quantize
 from fairmesh.config.tables import to_table
 from fairmesh.errors import BadInput
 from fairmesh.experiment import Experiment, topology_of
-from fairmesh.networks.memory import MemoryNetwork
 from fairmesh.networks.remote import RemoteNetwork
 from fairmesh.problems.prepared import Prepared
+from fairmesh.rehearsal import LENGTHS, rehearsed
+from fairmesh.topology.graphs import Ring, Topology
+from fairmesh.training.agreement import in_a_file, rounded_up
 from fairmesh.training.defaults import DEFAULT_ALGORITHM, ROUNDS, default_for, only_subgroups
+from fairmesh.training.graph_choice import ENOUGH, Mixed, sparsest
 from fairmesh.training.loop import TrainingState
 from fairmesh.training.memory_estimate import footprint
 from fairmesh.training.observers import Observer
@@ -29,11 +29,9 @@ from fairmesh.training.train import train
 
 __all__ = ["Advice", "Predicted", "Recommended", "advise"]
 
-_SLOW = 0.03  # gamma rho with one bit per parameter; below that, more bits pay (reproduction/defaults.py)
-_FINER = Quantize(bits=4, block=256)
-_MIXED = 10.0  # rounds, in units of 1 / (gamma rho): what gossip needs to spread news over the network
-_PASSES = 5  # over the largest site's rows
-_MOST = 20_000  # rounds
+_MIXED = 10.0  # rounds, in units of 1 / (gamma rho): the fewest in which local steps are as good as single ones
+_PASSES = 5  # over the largest site's rows, where nothing could be rehearsed
+_MOST = LENGTHS[-1]  # rounds
 _LOCAL_STEPS, _FEWER = 5, 0.5  # as good in half of the rounds where news spreads in those (docs/results/local-steps.md)
 _WORTH = 0.8  # of the rounds or of the time; if local steps need more, they are not recommended
 _LOCAL_STEPS_MAY_COST = (
@@ -121,10 +119,12 @@ class Advice:
         """Returns what the experiment file should say. A file without `[algorithm]` uses Tracked AD-GDA with its
         defaults and an objective to match."""
         chosen = self.experiment
-        if chosen.algorithm == default_for(chosen.objective, bool(chosen.trainer)).algorithm:
-            return {"rounds": chosen.rounds}
-        names = ("algorithm", "objective")
-        return {"rounds": chosen.rounds} | {name: to_table(getattr(chosen, name)) for name in names}
+        settings: dict[str, Any] = {"rounds": chosen.rounds}
+        if any(recommended.setting == "topology" for recommended in self.recommended) and chosen.topology:
+            settings["topology"] = to_table(chosen.topology, defaults=False)
+        if chosen.algorithm != default_for(chosen.objective, bool(chosen.trainer)).algorithm:
+            settings |= {name: to_table(getattr(chosen, name)) for name in ("algorithm", "objective")}
+        return settings
 
     def next_step(self, path: str | os.PathLike, line: str = "") -> str:
         """Returns a sentence on how to use the advice for this file, which was given with the options `line`."""
@@ -176,7 +176,8 @@ def advise(
 ) -> Advice:
     """Looks at an experiment's data, model and graph, and recommends how to train.
 
-    Trains a few rounds to see how long they take; nothing is written.
+    Rehearses: trains short runs of growing length on three quarters of the rows, for 20 seconds at most, and judges
+    them by the others, to see where more rounds stop helping. Nothing is written.
 
     Args:
         experiment: The experiment. Its algorithm and rounds have no influence on the advice.
@@ -194,8 +195,8 @@ def advise(
     Example:
         >>> import fairmesh as fm
         >>> advice = fm.advise(fm.Experiment(fm.data.Digits(nodes=4, odd=1)))
-        >>> advice.experiment.algorithm == fm.TrackedADGDA(), advice.experiment.rounds
-        (True, 600)
+        >>> advice.experiment.algorithm == fm.TrackedADGDA(), 75 <= advice.experiment.rounds <= 4800
+        (True, True)
     """
     if (rtt_ms is not None and not 0 <= rtt_ms < math.inf) or not bandwidth_mbits > 0:
         raise BadInput(f"rtt_ms must be >= 0 and bandwidth_mbits > 0, got {rtt_ms} and {bandwidth_mbits}")
@@ -209,29 +210,63 @@ def advise(
     problem = plain.problem()
     if problem.n < 2:
         raise BadInput("the data has one site, so there is nobody to train with; fm.algorithms.Local() trains it")
-    algorithm: Any = plain.algorithm  # the default one
-    topology = topology_of(plain, problem.n)
-    plain = replace(plain, topology=topology)
-    network = MemoryNetwork(topology.build(problem.n))
-    facts = _facts(problem, network)
-    step = steady_consensus_step(algorithm.compressor, facts["parameters"], network.beta())
-    if not plain.trainer and step * facts["spectral_gap"] < _SLOW:
-        algorithm = replace(algorithm, compressor=_FINER)
-        step = steady_consensus_step(_FINER, facts["parameters"], network.beta())
-    rounds, why = _rounds(facts, step, plain)
-    chosen = replace(plain, algorithm=algorithm, rounds=rounds)
-    bears = f"what this compressor bears on a graph with {facts['neighbours']} neighbours at most"
+    graph = _graph(experiment, plain, problem)
+    rounds, why = _rounds(plain, problem, graph, announce)
+    topology = experiment.topology and graph  # left out, it follows from the rounds
+    chosen = replace(plain, topology=topology, rounds=rounds)
+    mixed = _mixed(chosen, problem)
     recommended = (
         _algorithm(experiment, chosen),
-        _compressor(algorithm, bool(chosen.trainer), facts),
-        Recommended("consensus_step", f"{step:g}, chosen by itself", bears),
+        _compressor(chosen, problem.flat_model.dim),
+        Recommended(
+            "consensus_step",
+            f"{mixed.consensus_step:g}, chosen by itself",
+            f"what this compressor bears on a graph with {mixed.neighbours} neighbours at most",
+        ),
+        *_topology(experiment, chosen, problem),
         why,
     )
+    facts = _facts(problem, mixed)
     settled = _Settled(chosen, recommended, tuple(_hints(facts, problem)))
     if rtt_ms is not None:
-        settled = _between_sites(settled, problem, facts, step, rtt_ms / 1000, bandwidth_mbits * 1e6 / 8)
+        settled = _between_sites(settled, problem, mixed, rtt_ms / 1000, bandwidth_mbits * 1e6 / 8)
     chosen, recommended, hints, network = settled
     return Advice(chosen, facts, recommended, hints, _predicted(chosen, problem, announce), network)
+
+
+def _mixed(experiment: Experiment, problem: Prepared) -> Mixed:
+    """Returns how news spreads over the experiment's graph."""
+    cycle = topology_of(experiment, problem.n).build(problem.n)
+    return Mixed.over(cycle, experiment.algorithm, problem.flat_model.dim)
+
+
+def _graph(given: Experiment, plain: Experiment, problem: Prepared) -> Topology:
+    """Returns the graph to rehearse over: the experiment's own, unless the usual rounds are too few for it."""
+    own = topology_of(replace(plain, rounds=ROUNDS), problem.n)
+    mixed = Mixed.over(own.build(problem.n), plain.algorithm, problem.flat_model.dim)
+    suffices = given.topology is None or mixed.times(ROUNDS) >= ENOUGH
+    return own if suffices or plain.trainer else sparsest(problem.n, ROUNDS, plain.algorithm)
+
+
+def _topology(given: Experiment, chosen: Experiment, problem: Prepared) -> list[Recommended]:
+    """Returns what is said about the graph: that another one is needed, or which one a run chooses."""
+    graph, mixed = topology_of(chosen, problem.n), _mixed(chosen, problem)
+    if given.topology is None and graph == Ring():
+        return []
+    if given.topology == chosen.topology and given.topology is not None:
+        return []
+    if given.topology is None:
+        reason = (
+            f"chosen by itself: the sparsest graph for which the rounds suffice, {mixed.neighbours} neighbours each"
+        )
+    else:
+        own = _mixed(replace(chosen, topology=given.topology), problem)
+        reason = (
+            f"the graph is the problem: news needs about {rounded_up(own.rounds_for()):,} rounds to spread "
+            f"over it (spectral gap {own.gap:.2g}); {mixed.neighbours} neighbours instead of {own.neighbours} send "
+            f"{mixed.neighbours / own.neighbours:.2g} times the bytes per round"
+        )
+    return [Recommended("topology", in_a_file(graph), reason)]
 
 
 class _Settled(NamedTuple):
@@ -243,11 +278,9 @@ class _Settled(NamedTuple):
     network: OverNetwork | None = None
 
 
-def _between_sites(
-    settled: _Settled, problem: Prepared, facts: dict[str, Any], step: float, rtt_s: float, bytes_per_s: float
-) -> _Settled:
+def _between_sites(settled: _Settled, problem: Prepared, mixed: Mixed, rtt_s: float, bytes_per_s: float) -> _Settled:
     """Returns what is decided for sites that are apart: with local steps in fewer rounds, where that saves time."""
-    chosen, share = settled.experiment, bytes_per_s / facts["neighbours"]  # of a site's line, for each neighbour
+    chosen, share = settled.experiment, bytes_per_s / mixed.neighbours  # of a site's line, for each neighbour
     algorithm: Any = chosen.algorithm  # the default one
     if chosen.trainer:
         said = (
@@ -258,7 +291,7 @@ def _between_sites(
     if not single.pace.mostly_waits:
         return settled._replace(network=single)
     waits = f"sites wait for {100 * single.pace.waiting_s / single.pace.seconds:.0f} % of a round of single steps"
-    rounds = _rounded_up(max(_FEWER * chosen.rounds, _spreading(facts, step)))
+    rounds = rounded_up(max(_FEWER * chosen.rounds, mixed.rounds_for(_MIXED)))
     local = replace(chosen, algorithm=replace(algorithm, local_steps=_LOCAL_STEPS), rounds=rounds)
     network = OverNetwork(rtt_s, pace_of(_cost(local, problem), rtt_s, share), rounds, single)
     if rounds > _WORTH * chosen.rounds:
@@ -280,12 +313,12 @@ def _cost(chosen: Experiment, problem: Prepared) -> RoundCost:
     """Returns what a round costs the first site's node, by some rounds without anybody to wait for."""
     echo, options = Echo(), chosen.options
     alone = with_any_references(problem.of_split(0), chosen.rounds, [str(site.name) for site in problem.sites])
-    plan = Plan.of(alone, chosen.topology, chosen.algorithm, chosen.rounds, options=options)
+    plan = Plan.of(alone, topology_of(chosen, problem.n), chosen.algorithm, chosen.rounds, options=options)
     form: dict[str, Any] = {"device": device_of(options.device), "dtype": DTYPES[options.dtype], "each_copy": True}
     return round_cost(plan.training(RemoteNetwork(plan.cycle, [0], echo, **form)), echo)
 
 
-def _facts(problem: Prepared, network: MemoryNetwork) -> dict[str, Any]:
+def _facts(problem: Prepared, mixed: Mixed) -> dict[str, Any]:
     """Returns what is known before any training."""
     rows = [len(site.train) for site in problem.sites]
     return {
@@ -294,38 +327,33 @@ def _facts(problem: Prepared, network: MemoryNetwork) -> dict[str, Any]:
         "smallest_site": min(rows),
         "largest_site": max(rows),
         "parameters": problem.flat_model.dim,
-        "neighbours": max(int(mixing.degrees.max()) for mixing in network.cycle),
-        "spectral_gap": network.gap(),
+        "neighbours": mixed.neighbours,
+        "spectral_gap": mixed.gap,
         "untested_sites": sum(not site.test for site in problem.sites),
     }
 
 
-def _rounds(facts: dict[str, Any], step: float, experiment: Experiment) -> tuple[int, Recommended]:
+def _rounds(
+    experiment: Experiment, problem: Prepared, graph: Topology, announce: Callable[[str], None] | None
+) -> tuple[int, Recommended]:
     """Returns the number of rounds and its reason."""
     if experiment.trainer:
         return 20, Recommended("rounds", "20", "a training function does an epoch or more in each")
-    mixing = _spreading(facts, step)
-    passes = _PASSES * facts["largest_site"] / max(1, experiment.sampling.batch)
+    rehearsal = rehearsed(experiment, problem, graph, announce)
+    if rehearsal:
+        return rehearsal.rounds, Recommended("rounds", f"{rehearsal.rounds:,}", rehearsal.in_words())
+    largest = max(len(site.train) for site in problem.sites)
+    passes = _PASSES * largest / max(1, experiment.sampling.batch)
+    mixing = Mixed.over(graph.build(problem.n), experiment.algorithm, problem.flat_model.dim).rounds_for()
     reasons = {
-        ROUNDS: "fairmesh's default, which is enough here",
+        ROUNDS: "fairmesh's default; a rehearsal would take too long here",
         mixing: f"news needs about {mixing:,.0f} rounds to spread over this graph",
-        passes: f"about {_PASSES} passes over the largest site's {facts['largest_site']:,} rows",
+        passes: f"about {_PASSES} passes over the largest site's {largest:,} rows",
     }
     wanted = max(reasons)
-    rounds = min(_MOST, _rounded_up(wanted))
+    rounds = min(_MOST, rounded_up(wanted))
     reason = reasons[wanted] + (f"; at most {_MOST:,} are recommended" if wanted > _MOST else "")
     return rounds, Recommended("rounds", f"{rounds:,}", reason)
-
-
-def _spreading(facts: dict[str, Any], step: float) -> float:
-    """Returns how many rounds news needs to spread over the graph."""
-    return _MIXED / max(1e-6, step * facts["spectral_gap"])
-
-
-def _rounded_up(value: float) -> int:
-    """Returns the value rounded up to two digits."""
-    unit = 10 ** max(0, math.floor(math.log10(value)) - 1)
-    return math.ceil(value / unit) * unit
 
 
 def _algorithm(given: Experiment, chosen: Experiment) -> Recommended:
@@ -341,25 +369,16 @@ def _algorithm(given: Experiment, chosen: Experiment) -> Recommended:
     return Recommended("algorithm", f"tracked-ad-gda {own}", reason)
 
 
-def _compressor(algorithm: TrackedADGDA, own_code: bool, facts: dict[str, Any]) -> Recommended:
-    compressor = algorithm.compressor
-    table, bits = to_table(compressor), compressor.nominal_bits(facts["parameters"]) / facts["parameters"]
-    reason = "more bits gain little where news spreads fast"
-    if own_code:
-        reason = "the setting for training functions, whose updates are long"
-    elif compressor == _FINER:
-        reason = "news spreads slowly over this graph, and faster with more than one bit"
+def _compressor(chosen: Experiment, dim: int) -> Recommended:
+    compressor = chosen.algorithm.compressor  # type: ignore[attr-defined]  # the default one has it
+    table, bits = to_table(compressor), compressor.nominal_bits(dim) / dim
+    reason = "the setting for training functions, whose updates are long" if chosen.trainer else "more bits gain little"
     value = ", ".join(f"{value}" if name == "name" else f"{name} = {value}" for name, value in table.items())
     return Recommended("compressor", value, f"messages {32 / bits:.0f} times smaller than the model; {reason}")
 
 
 def _hints(facts: dict[str, Any], problem: Prepared) -> list[str]:
     found = []
-    if facts["spectral_gap"] < _SLOW:
-        found.append(
-            f"the graph mixes slowly (spectral gap {facts['spectral_gap']:.3g}); more links per site, such as "
-            'topology = { name = "circulant", offsets = [1, 2, 4] }, need fewer rounds'
-        )
     if facts["untested_sites"]:
         found.append(f"{facts['untested_sites']} of {facts['sites']} sites have no test rows and will not be measured")
     if facts["smallest_site"] * 20 < facts["largest_site"]:
@@ -410,12 +429,13 @@ def _predicted(chosen: Experiment, problem: Prepared, announce: Callable[[str], 
     begun = time.perf_counter()
     result = train(
         problem,
-        chosen.topology,
+        topology_of(chosen, problem.n),
         chosen.algorithm,
         some,
         seeds=chosen.seeds,
         placements=chosen.placements,
         observers=[clock],
+        announce=lambda text: None,  # that so few rounds do not suffice
         **to_table(options),
     )
     per_round = clock.seconds_per_round(begun)
