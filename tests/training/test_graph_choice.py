@@ -81,7 +81,8 @@ def test_settings_of_a_run_name_the_graph_that_it_chose_and_a_resumed_run_has_th
 
 def test_a_model_without_a_site_has_the_default_graph_of_one_site_less():
     sites = [fm.Site((torch.randn(6, 3), torch.arange(6) % 2)) for _ in range(14)]
-    left_out = fm.leave_one_site_out(fm.Problem(torch.nn.Linear(3, 2), sites), algorithm=fm.algorithms.DSGD(0.05), rounds=4)
+    problem = fm.Problem(torch.nn.Linear(3, 2), sites)
+    left_out = fm.leave_one_site_out(problem, algorithm=fm.algorithms.DSGD(0.05), rounds=4)
     assert left_out.result.topology == default_topology(13, 4, fm.algorithms.DSGD(0.05)) != fm.Ring()
 
 

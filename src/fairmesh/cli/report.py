@@ -97,8 +97,11 @@ def _shown_of(folder: Path) -> Path:
 
 
 def topology(
-    name: Annotated[str, typer.Argument(help="ring, circulant, complete, star, torus, ...")],
-    nodes: Annotated[int, typer.Option(help="Number of nodes.")],
+    name: Annotated[
+        str, typer.Argument(help="ring, circulant, complete, star, torus, ...; or default: what a run of --rounds has.")
+    ],
+    nodes: Annotated[int, typer.Option(help="Number of nodes.", min=1)],
+    rounds: Annotated[int, typer.Option(help="With default: rounds of the run.", min=1)] = 600,
     set_: Annotated[list[str], typer.Option("--set", help="key=value of the topology, e.g. offsets=[1,2].")] = [],  # noqa: B006
     delta: Annotated[float, typer.Option(help="A compressor's delta, for the theorems' gamma.")] = 1.0,
     plot: Annotated[Path | None, typer.Option(help="Where to write the picture; NAME-N.png by default.")] = None,
@@ -113,8 +116,16 @@ def topology(
     from fairmesh.report.plots import draw_graph
     from fairmesh.topology.graphs import Topology
     from fairmesh.topology.mixing import union_of
+    from fairmesh.training.agreement import in_a_file
+    from fairmesh.training.defaults import DEFAULT_ALGORITHM
+    from fairmesh.training.graph_choice import default_topology
 
-    cycle = from_table(Topology, overridden({"name": name}, set_), "topology").build(nodes)
+    if name == "default":
+        chosen = default_topology(nodes, rounds, DEFAULT_ALGORITHM)
+        say(f"without a topology, {nodes} sites and {rounds:,} rounds have topology = {in_a_file(chosen)}")
+    else:
+        chosen = from_table(Topology, overridden({"name": name}, set_), "topology")
+    cycle = chosen.build(nodes)
     mixing = union_of(cycle)
     facts = {
         "topology": name,
