@@ -30,6 +30,7 @@ from fairmesh.training.train import train
 __all__ = ["Advice", "Predicted", "Recommended", "advise"]
 
 _MIXED = 10.0  # rounds, in units of 1 / (gamma rho): the fewest in which local steps are as good as single ones
+_SLOW = 0.5  # of the rounds that suffice; where the usual rounds are less than that, the graph is the problem
 _PASSES = 5  # over the largest site's rows, where nothing could be rehearsed
 _MOST = LENGTHS[-1]  # rounds
 _LOCAL_STEPS, _FEWER = 5, 0.5  # as good in half of the rounds where news spreads in those (docs/results/local-steps.md)
@@ -244,7 +245,7 @@ def _graph(given: Experiment, plain: Experiment, problem: Prepared) -> Topology:
     """Returns the graph to rehearse over: the experiment's own, unless the usual rounds are too few for it."""
     own = topology_of(replace(plain, rounds=ROUNDS), problem.n)
     mixed = Mixed.over(own.build(problem.n), plain.algorithm, problem.flat_model.dim)
-    suffices = given.topology is None or mixed.times(ROUNDS) >= ENOUGH
+    suffices = given.topology is None or mixed.times(ROUNDS) >= _SLOW * ENOUGH
     return own if suffices or plain.trainer else sparsest(problem.n, ROUNDS, plain.algorithm)
 
 

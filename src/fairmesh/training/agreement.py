@@ -12,7 +12,7 @@ from fairmesh.topology.mixing import Mixing
 from fairmesh.training.graph_choice import ENOUGH, FINER, USUAL_LENGTH, Mixed, gossips, sparsest
 from fairmesh.training.result import Result
 
-_TOO_FEW = 4.0  # rounds in units of 1 / (gamma rho), in which models cannot agree
+_TOO_FEW = 8.0  # rounds in units of 1 / (gamma rho), in which sites that differ cannot agree
 _APART = 0.03  # of the way that the average has moved; runs that have converged end below 0.005
 _FAR_APART = 0.3  # the same over graphs that suffice, where it is the last steps that differ, if they are not small
 _WORTH = 1.5  # times the spreading of news, for which a denser graph is worth its bytes
