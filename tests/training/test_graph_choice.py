@@ -120,13 +120,13 @@ def _levels(n: int) -> fm.Problem:
 
 def test_a_run_whose_models_have_not_agreed_ends_with_a_note_and_over_the_default_graph_it_does_not(tmp_path):
     told: list[str] = []
-    run = {"compare_weights": False, "measure_every": 100}
-    apart = fm.train(_levels(42), fm.Ring(), rounds=100, out=tmp_path / "ring", announce=told.append, **run)
+    run = {"compare_weights": False, "measure_every": 40}
+    apart = fm.train(_levels(24), fm.Ring(), rounds=40, out=tmp_path / "ring", announce=told.append, **run)
     (note,) = (note for note in apart.notes if "not agreed" in note)
     assert missing_from(note, "average", "%", "circulant", "neighbours instead of 2") == []
     assert note in told
     assert note in json.loads((tmp_path / "ring" / "summary.json").read_text())["notes"]
     told.clear()
-    fm.train(_levels(42), rounds=100, announce=told.append, **run)
+    fm.train(_levels(24), rounds=40, announce=told.append, **run)
     assert told
     assert not any("agree" in text for text in told)
