@@ -1,24 +1,36 @@
-"""How many rounds are enough, and over which graph: runs of different lengths, each with its own schedule of steps.
+"""How many rounds are enough, over which graph, and what `fm.advise` finds out about it.
 
-`python -m reproduction.rounds --write FILE` runs the cases and writes their rows; `--show` prints the recorded ones.
-`--part lengths` trains the default on the development half of the bench, on its twins with numbers to predict and on 42
-sites with levels of their own; `--part graphs` trains many sites over graphs of different density.
+`python -m reproduction.rounds --write FILE` runs the parts named by `--part` (all by default, about an hour)
+and writes their rows; `--show` prints the recorded ones.
+
+- lengths: the default on the development half of the bench, on its twins with numbers to predict, and on 42 sites with
+  levels of their own, in runs of 75 to 4,800 rounds. Steps fall to 0 at the end of a run, so each length is a run.
+- rehearsals: the rehearsal of `fm.advise` on the same problems.
+- graphs: 16 to 160 sites with levels of their own over graphs with 2 to 16 neighbours.
+
+Errors are means over sites on test rows: shares of wrong answers, or root mean squared errors in units of the targets'
+spread.
 """
 
 import json
+import logging
 import time
+import warnings
+from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
+from statistics import mean
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 
-from fairmesh.algorithms.tracked_ad_gda import TrackedADGDA
 from fairmesh.data.site import Site
-from fairmesh.problems.problem import Problem
-from fairmesh.topology.graphs import Circulant, Complete, Exponential, Ring, Topology
-from fairmesh.training.graph_choice import Mixed
+from fairmesh.problems.prepared import Prepared
+from fairmesh.problems.problem import Problem, prepare
+from fairmesh.rehearsal import LENGTHS, Rehearsal, mean_error, rehearsed
+from fairmesh.topology.graphs import Circulant, Exponential, Ring, Topology
+from fairmesh.training.defaults import DEFAULT_ALGORITHM, ROUNDS, default_objective
+from fairmesh.training.graph_choice import Mixed, default_topology
 from fairmesh.training.train import train
 from reproduction.recorded import write_or_show
 from reproduction.sites.many import many_sites
@@ -28,143 +40,127 @@ from reproduction.sites.twins import TWINS
 from reproduction.workers import workers
 
 RESULTS = Path(__file__).parent / "results" / "rounds.json"
-LENGTHS = (75, 150, 300, 600, 1200, 2400, 4800)
-SEEDS = (0, 1, 2)
+PARTS = ("lengths", "rehearsals", "graphs")
+SPLITS, SEEDS = (0, 1), (0, 1, 2)
+MANY = "42-levels-numbers"
 CASES = {problem.name: problem for problem in (*DEVELOPMENT, *TWINS, many_sites(42))}
-_HELD_OUT = 0.25
-
-
-def spread_out(n: int, hops: int) -> Circulant:
-    offsets = {min(n // 2, max(1, round(n ** (k / hops)))) for k in range(hops)}
-    return Circulant(tuple(sorted(offsets)))
+POINT, RELATIVE = 0.01, 0.05  # of a share of wrong answers, and of another error: more rounds must gain more than that
 
 
 class Task(NamedTuple):
+    """One run; by names, so that another process can carry it out."""
+
     part: str
     case: str
-    rounds: int
+    rounds: int = 0
     split: int = 0
-    graph: str = ""
+    graph: str = "default"
 
 
-def graph_of(name: str, n: int) -> Topology | None:
-    if name.startswith("hops"):
-        return spread_out(n, int(name[4:]))
-    return {"": None, "ring": Ring(), "exponential": Exponential(), "complete": Complete()}[name]
+def graph_of(name: str, n: int) -> Topology:
+    """Returns a graph by its name: "ring", "exponential", "default", or how many distances a circulant one has."""
+    if name.isdigit():
+        return Circulant(tuple(sorted({min(n // 2, max(1, round(n ** (k / int(name))))) for k in range(int(name))})))
+    named = {"ring": Ring(), "exponential": Exponential()}
+    return named[name] if name in named else default_topology(n, ROUNDS, DEFAULT_ALGORITHM)
 
 
-def problem_of(case: SiteProblem, sites: list[Site]) -> Problem:
-    numbers = case.metric == "r2"
-    outputs = 1 if numbers else 1 + max(int(site.train[1].max()) for site in sites)
-    shape = sites[0].train[0].shape[1:]
-    return Problem(partial(case.model.build, shape, outputs), sites)
-
-
-def held_out(sites: list[Site], split: int) -> list[Site]:
-    made = []
-    for i, site in enumerate(sites):
-        x, y = site.train
-        order = torch.from_numpy(np.random.default_rng((split, i)).permutation(len(y)))
-        judging, rest = order.tensor_split([max(1, round(_HELD_OUT * len(y)))])
-        made.append(Site((x[rest], y[rest]), test=(x[judging], y[judging]), name=site.name))
-    return made
+def problem_of(case: SiteProblem, sites: list[Site]) -> Prepared:
+    """Returns a problem of the bench as `fm.train(problem)` trains it."""
+    outputs = 1 if case.metric == "r2" else 1 + max(int(site.train[1].max()) for site in sites)
+    model = partial(case.model.build, sites[0].train[0].shape[1:], outputs)
+    return prepare(Problem(model, sites, objective=default_objective()))
 
 
 def outcome_of(task: Task) -> dict[str, Any]:
+    """Carries out a task and returns its row."""
     case = CASES[task.case] if task.case in CASES else many_sites(int(task.case.partition("-")[0]))
-    sites = case.sites(task.split)
+    problem, begun = problem_of(case, case.sites(task.split)), time.perf_counter()
+    topology = graph_of(task.graph, problem.n)
     if task.part == "rehearsals":
-        sites = held_out(sites, task.split)
-    begun = time.perf_counter()
-    topology = graph_of(task.graph, len(sites))
+        seen = rehearsed(problem, topology, DEFAULT_ALGORITHM) or Rehearsal((), (), False)
+        return {"case": task.case, **seen._asdict(), "seconds": round(time.perf_counter() - begun, 1)}
     result = train(
-        problem_of(case, sites), topology, rounds=task.rounds, seeds=SEEDS if task.part == "lengths" else (0,),
-        measure_every=max(1, task.rounds // 10), compare_weights=False,
+        problem, topology, DEFAULT_ALGORITHM, task.rounds, seeds=SEEDS if task.part == "lengths" else SEEDS[:1],
+        measure_every=task.rounds,
     )  # fmt: skip
-    numbers = case.metric == "r2"
-    row: dict[str, Any] = task._asdict()
-    row["mean"] = [_judged(record, numbers)[0] for record in result.final]
-    row["worst"] = [_judged(record, numbers)[1] for record in result.final]
-    row["losses"] = np.round([record["loss"]["sites"] for record in result.final], 5).tolist()
-    row["loss"] = [float(np.mean(record["loss"]["sites"])) for record in result.final]
-    row["consensus"] = [record["consensus_models"] for record in result.final]
-    start = torch.stack(
-        [result.problem.initial_whole_row(seed) for seed in ([0, 1, 2] if len(result.replicas) == 3 else [0])]
-    )
-    row["moved"] = (result.row().cpu() - start[:, : result.row().shape[1]]).square().sum(-1).tolist()
-    row["bytes"] = result.final[0]["bytes_busiest_node"]
-    row["curve"] = [
-        (r["round"], round(float(np.mean(r["loss"]["sites"])), 5), r["consensus_models"])
-        for r in result.records
-        if r["replica"] == 0
-    ]
-    if topology is not None:
-        mixed = Mixed.over(topology.build(len(sites)), TrackedADGDA(), result.row().shape[1])
-        row |= {"mixing": mixed.times(1), "degree": mixed.neighbours}
-    row["seconds"] = round(time.perf_counter() - begun, 2)
+    row = {name: value for name, value in task._asdict().items() if name != "part"}
+    row["errors"] = [round(mean_error(record, problem), 4) for record in result.final]
+    if task.part == "graphs":
+        mixed = Mixed.over(topology.build(problem.n), DEFAULT_ALGORITHM, problem.flat_model.dim)
+        start = problem.initial_whole_row(0)[: problem.flat_model.dim]
+        apart = result.final[0]["consensus_models"] / float((result.row()[0].cpu() - start).square().sum())
+        row |= {"neighbours": mixed.neighbours, "times": round(mixed.times(task.rounds), 1), "apart": apart**0.5}
     return row
 
 
-def _judged(record: dict[str, Any], numbers: bool) -> tuple[float, float]:
-    values = np.sqrt(record["loss"]["sites"]) if numbers else np.array(record["accuracy"]["sites"])
-    return float(values.mean()), float(values.max() if numbers else values.min())
+def tasks(part: str) -> list[Task]:
+    """Returns the runs of a part, the short ones first."""
+    if part == "rehearsals":
+        return [Task(part, case) for case in CASES]
+    if part == "lengths":
+        every = [Task(part, case, rounds, split) for rounds in LENGTHS for split in SPLITS for case in CASES]
+        return [*every, *(Task(part, MANY, rounds, split, "ring") for rounds in LENGTHS for split in SPLITS)]
+    return [
+        Task(part, f"{n}-levels", rounds, graph=graph)
+        for rounds in (150, 300, 600, 1200)
+        for n in (16, 24, 42, 60, 100, 160)
+        for graph in ("ring", "2", "3", "4", "exponential")
+        if n * rounds <= 100_000
+    ]
+
+
+def curve(rows: Iterable[Mapping[str, Any]], case: str, graph: str = "default") -> dict[int, float]:
+    """Returns the mean error after runs of each length, over splits and seeds."""
+    of_case = [row for row in rows if (row["case"], row["graph"]) == (case, graph)]
+    lengths = sorted({row["rounds"] for row in of_case})
+    return {length: mean(e for row in of_case if row["rounds"] == length for e in row["errors"]) for length in lengths}
+
+
+def enough(errors: Mapping[int, float], is_share: bool) -> int:
+    """Returns where more rounds stop helping: the shortest run that is within the tolerance of the best."""
+    best = min(errors.values())
+    limit = best + (POINT if is_share else RELATIVE * best)
+    return min(length for length, error in errors.items() if error <= limit)
+
+
+def advised(rows: Iterable[Mapping[str, Any]]) -> dict[str, Rehearsal]:
+    """Returns the recorded rehearsals by case."""
+    return {row["case"]: Rehearsal(tuple(row["lengths"]), tuple(row["errors"]), row["is_share"]) for row in rows}
+
+
+def table(recorded: Mapping[str, list[dict[str, Any]]]) -> str:
+    """Returns the recorded lengths and rehearsals as a table in Markdown."""
+    lines = [f"| problem | {' | '.join(f'{n:,}' for n in LENGTHS)} | enough | advised |", "|---" * 10 + "|"]
+    for case, rehearsal in advised(recorded["rehearsals"]).items():
+        errors = curve(recorded["lengths"], case)
+        shown = [f"{errors[n]:.3f}" if n in errors else "" for n in LENGTHS]
+        lines.append(f"| {case} | {' | '.join(shown)} | {enough(errors, rehearsal.is_share)} | {rehearsal.rounds} |")
+    return "\n".join(lines)
 
 
 def _begin() -> None:
-    import logging
-    import warnings
-
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
 
 
-def tasks(part: str) -> list[Task]:
-    if part == "graphs":
-        names = ("ring", "hops2", "hops3", "hops4", "exponential")
-        return [
-            Task(part, f"{n}-levels", rounds, graph=graph)
-            for rounds in (150, 300, 600, 1200)
-            for n in (16, 24, 42, 60, 100, 160)
-            for graph in names
-            if not (n > 60 and rounds > 600)
-        ]
-    if part == "rehearsals":
-        return [Task(part, case, rounds, split) for rounds in LENGTHS[:5] for case in CASES for split in (0, 1)]
-    return [
-        Task(part, case, rounds, split, graph)
-        for rounds in LENGTHS
-        for split in (0, 1)
-        for case in CASES
-        for graph in (("ring", "hops2") if case.startswith("42") else ("",))
-        if not (split and rounds == LENGTHS[-1])
-    ]
-
-
 def main() -> None:
     parser = write_or_show(__doc__)
-    parser.add_argument("--part", choices=("lengths", "graphs", "rehearsals"), default="lengths")
-    parser.add_argument("--jobs", type=int, default=1)
-    parser.add_argument("--longest", type=int, default=4800)
+    parser.add_argument("--part", nargs="*", choices=PARTS, default=list(PARTS), help="which parts to run")
+    parser.add_argument("--jobs", type=int, default=1, help="number of processes")
     given = parser.parse_args()
-    rows = []
+    if given.show:
+        print(table(json.loads(RESULTS.read_text())))
+        return
+    recorded: dict[str, list[dict[str, Any]]] = {part: [] for part in given.part}
     with workers(outcome_of, given.jobs, _begin) as carried_out:
-        for task, row in carried_out([task for task in tasks(given.part) if task.rounds <= given.longest]):
+        for task, row in carried_out([task for part in given.part for task in tasks(part)]):
             if not isinstance(row, dict):
-                print(task, row, flush=True)
-                continue
-            rows.append(row)
-            print(
-                row["part"],
-                row["case"],
-                row["graph"],
-                row["rounds"],
-                row["split"],
-                row["mean"],
-                row["seconds"],
-                flush=True,
-            )
-            given.write.write_text(json.dumps(rows) + "\n")
+                raise row
+            recorded[task.part].append(row)
+            print(*task, row["errors"], flush=True)
+            given.write.write_text(json.dumps(recorded, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -340,7 +340,7 @@ def _rounds(
     """Returns the number of rounds and its reason."""
     if experiment.trainer:
         return 20, Recommended("rounds", "20", "a training function does an epoch or more in each")
-    rehearsal = rehearsed(experiment, problem, graph, announce)
+    rehearsal = rehearsed(problem, graph, experiment.algorithm, experiment.options, announce)
     if rehearsal:
         return rehearsal.rounds, Recommended("rounds", f"{rehearsal.rounds:,}", rehearsal.in_words())
     largest = max(len(site.train) for site in problem.sites)

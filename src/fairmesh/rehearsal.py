@@ -7,19 +7,20 @@ from typing import Any, NamedTuple
 
 import torch
 
+from fairmesh.algorithms.base import Algorithm
 from fairmesh.config.tables import to_table
 from fairmesh.data.reserve import reserve
 from fairmesh.errors import Diverged
-from fairmesh.experiment import Experiment
 from fairmesh.problems.prepared import Prepared
 from fairmesh.topology.graphs import Topology
 from fairmesh.training.defaults import ROUNDS
+from fairmesh.training.options import Options
 from fairmesh.training.train import train
 
 LENGTHS = (75, 150, 300, 600, 1200, 2400, 4800)  # rounds; each run has a schedule of steps of its own
 _HELD_OUT = 0.25  # share of a site's training rows by which the runs are judged
 _SECONDS = 20.0  # for all runs; the next one takes about twice as long as the last
-_POINTS, _RELATIVE = 0.015, 0.03  # a gain of a share, and of another error, that is too small to count
+_POINTS, _RELATIVE = 0.0125, 0.03  # a gain of a share, and of another error, that is too small to count
 _PATIENCE = 2  # lengths without a gain; held-out rows are few, so one may not show it
 
 
@@ -57,15 +58,20 @@ class Rehearsal(NamedTuple):
 
 
 def rehearsed(
-    experiment: Experiment, problem: Prepared, topology: Topology, announce: Callable[[str], None] | None = None
+    problem: Prepared,
+    topology: Topology,
+    algorithm: Algorithm,
+    options: Options = Options(),  # noqa: B008
+    announce: Callable[[str], None] | None = None,
 ) -> Rehearsal | None:
-    """Trains short runs of the experiment over a graph and returns what they show; None if there are no rows to judge
+    """Trains short runs over a graph and returns what they show; None if there are no rows to judge
     them by, if they diverge, or if there is time for only one of them.
 
     Args:
-        experiment: The experiment, with the algorithm that is to be advised.
-        problem: Its problem, with all rows.
+        problem: The problem, with all rows.
         topology: Who talks to whom.
+        algorithm: The algorithm that is to be advised.
+        options: How the runs are carried out. Default: Options().
         announce: Called with sentences about the work. Default: None.
     """
     part, begun = _part_of(problem), time.perf_counter()
@@ -77,7 +83,7 @@ def rehearsed(
     for rounds in LENGTHS:
         started = time.perf_counter()
         try:
-            error = _error_of(experiment, part, topology, rounds)
+            error = _error_of(part, topology, algorithm, options, rounds)
         except Diverged:
             break
         seen = seen._replace(lengths=(*seen.lengths, rounds), errors=(*seen.errors, error))
@@ -98,15 +104,10 @@ def _part_of(problem: Prepared) -> Prepared | None:
     return first.changed(sites=sites) if any(site.test for site in sites) else None
 
 
-def _error_of(experiment: Experiment, part: Prepared, topology: Topology, rounds: int) -> float:
+def _error_of(part: Prepared, topology: Topology, algorithm: Algorithm, options: Options, rounds: int) -> float:
     """Returns the mean error of runs of this length."""
-    options = replace(
-        experiment.options, measure_every=rounds, compare_weights=False, keep_best=False, own_models=False
-    )
-    result = train(
-        part, topology, experiment.algorithm, rounds, seeds=experiment.seeds[:1], announce=lambda text: None,
-        **to_table(options),
-    )  # fmt: skip
+    options = replace(options, measure_every=rounds, compare_weights=False, keep_best=False, own_models=False)
+    result = train(part, topology, algorithm, rounds, announce=lambda text: None, **to_table(options))
     return mean_error(result.final[0], part)
 
 
