@@ -3,8 +3,6 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import numpy as np
-
 from fairmesh.algorithms.base import Algorithm
 from fairmesh.algorithms.gossip import steady_consensus_step
 from fairmesh.compression.compressors import Quantize
@@ -29,11 +27,11 @@ class Mixed(NamedTuple):
     def over(cycle: Sequence[Mixing], algorithm: Algorithm, dim: int = USUAL_LENGTH) -> "Mixed":
         """Returns how news spreads by an algorithm over the graphs of its rounds, for a model of `dim` parameters."""
         settings, beta = algorithm.gossip_settings(), max(mixing.beta for mixing in cycle)
-        step = 1.0 if settings is None else settings.consensus_step
-        if settings is not None and step is None:
-            step = steady_consensus_step(settings.compressor, dim, beta)
+        step = 1.0
+        if settings is not None:
+            step = settings.consensus_step or steady_consensus_step(settings.compressor, dim, beta)
         gap, neighbours = union_of(cycle).gap, max(int(mixing.degrees.max()) for mixing in cycle)
-        return Mixed(float(np.min(step)), round(gap, 6), neighbours)  # rounded, so that machines agree
+        return Mixed(step, round(gap, 6), neighbours)  # rounded, so that machines agree
 
     def times(self, rounds: float) -> float:
         """Returns how many times news spreads over the network in so many rounds, in units of 1 / (gamma rho)."""

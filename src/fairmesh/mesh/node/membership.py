@@ -29,6 +29,7 @@ from fairmesh.numerics import trees
 from fairmesh.problems.model_for_sites import shape_of
 from fairmesh.problems.prepared import Prepared
 from fairmesh.storage.files import read_bytes, read_record, write_record
+from fairmesh.topology.graphs import Topology
 from fairmesh.training.options import Options
 
 _FACTS = "facts.json"  # about all sites' data, as the run began with them
@@ -72,6 +73,11 @@ class Membership:
         """Returns the same with the secret of the site's draws, which is made if the run has not begun."""
         refuse_lost_secret(self.site)
         return replace(self, secret=make_secret(secret_of(self.site.key)))
+
+    @property
+    def topology(self) -> Topology:
+        """Returns the graph over all sites that the mesh was founded with."""
+        return topology_of(self.experiment, len(self.mesh.members))
 
     @property
     def options(self) -> Options:

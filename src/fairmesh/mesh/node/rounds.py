@@ -72,7 +72,7 @@ def identity_of(membership: Membership, problem: Prepared) -> dict[str, Any]:
 
 def branch_of(membership: Membership) -> Branch:
     """Returns this node's place in the tree over which the start model and the sums at the end travel."""
-    cycle = cycle_of(membership.experiment.topology, membership.mesh)
+    cycle = cycle_of(membership.topology, membership.mesh)
     return spanning_tree(union_of(cycle))[membership.number]
 
 
@@ -81,7 +81,7 @@ def network_of(membership: Membership, problem: Prepared, transport: Transport) 
     experiment, present, number = membership.experiment, membership.present, membership.number
     prior = problem.prior_of_sites
     return RemoteNetwork(
-        cycle_of(experiment.topology, membership.mesh, experiment.options.lying_neighbours),
+        cycle_of(membership.topology, membership.mesh, experiment.options.lying_neighbours),
         [number],
         transport,
         device=device_of(experiment.options.device),
@@ -98,12 +98,12 @@ def plan_of(membership: Membership, problem: Prepared) -> Plan:
     experiment = membership.experiment
     return Plan.of(
         problem,
-        experiment.topology,
+        membership.topology,
         experiment.algorithm,
         experiment.rounds,
         seeds=experiment.seeds[:1],
         options=membership.options,
-        cycle=cycle_of(experiment.topology, membership.mesh, experiment.options.lying_neighbours),
+        cycle=cycle_of(membership.topology, membership.mesh, experiment.options.lying_neighbours),
     )
 
 
@@ -140,7 +140,7 @@ def phases_of(node: "Node") -> Phases:
 def alone_run(node: "Node", network: Network) -> AloneRun:
     """Returns how this site trains alone."""
     experiment, options = node.membership.experiment, node.membership.options
-    return AloneRun(experiment.topology, experiment.rounds, experiment.seeds[0], options, network, phases_of(node))
+    return AloneRun(node.membership.topology, experiment.rounds, experiment.seeds[0], options, network, phases_of(node))
 
 
 def _with_references(problem: Prepared, node: "Node", network: Network) -> Prepared:
@@ -297,7 +297,7 @@ class Rounds:
 
 def _neighbours_in_every_graph(membership: Membership) -> list[int]:
     """Returns the positions of the neighbours that get this node's whole message in every round."""
-    cycle, present = cycle_of(membership.experiment.topology, membership.mesh), membership.present
+    cycle, present = cycle_of(membership.topology, membership.mesh), membership.present
     weights = [
         {at: mixing.matrix[membership.number, present.index(at)] for at in membership.around} for mixing in cycle
     ]
