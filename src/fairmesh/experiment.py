@@ -33,7 +33,7 @@ from fairmesh.problems.prepared import Prepared, with_splits
 from fairmesh.problems.problem import Problem, prepare
 from fairmesh.topology.graphs import Topology
 from fairmesh.training.defaults import DEFAULT_ALGORITHM, ROUNDS, default_for
-from fairmesh.training.graph_choice import default_topology
+from fairmesh.training.graph_choice import default_topology, topology_to_resume
 from fairmesh.training.observers import Observer, as_observers
 from fairmesh.training.options import Options
 from fairmesh.training.plan import Plan
@@ -236,8 +236,9 @@ def run(
         problem = experiment.problem()
         if check:
             check(problem)
+        topology = experiment.topology or topology_to_resume(out, resume)
         plan = Plan.of(
-            problem, experiment.topology, experiment.algorithms(), experiment.rounds, seeds=experiment.seeds,
+            problem, topology, experiment.algorithms(), experiment.rounds, seeds=experiment.seeds,
             placements=experiment.placements, personalization=experiment.personalization, process_group=process_group,
             options=experiment.options,
         )  # fmt: skip

@@ -82,6 +82,19 @@ def test_settings_of_a_run_name_the_graph_that_it_chose_and_a_resumed_run_has_th
     assert fm.run(experiment, out=tmp_path / "run", resume=True).rounds == 6
 
 
+def test_a_run_that_is_extended_keeps_the_graph_that_it_began_with(tmp_path):
+    sites = [fm.Site((torch.randn(6, 3), torch.arange(6) % 2)) for _ in range(14)]
+    problem, algorithm = fm.Problem(torch.nn.Linear(3, 2), sites), fm.algorithms.DSGD(0.05)
+    begun = fm.train(problem, None, algorithm, rounds=3, out=tmp_path / "run")
+    longer = default_topology(14, 5000, algorithm)
+    assert begun.topology != longer == fm.Ring()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("fairmesh.training.plan.default_topology", lambda n, rounds, algorithm: longer)
+        assert (
+            fm.train(problem, None, algorithm, rounds=5, out=tmp_path / "run", resume=True).topology == begun.topology
+        )
+
+
 def test_a_model_without_a_site_has_the_default_graph_of_one_site_less():
     sites = [fm.Site((torch.randn(6, 3), torch.arange(6) % 2)) for _ in range(14)]
     problem = fm.Problem(torch.nn.Linear(3, 2), sites)

@@ -1,11 +1,18 @@
 """Which graph the given rounds suffice for: the default of a run without a topology."""
 
+import os
+import tomllib
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 from fairmesh.algorithms.base import Algorithm
 from fairmesh.algorithms.gossip import steady_consensus_step
 from fairmesh.compression.compressors import Quantize
+from fairmesh.config.registry import FAMILIES
+from fairmesh.config.tables import from_table
+from fairmesh.errors import BadInput
+from fairmesh.storage.run_folder import EXPERIMENT
 from fairmesh.topology.graphs import Circulant, Exponential, Ring, Topology
 from fairmesh.topology.mixing import Mixing, union_of
 
@@ -73,3 +80,16 @@ def sparsest(n: int, rounds: int, algorithm: Algorithm) -> Topology:
     times[Exponential()] = Mixed.over(Exponential().build(n), algorithm).times(rounds)
     enough = min(ENOUGH, _AS_FAST * max(times.values()))
     return next(topology for topology, spread in times.items() if spread >= enough)
+
+
+def topology_to_resume(out: str | os.PathLike | None, resume: bool) -> Topology | None:
+    """Returns the graph that the run in a folder has, if it is resumed and its settings can be read: with more rounds,
+    the default would be another one."""
+    path = Path(out or "") / EXPERIMENT
+    if not (resume and out and path.is_file()):
+        return None
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8")).get("topology", {})
+        return from_table(Topology, table, "topology") if table.get("name") in FAMILIES[Topology] else None
+    except (ValueError, BadInput):  # the checkpoint says what is wrong
+        return None

@@ -22,6 +22,7 @@ from fairmesh.training.agreement import on_too_few_rounds
 from fairmesh.training.defaults import ROUNDS
 from fairmesh.training.execution import Announce, Ready, Surroundings, execution, with_network, with_reference_losses
 from fairmesh.training.finish import finish, on_host
+from fairmesh.training.graph_choice import topology_to_resume
 from fairmesh.training.loop import TrainingState
 from fairmesh.training.observers import Observer, as_observers, stop_signals
 from fairmesh.training.options import home_of_data, with_threads
@@ -106,6 +107,7 @@ def train(
     process_group = process_group or SingleProcess()
     with process_group.fail_together():
         watching = as_observers(observers)
+        topology = topology_to_resume(out, resume) if topology is None else topology
         plan = Plan.of(
             problem, topology, algorithm, rounds, seeds=seeds, placements=placements, personalization=personalization,
             process_group=process_group, options=options,
