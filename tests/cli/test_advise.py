@@ -21,7 +21,8 @@ algorithm = { name = "ad-gda", primal_step = 50.0 }
 """
 
 
-LENGTHS = (10, 20, 40)  # rounds of rehearsals here
+LENGTHS = (10, 20, 40)  # rounds of rehearsals here, but not in slow tests
+USUAL = rehearsal.LENGTHS
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -162,8 +163,9 @@ def test_lines_that_cannot_be_are_refused(folder, flags):
 
 
 @pytest.mark.slow
-def test_advised_local_steps_reach_the_worst_site_of_single_steps_within_their_interval():
+def test_advised_local_steps_reach_the_worst_site_of_single_steps_within_their_interval(monkeypatch):
     """On the sites of `fairmesh demo`; half of the rounds with single steps end far below."""
+    monkeypatch.setattr(rehearsal, "LENGTHS", USUAL)
     given = fm.load_experiment("examples/small-sites.toml", ["options.compare_weights=false"])
     advice = fm.advise(given, rtt_ms=100)
 
@@ -186,13 +188,14 @@ def test_one_site_has_nobody_to_train_with():
 
 
 @pytest.mark.slow
-def test_predicted_time_and_memory_are_near_those_of_a_run():
+def test_predicted_time_and_memory_are_near_those_of_a_run(monkeypatch):
     import time
 
-    experiment = fm.Experiment(fm.data.Digits(nodes=10, odd=2), rounds=600)
-    predicted = fm.advise(experiment).predicted
+    monkeypatch.setattr(rehearsal, "LENGTHS", USUAL)
+    advice = fm.advise(fm.Experiment(fm.data.Digits(nodes=10, odd=2)))
+    predicted = advice.predicted
     begun = time.perf_counter()
-    fm.run(experiment)
+    fm.run(advice.experiment)
     assert predicted.seconds / 3 < time.perf_counter() - begun < 3 * predicted.seconds
 
 

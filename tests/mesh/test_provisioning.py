@@ -155,6 +155,14 @@ def test_graph_is_the_experiments_with_the_edges_of_all_rounds(cli, tmp_path, to
     assert Mesh.read(tmp_path / "mesh" / "mesh.toml").edges == (("b", "a"), ("c", "a"))
 
 
+def test_without_a_topology_the_graph_is_the_default_for_the_number_of_sites_and_is_named(cli, tmp_path):
+    (tmp_path / "trial.toml").write_text(TRIAL.replace('name = "ring"', "").replace("[topology]", ""))
+    code, _, err = founded(cli, *(f"s{k}=h:{7700 + k}" for k in range(16)))
+    made = Mesh.read(tmp_path / "mesh" / "mesh.toml")
+    assert (code, len(made.members[0].neighbours) > 2) == (0, True)
+    assert missing_from(err, "no topology", "circulant", "16 sites", f"{len(made.members[0].neighbours)} neigh") == []
+
+
 SITES = ("alpha=h:1", "beta=h:2", "gamma")
 
 
