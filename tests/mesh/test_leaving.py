@@ -88,6 +88,7 @@ def test_remaining_sites_continue_from_one_round_and_end_alike(left):
     summary = json.loads((left / "a" / "state" / "result" / "summary.json").read_text())
     assert summary["sites"] == ["a", "b", "c", "d", "e"]
     assert summary["nodes"] == 5
+    assert any("agreed" in note for note in summary["notes"])  # so few rounds over what is left of the ring
     model = load_file(left / "a" / "state" / "result" / "model.safetensors")
     assert {len(tensor) for tensor in model.values()} == {6}  # outputs, as before, though five classes remain
 
