@@ -15,6 +15,7 @@ from fairmesh.errors import BadInput, listed
 from fairmesh.evidence.intervals import Estimate, Share, Worst
 from fairmesh.evidence.means import Stratum, mean_number, mean_of, mean_share
 from fairmesh.evidence.scores import Scores, bootstrapped, mean, share
+from fairmesh.evidence.units import additions_to_mean
 from fairmesh.metrics.base import MeanMetric, chosen_metrics, limits_of, resampled
 from fairmesh.metrics.builtin import Accuracy
 from fairmesh.metrics.over_sites import WORST_NEEDS_ROWS
@@ -35,6 +36,8 @@ class Answers:
         targets: The rows' targets (rows, ...), kept with the outputs. Default: None.
         rows: A number for each row, equal for equal inputs (rows,), int64; it tells how many rows splits have in
             common. Default: None.
+        units: A number for each row, equal for rows of one unit, such as a patient (rows,), int64; None if every row is
+            its own unit. Default: None.
     """
 
     digest: str
@@ -43,6 +46,7 @@ class Answers:
     outputs: Tensor | None = None
     targets: Tensor | None = None
     rows: Tensor | None = None
+    units: Tensor | None = None
 
     def __len__(self) -> int:
         return self.losses.shape[1]
@@ -86,8 +90,8 @@ class Outcomes:
         lowest_loss: The lowest possible loss of a row; -inf if that is not known. Default: -inf.
         guessed_overlaps: By the number of a site whose splits have no row in common although they must, the share of
             its test rows that random splits of that size have in common. Default: {}.
-        worst_needs_rows: How many test rows a site needs to be the worst one. If no site has as many, all count.
-            Default: 5.
+        worst_needs_rows: How many test rows a site needs to be the worst one, or units where it has units. If no site
+            has as many, all count. Default: 5.
 
     Example:
         >>> import fairmesh as fm
@@ -112,21 +116,25 @@ class Outcomes:
 
     @property
     def covers(self) -> str:
-        """What the intervals cover: "samples", "samples and seeds", "samples and splits", or all three. They are not
-        said to cover splits whose common rows are not known."""
+        """What the intervals cover: "samples", "samples and seeds", "samples and splits", or all three; "units" instead
+        of "samples" if rows belong to units. They are not said to cover splits whose common rows are not known."""
         seeds = any(answer.losses.shape[0] > 1 for answer in self.answers)
         splits = len(self.of_sites) > 1 and not self.guessed_overlaps
-        parts = ["samples", *(["seeds"] if seeds else []), *(["splits"] if splits else [])]
+        parts = [
+            "units" if self.has_units else "samples",
+            *(["seeds"] if seeds else []),
+            *(["splits"] if splits else []),
+        ]
         return " and ".join([", ".join(parts[:-1]), parts[-1]] if len(parts) > 1 else parts)
 
     @cached_property
     def overlaps(self) -> list[float]:
-        """For each site, the share of its test rows that a split has in common with another."""
+        """For each site, the share of its test rows, or units, that a split has in common with another."""
         found: dict[tuple[int, ...], float] = {}
         keys = list(zip(*self.of_sites))
         for key in set(keys):
-            sets = [self.answers[k].rows for k in key if k >= 0]
-            found[key] = in_common([rows for rows in sets if rows is not None])
+            sets = [_names_of(self.answers[k]) for k in key if k >= 0]
+            found[key] = in_common([names for names in sets if names is not None])
         return [self.guessed_overlaps.get(i, found[key]) for i, key in enumerate(keys)]
 
     def training_overlap(self, site: int) -> float:
@@ -154,6 +162,29 @@ class Outcomes:
         """
         here = self.at(site)
         return round(sum(map(len, here)) / len(here)) if here else 0
+
+    @property
+    def has_units(self) -> bool:
+        """Whether rows belong to units, at some site."""
+        return any(answers.units is not None for answers in self.answers)
+
+    def units(self, site: int) -> list[np.ndarray] | None:
+        """Returns the unit of each of a site's test rows, one array per split; None if every row is its own.
+
+        Args:
+            site: The number of the site.
+        """
+        known = [answers.units.numpy() for answers in self.at(site) if answers.units is not None]
+        return known if known and len(known) == len(self.of_sites) else None
+
+    def unit_count(self, site: int) -> int:
+        """Returns how many units the test rows of a site are of; as many as rows where every row is its own.
+
+        Args:
+            site: The number of the site.
+        """
+        units = self.units(site)
+        return self.rows(site) if units is None else round(sum(len(np.unique(of)) for of in units) / len(units))
 
     def scores(self, site: int, metric: str | None = None) -> list[np.ndarray]:
         """Returns a number for each row whose mean is the metric: one array (seeds, rows) per split. Nothing for a
@@ -202,16 +233,27 @@ class Outcomes:
         first = {key: i for i, key in reversed(list(enumerate(keys)))}
         answered = {i for i in first.values() if self.at(i) and all(answers.predicted for answers in self.at(i))}
         scores = {i: self.scores(i, metric) for i in answered}
-        skewness = None if self.counts_right(metric) else _skewness([of_site for of_site in scores.values() if of_site])
+        known = [self.additions(i, of_site) for i, of_site in scores.items() if of_site]
+        skewness = None if self.counts_right(metric) else _skewness(known)
         found = {
             key: self._estimate(i, metric, scores[i], skewness) if i in answered else Share(math.nan, self.rows(i))
             for key, i in first.items()
         }
         return [found[key] for key in keys]
 
+    def additions(self, site: int, scores: Scores) -> Scores:
+        """Returns the scores of a site; what its units add to their mean, if it has units.
+
+        Args:
+            site: The number of the site.
+            scores: A number for each row: one array (seeds, rows) per split.
+        """
+        units = self.units(site)
+        return scores if units is None else [additions_to_mean(of, by).scores for of, by in zip(scores, units)]
+
     def _estimate(self, site: int, metric: str, scores: Sequence[np.ndarray], skewness: float | None) -> Estimate:
         here, function, overlap = self.at(site), self.function(metric), self.overlaps[site]
-        training, limits = self.training_overlap(site), limits_of(function)
+        training, limits, units = self.training_overlap(site), limits_of(function), self.units(site)
         if not scores:
             sizes, seeds = [len(answers) for answers in here], [len(answers.losses) for answers in here]
 
@@ -219,10 +261,10 @@ class Outcomes:
                 return resamples_of(function, here[split], seed, counts)
 
             bounded = limits == (0.0, 1.0)
-            return bootstrapped(resample, sizes, seeds, overlap, bounded, training=training, limits=limits)
+            return bootstrapped(resample, sizes, seeds, overlap, bounded, False, training, limits, units)
         if self.counts_right(metric):
-            return share(scores, overlap, training)
-        return mean(scores, overlap, training, skewness, limits)
+            return share(scores, overlap, training, units)
+        return mean(scores, overlap, training, skewness, limits, units)
 
     def function(self, metric: str) -> Any:
         """Returns a metric.
@@ -258,13 +300,16 @@ class Outcomes:
         return Worst(tuple(distinct.values()), higher)
 
     def counted(self) -> list[int]:
-        """Returns the sites that may be the worst: those with enough test rows, or all if none has enough."""
-        enough = [i for i in range(len(self.sites)) if self.rows(i) >= self.worst_needs_rows]
-        return enough or list(range(len(self.sites)))
+        """Returns the sites that may be the worst: those with enough test rows or units, or all if none has enough. A
+        site with a single unit has no interval, and is the worst only if all have one."""
+        every = range(len(self.sites))
+        enough = [i for i in every if self.unit_count(i) >= self.worst_needs_rows]
+        several = [i for i in every if self.units(i) is None or self.unit_count(i) > 1]
+        return enough or several or list(every)
 
     @property
     def few_rows(self) -> list[str]:
-        """The names of the sites that were measured on too few test rows to be the worst."""
+        """The names of the sites that were measured on too few test rows, or units, to be the worst."""
         counted = set(self.counted())
         return [name for i, name in enumerate(self.sites) if i not in counted and self.rows(i)]
 
@@ -274,15 +319,22 @@ class Outcomes:
         Args:
             metric: The metric; None for the primary one. Default: None.
         """
-        found, least = [], self.worst_needs_rows
-        measured = [self.rows(i) for i in range(len(self.sites)) if self.rows(i)]
-        if few := self.few_rows:
+        found, least, rows = [], self.worst_needs_rows, "units" if self.has_units else "rows"
+        measured = [self.unit_count(i) for i in range(len(self.sites)) if self.rows(i)]
+        none_has_enough = bool(measured) and max(measured) < least
+        single = [name for i, name in enumerate(self.sites) if self.units(i) is not None and self.unit_count(i) == 1]
+        if single:
             found.append(
-                f"With fewer than {least} {self.judged_on} rows, {listed(few)} cannot be the worst site "
+                f"The {self.judged_on} rows of {listed(single)} are of one unit, which says nothing about other units: "
+                "there is no interval, and verdicts are unclear. More units, or another split, are needed."
+            )
+        if none_has_enough:
+            found.append(f"No site has {least} {self.judged_on} {rows}, so any of them may be the worst by chance.")
+        elif few := self.few_rows:
+            found.append(
+                f"With fewer than {least} {self.judged_on} {rows}, {listed(few)} cannot be the worst site "
                 "(worst_needs_rows sets another number); the mean over sites includes them."
             )
-        elif measured and max(measured) < least:
-            found.append(f"No site has {least} {self.judged_on} rows, so any of them may be the worst by chance.")
         heavy = [name for name, one in zip(self.sites, self.estimates(metric)) if getattr(one, "is_heavy", False)]
         if heavy:
             found.append(
@@ -354,7 +406,8 @@ class Outcomes:
             numbers = [of_split.rows.numpy() for of_split in self.at(first) if of_split.rows is not None]
             known = len(numbers) == len(self.of_sites) and first not in self.guessed_overlaps
             means = [np.mean(of_split, axis=0) for of_split in zip(*(scores[i] for i in sites))]
-            strata.append(Stratum(means, len(sites) / count, numbers if known else None, self.overlaps[first]))
+            rows, overlap = numbers if known else None, self.overlaps[first]
+            strata.append(Stratum(means, len(sites) / count, rows, overlap, self.units(first)))
         return strata
 
     def without_outputs(self) -> "Outcomes":
@@ -400,6 +453,11 @@ def resamples_of(
     if answers.outputs is None or answers.targets is None:
         return np.full(len(counts), math.nan)
     return resampled(function, answers.outputs[seed], answers.targets, torch.from_numpy(counts)).numpy()
+
+
+def _names_of(answers: Answers) -> Tensor | None:
+    """Returns the numbers of the units that were answered, or of the rows if every row is its own unit."""
+    return answers.rows if answers.units is None else answers.units.unique()
 
 
 def in_common(sets: Sequence[Tensor]) -> float:

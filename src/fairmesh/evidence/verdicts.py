@@ -225,14 +225,15 @@ def _paired(a: Outcomes, b: Outcomes, site: int, metric: str) -> Estimate:
     mine, theirs = a.scores(site, metric), b.scores(site, metric)
     if mine and theirs:
         training = _training_overlap(a, b, site, mine, theirs)
-        return paired(mine, theirs, a.overlaps[site], shares=a.counts_right(metric), training=training)
+        overlap, units = a.overlaps[site], a.units(site)
+        return paired(mine, theirs, overlap, shares=a.counts_right(metric), training=training, units=units)
     here, there, function = a.at(site), b.at(site), a.function(metric)
 
     def resample(split: int, seed: int, counts: np.ndarray) -> np.ndarray:
         return _mean_of(function, here[split], counts) - _mean_of(function, there[split], counts)
 
     sizes, share = [len(one) for one in here], getattr(function, "is_share", False)
-    return bootstrapped(resample, sizes, [1] * len(here), a.overlaps[site], share, difference=True)
+    return bootstrapped(resample, sizes, [1] * len(here), a.overlaps[site], share, difference=True, units=a.units(site))
 
 
 def _training_overlap(
@@ -279,6 +280,7 @@ def _of_worst(a: Outcomes, b: Outcomes, metric: str) -> Estimate:
     if i is not None and k is not None and a.rows_key(i) and a.rows_key(i) == b.rows_key(k):
         mine, theirs = a.scores(i, metric), b.scores(k, metric)
         if mine and theirs:
+            mine, theirs = a.additions(i, mine), a.additions(i, theirs)
             correlation = float(np.mean([_correlation(x.mean(axis=0), y.mean(axis=0)) for x, y in zip(mine, theirs)]))
     return Combined((one, other), (1.0, -1.0), max(0.0, correlation), debiased=i != k)
 
@@ -334,6 +336,7 @@ def evidence_table(
         "mean": evidence_row(outcomes.mean(metric), {name: one.mean for name, one in compared.items()}),
         "sites": [
             {"name": name, "n": outcomes.rows(i), "few_rows": name in few}
+            | ({} if outcomes.units(i) is None else {"units": outcomes.unit_count(i)})
             | evidence_row(estimates[i], {other: one.at_sites[i] for other, one in compared.items()})
             for i, name in enumerate(outcomes.sites)
         ],
