@@ -33,6 +33,8 @@ class Samples:
             subgroups. Default: None.
         subgroup_names: The names of these numbers. Default: ().
         stream: Where the samples are read from, if they are not in memory. Default: None.
+        units: The unit of each sample, such as its patient, as a number (samples,) int64; None if every sample is its
+            own unit. It is no input, and stays at the site. Default: None.
 
     Example:
         >>> import numpy as np
@@ -47,6 +49,7 @@ class Samples:
     subgroups: Tensor | None = None
     subgroup_names: tuple[str, ...] = ()
     stream: Stream | None = None
+    units: Tensor | None = None
 
     @staticmethod
     def elsewhere(count: int, like: "Samples") -> "Samples":
@@ -133,10 +136,12 @@ class Samples:
 
     def take(self, rows: Tensor) -> "Samples":
         """Returns some of the samples, by their numbers or by a mask. Those of a stream are not read yet."""
+        units = None if self.units is None else self.units[rows]
         if self.stream:
-            return Samples.of_stream(self.stream.take(rows), self)
+            return replace(Samples.of_stream(self.stream.take(rows), self), units=units)
         subgroups = None if self.subgroups is None else self.subgroups[rows]
-        return Samples(trees.at(self.inputs, rows), trees.at(self.targets, rows), subgroups, self.subgroup_names)
+        inputs, targets = trees.at(self.inputs, rows), trees.at(self.targets, rows)
+        return Samples(inputs, targets, subgroups, self.subgroup_names, units=units)
 
     def parts(self) -> Any:
         """Returns the pair (inputs, targets), or (inputs, targets, names of the subgroups); or a stream's samples as

@@ -13,8 +13,8 @@ from typing import NamedTuple
 import numpy as np
 
 from fairmesh.evidence.intervals import ANY, Estimate, Number, PairedShare, Share
-from fairmesh.evidence.scores import Scores, Units, interactions_of, moments_of, share_above_zero, spread
-from fairmesh.evidence.units import additions_to_mean
+from fairmesh.evidence.scores import Scores, interactions_of, moments_of, share_above_zero, spread
+from fairmesh.evidence.units import Additions
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,14 +27,15 @@ class Stratum:
         rows: A number for each row, equal for equal rows: one array per split; None if that is not known. Default:
             None.
         overlap: The share of its rows that a split has in common with another, if `rows` are not known. Default: 0.0.
-        units: The number of each row's unit, one array per split; None if every row is its own. Default: None.
+        additions: What units of rows add to the metric, one entry per split; None if every row is its own unit.
+            Default: None.
     """
 
     scores: Scores
     weight: float
     rows: Sequence[np.ndarray] | None = None
     overlap: float = 0.0
-    units: Units = None
+    additions: Sequence[Additions] | None = None
 
 
 def mean_share(strata: Sequence[Stratum], training: float = 1.0) -> Share:
@@ -193,7 +194,7 @@ class _Sum(NamedTuple):
 
 
 def _sum_of(strata: Sequence[Stratum], training: float) -> _Sum:
-    by_unit = any(stratum.units is not None for stratum in strata)
+    by_unit = any(stratum.additions is not None for stratum in strata)
     strata, evenness = zip(*map(_unit_by_unit, strata))
     splits = len(strata[0].scores)
     by_row = [[np.asarray(scores, dtype=np.float64).mean(axis=0) for scores in one.scores] for one in strata]
@@ -241,10 +242,9 @@ def _sum_of(strata: Sequence[Stratum], training: float) -> _Sum:
 def _unit_by_unit(stratum: Stratum) -> tuple[Stratum, float]:
     """Returns a stratum with what its units add to the mean instead of rows, and the degrees of freedom of that in
     relation to those of units of equal size. One without units stays as it is."""
-    if stratum.units is None:
+    additions = stratum.additions
+    if additions is None:
         return stratum, 1.0
-    scores = [np.asarray(of_split, dtype=np.float64) for of_split in stratum.scores]
-    additions = [additions_to_mean(of_split, units) for of_split, units in zip(scores, stratum.units)]
     evenness = [part.freedom / (len(part.numbers) - 1) for part in additions if len(part.numbers) > 1]
     of_units = replace(stratum, scores=[part.scores for part in additions], rows=[part.numbers for part in additions])
     return of_units, float(np.mean(evenness)) if evenness else 1.0

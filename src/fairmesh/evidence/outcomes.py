@@ -1,9 +1,9 @@
 """What models answered on every site's test rows, kept with a run so that two runs can be compared row by row."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,8 +14,8 @@ from torch import Tensor
 from fairmesh.errors import BadInput, listed
 from fairmesh.evidence.intervals import Estimate, Share, Worst
 from fairmesh.evidence.means import Stratum, mean_number, mean_of, mean_share
-from fairmesh.evidence.scores import Scores, bootstrapped, mean, share
-from fairmesh.evidence.units import additions_to_mean
+from fairmesh.evidence.scores import OfUnits, Scores, bootstrapped, mean, share
+from fairmesh.evidence.units import Additions, additions_to_mean, additions_to_metric
 from fairmesh.metrics.base import MeanMetric, chosen_metrics, limits_of, resampled
 from fairmesh.metrics.builtin import Accuracy
 from fairmesh.metrics.over_sites import WORST_NEEDS_ROWS
@@ -233,38 +233,58 @@ class Outcomes:
         first = {key: i for i, key in reversed(list(enumerate(keys)))}
         answered = {i for i in first.values() if self.at(i) and all(answers.predicted for answers in self.at(i))}
         scores = {i: self.scores(i, metric) for i in answered}
-        known = [self.additions(i, of_site) for i, of_site in scores.items() if of_site]
+        additions = {i: self.additions(i, metric, scores[i]) for i in answered}
+        by_unit = {i: [part.scores for part in of_site] for i, of_site in additions.items() if of_site}
+        known = [by_unit.get(i, of_site) for i, of_site in scores.items() if i in by_unit or of_site]
         skewness = None if self.counts_right(metric) else _skewness(known)
         found = {
-            key: self._estimate(i, metric, scores[i], skewness) if i in answered else Share(math.nan, self.rows(i))
+            key: self._estimate(i, metric, scores[i], additions[i], skewness)
+            if i in answered
+            else Share(math.nan, self.rows(i))
             for key, i in first.items()
         }
         return [found[key] for key in keys]
 
-    def additions(self, site: int, scores: Scores) -> Scores:
-        """Returns the scores of a site; what its units add to their mean, if it has units.
+    def additions(self, site: int, metric: str, scores: Scores) -> list[Additions]:
+        """Returns what the units of a site's test rows add to a metric, one entry per split; nothing if every row is
+        its own unit.
 
         Args:
             site: The number of the site.
-            scores: A number for each row: one array (seeds, rows) per split.
+            metric: The metric.
+            scores: The scores at the site: one array (seeds, rows) per split; empty if it is no mean over rows.
         """
-        units = self.units(site)
-        return scores if units is None else [additions_to_mean(of, by).scores for of, by in zip(scores, units)]
+        units = self.units(site) or []
+        if scores:
+            return [additions_to_mean(of_split, of_rows) for of_split, of_rows in zip(scores, units)]
+        here, function = self.at(site), self.function(metric)
 
-    def _estimate(self, site: int, metric: str, scores: Sequence[np.ndarray], skewness: float | None) -> Estimate:
+        def resample(answers: Answers, counts: np.ndarray) -> np.ndarray:
+            return np.stack([resamples_of(function, answers, s, counts) for s in range(len(answers.losses))], axis=1)
+
+        return [additions_to_metric(partial(resample, one), of_rows) for one, of_rows in zip(here, units)]
+
+    def _estimate(
+        self, site: int, metric: str, scores: Scores, additions: Sequence[Additions], skewness: float | None
+    ) -> Estimate:
         here, function, overlap = self.at(site), self.function(metric), self.overlaps[site]
-        training, limits, units = self.training_overlap(site), limits_of(function), self.units(site)
+        training, limits = self.training_overlap(site), limits_of(function)
+        bounded = limits == (0.0, 1.0) and not scores
+        if additions:
+            found = OfUnits.of(additions, overlap, training, skewness).of_metric(bounded)
+            if bounded or self.counts_right(metric):
+                return found.share(sum(map(len, here)))
+            return found.number(limits, relative=limits[0] == 0.0 and not scores)
         if not scores:
             sizes, seeds = [len(answers) for answers in here], [len(answers.losses) for answers in here]
 
             def resample(split: int, seed: int, counts: np.ndarray) -> np.ndarray:
                 return resamples_of(function, here[split], seed, counts)
 
-            bounded = limits == (0.0, 1.0)
-            return bootstrapped(resample, sizes, seeds, overlap, bounded, False, training, limits, units)
+            return bootstrapped(resample, sizes, seeds, overlap, bounded, training=training, limits=limits)
         if self.counts_right(metric):
-            return share(scores, overlap, training, units)
-        return mean(scores, overlap, training, skewness, limits, units)
+            return share(scores, overlap, training)
+        return mean(scores, overlap, training, skewness, limits)
 
     def function(self, metric: str) -> Any:
         """Returns a metric.
@@ -322,11 +342,13 @@ class Outcomes:
         found, least, rows = [], self.worst_needs_rows, "units" if self.has_units else "rows"
         measured = [self.unit_count(i) for i in range(len(self.sites)) if self.rows(i)]
         none_has_enough = bool(measured) and max(measured) < least
-        single = [name for i, name in enumerate(self.sites) if self.units(i) is not None and self.unit_count(i) == 1]
-        if single:
+        estimates = self.estimates(metric)
+        unknown = [self.sites[i] for i, one in enumerate(estimates) if self._has_too_few_units(i, one)]
+        if unknown:
             found.append(
-                f"The {self.judged_on} rows of {listed(single)} are of one unit, which says nothing about other units: "
-                "there is no interval, and verdicts are unclear. More units, or another split, are needed."
+                f"The {self.judged_on} rows of {listed(unknown)} are of too few units for an interval of the "
+                f"{metric or self.metric}, so verdicts are unclear: one unit says nothing about others, and a metric "
+                "such as auroc needs at least three, and must be defined without any one of them."
             )
         if none_has_enough:
             found.append(f"No site has {least} {self.judged_on} {rows}, so any of them may be the worst by chance.")
@@ -335,7 +357,7 @@ class Outcomes:
                 f"With fewer than {least} {self.judged_on} {rows}, {listed(few)} cannot be the worst site "
                 "(worst_needs_rows sets another number); the mean over sites includes them."
             )
-        heavy = [name for name, one in zip(self.sites, self.estimates(metric)) if getattr(one, "is_heavy", False)]
+        heavy = [name for name, one in zip(self.sites, estimates) if getattr(one, "is_heavy", False)]
         if heavy:
             found.append(
                 f"The {metric or self.metric} has so heavy a tail that intervals are too narrow at {listed(heavy)}: a "
@@ -350,6 +372,10 @@ class Outcomes:
                 "test rows: fm.Site(..., rows=ids)."
             )
         return found
+
+    def _has_too_few_units(self, site: int, estimate: Estimate) -> bool:
+        unknown = not math.isnan(estimate.value) and math.isnan(estimate.interval()[0])
+        return unknown and self.units(site) is not None
 
     def worst_site(self, metric: str | None = None) -> int | None:
         """Returns the number of the worst site; None if no site has a value.
@@ -381,13 +407,15 @@ class Outcomes:
         metric = metric or self.metric
         known = [i for i in range(len(self.sites)) if self.at(i)]
         scores = {i: self.scores(i, metric) for i in known}
-        if not all(scores.values()):
-            return mean_of(self.estimates(metric))
-        strata = self.strata(scores)
         training = float(np.mean(self.trained_in_common)) if self.trained_in_common else 1.0
-        if self.counts_right(metric):
-            return mean_share(strata, training)
-        return mean_number(strata, training, limits_of(self.function(metric)))
+        limits, bounded = limits_of(self.function(metric)), self.counts_right(metric)
+        if all(scores.values()):
+            strata = self.strata(scores)
+        else:
+            strata, bounded = self._strata_of_units(known, metric), limits == (0.0, 1.0)
+            if not strata:
+                return mean_of(self.estimates(metric))
+        return mean_share(strata, training) if bounded else mean_number(strata, training, limits)
 
     def strata(self, scores: Mapping[int, Scores]) -> list[Stratum]:
         """Returns the strata of the sites that have a score at each of their rows. Sites with the same rows are one.
@@ -395,20 +423,39 @@ class Outcomes:
         Args:
             scores: The scores at sites: one array (seeds, rows) per split.
         """
-        groups: dict[tuple[str, ...], list[int]] = {}
-        for i, of_site in scores.items():
-            if of_site and not any(np.isnan(of_split).any() for of_split in of_site):
-                groups.setdefault(self.rows_key(i), []).append(i)
-        count = sum(map(len, groups.values()))
+        defined = {i: of for i, of in scores.items() if of and not any(np.isnan(of_split).any() for of_split in of)}
         strata = []
-        for sites in groups.values():
+        for sites in self._with_same_rows(defined):
             first = sites[0]
             numbers = [of_split.rows.numpy() for of_split in self.at(first) if of_split.rows is not None]
             known = len(numbers) == len(self.of_sites) and first not in self.guessed_overlaps
             means = [np.mean(of_split, axis=0) for of_split in zip(*(scores[i] for i in sites))]
-            rows, overlap = numbers if known else None, self.overlaps[first]
-            strata.append(Stratum(means, len(sites) / count, rows, overlap, self.units(first)))
+            weight, additions = len(sites) / len(defined), self.additions(first, self.metric, means) or None
+            strata.append(Stratum(means, weight, numbers if known else None, self.overlaps[first], additions))
         return strata
+
+    def _strata_of_units(self, sites: Sequence[int], metric: str) -> list[Stratum]:
+        """Returns the strata of a metric that is no mean over rows, if all sites have units and it is defined without
+        any of them; else nothing."""
+        every = {i: self.additions(i, metric, []) for i in sites}
+        if not all(of and not any(np.isnan(part.scores).any() for part in of) for of in every.values()):
+            return []
+        if max(self.unit_count(i) for i in sites) < 3:  # as at single sites
+            return []
+        strata = []
+        for group in self._with_same_rows(sites):
+            of_splits = list(zip(*(every[i] for i in group)))
+            means = [np.mean([part.scores for part in of_split], axis=0) for of_split in of_splits]
+            additions = [of_split[0]._replace(scores=scores) for of_split, scores in zip(of_splits, means)]
+            strata.append(Stratum(means, len(group) / len(sites), None, self.overlaps[group[0]], additions))
+        return strata
+
+    def _with_same_rows(self, sites: Iterable[int]) -> list[list[int]]:
+        """Returns the sites in groups that have the same test rows."""
+        groups: dict[tuple[str, ...], list[int]] = {}
+        for i in sites:
+            groups.setdefault(self.rows_key(i), []).append(i)
+        return list(groups.values())
 
     def without_outputs(self) -> "Outcomes":
         """Returns the same without the outputs, which only some metrics need."""

@@ -43,7 +43,7 @@ def share(scores: Scores, overlap: float = 0.0, training: float = 1.0, units: Un
     if not arrays:
         return Share(math.nan, 0)
     if units is not None:
-        return _OfUnits.mean(arrays, units, overlap, training).share(sum(a.shape[1] for a in arrays))
+        return OfUnits.mean(arrays, units, overlap, training).share(sum(a.shape[1] for a in arrays))
     of_rows = [float(a.mean(axis=0).var()) / a.shape[1] for a in arrays]
     return _as_share(*_spread_of(arrays, of_rows, overlap, training), arrays)
 
@@ -95,7 +95,7 @@ def mean(
     if not arrays:
         return Number(math.nan, 0, math.nan)
     if units is not None:
-        return _OfUnits.mean(arrays, units, overlap, training, skewness).number(limits)
+        return OfUnits.mean(arrays, units, overlap, training, skewness).number(limits)
     by_row = [a.mean(axis=0) for a in arrays]
     moments = moments_of(by_row)
     of_rows = [moments.variance / len(a) for a in by_row]
@@ -169,7 +169,7 @@ def paired(
     only_a, only_b = (share_above_zero([sign * d for d in differences]) for sign in (1.0, -1.0))
     of_one = only_a + only_b - (only_a - only_b) ** 2
     if units is not None:
-        found = _OfUnits.mean(differences, units, overlap, training)
+        found = OfUnits.mean(differences, units, overlap, training)
         return PairedShare(only_a, only_b, found.count, *found.effective(of_one, sum(d.shape[1] for d in differences)))
     of_rows = [float(d.mean(axis=0).var()) / d.shape[1] for d in differences]
     _, variance, freedom = _spread_of(differences, of_rows, overlap, training)
@@ -262,7 +262,7 @@ def bootstrapped(
             additions_to_metric(lambda c, k=k, n=n: np.stack([metric(k, s, c) for s in range(n)], axis=1), of_split)
             for k, (n, of_split) in enumerate(zip(seeds, units))
         ]
-        found = _OfUnits.of(additions, overlap, training)
+        found = OfUnits.of(additions, overlap, training).of_metric(bounded)
         return found.share(sum(rows)) if bounded and not difference else found.number(limits, relative)
     points, variances = [], []
     for k, (count, repeats) in enumerate(zip(rows, seeds)):
@@ -283,8 +283,8 @@ def bootstrapped(
     return Number(value, _rows(empty), error, freedom, limits=limits, relative=relative)
 
 
-class _OfUnits(NamedTuple):
-    """What the additions of units say about a metric."""
+class OfUnits(NamedTuple):
+    """What the additions of units say about a metric: its value, its variance and the skewness of its distribution."""
 
     value: float
     count: int  # units of a split
@@ -295,25 +295,38 @@ class _OfUnits(NamedTuple):
     @staticmethod
     def mean(
         arrays: Scores, units: Sequence[np.ndarray], overlap: float, training: float, skewness: float | None = None
-    ) -> "_OfUnits":
-        return _OfUnits.of([additions_to_mean(a, of) for a, of in zip(arrays, units)], overlap, training, skewness)
+    ) -> "OfUnits":
+        """Returns it for a mean over rows."""
+        return OfUnits.of([additions_to_mean(a, of) for a, of in zip(arrays, units)], overlap, training, skewness)
 
     @staticmethod
-    def of(
-        additions: Sequence[Additions], overlap: float, training: float, skewness: float | None = None
-    ) -> "_OfUnits":
+    def of(additions: Sequence[Additions], overlap: float, training: float, skewness: float | None = None) -> "OfUnits":
+        """Returns it for additions, one entry per split.
+
+        Args:
+            additions: What the units of each split add.
+            overlap: The share of its test units that a split has in common with another.
+            training: As of `share`.
+            skewness: The skewness of a unit's addition; None for that of these. Default: None.
+        """
         arrays = [part.scores for part in additions]
         by_unit = [a.mean(axis=0) for a in arrays]
         moments = moments_of(by_unit)
         of_units = [moments.variance / len(a) for a in by_unit]
-        value, variance, freedom = _spread_of(arrays, of_units, overlap, training)
+        points = [part.values for part in additions]
+        value, variance, freedom = spread(points, of_units, interactions_of(arrays), overlap, training)
         if not variance > 0:
-            return _OfUnits(value, _rows(arrays), variance, math.inf, 0.0)
+            return OfUnits(value, _rows(arrays), variance, math.inf, 0.0)
         due = float(np.mean(of_units)) * (1.0 / len(by_unit) + (1.0 - 1.0 / len(by_unit)) * overlap)
         uncertain = due**2 / max(1.0, unit_freedom(additions)) + variance**2 / freedom
         of_one = moments.third / moments.variance**1.5 if skewness is None and moments.variance > 0 else skewness or 0.0
         skew = of_one * due**2 / math.sqrt(moments.variance) / variance**1.5 if moments.variance > 0 else 0.0
-        return _OfUnits(value, _rows(arrays), variance, variance**2 / uncertain, skew)
+        return OfUnits(value, _rows(arrays), variance, variance**2 / uncertain, skew)
+
+    def of_metric(self, bounded: bool) -> "OfUnits":
+        """Returns the same for a metric that is no mean over rows. One in [0, 1] may compare rows of different units,
+        as an AUROC does; with one of two units left out, there is nothing to compare."""
+        return self._replace(variance=math.nan) if bounded and self.count < 3 else self
 
     def effective(self, of_one: float, rows: int) -> tuple[float, float]:
         """Returns how many independent rows have this variance, if one has the variance `of_one`, and its degrees of
@@ -325,11 +338,13 @@ class _OfUnits(NamedTuple):
         return of_one / max(self.variance, self.count / (12.0 * rows * rows)), self.freedom
 
     def share(self, rows: int) -> Share:
+        """Returns the estimate of a share, or of another metric in [0, 1], of so many rows."""
         if not 0.0 <= self.value <= 1.0:
             return Share(math.nan, self.count)
         return Share(self.value, self.count, *self.effective(self.value * (1.0 - self.value), rows))
 
     def number(self, limits: tuple[float, float], relative: bool = False) -> Number:
+        """Returns the estimate of another number."""
         error = math.sqrt(self.variance) if self.variance >= 0 else math.nan
         return Number(self.value, self.count, error, self.freedom, self.skew, limits, relative)
 

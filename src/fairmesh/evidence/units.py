@@ -17,6 +17,7 @@ _GROUPS = 100  # of units that are left out together, at most: more would take l
 class Additions(NamedTuple):
     """What the units of one split add to a metric."""
 
+    values: np.ndarray  # (seeds,): the metric
     scores: np.ndarray  # (seeds, units): the mean is the metric, the variance over the units' number is its variance
     numbers: np.ndarray  # (units,): which units these are
     freedom: float  # the degrees of freedom of the variance between units
@@ -36,8 +37,8 @@ def additions_to_mean(scores: np.ndarray, units: np.ndarray) -> Additions:
 
 
 def additions_to_metric(metric: Callable[[np.ndarray], np.ndarray], units: np.ndarray) -> Additions:
-    """Returns what units add to a metric of all rows together: by how much it changes without them (jackknife). They
-    are NaN if it is not defined without some of them.
+    """Returns what units add to a metric of all rows together: by how much it changes without them (jackknife). Their
+    scores are NaN if it is not defined without some of them.
 
     Args:
         metric: counts -> the metric of each resample (resamples, seeds). The counts (resamples, rows) say how often
@@ -85,7 +86,7 @@ def _scaled(value: np.ndarray, changes: np.ndarray, numbers: np.ndarray, sizes: 
     count, shares = len(sizes), sizes / sizes.sum()
     squares, cubes = float((shares**2).sum()), float((shares**3).sum())
     if count < 2:
-        return Additions(value + changes, numbers, 0.0)
+        return Additions(value[:, 0], value + changes, numbers, 0.0)
     scale = count * math.sqrt((count - 1) / (count * (1.0 - squares)))
     freedom = (1.0 - squares) ** 2 / (squares - 2.0 * cubes + squares**2)
-    return Additions(value + changes * scale, numbers, max(1.0, freedom))
+    return Additions(value[:, 0], value + changes * scale, numbers, max(1.0, freedom))

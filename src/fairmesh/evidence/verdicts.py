@@ -67,7 +67,8 @@ def verdict_in_words(compared: Mapping[str, Any], unit: Unit, other: str = "") -
     """
     verdict, interval = compared["verdict"], compared.get("interval")
     if "interval" in compared and not (interval and all(map(defined, interval))):
-        return f"not compared with {other}, since it is not measured or not defined" if other else "not compared"
+        reason = "it is not measured or not defined, or rows are of too few units"
+        return f"not compared with {other}, since {reason}" if other else "not compared"
     unclear = verdict == "unclear"
     said = "no clear difference" if unclear else verdict
     said += f" {'from' if unclear else 'than'} {other}" if other else ""
@@ -280,8 +281,9 @@ def _of_worst(a: Outcomes, b: Outcomes, metric: str) -> Estimate:
     if i is not None and k is not None and a.rows_key(i) and a.rows_key(i) == b.rows_key(k):
         mine, theirs = a.scores(i, metric), b.scores(k, metric)
         if mine and theirs:
-            mine, theirs = a.additions(i, mine), a.additions(i, theirs)
-            correlation = float(np.mean([_correlation(x.mean(axis=0), y.mean(axis=0)) for x, y in zip(mine, theirs)]))
+            by_unit = ([part.scores for part in a.additions(i, metric, scores)] for scores in (mine, theirs))
+            pairs = zip(*by_unit) if a.units(i) else zip(mine, theirs)
+            correlation = float(np.mean([_correlation(x.mean(axis=0), y.mean(axis=0)) for x, y in pairs]))
     return Combined((one, other), (1.0, -1.0), max(0.0, correlation), debiased=i != k)
 
 
