@@ -163,9 +163,9 @@ def test_numbers_are_compared_on_the_sites_own_rows():
     here = fm.Problem(torch.nn.Linear(2, 1), [site], loss=torch.nn.functional.mse_loss).prepared
     right, wrong = torch.zeros(2, 3)
     right[:2] = torch.tensor([1.0, 2.0])
-    assert versus_local._of_numbers(here, right, wrong).verdict == "better"
-    assert versus_local._of_numbers(here, wrong, right).verdict == "worse"
-    assert versus_local._of_numbers(here, right, right).verdict == "unclear"
+    assert versus_local._told_apart(here, right, wrong).verdict == "better"
+    assert versus_local._told_apart(here, wrong, right).verdict == "worse"
+    assert versus_local._told_apart(here, right, right).verdict == "unclear"
 
 
 def _common_summary(run: Run) -> str:

@@ -136,6 +136,7 @@ class CrossFit:
         self._outputs = over_models(problem.flat_model.to(device, dtype), problem.at_once(device))
         pools = [_pool(problem, i) for i in sites]
         self.sizes = torch.tensor([len(pool) for pool, _ in pools])
+        self.independent = torch.tensor([_independent(pool) for pool, _ in pools], dtype=torch.float64)
         self.site_of_row = torch.repeat_interleave(torch.arange(len(sites)), self.sizes)
         self.fold_of_row = torch.cat([_folds_of(pool, unseen, folds) for pool, unseen in pools])
         self.unseen = torch.cat([unseen for _, unseen in pools])
@@ -207,8 +208,9 @@ class CrossFit:
         labels, every = self.problem.classes is not None, torch.ones_like(self.judged)
 
         def added(average: Average, k: int, models: Tensor, losses: Tensor, judges: Tensor) -> Average:
-            rows = self._sums(judges.double())
-            evidence = log_evidence(self._sums(losses.masked_fill(~judges, 0.0)), rows, labels)
+            rows = self._sums(judges.double()) * self.independent
+            total = self._sums(losses.masked_fill(~judges, 0.0)) * self.independent
+            evidence = log_evidence(total, rows, labels)
             return average.with_models(models, k, evidence + (math.log(_LOOKS) if tuned and k == 0 else 0.0))
 
         def looked(state: Averaging, k: int) -> Averaging:
@@ -320,8 +322,16 @@ def _pool(problem: Prepared, i: int) -> tuple[Samples, Tensor]:
     more = site.reserved if site.reserved is not None else None if shared else site.validation
     parts = [site.train] if more is None else [site.train, more]
     refuse_streams(parts, f"{site.name}: models of its own, and comparisons with them,")
-    pool = Samples(trees.joined([part.inputs for part in parts]), trees.joined([part.targets for part in parts]))
+    units = None if any(part.units is None for part in parts) else torch.cat([part.units for part in parts])  # type: ignore[misc]
+    inputs, targets = (trees.joined([getattr(part, name) for part in parts]) for name in ("inputs", "targets"))
+    pool = Samples(inputs, targets, units=units)
     return pool, torch.arange(len(pool)) >= len(site.train)
+
+
+def _independent(pool: Samples) -> float:
+    """Returns how many units there are per row. Rows of one unit may all say the same, so together they are taken for
+    one row of evidence."""
+    return 1.0 if pool.units is None else len(pool.units.unique()) / len(pool)
 
 
 def _folds_of(pool: Samples, unseen: Tensor, folds: int) -> Tensor:

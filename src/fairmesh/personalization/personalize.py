@@ -196,7 +196,7 @@ def _chosen(
     labels, rows = problem.task == "classes", {name: of_sites[s] for name, of_sites in rows.items()}
     outputs = {name: of_sites[here] for name, of_sites in outputs.items()}
     targets, judged = fit.targets[here], fit.judged[here]
-    held_out = Predictions(outputs, targets, problem.output_loss, labels)
+    held_out = Predictions(outputs, targets, problem.output_loss, labels, float(fit.independent[s]))
     weights, note = method.weights(held_out, judged), None
     if unseen and LOCAL in weights:
         # The common model has seen the other rows, so they speak too well of it. If they favour the local model all

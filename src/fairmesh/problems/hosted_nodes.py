@@ -90,7 +90,7 @@ class Division:
         rejoin: The first round in which it trains on all; None for never, or if it always does.
         judged_from: The first of the rows that judge it, other than its batches (replicas, nodes, 1).
         judges: How many these are; 0 everywhere if batches judge.
-        apart: How many of them it does not train on.
+        apart: How many of them it does not train on; how many units, if rows belong to units.
     """
 
     samples: list[Samples]
@@ -146,13 +146,21 @@ def _with_validation_sets(whole: Division, nodes: HostedNodes, trained: int) -> 
     lengths, which = torch.tensor([len(samples) for samples in sets]), torch.tensor(of_site)
     first = trained + lengths.cumsum(0) - lengths
     judges = nodes.of_sites(lengths[which])
+    units = torch.tensor([unit_count(samples) for samples in sets])
     return replace(
         whole,
         samples=[*whole.samples, *sets],
         judged_from=nodes.of_sites(first[which]),
         judges=judges,
-        apart=judges,
+        apart=nodes.of_sites(units[which]),
     )
+
+
+def unit_count(samples: Samples, rows: Tensor | None = None) -> int:
+    """Returns how many units some samples are of, or of these rows of them; every row is one if there are no units."""
+    if samples.units is None:
+        return len(samples) if rows is None else len(rows)
+    return len((samples.units if rows is None else samples.units[rows]).unique())
 
 
 def _with_held_out_rows(whole: Division, nodes: HostedNodes, sizes: Tensor, starts: Tensor) -> Division:
@@ -165,6 +173,11 @@ def _with_held_out_rows(whole: Division, nodes: HostedNodes, sizes: Tensor, star
         for k, split in enumerate(problem.every_split)
         for i in problem.here
     ]
+    apart = list(held_out)
+    for (k, i), order in zip(((k, i) for k in range(len(problem.every_split)) for i in problem.here), orders):
+        place = k * problem.n + i
+        rows = order[len(order) - held_out[place] :] - begins[place]
+        apart[place] = unit_count(problem.every_split[k].sites[i].train, rows)
     counts = torch.tensor(held_out, device=sizes.device)
     judges = torch.where(counts == 0, sizes, counts)  # one too small to hold any out is judged on its training rows
     return replace(
@@ -174,5 +187,5 @@ def _with_held_out_rows(whole: Division, nodes: HostedNodes, sizes: Tensor, star
         rejoin=problem.objective.rejoin_round(),
         judged_from=nodes.of_sites(starts + sizes - judges),
         judges=nodes.of_sites(judges),
-        apart=nodes.of_sites(counts),
+        apart=nodes.of_sites(torch.tensor(apart, device=sizes.device)),
     )

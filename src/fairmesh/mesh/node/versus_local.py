@@ -2,8 +2,9 @@
 
 Each site trains its own model, compares both on its own test rows, and announces four counts, signed: how many rows
 both models, only the common one, only its own one, or neither answers right. A count below five is not told. Of models
-that predict numbers it announces the verdict only; the difference and its interval stay in the site's folder. So every
-site can show the verdicts of all sites.
+that predict numbers, and of rows that belong to units such as patients, about which counts say nothing, it announces
+the verdict only; the difference and its interval stay in the site's folder. So every site can show the verdicts of all
+sites.
 """
 
 import dataclasses
@@ -51,6 +52,10 @@ _SILENT = (
     f"These sites have told no counts of test rows, as with fewer than {ROWS_AT_LEAST} of them, and cannot be the "
     "worst site: {}. The mean over sites includes them; its interval takes each for a site with one row."
 )
+_BY_UNIT = (
+    "These sites have told their verdict by units without counts of rows, so that others know no interval: {}. The "
+    "interval of the mean over sites takes each for a site with one unit."
+)
 
 
 def compared(rounds: Rounds, common: Path, folder: Path) -> dict[str, Any]:
@@ -80,10 +85,10 @@ def compared(rounds: Rounds, common: Path, folder: Path) -> dict[str, Any]:
             theirs = flat.row_of_state_dict(load_file(common)).to(own)
             theirs = theirs if part is None else flat.at_site(theirs, part.rows[0, 0])
             here = rounds.problem.changed(sites=[mine], prior=None, objective=Objective())
-            if here.classes:
+            if here.classes and mine.test.units is None:
                 cells = _counted(here, theirs, own)
             else:
-                found = _of_numbers(here, theirs, own)
+                found = _told_apart(here, theirs, own)
                 verdict, at_home = found.verdict, {"metric": here.primary} | found.table()
     except (BadInput, Diverged, RuntimeError) as error:  # the result is complete without it
         why_not = _FAILED  # the error may name files or values of this site
@@ -102,6 +107,8 @@ def _not_compared(membership: Membership, problem: Prepared, mine: Site) -> str:
         return "sites train with code of their own"
     if mine.test is None:
         return "no test rows"
+    if mine.test.units is not None and len(mine.test.units.unique()) < 2:
+        return "fewer than 2 test units"
     return f"fewer than {ROWS_AT_LEAST} test rows" if len(mine.test) < ROWS_AT_LEAST else ""
 
 
@@ -135,8 +142,8 @@ def _looks(rounds: int) -> set[int]:
     return {max(1, round(rounds * (k / LOOKS) ** 2)) for k in range(1, LOOKS + 1)}
 
 
-def _of_numbers(here: Prepared, common: Tensor, own: Tensor) -> Difference:
-    """Returns how two models that predict numbers differ on this site's test rows."""
+def _told_apart(here: Prepared, common: Tensor, own: Tensor) -> Difference:
+    """Returns how two models differ on this site's test rows, by the site's own verdict."""
     ours, alone = (judged(here, {0: row[None]}) for row in (common, own))
     (found,) = versus(ours, alone).at_sites
     if math.isnan(found.interval[0]):
@@ -176,7 +183,8 @@ def evidence_of(
     announced: Mapping[str, Mapping[str, Any]], names: Sequence[str], values: Sequence[float | None], metric: str
 ) -> dict[str, Any]:
     """Returns the intervals and verdicts of all sites, in the form in which a simulation has them in its summary. A
-    site that has told no counts may have a single test row: it counts as such in the mean, and cannot be the worst.
+    site that has told no counts may have a single test row: it counts as such in the mean, and cannot be the worst. One
+    that has told a verdict instead has units; such sites can be the worst if no site has told counts.
 
     Args:
         announced: What each site announced.
@@ -187,15 +195,18 @@ def evidence_of(
     every = [
         _AtSite(name, math.nan if v is None else v, metric, **_told(announced[name])) for name, v in zip(names, values)
     ]
-    counted = [site for site in every if not site.silent]
+    told_counts = [site for site in every if not site.silent and not site.by_unit]
+    counted = told_counts or [site for site in every if site.by_unit]
     worst = Worst(tuple(site.estimate for site in counted), higher_is_better=metric == _ACCURACY)
-    mean = mean_of([Share(site.value, 1) if site.silent else site.estimate for site in every])
-    silent = [site.name for site in every if site.silent and not math.isnan(site.value)]
+    mean = mean_of([Share(site.value, 1) if site.silent or site.by_unit else site.estimate for site in every])
+    measured = [site for site in every if not math.isnan(site.value)]
+    silent, by_unit = ([site.name for site in measured if getattr(site, kind)] for kind in ("silent", "by_unit"))
+    notes = ((_SILENT, silent), (_BY_UNIT, by_unit))
     return {
         "level": LEVEL,
         "metric": metric,
-        "covers": "samples",
-        "notes": [_SILENT.format(", ".join(silent))] if silent else [],
+        "covers": "units" if by_unit and not told_counts else "samples",
+        "notes": [note.format(", ".join(sites)) for note, sites in notes if sites],
         "worst": {"site": None if worst.which is None else counted[worst.which].name} | evidence_row(worst),
         "mean": evidence_row(mean),
         "sites": [site.row() for site in every],
@@ -223,8 +234,13 @@ class _AtSite:
 
     @property
     def silent(self) -> bool:
-        """Whether it has told no counts, so that it may have a single test row."""
-        return self.metric == _ACCURACY and not self.cells
+        """Whether it has told neither counts nor a verdict, so that it may have a single test row."""
+        return self.metric == _ACCURACY and not self.cells and not self.verdict
+
+    @property
+    def by_unit(self) -> bool:
+        """Whether it has told a verdict instead of counts, since its rows belong to units."""
+        return self.metric == _ACCURACY and not self.cells and bool(self.verdict)
 
     @property
     def estimate(self) -> Estimate:
@@ -268,13 +284,14 @@ def evidence(
     rows: Mapping[str, int],
     same: bool,
     aside: Aside,
+    labels: bool = False,
 ) -> dict[str, Any] | None:
     """Returns the evidence that the summary of a result gets; None if no site has told counts or a verdict. Counts that
     contradict what a site has said of its accuracy, if both are of the `same` model, or how many test rows it has
-    declared (`rows`), are ignored."""
+    declared (`rows`), are ignored. Verdicts without counts are on accuracy if targets are `labels`."""
     names = list(rows)
     counts, verdicts = (any(announced[name][key] for name in names) for key in ("cells", "verdict"))
-    metric = _ACCURACY if counts else _LOSS
+    metric = _ACCURACY if counts or labels else _LOSS
     values = metrics_by_site(folder).get(metric)
     if values is None or not (counts or verdicts):
         return None
@@ -294,7 +311,8 @@ def add_evidence(rounds: Rounds, folder: Path) -> None:
     same = rounds.state.own is None and "accuracy" not in rounds.problem.metrics  # which may be another one
 
     def of_all() -> dict[str, Any] | None:
-        return evidence(folder, node.bulletin.of_all(KIND), rows, same, node.aside)
+        labels = bool(rounds.problem.classes)
+        return evidence(folder, node.bulletin.of_all(KIND), rows, same, node.aside, labels)
 
     found = node.aside.tried("the comparison of all sites", of_all, None)
     if found is not None:
