@@ -34,6 +34,7 @@ from fairmesh.personalization.builtin import FineTuned
 from fairmesh.personalization.cross_fit import CrossFit, Fitted, rows_to_learn_from, sites_at_once
 from fairmesh.personalization.outcome import PersonalSite
 from fairmesh.problems.evaluator import Evaluator
+from fairmesh.problems.hosted_nodes import unit_count
 from fairmesh.problems.objective import Objective
 from fairmesh.problems.parts import Parts
 from fairmesh.problems.prepared import Prepared
@@ -231,7 +232,7 @@ def constant_sentence(result: Result, constants: Sequence[float] = ()) -> str:
     if not known:
         return ""
     values = [constant for _, constant, _ in known]
-    counted = [c for site, c, _ in known if len(getattr(site, result.judged_on)) >= result.worst_needs_rows]
+    counted = [c for site, c, _ in known if unit_count(getattr(site, result.judged_on)) >= result.worst_needs_rows]
     worst, mean = (min if higher else max)(counted or values), _mean(values)
     as_good = [str(site.name) for site, c, reached in known if (c >= reached if higher else c <= reached)]
     where = f"; it does as well as the run at {listed(as_good, 5)}" if as_good else ""

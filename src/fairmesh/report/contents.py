@@ -107,6 +107,7 @@ def _sites(run: Run) -> list[Json]:
                 "name": name,
                 "group": str(summary["groups"][i]),
                 "n": n,
+                "units": known.get("units"),  # of which the samples are, such as patients
                 "n_at_least": bool(known.get("n_at_least")),  # counts below five do not travel between organisations
                 "support": counted.get("classes"),
                 "measured": n != 0 and run.is_measured(i),

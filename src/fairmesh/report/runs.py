@@ -251,7 +251,7 @@ def caption_of(runs: Sequence[Run]) -> str:
     labels: dict[str, list[str]] = {}
     for run in runs:
         if run.alive and run.evidence:
-            covers = run.evidence["covers"].replace("samples", f"{run.summary['judged_on']} samples")
+            covers = f"{run.summary['judged_on']} {run.evidence['covers']}"  # which begins with samples or units
             by = f" (means over {run.spread_by()})" if run.spread_by() else ""
             text = f"{100 * run.evidence['level']:.0f} % intervals over {covers}{by}"
             labels.setdefault(text, []).append(run.label)

@@ -44,6 +44,7 @@ def of_sites(card: Json, order: Sequence[int]) -> Rows:
     columns: dict[str, Callable[[Json], str]] = {  # "" for what a site has not told
         "site": site_name,
         "n": _count,
+        "units": lambda site: str(site["units"] or ""),
         "\n".join(["per class", *([" / ".join(card["classes"])] if card["classes"] else [])]): (
             lambda site: " / ".join(map(str, site["support"] or ())) if few_classes else ""
         ),

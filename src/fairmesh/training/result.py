@@ -78,7 +78,7 @@ class Result:
         notes: What a reader of the numbers must know, such as where a metric is not defined. Default: [].
         answered: What the models answered on the test rows, if several processes trained and gathered it. Default: {}.
         cvar_level: The share of the sites that "cvar" and "worst_share" are means over. Default: 0.2.
-        worst_needs_rows: How many test rows a site needs to be the worst one. Default: 5.
+        worst_needs_rows: How many test rows, or units, a site needs to be the worst one. Default: 5.
 
     Example:
         >>> import fairmesh as fm
@@ -123,7 +123,8 @@ class Result:
         def row(name: str, one: Mapping[str, Any]) -> list[str]:
             numbers = (f"{100 * x:.1f}" if share else f"{x:.4g}" for x in (one["value"], *one["interval"]))
             value, low, high = ("not defined" if "nan" in x else x for x in numbers)
-            return [name, value, "" if "not defined" in (low, high) else f"{low} to {high}", str(one.get("n", ""))]
+            count = f"{one.get('n', '')}" + (f" of {one['units']} units" if "units" in one else "")
+            return [name, value, "" if "not defined" in (low, high) else f"{low} to {high}", count]
 
         def sort_key(one: Mapping[str, Any]) -> float:
             return math.inf if not math.isfinite(one["value"]) else one["value"] if higher else -one["value"]
@@ -141,7 +142,8 @@ class Result:
             rows.append([f"and {len(sites) - len(shown)} more", "", "", ""])
         apart = [row(one["name"], one) for one in found["sites"] if one["few_rows"]][:_SITES_SHOWN]
         if apart:
-            rows += [[f"fewer than {self.worst_needs_rows} rows:", "", "", ""], *apart]
+            kind = "units" if any("units" in one for one in found["sites"]) else "rows"
+            rows += [[f"fewer than {self.worst_needs_rows} {kind}:", "", "", ""], *apart]
         return "\n".join([aligned(rows), *found["notes"]])
 
     @cached_property
