@@ -23,6 +23,7 @@ from fairmesh.comparisons.phases import Notices, Phases
 from fairmesh.config.tables import to_table
 from fairmesh.data.reserve import FEWEST_ROWS
 from fairmesh.data.site import Site
+from fairmesh.data.units import units_of
 from fairmesh.errors import BadInput, FairmeshError, Interrupted, listed, nearest
 from fairmesh.evidence import Comparison, versus
 from fairmesh.evidence.outcome_files import packed
@@ -31,10 +32,9 @@ from fairmesh.metrics.units import Unit
 from fairmesh.networks.base import Traffic
 from fairmesh.networks.memory import SingleProcess
 from fairmesh.personalization.builtin import FineTuned
-from fairmesh.personalization.cross_fit import CrossFit, Fitted, rows_to_learn_from, sites_at_once
+from fairmesh.personalization.cross_fit import CrossFit, Fitted, can_judge, sites_at_once
 from fairmesh.personalization.outcome import PersonalSite
 from fairmesh.problems.evaluator import Evaluator
-from fairmesh.problems.hosted_nodes import unit_count
 from fairmesh.problems.objective import Objective
 from fairmesh.problems.parts import Parts
 from fairmesh.problems.prepared import Prepared
@@ -232,7 +232,7 @@ def constant_sentence(result: Result, constants: Sequence[float] = ()) -> str:
     if not known:
         return ""
     values = [constant for _, constant, _ in known]
-    counted = [c for site, c, _ in known if unit_count(getattr(site, result.judged_on)) >= result.worst_needs_rows]
+    counted = [c for site, c, _ in known if units_of(getattr(site, result.judged_on)) >= result.worst_needs_rows]
     worst, mean = (min if higher else max)(counted or values), _mean(values)
     as_good = [str(site.name) for site, c, reached in known if (c >= reached if higher else c <= reached)]
     where = f"; it does as well as the run at {listed(as_good, 5)}" if as_good else ""
@@ -473,7 +473,7 @@ class _Work:
         tuned = self._of_fits(
             "fine-tuned", lambda fit, rows: fit.tuned(fit.same(rows), method.steps, method.step), rows
         )
-        few = [rows_to_learn_from(self._problem.of_split(r.split), i) < FEWEST_ROWS for r, i in self._sites]
+        few = [not can_judge(self._problem.of_split(r.split), i) for r, i in self._sites]
         few = torch.tensor(few).view(len(self._replicas), -1, 1)
         return torch.where(few, rows.view_as(tuned).to(tuned), tuned)  # these keep the common model
 
@@ -587,10 +587,11 @@ def _emptied(path: Path) -> Path:
 
 
 def _enough(problem: Prepared, i: int) -> Site:
-    """Returns a site, with its rows repeated if they are too few to hold any out. Held-out rows are then known to the
-    models, so none is stopped early."""
-    site, rows = problem.sites[i], rows_to_learn_from(problem, i)
-    if rows >= FEWEST_ROWS:
+    """Returns a site, with its rows repeated if they or their units are too few to hold any out. Held-out rows are then
+    known to the models, so none is stopped early."""
+    site = problem.sites[i]
+    if can_judge(problem, i):
         return site
-    times = math.ceil(FEWEST_ROWS / len(site.train))
-    return replace(site, train=site.train.take(torch.arange(times * len(site.train)) % len(site.train)))
+    times = max(2, math.ceil(FEWEST_ROWS / len(site.train)))
+    again = site.train.take(torch.arange(times * len(site.train)) % len(site.train))
+    return replace(site, train=replace(again, units=None))

@@ -10,10 +10,11 @@ from torch import Tensor
 
 from fairmesh.data.samples import Samples
 from fairmesh.data.site import Site
+from fairmesh.data.units import units_of
 from fairmesh.errors import BadInput
 from fairmesh.numerics import random_streams
 from fairmesh.numerics.random_streams import SecretIdentities
-from fairmesh.problems.objective import held_out_last
+from fairmesh.problems.objective import held_out_rows
 
 if TYPE_CHECKING:
     from fairmesh.problems.prepared import Prepared
@@ -146,7 +147,7 @@ def _with_validation_sets(whole: Division, nodes: HostedNodes, trained: int) -> 
     lengths, which = torch.tensor([len(samples) for samples in sets]), torch.tensor(of_site)
     first = trained + lengths.cumsum(0) - lengths
     judges = nodes.of_sites(lengths[which])
-    units = torch.tensor([unit_count(samples) for samples in sets])
+    units = torch.tensor([units_of(samples) for samples in sets])
     return replace(
         whole,
         samples=[*whole.samples, *sets],
@@ -156,28 +157,18 @@ def _with_validation_sets(whole: Division, nodes: HostedNodes, trained: int) -> 
     )
 
 
-def unit_count(samples: Samples, rows: Tensor | None = None) -> int:
-    """Returns how many units some samples are of, or of these rows of them; every row is one if there are no units."""
-    if samples.units is None:
-        return len(samples) if rows is None else len(rows)
-    return len((samples.units if rows is None else samples.units[rows]).unique())
-
-
 def _with_held_out_rows(whole: Division, nodes: HostedNodes, sizes: Tensor, starts: Tensor) -> Division:
     """Returns the division in which each site's held-out rows, which judge it, come last among its rows."""
     problem = nodes.problem
-    held_out = [problem.objective.held_out_of(size) for size in sizes.tolist()]
-    begins = starts.tolist()
-    orders = [
-        begins[k * problem.n + i] + held_out_last(split.sites[i].train, i, held_out[k * problem.n + i])
-        for k, split in enumerate(problem.every_split)
-        for i in problem.here
-    ]
-    apart = list(held_out)
-    for (k, i), order in zip(((k, i) for k in range(len(problem.every_split)) for i in problem.here), orders):
-        place = k * problem.n + i
-        rows = order[len(order) - held_out[place] :] - begins[place]
-        apart[place] = unit_count(problem.every_split[k].sites[i].train, rows)
+    held_out, apart = [0] * len(sizes), [0] * len(sizes)  # no node here is of a site elsewhere
+    begins, orders = starts.tolist(), []
+    for k, split in enumerate(problem.every_split):
+        for i in problem.here:
+            train, place = split.sites[i].train, k * problem.n + i
+            held = held_out_rows(train, i, problem.objective)
+            held_out[place] = int(held.sum())
+            apart[place] = held_out[place] if train.units is None else len(train.units[held].unique())
+            orders += [begins[place] + part.nonzero().flatten() for part in (~held, held)]
     counts = torch.tensor(held_out, device=sizes.device)
     judges = torch.where(counts == 0, sizes, counts)  # one too small to hold any out is judged on its training rows
     return replace(
