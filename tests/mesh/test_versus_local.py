@@ -1,12 +1,15 @@
 """Each site compares the common model with the one that it trains alone; only counts travel, and small ones do not."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 import fairmesh as fm
+from fairmesh.data.samples import Samples
 from fairmesh.errors import Diverged
 from fairmesh.evidence import versus_counts
 from fairmesh.evidence.verdicts import verdict_in_words
@@ -139,6 +142,42 @@ def test_evidence_of_numbers_has_verdicts_and_no_number_of_the_comparison():
     assert [sentence.split(":")[0] for sentence in sentences({"evidence": found})] == ["a", "b"]
     unit = Unit("loss", share=False)
     assert verdict_in_words(a["versus"]["local"], unit, "alone") == "better than alone"
+
+
+def test_sites_with_units_tell_verdicts_on_accuracy_and_others_know_no_interval(tmp_path):
+    told = {"a": said(verdict="better"), "b": said(verdict="unclear"), "c": said(why_not="fewer than 2 test units")}
+    record = {"round": 60, "accuracy": {"sites": [0.9, 0.7, 0.8]}, "loss": {"sites": [0.3, 0.9, 0.5]}}
+    (tmp_path / "metrics.jsonl").write_text(json.dumps(record) + "\n")
+    rows = dict.fromkeys(NAMES, 200)
+    found = versus_local.evidence(tmp_path, told, rows, True, Aside(lambda *_, **__: None), labels=True)
+    found = json.loads(as_json(found))
+    assert (found["metric"], found["covers"], found["worst"]["site"]) == ("accuracy", "units", "b")
+    assert [site["interval"] for site in found["sites"]] == [[None, None]] * 3
+    assert found["sites"][0]["versus"] == {"local": {"verdict": "better"}}
+    low, high = found["mean"]["interval"]
+    assert high - low > 0.2, "each may have a single unit"
+    by_unit, silent = sorted(found["notes"], key=lambda note: "a, b" not in note)
+    assert "a, b" in by_unit
+    assert "c" in silent
+    assert len(sentences({"evidence": found})) == 2
+
+
+def test_site_with_units_is_compared_by_unit_and_not_with_one_of_them():
+    rng = torch.Generator().manual_seed(0)
+    units = torch.arange(4).repeat_interleave(50)
+    inputs = torch.randn(200, 2, generator=rng)
+    labels = (inputs[:, 0] > 0).long()
+    labels[units == 3] = 1 - labels[units == 3]  # the right model is right for three of four units only
+    site = fm.Site((inputs, labels), test=Samples(inputs, labels, units=units), name="a")
+    here = fm.Problem(torch.nn.Linear(2, 2, bias=False), [site]).prepared
+    right, wrong = torch.tensor([-1.0, 0.0, 1.0, 0.0]), torch.tensor([0.0, -1.0, 0.0, 1.0])
+    cells = versus_local._counted(here, right, wrong)
+    assert difference(cells).verdict == "better", "by rows"
+    assert versus_local._told_apart(here, right, wrong).verdict == "unclear", "by units"
+    single = replace(here.sites[0], test=here.sites[0].test.take(units == 3))
+    membership = SimpleNamespace(site=SimpleNamespace(compare_with_local=True))
+    assert "unit" in versus_local._not_compared(membership, here, single)
+    assert not versus_local._not_compared(membership, here, here.sites[0])
 
 
 def test_announced_verdicts_are_words_and_nothing_else():

@@ -274,3 +274,16 @@ def test_objective_round_trips_through_an_experiment_file(tmp_path):
     again = fm.load_experiment(tmp_path / "run" / "experiment.toml")
     assert again.objective == experiment.objective
     assert again.algorithm == experiment.algorithm
+
+
+@pytest.mark.parametrize("judged_on", ["held-out", "validation"])
+def test_units_that_judge_a_node_are_counted_and_not_their_rows(judged_on):
+    def samples(units: int, first: int) -> Samples:
+        of_rows = torch.arange(first, first + units).repeat_interleave(6)
+        return Samples(torch.randn(len(of_rows), 2), torch.randint(2, (len(of_rows),)), units=of_rows)
+
+    sites = [fm.Site(samples(10, 100 * i), validation=samples(4, 100 * i + 50)) for i in range(3)]
+    problem = fm.Problem(nn.Linear(2, 2), sites, objective=Objective(judged_on, rounds=20))
+    division = oracle_of(problem.prepared).division
+    assert set(division.apart.flatten().tolist()) == {2 if judged_on == "held-out" else 4}
+    assert set(division.judges.flatten().tolist()) == {12 if judged_on == "held-out" else 24}

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fairmesh.comparisons.reference_models import TITLES
+from fairmesh.errors import counted
 from fairmesh.evidence.verdicts import verdict_in_words
 from fairmesh.metrics.units import Unit, defined
 
@@ -26,7 +27,7 @@ def site_sentence(site: Mapping[str, Any], card: Mapping[str, Any]) -> str:
     interval = unit.interval(site["interval"])
     at_least = "at least " if site["n_at_least"] else ""
     of = f" on {at_least}{site['n']} {card['judged_on']} samples" if site["n"] else ""
-    of += f" of {site['units']} units" if site["units"] else ""
+    of += f" of {counted(site['units'], 'unit')}" if site["units"] else ""
     told = f"{unit.metric} {unit.shown(value)}{f' ({interval})' if interval else ''}{of}"
     if ALONE not in site["versus"]:
         return told + (f"; not compared with alone: {site['why_not_compared']}" if site["why_not_compared"] else "")

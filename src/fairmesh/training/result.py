@@ -13,7 +13,7 @@ from fairmesh.algorithms.fitting import trains_alone
 from fairmesh.comparisons.weights import WeightsVerdict, verdict_of
 from fairmesh.config.overrides import flat_table
 from fairmesh.config.tables import to_table
-from fairmesh.errors import BadInput, nearest
+from fairmesh.errors import BadInput, counted, nearest
 from fairmesh.evidence.answering import judged
 from fairmesh.evidence.outcomes import Outcomes
 from fairmesh.evidence.verdicts import evidence_table
@@ -123,7 +123,7 @@ class Result:
         def row(name: str, one: Mapping[str, Any]) -> list[str]:
             numbers = (f"{100 * x:.1f}" if share else f"{x:.4g}" for x in (one["value"], *one["interval"]))
             value, low, high = ("not defined" if "nan" in x else x for x in numbers)
-            count = f"{one.get('n', '')}" + (f" of {one['units']} units" if "units" in one else "")
+            count = f"{one.get('n', '')}" + (f" of {counted(one['units'], 'unit')}" if "units" in one else "")
             return [name, value, "" if "not defined" in (low, high) else f"{low} to {high}", count]
 
         def sort_key(one: Mapping[str, Any]) -> float:
