@@ -161,6 +161,22 @@ def test_splits_have_units_in_common_and_not_rows():
     assert outcomes.covers == "units and splits"
 
 
+def test_splits_with_one_unit_each_judge_by_the_units_of_all():
+    rng = np.random.default_rng(0)
+    answers = [
+        Answers(str(k), torch.from_numpy(value + 0.1 * rng.normal(size=(1, 40))).float(), units=torch.full((40,), k))
+        for k, value in enumerate((1.0, 2.0, 4.0))
+    ]
+    outcomes = Outcomes(("a",), "loss", False, tuple(answers), ((0,), (1,), (2,)))
+    for estimate in (*outcomes.estimates(), outcomes.mean()):
+        low, high = estimate.interval()
+        assert low < 1.0 < 4.0 < high
+        assert estimate.value == pytest.approx(7 / 3, abs=0.1)
+    assert outcomes.unit_count(0) == 3
+    same = replace(outcomes, answers=tuple(replace(one, units=torch.zeros(40).long()) for one in answers))
+    assert math.isnan(same.estimates()[0].interval()[0]), "all splits test on one and the same unit"
+
+
 def test_run_counts_the_units_of_its_test_rows_and_keeps_no_identifier(tmp_path):
     rng = torch.Generator().manual_seed(0)
 

@@ -116,7 +116,7 @@ def worse_than_constant(outcomes: Outcomes, problem: Prepared, group: ProcessGro
         difference = paired(answered, own, outcomes.overlaps[i], shares=False, units=units)
         worse = difference.bound(_SURE / len(every), upper=False) > 0
         more = answered[0].mean(axis=0) - _losses_of(common.reshape(constants[i][0].shape), splits[0], sets[i][0])[0]
-        more = totals_by_unit(more, units and units[0])
+        more = totals_by_unit(more, None if units is None else units[0])
         told[i] = [bool(worse), len(more), float(more.sum()), float(np.square(more).sum())]
     every = _gathered(group, told)
     _, count, total, squares = map(sum, zip(*every.values()))

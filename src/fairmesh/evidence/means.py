@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fairmesh.evidence.intervals import ANY, Estimate, Number, PairedShare, Share
-from fairmesh.evidence.scores import Scores, interactions_of, moments_of, share_above_zero, spread
+from fairmesh.evidence.scores import Scores, interactions_of, moments_of, moments_of_units, share_above_zero, spread
 from fairmesh.evidence.units import Additions
 
 
@@ -200,7 +200,10 @@ def _sum_of(strata: Sequence[Stratum], training: float) -> _Sum:
     by_row = [[np.asarray(scores, dtype=np.float64).mean(axis=0) for scores in one.scores] for one in strata]
     weights = np.array([stratum.weight for stratum in strata])
     means = np.array([np.mean([rows.mean() for rows in of_splits]) for of_splits in by_row])
-    moments = [moments_of(of_splits) for of_splits in by_row]
+    moments = [
+        moments_of(of_splits) if one.additions is None else moments_of_units(of_splits, one.rows or ())
+        for one, of_splits in zip(strata, by_row)
+    ]
     variances, thirds, freedoms = (np.array(column) for column in zip(*moments))
     of_row = _filled(variances, freedoms, means)
     common = [_common(stratum, of_splits) for stratum, of_splits in zip(strata, by_row)]

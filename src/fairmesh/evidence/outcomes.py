@@ -178,13 +178,14 @@ class Outcomes:
         return known if known and len(known) == len(self.of_sites) else None
 
     def unit_count(self, site: int) -> int:
-        """Returns how many units the test rows of a site are of; as many as rows where every row is its own.
+        """Returns how many units the test rows of a site are of, in all splits together; as many as rows where every
+        row is its own.
 
         Args:
             site: The number of the site.
         """
         units = self.units(site)
-        return self.rows(site) if units is None else round(sum(len(np.unique(of)) for of in units) / len(units))
+        return self.rows(site) if units is None else len(np.unique(np.concatenate(units)))
 
     def scores(self, site: int, metric: str | None = None) -> list[np.ndarray]:
         """Returns a number for each row whose mean is the metric: one array (seeds, rows) per split. Nothing for a
@@ -440,7 +441,7 @@ class Outcomes:
         every = {i: self.additions(i, metric, []) for i in sites}
         if not all(of and not any(np.isnan(part.scores).any() for part in of) for of in every.values()):
             return []
-        if max(self.unit_count(i) for i in sites) < 3:  # as at single sites
+        if max(len(part.numbers) for of in every.values() for part in of) < 3:  # as at single sites
             return []
         strata = []
         for group in self._with_same_rows(sites):

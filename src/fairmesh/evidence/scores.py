@@ -136,6 +136,20 @@ def moments_of(by_row: Sequence[np.ndarray]) -> Moments:
     return Moments(squares / freedom, cubes / weight if weight > 0 and math.isfinite(cubes) else 0.0, freedom)
 
 
+def moments_of_units(by_unit: Sequence[np.ndarray], numbers: Sequence[np.ndarray]) -> Moments:
+    """Returns the moments of units around the mean of each split; those of the units of all splits, if every split has
+    a single one.
+
+    Args:
+        by_unit: What each unit adds (units,), one array per split.
+        numbers: Which units these are.
+    """
+    if any(len(one) > 1 for one in by_unit):
+        return moments_of(by_unit)
+    every, values = np.concatenate(list(numbers)), np.concatenate(list(by_unit))
+    return moments_of([np.array([values[every == number].mean() for number in np.unique(every)])])
+
+
 def paired(
     a: Scores, b: Scores, overlap: float = 0.0, shares: bool = True, training: float = 1.0, units: Units = None
 ) -> Estimate:
@@ -170,7 +184,9 @@ def paired(
     of_one = only_a + only_b - (only_a - only_b) ** 2
     if units is not None:
         found = OfUnits.mean(differences, units, overlap, training)
-        return PairedShare(only_a, only_b, found.count, *found.effective(of_one, sum(d.shape[1] for d in differences)))
+        return PairedShare(
+            only_a, only_b, found.unit_count, *found.effective(of_one, sum(d.shape[1] for d in differences))
+        )
     of_rows = [float(d.mean(axis=0).var()) / d.shape[1] for d in differences]
     _, variance, freedom = _spread_of(differences, of_rows, overlap, training)
     return PairedShare(only_a, only_b, _rows(differences), *_effective(of_one, variance, freedom, differences))
@@ -287,7 +303,7 @@ class OfUnits(NamedTuple):
     """What the additions of units say about a metric: its value, its variance and the skewness of its distribution."""
 
     value: float
-    count: int  # units of a split
+    unit_count: int  # of a split
     variance: float
     freedom: float
     skew: float
@@ -311,7 +327,7 @@ class OfUnits(NamedTuple):
         """
         arrays = [part.scores for part in additions]
         by_unit = [a.mean(axis=0) for a in arrays]
-        moments = moments_of(by_unit)
+        moments = moments_of_units(by_unit, [part.numbers for part in additions])
         of_units = [moments.variance / len(a) for a in by_unit]
         points = [part.values for part in additions]
         value, variance, freedom = spread(points, of_units, interactions_of(arrays), overlap, training)
@@ -326,7 +342,7 @@ class OfUnits(NamedTuple):
     def of_metric(self, bounded: bool) -> "OfUnits":
         """Returns the same for a metric that is no mean over rows. One in [0, 1] may compare rows of different units,
         as an AUROC does; with one of two units left out, there is nothing to compare."""
-        return self._replace(variance=math.nan) if bounded and self.count < 3 else self
+        return self._replace(variance=math.nan) if bounded and self.unit_count < 3 else self
 
     def effective(self, of_one: float, rows: int) -> tuple[float, float]:
         """Returns how many independent rows have this variance, if one has the variance `of_one`, and its degrees of
@@ -334,19 +350,19 @@ class OfUnits(NamedTuple):
         if math.isnan(self.variance):
             return 0.0, math.inf
         if of_one <= 0:
-            return float(self.count), math.inf
-        return of_one / max(self.variance, self.count / (12.0 * rows * rows)), self.freedom
+            return float(self.unit_count), math.inf
+        return of_one / max(self.variance, self.unit_count / (12.0 * rows * rows)), self.freedom
 
     def share(self, rows: int) -> Share:
         """Returns the estimate of a share, or of another metric in [0, 1], of so many rows."""
         if not 0.0 <= self.value <= 1.0:
-            return Share(math.nan, self.count)
-        return Share(self.value, self.count, *self.effective(self.value * (1.0 - self.value), rows))
+            return Share(math.nan, self.unit_count)
+        return Share(self.value, self.unit_count, *self.effective(self.value * (1.0 - self.value), rows))
 
     def number(self, limits: tuple[float, float], relative: bool = False) -> Number:
         """Returns the estimate of another number."""
         error = math.sqrt(self.variance) if self.variance >= 0 else math.nan
-        return Number(self.value, self.count, error, self.freedom, self.skew, limits, relative)
+        return Number(self.value, self.unit_count, error, self.freedom, self.skew, limits, relative)
 
 
 def spread(

@@ -66,9 +66,9 @@ def totals_by_unit(scores: np.ndarray, units: np.ndarray | None) -> np.ndarray:
 def unit_freedom(parts: Sequence[Additions]) -> float:
     """Returns the degrees of freedom of the variance between units, of several splits that may have units in common."""
     most = sum(len(part.numbers) - 1 for part in parts)
-    if not most:
-        return 0.0
     distinct = len(np.unique(np.concatenate([part.numbers for part in parts])))
+    if not most:  # a single unit in every split
+        return distinct - 1.0
     return sum(part.freedom for part in parts) * min(1.0, (distinct - 1) / most)
 
 
