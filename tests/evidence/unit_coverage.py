@@ -1,6 +1,6 @@
 """How often 95 % intervals by unit cover the truth, on six synthetic sites with several rows per unit.
 
-`python -m tests.evidence.unit_coverage` prints the tables of docs/concepts/evidence.md, in about an hour on one core;
+`python -m tests.evidence.unit_coverage` prints the tables of docs/concepts/evidence.md, in some hours on one core;
 names of cases as arguments print only these. Intervals are those that tables, reports and comparisons have.
 """
 
