@@ -80,6 +80,6 @@ def chance_in_words(by_themselves: int, remaining: int, compared: int) -> str:
     look = "looks different by itself" if by_themselves == 1 else "look different by themselves"
     left = "none remains" if not remaining else "1 remains" if remaining == 1 else f"{remaining} remain"
     return (
-        f"{by_themselves} of {compared} sites {look}, and about {(1 - LEVEL) * compared:.2g} would by chance; adjusted for "
-        f"their number, {left}"
+        f"{by_themselves} of {compared} sites {look}, and about {(1 - LEVEL) * compared:.2g} would by chance; adjusted "
+        f"for their number, {left}"
     )

@@ -85,7 +85,14 @@ def _side_by_side(every: Sequence[Run], cards: Sequence[Json]) -> Iterable[str]:
         if lambdas[0] is not None:
             weights[card["label"]] = {"values": lambdas, "style": k, "origins": priors}
     drawn = plots.dots(names, values, unit.label)
-    made = [figure(drawn, f"{unit.metric} of every site under each run", f"{unit.metric} site by site.")]
+    some = "" if len(names) == len(cards[0]["sites"]) else f", the first {DOTS} of the table"
+    made = [figure(drawn, f"{unit.metric} of every site under each run", f"{unit.metric} site by site{some}.")]
+    if some:
+        every = {
+            card["label"]: [unit.scale * site["metrics"][unit.metric] for site in card["sites"]] for card in pictured
+        }
+        said = f"{unit.metric} of all sites: the share of sites with at most this value."
+        made.append(figure(plots.distributions(every, unit.label), said, said))
     if weights:
         said = (
             f"How much each site counts in {', '.join(weights)}. Arrows begin at the site's prior, its share of all "

@@ -162,6 +162,13 @@ class Run:
         sign, values = 1 if self.higher_is_better else -1, self.by_site()
         return sorted(range(len(values)), key=lambda i: (math.isnan(values[i]), i in few, sign * values[i]))
 
+    def worse_off_first(self) -> list[int]:
+        """Returns the numbers of the sites in the order in which they matter: those that are worse than alone, then the
+        worst first."""
+        versus = [site.get("versus", {}).get("local") or {} for site in self.evidence.get("sites", ())]
+        worse = {i for i, difference in enumerate(versus) if difference.get("verdict") == "worse"}
+        return sorted(self.worst_first(), key=lambda i: i not in worse)
+
     def is_measured(self, i: int) -> bool:
         """Returns whether site i has data to be judged by; it is taken to, while a run is in progress."""
         support = self.summary.get("support")
@@ -347,22 +354,30 @@ def worst_sites(runs: Sequence[Run]) -> set[int]:
     return {i for run in runs if defined(run.by_site()[i := run.worst_first()[0]])}
 
 
-def of_worst_sites(table: list[list[str]], run: Run) -> list[list[str]]:
-    """Returns a table of sites with the rows of the worst ones, the worst first, if there are many sites."""
+def few_sites(run: Run) -> list[int]:
+    """Returns the sites that tables on a terminal show, in their order; of many, the ten that matter most."""
+    n = len(run.summary["sites"])
+    return run.worse_off_first()[:SITES_SHOWN] if n > SITES_SHOWN + 2 else list(range(n))
+
+
+def few_rows(table: list[list[str]], run: Run) -> list[list[str]]:
+    """Returns a table of sites; of many, with the rows of those that matter most, and how many more there are."""
     names = [str(name) for name in run.summary["sites"]]
-    if len(names) <= SITES_SHOWN + 2 or not table:
+    first = [names[i] for i in few_sites(run)]
+    if len(first) == len(names) or not table:
         return table
-    first = [names[i] for i in run.worst_first()[:SITES_SHOWN]]
-    return [table[0], *sorted((row for row in table[1:] if row[0] in first), key=lambda row: first.index(row[0]))]
+    rows = sorted((row for row in table[1:] if row[0] in first), key=lambda row: first.index(row[0]))
+    return [table[0], *rows, [f"... and {len(names) - len(first)} more", *[""] * (len(table[0]) - 1)]]
 
 
-def some_sentences(sentences: Sequence[str], word: str) -> list[str]:
-    """Returns sentences about sites; of many, the first ten, before all those with a word, and how many others there
-    are."""
+def few_sentences(sentences: Sequence[str], verdicts: Sequence[str]) -> list[str]:
+    """Returns sentences about sites; of many, those of sites with a verdict, first the bad ones, ten at most."""
     if len(sentences) <= SITES_SHOWN + 2:
         return list(sentences)
-    shown = sorted(sentences, key=lambda text: word not in text)[:SITES_SHOWN]
-    return [*shown, f"and {len(sentences) - SITES_SHOWN} more sites, which are in the report and in summary.json"]
+    ranks = ["worse", "hurt", "better", "helped"]
+    said = sorted((ranks.index(verdict), i) for i, verdict in enumerate(verdicts) if verdict in ranks)
+    more = f"... and {len(said) - SITES_SHOWN} more, which are in the report and in summary.json"
+    return [*(sentences[i] for _, i in said[:SITES_SHOWN]), *([more] if len(said) > SITES_SHOWN else [])]
 
 
 def worst_in_words(run: Run, most: int = 3) -> str:

@@ -16,7 +16,7 @@ from typing import Any
 from fairmesh.metrics.units import Unit
 from fairmesh.report.elements import ROWS
 from fairmesh.report.runs import Run
-from fairmesh.report.sentences import unit_of
+from fairmesh.report.sentences import ALONE, unit_of
 
 Json = dict[str, Any]
 
@@ -52,8 +52,12 @@ class View:
 
 
 def in_order(card: Json) -> Sequence[int]:
-    """Returns the numbers of the sites in their own order or, of many sites, the worst first."""
-    return range(len(card["sites"])) if len(card["sites"]) <= ROWS else card["worst_first"]
+    """Returns the numbers of the sites in their own order; of many sites, those that are worse than alone come first,
+    then the worst."""
+    sites = card["sites"]
+    if len(sites) <= ROWS:
+        return range(len(sites))
+    return sorted(card["worst_first"], key=lambda i: sites[i]["versus"].get(ALONE, {}).get("verdict") != "worse")
 
 
 @cache
