@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 from fairmesh.comparisons.reference_models import ReferenceComparison, constant_sentence
 from fairmesh.report.contents import card
 from fairmesh.report.runs import (
-    SITES_SHOWN,
     Run,
     best_few,
     caption_of,
@@ -20,6 +19,7 @@ from fairmesh.report.runs import (
     personal_table,
     rows_of,
     subgroup_table,
+    with_count,
     worst_in_words,
 )
 from fairmesh.report.tables import of_metrics
@@ -57,7 +57,8 @@ def run_in_words(
     for variant in shown:
         of_variant = "" if variant is run else f": {variant.label}"
         if set(variant.metrics) - {"loss", "accuracy"}:
-            yield Table(of_metrics(card(variant), few_sites(variant)), f"All metrics{of_variant}")
+            rows = of_metrics(card(variant), few_sites(variant))
+            yield Table(with_count(rows, variant), f"All metrics{of_variant}")
         yield Table(few_rows(personal_table(variant), variant), f"The sites' own models{of_variant}")
     yield Table(few_rows(subgroup_table(run), shown[0]), "Subgroups inside the sites")
     yield from (note for note in run.notes() if note not in result.notes)  # those were said when they were found
@@ -83,7 +84,4 @@ def run_in_words(
         outcomes = [site.outcome for site in weighed.sites if site.outcome != "no difference"]
         yield from (in_all, *few_sentences(of_sites[: len(outcomes)], outcomes), weighed.warning or "")
     yield models_in_words(run.summary)
-    if result.problem.n > SITES_SHOWN + 2:
-        first = "those that are worse than alone, then the worst" if references else "the worst"
-        yield f"tables by site show {SITES_SHOWN} of {result.problem.n}, {first}; fairmesh report shows all"
     yield f"written to {folder}; for a page with plots: fairmesh report {folder}"

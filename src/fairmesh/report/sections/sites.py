@@ -1,16 +1,15 @@
 """The table of the sites, their picture, and who talks to whom."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 
-from fairmesh.metrics.units import defined
+from fairmesh.metrics.units import Unit, defined
 from fairmesh.report import plots
-from fairmesh.report.elements import figure, note, pictures, table
+from fairmesh.report.elements import ROWS, UNFOLDED, figure, note, pictures, table
 from fairmesh.report.sections import View
 from fairmesh.report.sentences import REFERENCES
 from fairmesh.report.tables import captions, kinds_of, of_sites
 
 PLACE = 30
-DOTS = 24  # sites with their names in one picture
 
 
 def shown(view: View) -> Iterable[str]:
@@ -36,18 +35,22 @@ def _values(view: View) -> Iterable[str]:
         rows = [{"value": site["references"].get(kind)} for site in view.sites]
         if any(defined(row["value"]) for row in rows):
             series[REFERENCES.get(kind, kind)] = plots.scaled_series(rows, unit.scale)
-    few = {label: {key: column[:DOTS] for key, column in one.items()} for label, one in series.items()}
-    drawn = plots.dots([site["name"] for site in view.sites[:DOTS]], few, unit.label)
-    caption = (
-        f"{unit.metric} of every site" if count <= DOTS else f"{unit.metric} of the first {DOTS} sites of the table"
-    )
+    shown = count if count <= ROWS else UNFOLDED
+    few = {label: {key: column[:shown] for key, column in one.items()} for label, one in series.items()}
+    drawn = plots.dots([site["name"] for site in view.sites[:shown]], few, unit.label)
+    caption = f"{unit.metric} of {'every site' if shown == count else f'the first {shown} sites of the table'}"
     known = any(series["this run"]["intervals"])
     caption += f"; lines are {100 * view.card['intervals']['level']:.0f} % intervals." if known else "."
     yield figure(drawn, caption, caption)
-    if count > DOTS:
-        values = {label: one["values"] for label, one in series.items()}
-        caption = f"{unit.metric} of all {count} sites: the share of sites with at most this value."
-        yield figure(plots.distributions(values, unit.label), caption, caption)
+    if shown < count:
+        yield distribution({label: one["values"] for label, one in series.items()}, unit)
+
+
+def distribution(values: Mapping[str, Sequence[float]], unit: Unit) -> str:
+    """Returns the picture of how the values of many sites are distributed, a line for each label."""
+    count = max(map(len, values.values()))
+    caption = f"{unit.metric} of all {count} sites: the share of sites with at most this value."
+    return figure(plots.distributions(values, unit.label), caption, caption)
 
 
 def _network(view: View) -> str:
