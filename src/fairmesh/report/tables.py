@@ -6,10 +6,8 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 from fairmesh.metrics.units import Unit, defined
-from fairmesh.report.sections import Json
+from fairmesh.report.sections import Json, Rows
 from fairmesh.report.sentences import REFERENCES, unit_of
-
-Rows = list[list[str]]
 
 CLASSES = 6  # as many have room in one cell
 _OVER_SITES = {

@@ -19,6 +19,7 @@ from fairmesh.report.runs import Run
 from fairmesh.report.sentences import ALONE, unit_of
 
 Json = dict[str, Any]
+Rows = list[list[str]]
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,11 @@ class View:
     def sites(self) -> list[Json]:
         """The sites from top to bottom."""
         return [self.card["sites"][i] for i in self.order]
+
+    def ordered(self, rows: Rows) -> Rows:
+        """Returns a table of sites, with its header, in this order."""
+        places = {" ".join(str(site["name"]).split()): place for place, site in enumerate(self.sites)}
+        return rows[:1] + sorted(rows[1:], key=lambda row: places.get(" ".join(row[0].split()), len(places)))
 
     @property
     def unit(self) -> Unit:
