@@ -30,9 +30,9 @@ def test_sites_with_a_difference_are_found_and_their_intervals_cover():
 @pytest.mark.parametrize("sites", [10, 160])
 @pytest.mark.parametrize("name", SAMPLERS)
 def test_verdicts_on_many_sites_hold_for_every_kind_of_number(name, sites):
-    none = simulated(name, sites, repetitions=300)
-    assert none.any_ <= 0.05 + 2.5 * math.sqrt(0.05 * 0.95 / 300)
-    some = simulated(name, sites, effect=0.2 if name == "accuracy" else 0.5, repetitions=150)
+    none = simulated(name, sites, repetitions=200)
+    assert none.any_ <= 0.05 + 2.5 * math.sqrt(0.05 * 0.95 / 200)
+    some = simulated(name, sites, effect=0.2 if name == "accuracy" else 0.5, repetitions=100)
     assert some.found > 0.3
     assert some.false <= 0.06
     assert some.cover >= 0.93
