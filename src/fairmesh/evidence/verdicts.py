@@ -114,13 +114,11 @@ def differences_of(
     """
     clear, found = clear_among(estimates, among), []
     for i, estimate in enumerate(estimates):
-        level, verdict = LEVEL, "unclear"
-        if i in clear.which:
-            level, verdict = (
-                clear.level,
-                "better" if (estimate.interval(clear.level)[0] > 0) == higher_is_better else "worse",
-            )
-        found.append(Difference(estimate.value, estimate.interval(level), verdict, paired[i], level))
+        level = clear.level if i in clear.which else LEVEL
+        low, high = estimate.interval(level)
+        verdict: Verdict = "better" if (low > 0) == higher_is_better else "worse"
+        verdict = verdict if i in clear.which else "unclear"
+        found.append(Difference(estimate.value, (low, high), verdict, paired[i], level))
     return tuple(found)
 
 
