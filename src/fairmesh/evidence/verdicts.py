@@ -7,13 +7,12 @@ from typing import Any, Literal
 
 import numpy as np
 
-from fairmesh.config.registry import registered
 from fairmesh.errors import BadInput
 from fairmesh.evidence.intervals import LEVEL, Combined, Estimate, Share
 from fairmesh.evidence.means import mean_number, mean_of, mean_paired_share
 from fairmesh.evidence.outcomes import Answers, Outcomes, resamples_of
 from fairmesh.evidence.scores import bootstrapped, paired, paired_counts, row_differences
-from fairmesh.metrics import NamedMetric
+from fairmesh.metrics.base import limits_of
 from fairmesh.metrics.units import Unit, defined
 
 Verdict = Literal["better", "worse", "unclear"]
@@ -45,16 +44,14 @@ class Difference:
         """Returns the difference as it is written to JSON."""
         return {"difference": self.difference, "interval": list(self.interval), "verdict": self.verdict}
 
-    def sentence(self, other: str, metric: str = "accuracy") -> str:
+    def sentence(self, other: str, unit: Unit = Unit("accuracy", share=True)) -> str:  # noqa: B008
         """Returns the verdict in words.
 
         Args:
             other: What was compared with, such as "alone".
-            metric: The metric. Default: "accuracy".
+            unit: How the metric is shown. Default: as accuracy.
         """
-        kind = registered(NamedMetric).get(metric)  # a user's own metric may be anything, and is no share
-        is_share = kind is not None and issubclass(kind, NamedMetric) and kind.is_share
-        return verdict_in_words(self.table(), Unit(metric, is_share), other)
+        return verdict_in_words(self.table(), unit, other)
 
 
 def verdict_in_words(compared: Mapping[str, Any], unit: Unit, other: str = "") -> str:
@@ -119,6 +116,7 @@ class Comparison:
         at_sites: The difference at each site.
         worst: The difference of the two models' worst sites, which may be different sites.
         mean: The difference of the means over sites.
+        unit: How the metric is shown.
 
     Example:
         >>> import fairmesh as fm
@@ -135,6 +133,7 @@ class Comparison:
     at_sites: tuple[Difference, ...]
     worst: Difference
     mean: Difference
+    unit: Unit
 
     @property
     def paired(self) -> bool:
@@ -162,7 +161,7 @@ class Comparison:
         Args:
             other: What was compared with, such as "alone".
         """
-        return [f"{name}: {one.sentence(other, self.metric)}" for name, one in zip(self.sites, self.at_sites)]
+        return [f"{name}: {one.sentence(other, self.unit)}" for name, one in zip(self.sites, self.at_sites)]
 
     def sentence(self, other: str) -> str:
         """Returns one sentence for all sites.
@@ -175,8 +174,8 @@ class Comparison:
         counts += f", {self.count('unclear') - unknown} without a clear difference"
         counts += f", {unknown} not compared" if unknown else ""
         return (
-            f"{counts}; the worst site: {self.worst.sentence(other, self.metric)}; the mean over sites: "
-            f"{self.mean.sentence(other, self.metric)}"
+            f"{counts}; the worst site: {self.worst.sentence(other, self.unit)}; the mean over sites: "
+            f"{self.mean.sentence(other, self.unit)}"
         )
 
 
@@ -216,6 +215,7 @@ def versus(a: Outcomes, b: Outcomes, metric: str | None = None) -> Comparison:
         tuple(at_sites),
         difference_of(_of_worst(a, b, metric), higher, all(same)),
         difference_of(mean_difference(a, b, metric), higher, all(same)),
+        a.unit(metric),
     )
 
 
@@ -231,8 +231,8 @@ def _paired(a: Outcomes, b: Outcomes, site: int, metric: str) -> Estimate:
     def resample(split: int, seed: int, counts: np.ndarray) -> np.ndarray:
         return _mean_of(function, here[split], counts) - _mean_of(function, there[split], counts)
 
-    sizes, share = [len(one) for one in here], getattr(function, "is_share", False)
-    return bootstrapped(resample, sizes, [1] * len(here), a.overlaps[site], share, difference=True)
+    sizes, bounded = [len(one) for one in here], limits_of(function) == (0.0, 1.0)
+    return bootstrapped(resample, sizes, [1] * len(here), a.overlaps[site], bounded, difference=True)
 
 
 def _training_overlap(

@@ -356,6 +356,7 @@ class _Error(NamedMetric):
     """A distance between predictions and targets."""
 
     tasks: ClassVar = ("numbers",)
+    in_target_units: ClassVar = True
     limits: ClassVar = (0.0, math.inf)
     higher_is_better: ClassVar = False
 
