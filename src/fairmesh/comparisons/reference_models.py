@@ -430,6 +430,7 @@ class _Work:
             problem, self._topology, algorithm, self._result.rounds,
             seeds=sorted({replica.seed for replica in self._replicas}),
             out=out, resume=self._resume and out is not None and out.exists(), handle_signals=self._handle_signals,
+            announce=lambda text: None,  # what there is to know about the numbers was said of the run
             **to_table(self._options),
         )  # fmt: skip
 

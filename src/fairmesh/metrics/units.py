@@ -64,6 +64,16 @@ class Unit:
         known = self.interval(ends).removesuffix(self._suffix)
         return self.shown(value) + (f" ({known})" if known else "")
 
+    def progress(self, records: Sequence[Mapping[str, Any]]) -> str:
+        """Returns the worst site and the mean over sites, averaged over the records of a measured round, in words."""
+
+        def shown(what: str) -> str:
+            values = [record[self.metric][what] for record in records]
+            return self.shown(sum(values) / len(values))
+
+        of = "" if self.metric == "accuracy" else f"'s {self.metric}"
+        return f"worst site{of} {shown('worst')}, mean {shown('mean')}"
+
     def gap(self, value: Any) -> str:
         """Returns a distance between two values, such as "3.4 points"."""
         return self.shown(value).replace(" %", " points")

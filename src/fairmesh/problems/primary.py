@@ -32,14 +32,12 @@ def undefined_sites(problem: "Prepared", split: str) -> list[int]:
 
 
 def _is_defined(problem: "Prepared", samples: Samples) -> bool:
-    metric = problem.metrics.get(problem.primary)
-    if not isinstance(metric, NamedMetric) or problem.task in ("masks", "several"):
+    metric, targets = problem.metrics.get(problem.primary), samples.labels if samples.stream else samples.targets
+    if not isinstance(metric, NamedMetric) or problem.task in ("masks", "several") or targets is None:
         return True  # only the outputs of a model can tell
-    if samples.stream and samples.labels is None:
-        return True
-    outputs = problem.readings.predictions(problem.probe.model(problem.probe.row, problem.probe.inputs)).detach()
-    targets = samples.known_targets()
-    with suppress(Exception):  # rows without a class: the first measurement explains it
+    targets = targets.unique(dim=0)  # equal ones change nothing
+    with torch.no_grad(), suppress(Exception):  # rows without a class: the first measurement explains it
+        outputs = problem.readings.predictions(problem.probe.model(problem.probe.row, problem.probe.inputs))
         return not math.isnan(metric(torch.zeros(len(targets), *outputs.shape[1:]), targets))
     return True
 
@@ -61,7 +59,7 @@ def undefined_in_words(problem: "Prepared", sites: Sequence[int], split: str) ->
     )
 
 
-def refuse_undefined(problem: "Prepared", split: str) -> BadInput:
+def undefined_everywhere(problem: "Prepared", split: str) -> BadInput:
     """Returns the error of a primary metric that is defined at no site.
 
     Args:

@@ -55,7 +55,7 @@ def run_in_words(
     yield from (caption_of(shown), *choices_in_words([run]), others, *map(worst_in_words, shown))
     for variant in shown:
         of_variant = "" if variant is run else f": {variant.label}"
-        if set(variant.metrics) - {"loss", "accuracy"}:
+        if set(variant.metrics) - {"loss", "accuracy", variant.metric}:
             n, worst_first = result.problem.n, variant.worst_first()
             order = worst_first[:SITES_SHOWN] if n > SITES_SHOWN + 2 else range(n)
             yield Table(of_metrics(card(variant), order), f"All metrics{of_variant}")
