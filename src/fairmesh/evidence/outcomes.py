@@ -16,7 +16,7 @@ from fairmesh.evidence.intervals import Estimate, Share, Worst
 from fairmesh.evidence.means import Stratum, mean_number, mean_of, mean_share
 from fairmesh.evidence.scores import Scores, bootstrapped, mean, share
 from fairmesh.metrics.base import MeanMetric, chosen_metrics, limits_of, resampled
-from fairmesh.metrics.builtin import RMSE, Accuracy
+from fairmesh.metrics.builtin import Accuracy
 from fairmesh.metrics.over_sites import WORST_NEEDS_ROWS
 from fairmesh.metrics.units import Unit
 
@@ -230,8 +230,8 @@ class Outcomes:
             def resample(split: int, seed: int, counts: np.ndarray) -> np.ndarray:
                 return resamples_of(function, here[split], seed, counts)
 
-            bounded = limits == (0.0, 1.0)
-            return bootstrapped(resample, sizes, seeds, overlap, bounded, training=training, limits=limits)
+            more = {"training": training, "limits": limits, "deciding": deciding_rows(function, here)}
+            return bootstrapped(resample, sizes, seeds, overlap, limits == (0.0, 1.0), **more)
         if self.counts_right(metric):
             return share(scores, overlap, training)
         return mean(scores, overlap, training, skewness, limits)
@@ -295,9 +295,7 @@ class Outcomes:
             )
         elif measured and max(measured) < least:
             found.append(f"No site has {least} {self.judged_on} rows, so any of them may be the worst by chance.")
-        # The error of a root is bootstrapped, and only the losses below it tell their tail.
-        rows = "loss" if isinstance(self.function(metric or self.metric), RMSE) else metric
-        heavy = [name for name, one in zip(self.sites, self.estimates(rows)) if getattr(one, "is_heavy", False)]
+        heavy = [name for name, one in zip(self.sites, self.estimates(metric)) if getattr(one, "is_heavy", False)]
         if heavy:
             found.append(
                 f"The {metric or self.metric} has so heavy a tail that intervals are too narrow at {listed(heavy)}: a "
@@ -424,6 +422,17 @@ def resamples_of(
     if answers.outputs is None or answers.targets is None:
         return np.full(len(counts), math.nan)
     return resampled(function, answers.outputs[seed], answers.targets, torch.from_numpy(counts)).numpy()
+
+
+def deciding_rows(function: Any, answers: Sequence[Answers]) -> list[int]:
+    """Returns how many rows decide a metric in each split, such as those of the rarer class.
+
+    Args:
+        function: The metric.
+        answers: The answers at a site, one entry per split.
+    """
+    count = getattr(function, "deciding", len)
+    return [len(of_split) if of_split.targets is None else int(count(of_split.targets)) for of_split in answers]
 
 
 def in_common(sets: Sequence[Tensor]) -> float:

@@ -126,7 +126,14 @@ def moments_of(by_row: Sequence[np.ndarray]) -> Moments:
     return Moments(squares / freedom, cubes / weight if weight > 0 and math.isfinite(cubes) else 0.0, freedom)
 
 
-def paired(a: Scores, b: Scores, overlap: float = 0.0, shares: bool = True, training: float = 1.0) -> Estimate:
+def paired(
+    a: Scores,
+    b: Scores,
+    overlap: float = 0.0,
+    shares: bool = True,
+    training: float = 1.0,
+    skewness: float | None = None,
+) -> Estimate:
     """Returns the estimate of the difference a - b of two models that answered the same test rows.
 
     For shares it is a `PairedShare`, which has an interval also where two models agree at all rows. Other numbers take
@@ -139,6 +146,7 @@ def paired(a: Scores, b: Scores, overlap: float = 0.0, shares: bool = True, trai
         shares: Whether scores are right (1) or wrong (0). Default: True.
         training: The share of its training rows that a split has in common with another, which counts where it is less.
             Default: 1.0.
+        skewness: As of `mean`, of other numbers than shares. Default: None.
 
     Example:
         >>> import numpy as np
@@ -150,7 +158,7 @@ def paired(a: Scores, b: Scores, overlap: float = 0.0, shares: bool = True, trai
     """
     differences = [row_differences(x, y) for x, y in zip(_arrays(a), _arrays(b), strict=True)]
     if not shares:
-        return mean(differences, overlap, training)
+        return mean(differences, overlap, training, skewness)
     if not differences:
         return PairedShare(math.nan, math.nan, 0)
     of_rows = [float(d.mean(axis=0).var()) / d.shape[1] for d in differences]
@@ -208,6 +216,7 @@ def bootstrapped(
     difference: bool = False,
     training: float = 1.0,
     limits: tuple[float, float] = ANY,
+    deciding: Sequence[int] = (),
 ) -> Estimate:
     """Returns the estimate of a metric of all rows together, such as an AUROC. A bootstrap finds its error.
 
@@ -224,6 +233,8 @@ def bootstrapped(
             Default: 1.0.
         limits: The lowest and the highest possible value of a metric that is not `bounded`. If it cannot be negative,
             its interval is that of its logarithm. Default: (-inf, inf).
+        deciding: How many rows decide the metric in each split, such as those of the rarer class; () for all. A
+            bootstrap of few rows finds too small an error. Default: ().
 
     Example:
         >>> import numpy as np
@@ -236,7 +247,7 @@ def bootstrapped(
         >>> low < found.value < high
         True
     """
-    points, variances = [], []
+    points, variances, beyond = [], [], [max(0.5, count - 1.0) for count in deciding or rows]
     for k, (count, repeats) in enumerate(zip(rows, seeds)):
         once, counts = np.ones((1, count)), _table(_width(count))[:, :count].astype(np.float64)
         points.append(np.array([float(metric(k, s, once)[0]) for s in range(repeats)]))
@@ -244,13 +255,13 @@ def bootstrapped(
         drawn = drawn[np.isfinite(drawn)]  # a resample may hold one class only
         enough = count > 1 and len(drawn) >= _RESAMPLES // 10
         variance = float(drawn.var(ddof=1)) if enough else math.nan
+        variance *= 1.0 + 1.0 / beyond[k]
         variances.append(max(variance, (count + 1.0) ** -2) if bounded and difference and enough else variance)
     value, variance, freedom = spread(points, variances, [0.0] * len(points), overlap, training)
+    freedom = min(freedom, max(1.0, sum(beyond)))
     empty = [np.zeros((s, n)) for s, n in zip(seeds, rows)]
     if bounded and not difference:
         return _as_share(value, variance, freedom, empty)
-    if math.isinf(freedom):
-        freedom = max(1.0, float(sum(rows) - len(rows)))
     error = math.sqrt(variance) if variance >= 0 else math.nan
     limits = (-1.0, 1.0) if bounded else limits
     relative = limits[0] == 0.0 and not difference

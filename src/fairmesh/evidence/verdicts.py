@@ -10,7 +10,7 @@ import numpy as np
 from fairmesh.errors import BadInput
 from fairmesh.evidence.intervals import LEVEL, Combined, Estimate, Share
 from fairmesh.evidence.means import mean_number, mean_of, mean_paired_share
-from fairmesh.evidence.outcomes import Answers, Outcomes, resamples_of
+from fairmesh.evidence.outcomes import Answers, Outcomes, deciding_rows, resamples_of
 from fairmesh.evidence.scores import bootstrapped, paired, paired_counts, row_differences
 from fairmesh.metrics.base import limits_of
 from fairmesh.metrics.units import Unit, defined
@@ -224,15 +224,17 @@ def _paired(a: Outcomes, b: Outcomes, site: int, metric: str) -> Estimate:
         return Share(math.nan, a.rows(site))
     mine, theirs = a.scores(site, metric), b.scores(site, metric)
     if mine and theirs:
-        training = _training_overlap(a, b, site, mine, theirs)
-        return paired(mine, theirs, a.overlaps[site], shares=a.counts_right(metric), training=training)
+        training, linear = _training_overlap(a, b, site, mine, theirs), getattr(a.function(metric), "linear", True)
+        skewness = None if linear else 0.0  # roots differ by about as much in both directions
+        return paired(mine, theirs, a.overlaps[site], a.counts_right(metric), training, skewness)
     here, there, function = a.at(site), b.at(site), a.function(metric)
 
     def resample(split: int, seed: int, counts: np.ndarray) -> np.ndarray:
         return _mean_of(function, here[split], counts) - _mean_of(function, there[split], counts)
 
     sizes, bounded = [len(one) for one in here], limits_of(function) == (0.0, 1.0)
-    return bootstrapped(resample, sizes, [1] * len(here), a.overlaps[site], bounded, difference=True)
+    few = deciding_rows(function, here)
+    return bootstrapped(resample, sizes, [1] * len(here), a.overlaps[site], bounded, difference=True, deciding=few)
 
 
 def _training_overlap(

@@ -88,6 +88,10 @@ class NamedMetric(ABC):
         """Returns the metric of all samples."""
         return float(self.resampled(outputs, targets, torch.ones(1, len(targets), dtype=torch.float64))[0])
 
+    def deciding(self, targets: Tensor) -> int:
+        """Returns how many of the samples decide the metric: all, or those of a rare class. A bootstrap needs it."""
+        return len(targets)
+
     def check(self, name: str, task: Task, classes: int | None) -> None:
         """Raises BadInput if the metric does not fit a problem.
 
@@ -127,6 +131,8 @@ class NamedMetric(ABC):
 
 class MeanMetric(NamedMetric):
     """A metric that is the mean of a number per sample. Samples whose number is NaN are left out."""
+
+    linear: ClassVar[bool] = True  # whether a sample's number is the same among other samples
 
     @abstractmethod
     def each(self, outputs: Tensor, targets: Tensor) -> Tensor:
