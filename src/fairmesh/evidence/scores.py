@@ -261,6 +261,8 @@ def bootstrapped(
     freedom = min(freedom, max(1.0, sum(beyond)))
     empty = [np.zeros((s, n)) for s, n in zip(seeds, rows)]
     if bounded and not difference:
+        if value in (0.0, 1.0):  # no resample differs, so that only the number of rows tells how sure it is
+            return Share(value, _rows(empty), float(np.mean(deciding or rows)))
         return _as_share(value, variance, freedom, empty)
     error = math.sqrt(variance) if variance >= 0 else math.nan
     limits = (-1.0, 1.0) if bounded else limits
