@@ -35,10 +35,8 @@ class Learning(GradientSettings):
             a table of names, to built-in ones, `fm.metrics.Metric` (in a file a table with `function` and
             `higher_is_better`), or functions (outputs, targets) of a whole test set -> number, higher is better (in a
             file "file.py:name"). Accuracy, if targets are labels, and loss are always measured. Default: {}.
-        primary: The metric that decides: it names the worst site, and verdicts, the best round and early stopping go by
-            it. A name of `metrics`, "loss", "accuracy", or a built-in metric such as "auroc", which is then measured
-            too. None for "accuracy" if targets are labels, "rmse", in the targets' units, if the model predicts one
-            number per sample, and else "loss". Default: None.
+        primary: The metric by which sites and models are compared: one of `metrics`, "loss", or a built-in one such as
+            "auroc". None for "accuracy" of labels, "rmse" of one number per sample, else "loss". Default: None.
         objective: Which losses the robust weights follow. Default: Objective(), the training losses.
         models_at_once: How many models (nodes times replicas) are evaluated at once: "all" by vmap, a number k >= 1 to
             bound the memory, 1 for one after another, which takes any module. "auto" is "all" or 1, by the kind of
