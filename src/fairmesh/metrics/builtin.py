@@ -212,7 +212,8 @@ class _AtThreshold(_Share):
 
     def deciding(self, targets: Tensor) -> int:
         """Returns how many samples are of the kind that it is about."""
-        return int(((targets == self.positive) == self.of_positives).sum())
+        positives = int(targets.eq(self.positive).sum())  # type: ignore[arg-type]  # a number in a problem
+        return positives if self.of_positives else len(targets) - positives
 
     def resampled(self, outputs: Tensor, targets: Tensor, counts: Tensor) -> Tensor:
         if isinstance(self.positive, str):

@@ -126,8 +126,9 @@ class Prepared(Learning, SiteSamples, BoundModel):
     def unit(self, metric: str = "") -> Unit:
         """Returns how a metric is shown; the primary one without a name."""
         chosen = self.metrics.get(metric := metric or self.primary)
-        in_units = isinstance(chosen, NamedMetric) and chosen.in_target_units and self.preprocessing is not None
-        return Unit(metric, self.is_share(metric), self.preprocessing.target.unit if in_units else "")
+        target = self.preprocessing.target.unit if self.preprocessing else ""
+        in_units = isinstance(chosen, NamedMetric) and chosen.in_target_units
+        return Unit(metric, self.is_share(metric), target if in_units else "")
 
     # How models are evaluated -----------------------------------------------------------------------------------------
 
