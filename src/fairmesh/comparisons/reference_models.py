@@ -27,7 +27,6 @@ from fairmesh.errors import BadInput, FairmeshError, Interrupted, listed, neares
 from fairmesh.evidence import Comparison, versus
 from fairmesh.evidence.outcome_files import packed
 from fairmesh.losses import ModelLoss
-from fairmesh.metrics.units import Unit
 from fairmesh.networks.base import Traffic
 from fairmesh.networks.memory import SingleProcess
 from fairmesh.personalization.builtin import FineTuned
@@ -170,7 +169,7 @@ class ReferenceComparison:
     def table(self) -> list[list[str]]:
         """Returns a header and one row per site: its metric by the run, and by every reference."""
         problem = self.result.problem
-        unit = Unit(problem.primary, problem.is_share(problem.primary))
+        unit = problem.unit()
         measured = [bool(getattr(site, self.result.judged_on)) for site in problem.sites]
 
         def column(name: str | None = None) -> list[str]:
@@ -223,7 +222,7 @@ def constant_sentence(result: Result, constants: Sequence[float] = ()) -> str:
     problem = result.problem.of_split(0)
     if problem.task not in ("classes", "binary", "numbers") or isinstance(problem.loss, ModelLoss):
         return ""
-    unit, higher = Unit(problem.primary, problem.is_share(problem.primary)), problem.higher_is_better(problem.primary)
+    unit, higher = problem.unit(), problem.higher_is_better(problem.primary)
     constants = constants or constant_values(problem, result.judged_on)
     known = [
         (site, constant, reached)
@@ -433,6 +432,7 @@ class _Work:
             problem, self._topology, algorithm, self._result.rounds,
             seeds=sorted({replica.seed for replica in self._replicas}),
             out=out, resume=self._resume and out is not None and out.exists(), handle_signals=self._handle_signals,
+            announce=lambda text: None,  # what there is to know about the numbers was said of the run
             **to_table(self._options),
         )  # fmt: skip
 

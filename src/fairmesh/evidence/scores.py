@@ -216,6 +216,7 @@ def bootstrapped(
     difference: bool = False,
     training: float = 1.0,
     limits: tuple[float, float] = ANY,
+    deciding: Sequence[int] = (),
 ) -> Estimate:
     """Returns the estimate of a metric of all rows together, such as an AUROC. A bootstrap finds its error.
 
@@ -232,6 +233,8 @@ def bootstrapped(
             Default: 1.0.
         limits: The lowest and the highest possible value of a metric that is not `bounded`. If it cannot be negative,
             its interval is that of its logarithm. Default: (-inf, inf).
+        deciding: How many rows decide the metric in each split, such as those of the rarer class; () for all. A
+            bootstrap of few rows finds too small an error. Default: ().
 
     Example:
         >>> import numpy as np
@@ -244,7 +247,7 @@ def bootstrapped(
         >>> low < found.value < high
         True
     """
-    points, variances = [], []
+    points, variances, beyond = [], [], [max(0.5, count - 1.0) for count in deciding or rows]
     for k, (count, repeats) in enumerate(zip(rows, seeds)):
         once, counts = np.ones((1, count)), _table(_width(count))[:, :count].astype(np.float64)
         points.append(np.array([float(metric(k, s, once)[0]) for s in range(repeats)]))
@@ -252,13 +255,15 @@ def bootstrapped(
         drawn = drawn[np.isfinite(drawn)]  # a resample may hold one class only
         enough = count > 1 and len(drawn) >= _RESAMPLES // 10
         variance = float(drawn.var(ddof=1)) if enough else math.nan
+        variance *= 1.0 + 1.0 / beyond[k]
         variances.append(max(variance, (count + 1.0) ** -2) if bounded and difference and enough else variance)
     value, variance, freedom = spread(points, variances, [0.0] * len(points), overlap, training)
+    freedom = min(freedom, max(1.0, sum(beyond)))
     empty = [np.zeros((s, n)) for s, n in zip(seeds, rows)]
     if bounded and not difference:
+        if value in (0.0, 1.0):  # no resample differs, so that only the number of rows tells how sure it is
+            return Share(value, _rows(empty), float(np.mean(deciding or rows)))
         return _as_share(value, variance, freedom, empty)
-    if math.isinf(freedom):
-        freedom = max(1.0, float(sum(rows) - len(rows)))
     error = math.sqrt(variance) if variance >= 0 else math.nan
     limits = (-1.0, 1.0) if bounded else limits
     relative = limits[0] == 0.0 and not difference

@@ -7,14 +7,13 @@ from typing import Any, Literal
 
 import numpy as np
 
-from fairmesh.config.registry import registered
 from fairmesh.errors import BadInput
 from fairmesh.evidence.intervals import LEVEL, Combined, Estimate, Share
 from fairmesh.evidence.many import chance_in_words, clear_among, excludes_zero
 from fairmesh.evidence.means import mean_number, mean_of, mean_paired_share
-from fairmesh.evidence.outcomes import Answers, Outcomes, resamples_of, skewness_of
+from fairmesh.evidence.outcomes import Answers, Outcomes, deciding_rows, resamples_of, skewness_of
 from fairmesh.evidence.scores import bootstrapped, paired, paired_counts, row_differences
-from fairmesh.metrics import NamedMetric
+from fairmesh.metrics.base import limits_of
 from fairmesh.metrics.units import Unit, defined
 
 Verdict = Literal["better", "worse", "unclear"]
@@ -55,16 +54,14 @@ class Difference:
         fields = ("difference", "interval", "level", "verdict")
         return {name: getattr(self, name) for name in fields} | {"interval": list(self.interval)}
 
-    def sentence(self, other: str, metric: str = "accuracy") -> str:
+    def sentence(self, other: str, unit: Unit = Unit("accuracy", share=True)) -> str:  # noqa: B008
         """Returns the verdict in words.
 
         Args:
             other: What was compared with, such as "alone".
-            metric: The metric. Default: "accuracy".
+            unit: How the metric is shown. Default: as accuracy.
         """
-        kind = registered(NamedMetric).get(metric)  # a user's own metric may be anything, and is no share
-        is_share = kind is not None and issubclass(kind, NamedMetric) and kind.is_share
-        return verdict_in_words(self.table(), Unit(metric, is_share), other)
+        return verdict_in_words(self.table(), unit, other)
 
 
 def verdict_in_words(compared: Mapping[str, Any], unit: Unit, other: str = "") -> str:
@@ -152,6 +149,7 @@ class Comparison:
         at_sites: The difference at each site. Verdicts are adjusted for the number of sites that were compared.
         worst: The difference of the two models' worst sites, which may be different sites.
         mean: The difference of the means over sites.
+        unit: How the metric is shown.
 
     Example:
         >>> import fairmesh as fm
@@ -168,6 +166,7 @@ class Comparison:
     at_sites: tuple[Difference, ...]
     worst: Difference
     mean: Difference
+    unit: Unit
 
     @property
     def paired(self) -> bool:
@@ -195,7 +194,7 @@ class Comparison:
         Args:
             other: What was compared with, such as "alone".
         """
-        return [f"{name}: {one.sentence(other, self.metric)}" for name, one in zip(self.sites, self.at_sites)]
+        return [f"{name}: {one.sentence(other, self.unit)}" for name, one in zip(self.sites, self.at_sites)]
 
     def chance(self) -> str:
         """Returns how many sites look different by themselves, if that is more than remain among so many sites;
@@ -216,8 +215,8 @@ class Comparison:
         counts += f", {unknown} not compared" if unknown else ""
         counts += f"; {chance}" if (chance := self.chance()) else ""
         return (
-            f"{counts}; the worst site: {self.worst.sentence(other, self.metric)}; the mean over sites: "
-            f"{self.mean.sentence(other, self.metric)}"
+            f"{counts}; the worst site: {self.worst.sentence(other, self.unit)}; the mean over sites: "
+            f"{self.mean.sentence(other, self.unit)}"
         )
 
 
@@ -260,6 +259,7 @@ def versus(a: Outcomes, b: Outcomes, metric: str | None = None, among: int = 1) 
         differences_of(estimates, higher, same, among),
         difference_of(_of_worst(a, b, metric), higher, all(same)),
         difference_of(mean_difference(a, b, metric), higher, all(same)),
+        a.unit(metric),
     )
 
 
@@ -278,17 +278,17 @@ def _paired(a: Outcomes, b: Outcomes, site: int, metric: str, skewness: float | 
         return Share(math.nan, a.rows(site))
     mine, theirs = a.scores(site, metric), b.scores(site, metric)
     if mine and theirs:
-        training = _training_overlap(a, b, site, mine, theirs)
-        return paired(
-            mine, theirs, a.overlaps[site], shares=a.counts_right(metric), training=training, skewness=skewness
-        )
+        training, linear = _training_overlap(a, b, site, mine, theirs), getattr(a.function(metric), "linear", True)
+        skewness = skewness if linear else 0.0  # roots differ by about as much in both directions
+        return paired(mine, theirs, a.overlaps[site], a.counts_right(metric), training, skewness)
     here, there, function = a.at(site), b.at(site), a.function(metric)
 
     def resample(split: int, seed: int, counts: np.ndarray) -> np.ndarray:
         return _mean_of(function, here[split], counts) - _mean_of(function, there[split], counts)
 
-    sizes, share = [len(one) for one in here], getattr(function, "is_share", False)
-    return bootstrapped(resample, sizes, [1] * len(here), a.overlaps[site], share, difference=True)
+    sizes, bounded = [len(one) for one in here], limits_of(function) == (0.0, 1.0)
+    few = deciding_rows(function, here)
+    return bootstrapped(resample, sizes, [1] * len(here), a.overlaps[site], bounded, difference=True, deciding=few)
 
 
 def _training_overlap(

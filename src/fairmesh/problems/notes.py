@@ -7,6 +7,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from fairmesh.data.rows import stays_apart
 from fairmesh.data.streams import HELD_UP_TO
+from fairmesh.errors import listed
 from fairmesh.losses.builtin import squared_error
 from fairmesh.problems.flat_model import has_adapters
 from fairmesh.problems.lora import said_of_adapters
@@ -97,6 +98,14 @@ def on_binary_numbers(problem: "Prepared") -> str | None:
         "classes apart, use loss=fm.losses.BinaryCrossEntropy(), or labels as whole numbers (targets.long()) and two "
         "outputs"
     )
+
+
+def on_single_classes(problem: "Prepared") -> str | None:
+    """Returns which sites have training rows of one class only, or None."""
+    labels = {problem.sites[i].name: problem.sites[i].train.labels for i in problem.here} if problem.classes else {}
+    single = [name for name, of_site in labels.items() if of_site is not None and bool((of_site == of_site[0]).all())]
+    said = f"the training rows of {listed(single, 10)} are all of one class"
+    return f"{said}: a model trained there alone can only answer it" if single else None
 
 
 def on_parts(problem: "Prepared") -> str | None:

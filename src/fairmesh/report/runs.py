@@ -148,7 +148,7 @@ class Run:
     def unit(self, metric: str | None = None) -> Unit:
         """Returns how values of a metric are shown; None for the primary one."""
         metric = metric or self.metric
-        return Unit(metric, self.summary["metrics"][metric]["share"])
+        return Unit.of(metric, self.summary["metrics"][metric])
 
     def curve(self, what: str, against: str) -> tuple[list[float], list[float], list[float], list[float]]:
         """Returns x, and the mean, lowest and highest over replicas of worst, mean, ... at each measured round. A value

@@ -16,7 +16,7 @@ REFERENCES = TITLES | {ALONE: "alone"}
 def unit_of(card: Mapping[str, Any], metric: str | None = None) -> Unit:
     """Returns how a card shows a metric; None for the primary one."""
     metric = str(metric or card["metric"])
-    return Unit(metric, card["metrics"][metric]["share"])
+    return Unit.of(metric, card["metrics"][metric])
 
 
 def site_sentence(site: Mapping[str, Any], card: Mapping[str, Any]) -> str:

@@ -56,7 +56,7 @@ def run_in_words(
     yield from (caption_of(shown), *choices_in_words([run]), others, *map(worst_in_words, shown))
     for variant in shown:
         of_variant = "" if variant is run else f": {variant.label}"
-        if set(variant.metrics) - {"loss", "accuracy"}:
+        if set(variant.metrics) - {"loss", "accuracy", variant.metric}:
             rows = of_metrics(card(variant), few_sites(variant))
             yield Table(with_count(rows, variant), f"All metrics{of_variant}")
         yield Table(few_rows(personal_table(variant), variant), f"The sites' own models{of_variant}")

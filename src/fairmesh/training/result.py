@@ -118,17 +118,17 @@ class Result:
         if len(self.diverged) == len(self.replicas):
             return f"{self!r}: all replicas diverged; use smaller steps"
         found = self.evidence()
-        share, higher = self.problem.is_share(found["metric"]), self.problem.higher_is_better(found["metric"])
+        unit, higher = self.problem.unit(found["metric"]), self.problem.higher_is_better(found["metric"])
 
         def row(name: str, one: Mapping[str, Any]) -> list[str]:
-            numbers = (f"{100 * x:.1f}" if share else f"{x:.4g}" for x in (one["value"], *one["interval"]))
+            numbers = (f"{100 * x:.1f}" if unit.share else f"{x:.4g}" for x in (one["value"], *one["interval"]))
             value, low, high = ("not defined" if "nan" in x else x for x in numbers)
             return [name, value, "" if "not defined" in (low, high) else f"{low} to {high}", str(one.get("n", ""))]
 
         def sort_key(one: Mapping[str, Any]) -> float:
             return math.inf if not math.isfinite(one["value"]) else one["value"] if higher else -one["value"]
 
-        columns = [f"{found['metric']}{', %' if share else ''}", "", f"{100 * found['level']:.0f} % interval"]
+        columns = [unit.label, "", f"{100 * found['level']:.0f} % interval"]
         rows = [
             [*columns, f"{self.judged_on} samples"],
             row("worst site", found["worst"]),

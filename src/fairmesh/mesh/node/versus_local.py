@@ -1,10 +1,11 @@
 """Whether the common model is better for a site than the one that it could train alone.
 
 Each site trains its own model, compares both on its own test rows, and announces four counts, signed: how many rows
-both models, only the common one, only its own one, or neither answers right. A count below five is not told. Of models
-that predict numbers it announces the verdict only; the difference and its interval stay in the site's folder. So every
-site can show the verdicts of all sites. Each verdict is that of one among n sites (Bonferroni). It depends on the
-site's own numbers only, so that nobody's false numbers move the verdict on another.
+both models, only the common one, only its own one, or neither answers right. A count below five is not told. Where
+another metric than accuracy decides, such as an AUROC or the RMSE of numbers, it announces the verdict only; the
+difference and its interval stay in the site's folder. So every site can show the verdicts of all sites. Each verdict is
+that of one among n sites (Bonferroni). It depends on the site's own numbers only, so that nobody's false numbers move
+the verdict on another.
 """
 
 import itertools
@@ -44,10 +45,11 @@ from fairmesh.storage.run_folder import SUMMARY
 from fairmesh.storage.strict_json import as_json
 
 KIND = "versus_local"  # of announcement
-_ACCURACY, _LOSS = "accuracy", "loss"
+_ACCURACY = "accuracy"
 _APART = 0.01  # of the rows, by which counts and an accuracy that were computed differently may differ; and one row
 _FAILED = "failed; the reason is in the site's log"
 _CONTRADICTS = "its counts contradict its accuracy"
+_UNASKED = "it has told counts of right answers, but the metric that decides is another one"
 _SILENT = (
     f"These sites have told no counts of test rows, as with fewer than {ROWS_AT_LEAST} of them, and cannot be the "
     "worst site: {}. The mean over sites includes them; its interval takes each for a site with one row."
@@ -81,10 +83,11 @@ def compared(rounds: Rounds, common: Path, folder: Path) -> dict[str, Any]:
             theirs = flat.row_of_state_dict(load_file(common)).to(own)
             theirs = theirs if part is None else flat.at_site(theirs, part.rows[0, 0])
             here = rounds.problem.changed(sites=[mine], prior=None, objective=Objective())
-            if here.classes:
+            if here.primary == _ACCURACY and here.classes:
                 cells = _counted(here, theirs, own)
+            elif math.isnan((found := _judged_here(here, theirs, own, len(membership.names))).interval[0]):
+                why_not = f"{here.primary} is not defined on its test rows"
             else:
-                found = _of_numbers(here, theirs, own, len(membership.names))
                 verdict, at_home = found.verdict, {"metric": here.primary} | found.table()
     except (BadInput, Diverged, RuntimeError) as error:  # the result is complete without it
         why_not = _FAILED  # the error may name files or values of this site
@@ -136,12 +139,10 @@ def _looks(rounds: int) -> set[int]:
     return {max(1, round(rounds * (k / LOOKS) ** 2)) for k in range(1, LOOKS + 1)}
 
 
-def _of_numbers(here: Prepared, common: Tensor, own: Tensor, among: int) -> Difference:
-    """Returns how two models that predict numbers differ on this site's test rows, as one among several sites."""
+def _judged_here(here: Prepared, common: Tensor, own: Tensor, among: int) -> Difference:
+    """Returns how two models differ on this site's test rows by the metric that decides, as one among several sites."""
     ours, alone = (judged(here, {0: row[None]}) for row in (common, own))
     (found,) = versus(ours, alone, among=among).at_sites
-    if math.isnan(found.interval[0]):
-        raise BadInput(f"{here.primary} is not defined on this site's test rows")
     return found
 
 
@@ -177,7 +178,11 @@ def difference(cells: Mapping[str, int | str], among: int = 1) -> Difference | N
 
 
 def evidence_of(
-    announced: Mapping[str, Mapping[str, Any]], names: Sequence[str], values: Sequence[float | None], metric: str
+    announced: Mapping[str, Mapping[str, Any]],
+    names: Sequence[str],
+    values: Sequence[float | None],
+    metric: str,
+    higher_is_better: bool = True,
 ) -> dict[str, Any]:
     """Returns the intervals and verdicts of all sites, in the form in which a simulation has them in its summary. A
     site that has told no counts may have a single test row: it counts as such in the mean, and cannot be the worst.
@@ -186,13 +191,14 @@ def evidence_of(
         announced: What each site announced.
         names: The sites.
         values: The metric of the common model at each of them; None where it is not known.
-        metric: "accuracy", or "loss" of models that predict numbers.
+        metric: The metric that decides. Only of accuracy do sites tell counts.
+        higher_is_better: Whether a larger value of it is better. Default: True.
     """
     every = [
         _AtSite(name, math.nan if v is None else v, metric, **_told(announced[name])) for name, v in zip(names, values)
     ]
     counted = [site for site in every if not site.silent]
-    worst = Worst(tuple(site.estimate for site in counted), higher_is_better=metric == _ACCURACY)
+    worst = Worst(tuple(site.estimate for site in counted), higher_is_better)
     mean = mean_of([Share(site.value, 1) if site.silent else site.estimate for site in every])
     silent = [site.name for site in every if site.silent and not math.isnan(site.value)]
     return {
@@ -270,25 +276,26 @@ def evidence(
     folder: Path,
     announced: Mapping[str, Mapping[str, Any]],
     rows: Mapping[str, int],
+    problem: Prepared,
     same: bool,
     aside: Aside,
 ) -> dict[str, Any] | None:
     """Returns the evidence that the summary of a result gets; None if no site has told counts or a verdict. Counts that
     contradict what a site has said of its accuracy, if both are of the `same` model, or how many test rows it has
-    declared (`rows`), are ignored."""
-    names = list(rows)
-    counts, verdicts = (any(announced[name][key] for name in names) for key in ("cells", "verdict"))
-    metric = _ACCURACY if counts else _LOSS
+    declared (`rows`), are ignored; so are all if another metric decides."""
+    names, metric = list(rows), problem.primary
     values = metrics_by_site(folder).get(metric)
-    if values is None or not (counts or verdicts):
+    if values is None or not any(announced[name]["cells"] or announced[name]["verdict"] for name in names):
         return None
-    told, values = dict(announced), list(values)
-    for k, name in enumerate(names) if metric == _ACCURACY else ():
-        reason = contradiction(told[name]["cells"], values[k] if same else None, rows[name])
+    told, values, counting = dict(announced), list(values), metric == _ACCURACY
+    for k, name in enumerate(names):
+        cells, accuracy = told[name]["cells"], values[k] if same else None
+        reason = contradiction(cells, accuracy, rows[name]) if counting else _UNASKED if cells else ""
         if reason:
             aside.ignore(name, "counts", reason)
-            told[name], values[k] = {**told[name], "cells": {}, "why_not": _CONTRADICTS}, None
-    return evidence_of(told, names, values, metric)
+            told[name] = {**told[name], "cells": {}, "why_not": _CONTRADICTS if counting else _UNASKED}
+            values[k] = None if counting else values[k]
+    return evidence_of(told, names, values, metric, problem.higher_is_better(metric))
 
 
 def add_evidence(rounds: Rounds, folder: Path) -> None:
@@ -298,7 +305,7 @@ def add_evidence(rounds: Rounds, folder: Path) -> None:
     same = rounds.state.own is None and "accuracy" not in rounds.problem.metrics  # which may be another one
 
     def of_all() -> dict[str, Any] | None:
-        return evidence(folder, node.bulletin.of_all(KIND), rows, same, node.aside)
+        return evidence(folder, node.bulletin.of_all(KIND), rows, rounds.problem, same, node.aside)
 
     found = node.aside.tried("the comparison of all sites", of_all, None)
     if found is not None:
