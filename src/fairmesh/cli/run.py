@@ -121,7 +121,7 @@ def run(
     from fairmesh.report.runs import Run
     from fairmesh.report.text import run_in_words
     from fairmesh.trackers import trackers_of
-    from fairmesh.training.observers import Watch
+    from fairmesh.training.observers import Progress
 
     trackers = trackers_of(track)
     comparing = Comparing.of(with_references, leave_one_out, folder, resume)
@@ -137,7 +137,7 @@ def run(
                 loaded,
                 out=folder,
                 resume=resume,
-                observers=[Watch(watcher(experiment.stem, loaded.rounds)), *trackers],
+                observers=[Progress(watcher(experiment.stem, loaded.rounds)), *trackers],
                 announce=tell,
                 handle_signals=True,
                 process_group=process_group,

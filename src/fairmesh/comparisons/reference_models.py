@@ -28,7 +28,6 @@ from fairmesh.errors import BadInput, FairmeshError, Interrupted, listed, neares
 from fairmesh.evidence import Comparison, versus
 from fairmesh.evidence.outcome_files import packed
 from fairmesh.losses import ModelLoss
-from fairmesh.metrics.units import Unit
 from fairmesh.networks.base import Traffic
 from fairmesh.networks.memory import SingleProcess
 from fairmesh.personalization.builtin import FineTuned
@@ -130,10 +129,12 @@ class ReferenceComparison:
     def sentences(self) -> list[str]:
         """Returns what the run brought over each site alone: a sentence per site, and one for all sites. Nothing if
         that is not known."""
-        if not self._sound("local"):
-            return []
-        found = self.versus("local")
-        return [*found.sentences("alone"), found.sentence("alone")]
+        found = self.versus_alone()
+        return [*found.sentences("alone"), found.sentence("alone")] if found else []
+
+    def versus_alone(self) -> Comparison | None:
+        """Returns how the run differs from what each site trains alone; None if that is not known."""
+        return self.versus("local") if self._sound("local") else None
 
     def constant_sentence(self) -> str:
         """Returns what a constant answer reaches, and at which sites it does as well as the run; nothing if that is not
@@ -169,7 +170,7 @@ class ReferenceComparison:
     def table(self) -> list[list[str]]:
         """Returns a header and one row per site: its metric by the run, and by every reference."""
         problem = self.result.problem
-        unit = Unit(problem.primary, problem.is_share(problem.primary))
+        unit = problem.unit()
         measured = [bool(getattr(site, self.result.judged_on)) for site in problem.sites]
 
         def column(name: str | None = None) -> list[str]:
@@ -222,7 +223,7 @@ def constant_sentence(result: Result, constants: Sequence[float] = ()) -> str:
     problem = result.problem.of_split(0)
     if problem.task not in ("classes", "binary", "numbers") or isinstance(problem.loss, ModelLoss):
         return ""
-    unit, higher = Unit(problem.primary, problem.is_share(problem.primary)), problem.higher_is_better(problem.primary)
+    unit, higher = problem.unit(), problem.higher_is_better(problem.primary)
     constants = constants or constant_values(problem, result.judged_on)
     known = [
         (site, constant, reached)
@@ -432,6 +433,7 @@ class _Work:
             problem, self._topology, algorithm, self._result.rounds,
             seeds=sorted({replica.seed for replica in self._replicas}),
             out=out, resume=self._resume and out is not None and out.exists(), handle_signals=self._handle_signals,
+            announce=lambda text: None,  # what there is to know about the numbers was said of the run
             **to_table(self._options),
         )  # fmt: skip
 

@@ -330,7 +330,7 @@ def _rare_classes(labels: Sequence[Tensor], names: Sequence[str]) -> Iterator[Fi
         if count < _RARE * total and len(counts) <= _FEW_VALUES:
             name = repr(names[label]) if names else label
             said = f"class {name} has {count:,} of {total:,} training rows ({count / total:.1%})"
-            advice = "accuracy hides how it does: look at balanced accuracy, or weigh classes in the loss"
+            advice = 'accuracy hides how it does: judge by primary = "auroc" or "f1", or weigh classes in the loss'
             yield Finding("warning", "rare class", f"{said}; {advice}")
 
 

@@ -173,7 +173,8 @@ class Contract:
             columns = data.read()
             self._check(columns, data.file)
             data.input_names(columns)  # refuses settings that name a column which is not there
-            return data.sites_of(columns, self.plan(data.predicted, data.indicators))
+            target = replace(data.predicted, unit=self.target.unit) if self.target else data.predicted
+            return data.sites_of(columns, self.plan(target, data.indicators))
         return self.checked(data.sites())
 
     def plan(self, target: Column, indicators: bool = True) -> Preprocessing:

@@ -70,6 +70,7 @@ def judged(
         _trained_in_common(problem, list(rows)) if trained_alone else (),
         -math.inf if (lowest := lowest_loss(problem.loss)) is None else lowest,
         _guessed_overlaps(problem, list(rows)) if on == "test" else {},
+        target_unit=problem.preprocessing.target.unit if problem.preprocessing else "",
     )
 
 

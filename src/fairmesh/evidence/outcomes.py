@@ -19,6 +19,7 @@ from fairmesh.evidence.units import Additions, additions_to_mean, additions_to_m
 from fairmesh.metrics.base import MeanMetric, chosen_metrics, limits_of, resampled
 from fairmesh.metrics.builtin import Accuracy
 from fairmesh.metrics.over_sites import WORST_NEEDS_ROWS
+from fairmesh.metrics.units import Unit
 
 UNPREDICTED = 2  # in `right`, of a row for which the model predicts NaN
 
@@ -92,6 +93,7 @@ class Outcomes:
             its test rows that random splits of that size have in common. Default: {}.
         worst_needs_rows: How many test rows a site needs to be the worst one, or units where it has units. If no site
             has as many, all count. Default: 5.
+        target_unit: The unit of the numbers that are predicted, such as "mmHg", for people. Default: "".
 
     Example:
         >>> import fairmesh as fm
@@ -113,6 +115,7 @@ class Outcomes:
     lowest_loss: float = -math.inf
     guessed_overlaps: Mapping[int, float] = field(default_factory=dict)
     worst_needs_rows: int = WORST_NEEDS_ROWS
+    target_unit: str = ""
 
     @property
     def covers(self) -> str:
@@ -230,6 +233,15 @@ class Outcomes:
             metric: The metric; None for the primary one. Default: None.
         """
         metric = metric or self.metric
+        if metric not in self._estimates:  # a bootstrap takes long
+            self._estimates[metric] = self._estimates_of(metric)
+        return self._estimates[metric]
+
+    @cached_property
+    def _estimates(self) -> dict[str, list[Estimate]]:
+        return {}
+
+    def _estimates_of(self, metric: str) -> list[Estimate]:
         keys = list(zip(*self.of_sites))
         first = {key: i for i, key in reversed(list(enumerate(keys)))}
         answered = {i for i in first.values() if self.at(i) and all(answers.predicted for answers in self.at(i))}
@@ -237,7 +249,7 @@ class Outcomes:
         additions = {i: self.additions(i, metric, scores[i]) for i in answered}
         by_unit = {i: [part.scores for part in of_site] for i, of_site in additions.items() if of_site}
         known = [by_unit.get(i, of_site) for i, of_site in scores.items() if i in by_unit or of_site]
-        skewness = None if self.counts_right(metric) else _skewness(known)
+        skewness = None if self.counts_right(metric) else skewness_of(known)
         found = {
             key: self._estimate(i, metric, scores[i], additions[i], skewness)
             if i in answered
@@ -282,7 +294,8 @@ class Outcomes:
             def resample(split: int, seed: int, counts: np.ndarray) -> np.ndarray:
                 return resamples_of(function, here[split], seed, counts)
 
-            return bootstrapped(resample, sizes, seeds, overlap, bounded, training=training, limits=limits)
+            more = {"training": training, "limits": limits, "deciding": deciding_rows(function, here)}
+            return bootstrapped(resample, sizes, seeds, overlap, bounded, **more)
         if self.counts_right(metric):
             return share(scores, overlap, training)
         return mean(scores, overlap, training, skewness, limits)
@@ -363,7 +376,7 @@ class Outcomes:
             found.append(
                 f"The {metric or self.metric} has so heavy a tail that intervals are too narrow at {listed(heavy)}: a "
                 "few rows decide it, and rarer ones may be missing. More test rows, or a metric that limits the "
-                "influence of single rows, such as mean-absolute-error, say more."
+                "influence of single rows, such as mae, say more."
             )
         if self.guessed_overlaps:
             sites = [self.sites[i] for i in self.guessed_overlaps]
@@ -397,6 +410,16 @@ class Outcomes:
         if metric is None or metric == self.metric:
             return self.higher_is_better
         return getattr(self.function(metric), "higher_is_better", True)
+
+    def unit(self, metric: str | None = None) -> Unit:
+        """Returns how the metric is shown.
+
+        Args:
+            metric: The metric; None for the primary one. Default: None.
+        """
+        function = self.function(metric := metric or self.metric)
+        unit = self.target_unit if getattr(function, "in_target_units", False) else ""
+        return Unit(metric, getattr(function, "is_share", False), unit)
 
     def mean(self, metric: str | None = None) -> Estimate:
         """Returns the estimate of the mean over sites. The sites are taken as they are: the interval does not cover the
@@ -471,7 +494,7 @@ class Outcomes:
         return tuple(one.digest for one in self.at(site))
 
 
-def _skewness(sites: Sequence[Scores]) -> float | None:
+def skewness_of(sites: Sequence[Scores]) -> float | None:
     """Returns the skewness of a row, in units of its site, from the rows of all sites: one site has too few for it.
     None if rows do not vary. The unit is the mean distance from the site's mean, which single rows move little."""
     rest = []
@@ -506,6 +529,17 @@ def resamples_of(
 def _names_of(answers: Answers) -> Tensor | None:
     """Returns the numbers of the units that were answered, or of the rows if every row is its own unit."""
     return answers.rows if answers.units is None else answers.units.unique()
+
+
+def deciding_rows(function: Any, answers: Sequence[Answers]) -> list[int]:
+    """Returns how many rows decide a metric in each split, such as those of the rarer class.
+
+    Args:
+        function: The metric.
+        answers: The answers at a site, one entry per split.
+    """
+    count = getattr(function, "deciding", len)
+    return [len(of_split) if of_split.targets is None else int(count(of_split.targets)) for of_split in answers]
 
 
 def in_common(sets: Sequence[Tensor]) -> float:

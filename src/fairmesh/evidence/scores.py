@@ -151,7 +151,13 @@ def moments_of_units(by_unit: Sequence[np.ndarray], numbers: Sequence[np.ndarray
 
 
 def paired(
-    a: Scores, b: Scores, overlap: float = 0.0, shares: bool = True, training: float = 1.0, units: Units = None
+    a: Scores,
+    b: Scores,
+    overlap: float = 0.0,
+    shares: bool = True,
+    training: float = 1.0,
+    skewness: float | None = None,
+    units: Units = None,
 ) -> Estimate:
     """Returns the estimate of the difference a - b of two models that answered the same test rows.
 
@@ -165,6 +171,7 @@ def paired(
         shares: Whether scores are right (1) or wrong (0). Default: True.
         training: The share of its training rows that a split has in common with another, which counts where it is less.
             Default: 1.0.
+        skewness: The skewness of a row's difference, as in `mean`; shares have no use for it. Default: None.
         units: The number of each row's unit, one array (rows,) per split; None if every row is its own. Default: None.
 
     Example:
@@ -177,7 +184,7 @@ def paired(
     """
     differences = [row_differences(x, y) for x, y in zip(_arrays(a), _arrays(b), strict=True)]
     if not shares:
-        return mean(differences, overlap, training, units=units)
+        return mean(differences, overlap, training, skewness, units=units)
     if not differences:
         return PairedShare(math.nan, math.nan, 0)
     only_a, only_b = (share_above_zero([sign * d for d in differences]) for sign in (1.0, -1.0))
@@ -240,6 +247,7 @@ def bootstrapped(
     difference: bool = False,
     training: float = 1.0,
     limits: tuple[float, float] = ANY,
+    deciding: Sequence[int] = (),
     units: Units = None,
 ) -> Estimate:
     """Returns the estimate of a metric of all rows together, such as an AUROC. A bootstrap finds its error; of units,
@@ -258,6 +266,8 @@ def bootstrapped(
             Default: 1.0.
         limits: The lowest and the highest possible value of a metric that is not `bounded`. If it cannot be negative,
             its interval is that of its logarithm. Default: (-inf, inf).
+        deciding: How many rows decide the metric in each split, such as those of the rarer class; () for all. A
+            bootstrap of few rows finds too small an error. Default: ().
         units: The number of each row's unit, one array (rows,) per split; None if every row is its own. Default: None.
 
     Example:
@@ -280,7 +290,7 @@ def bootstrapped(
         ]
         found = OfUnits.of(additions, overlap, training).of_metric(bounded)
         return found.share(sum(rows)) if bounded and not difference else found.number(limits, relative)
-    points, variances = [], []
+    points, variances, beyond = [], [], [max(0.5, count - 1.0) for count in deciding or rows]
     for k, (count, repeats) in enumerate(zip(rows, seeds)):
         once, counts = np.ones((1, count)), _table(_width(count))[:, :count].astype(np.float64)
         points.append(np.array([float(metric(k, s, once)[0]) for s in range(repeats)]))
@@ -288,13 +298,15 @@ def bootstrapped(
         drawn = drawn[np.isfinite(drawn)]  # a resample may hold one class only
         enough = count > 1 and len(drawn) >= _RESAMPLES // 10
         variance = float(drawn.var(ddof=1)) if enough else math.nan
+        variance *= 1.0 + 1.0 / beyond[k]
         variances.append(max(variance, (count + 1.0) ** -2) if bounded and difference and enough else variance)
     value, variance, freedom = spread(points, variances, [0.0] * len(points), overlap, training)
+    freedom = min(freedom, max(1.0, sum(beyond)))
     empty = [np.zeros((s, n)) for s, n in zip(seeds, rows)]
     if bounded and not difference:
+        if value in (0.0, 1.0):  # no resample differs, so that only the number of rows tells how sure it is
+            return Share(value, _rows(empty), float(np.mean(deciding or rows)))
         return _as_share(value, variance, freedom, empty)
-    if math.isinf(freedom):
-        freedom = max(1.0, float(sum(rows) - len(rows)))
     error = math.sqrt(variance) if variance >= 0 else math.nan
     return Number(value, _rows(empty), error, freedom, limits=limits, relative=relative)
 

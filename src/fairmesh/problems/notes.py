@@ -101,6 +101,14 @@ def on_binary_numbers(problem: "Prepared") -> str | None:
     )
 
 
+def on_single_classes(problem: "Prepared") -> str | None:
+    """Returns which sites have training rows of one class only, or None."""
+    labels = {problem.sites[i].name: problem.sites[i].train.labels for i in problem.here} if problem.classes else {}
+    single = [name for name, of_site in labels.items() if of_site is not None and bool((of_site == of_site[0]).all())]
+    said = f"the training rows of {listed(single, 10)} are all of one class"
+    return f"{said}: a model trained there alone can only answer it" if single else None
+
+
 def on_parts(problem: "Prepared") -> str | None:
     """Returns which parts of the model stay at their site or are not trained, and what BatchNorm layers do, or None
     if there is nothing to say."""

@@ -80,7 +80,7 @@ def _metric(run: Run, name: str) -> Json:
     table = run.summary["metrics"][name]
     if not run.summary["diverged"]:  # these are measured without regard to replicas that diverged
         numbers |= {key: table[key] for key in ("worst_share", "cvar", "std", "jain")}
-    return {"share": table["share"], "higher_is_better": table["higher_is_better"]} | numbers
+    return {key: table[key] for key in ("share", "unit", "higher_is_better") if key in table} | numbers
 
 
 def _intervals(run: Run) -> Json:
