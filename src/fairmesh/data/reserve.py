@@ -88,12 +88,13 @@ def reserve(sites: Sequence[Site], share: float = 0.2) -> list[Site]:
     """
     if not 0 < share < 1:
         raise BadInput(f"share must lie in (0, 1), got {share}")
+    sites = with_units(sites)
     uses = Counter(id(site.validation) for site in sites)
     return [
         site
         if site.reserved is not None or (site.validation is not None and uses[id(site.validation)] == 1)
         else _reserved(i, site, share)
-        for i, site in enumerate(with_units(sites))
+        for i, site in enumerate(sites)
     ]
 
 

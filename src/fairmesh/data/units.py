@@ -7,7 +7,8 @@ import hashlib
 import math
 import re
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import combinations
@@ -31,6 +32,19 @@ _SETS = {"train": "training", "test": "test", "validation": "validation", "reser
 
 class DivisionWarning(UserWarning):
     """Something to look at in how rows are divided."""
+
+
+@contextmanager
+def noticed(said: list[str]) -> Iterator[None]:
+    """Adds what is to look at in the division of rows to a list, instead of warning of it."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        yield
+    for warning in caught:
+        if issubclass(warning.category, DivisionWarning):
+            said.append(str(warning.message))
+        else:
+            warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
 
 
 # Identifiers

@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 
 from torch import Tensor
 
+from fairmesh.data.check import check_inputs
 from fairmesh.data.site import Site
 from fairmesh.errors import BadInput, in_a_line
 from fairmesh.experiment import Experiment
@@ -247,6 +248,8 @@ def _data_checks(site_file: SiteFile, experiment: Experiment, mesh: Mesh) -> Gen
 
     yield from _tried("data", data, f"see data in {site_file.path.name}")
     for site in sites:
+        for finding in () if experiment.contract else check_inputs(site):
+            yield Check("inputs", True, f"look again: {finding.sentence}")
         yield from disk_checks(site_file, site)
         return (yield from _round_checks(site_file, site))
     return None
