@@ -355,19 +355,21 @@ def whole_units(units: Tensor, targets: Tensor | None, count: int, draws: Tensor
         draws: A random number for every distinct unit, in the order of their numbers.
     """
     _, owner, sizes = units.unique(return_inverse=True, return_counts=True)
-    taken = torch.zeros(len(sizes), dtype=torch.bool)
-    held = 0
-    for unit in _in_turn(owner, sizes, targets, count, draws):
-        if held + sizes[unit] / 2 <= count and int(taken.sum()) < len(sizes) - 1:
-            taken[unit] = True
-            held += int(sizes[unit])
-    if not held and len(sizes) > 1:
-        taken[int(sizes.argmin())] = True
-    return taken[owner]
+    taken, held = [], 0
+    for unit, size in _in_turn(owner, sizes, targets, count, draws):
+        if held + size / 2 <= count and len(taken) < len(sizes) - 1:
+            taken.append(unit)
+            held += size
+    if not taken and len(sizes) > 1:
+        taken.append(int(sizes.argmin()))
+    chosen = torch.zeros(len(sizes), dtype=torch.bool)
+    chosen[taken] = True
+    return chosen[owner]
 
 
-def _in_turn(owner: Tensor, sizes: Tensor, targets: Tensor | None, count: int, draws: Tensor) -> list[int]:
-    """Returns all units in the order in which they are tried: one of every neighbourhood, then the next of each."""
+def _in_turn(owner: Tensor, sizes: Tensor, targets: Tensor | None, count: int, draws: Tensor) -> list[tuple[int, int]]:
+    """Returns all units with their sizes in the order in which they are tried: one of every neighbourhood, then the
+    next of each."""
     wanted = max(1, round(count / len(owner) * len(sizes)))
     ranked = _by_target(owner, sizes, targets, draws)
     neighbourhood = torch.empty(len(sizes), dtype=torch.int64)
@@ -376,8 +378,8 @@ def _in_turn(owner: Tensor, sizes: Tensor, targets: Tensor | None, count: int, d
     drawn = drawn[neighbourhood[drawn].argsort(stable=True)]  # by neighbourhood, and drawn within it
     first = torch.searchsorted(neighbourhood[drawn].contiguous(), neighbourhood[drawn])
     turn = torch.arange(len(sizes)) - first
-    by_turn = sorted(zip(turn.tolist(), draws[drawn].tolist(), drawn.tolist()))
-    return [unit for _, _, unit in by_turn]
+    by_turn = sorted(zip(turn.tolist(), draws[drawn].tolist(), drawn.tolist(), sizes[drawn].tolist()))
+    return [(unit, size) for _, _, unit, size in by_turn]
 
 
 def _by_target(owner: Tensor, sizes: Tensor, targets: Tensor | None, draws: Tensor) -> Tensor:
