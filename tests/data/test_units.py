@@ -134,7 +134,8 @@ def test_whole_units_are_taken_or_left_and_come_as_near_to_the_wish_as_half_a_un
 def test_folds_keep_units_whole_and_are_as_full_as_whole_units_allow(sizes, folds, seed):
     generator = torch.Generator().manual_seed(seed)
     units = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))
-    fold = folds_of_units(units, torch.randn(len(units), generator=generator), folds, torch.rand(len(sizes)))
+    samples = Samples(torch.zeros(len(units), 1), torch.randn(len(units), generator=generator), units=units)
+    fold = folds_of_units(samples, folds, torch.tensor(seed))
     assert all(len(set(fold[units == unit].tolist())) == 1 for unit in range(len(sizes)))
     counts = torch.bincount(fold, minlength=folds)
     assert int(counts.max() - counts.min()) <= 2 * max(sizes)

@@ -184,8 +184,8 @@ def _data_of(
     if not target:
         raise BadInput(f"{path}: name the column to predict with --target")
     predict, partition = "numbers" if numbers else "labels", BySite() if site else Even(1)
-    grouped = {"unit": unit or None, "time": time or None}
-    return None, Table(str(path), target, site or None, predict=predict, partition=partition, **grouped)
+    table = Table(str(path), target, site or None, predict=predict, partition=partition)
+    return None, replace(table, unit=unit or None, time=time or None)
 
 
 def _check_files(name: str, folder: Path | None, json_: bool) -> None:

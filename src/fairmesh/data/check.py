@@ -152,6 +152,11 @@ def looks_like_unit(name: str) -> bool:
     return bool({last, last.removesuffix("s"), last.removesuffix("id")} & (_LIKE_UNITS | _NUMBERED))
 
 
+def identifiers_in(values: np.ndarray) -> np.ndarray:
+    """Returns the values of a column as identifiers; "" for missing ones."""
+    return np.array(["" if tables.is_missing(value) else identifier_text(value) for value in values.tolist()])
+
+
 def repeats(name: str, texts: np.ndarray, sites: np.ndarray, excluded: bool) -> bool:
     """Returns whether a column looks like the identifier of a unit with several rows: whole numbers or texts, by its
     name, or by many values if it was excluded.
@@ -191,7 +196,7 @@ def check_units(
         for some in rows.values():
             place[some] = k
     for name, values in columns.items():
-        texts = np.array(["" if tables.is_missing(v) else identifier_text(v) for v in values.tolist()])
+        texts = identifiers_in(values)
         if not repeats(name, texts, place, name in exclude):
             continue
         tested = shared = 0

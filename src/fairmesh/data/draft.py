@@ -13,14 +13,13 @@ import torch
 from torch import Tensor
 
 from fairmesh.config.tables import to_table
-from fairmesh.data.check import check_column, repeats
+from fairmesh.data.check import check_column, identifiers_in, repeats
 from fairmesh.data.columns import MEAN, Column
 from fairmesh.data.contract import Arrays, refuse
 from fairmesh.data.datasets.base import Data
 from fairmesh.data.datasets.table import Table
 from fairmesh.data.samples import Samples
-from fairmesh.data.tables import NAME_AT_MOST, category_text, encoded, in_order, is_missing, missing_in
-from fairmesh.data.units import identifier_text
+from fairmesh.data.tables import NAME_AT_MOST, category_text, encoded, in_order, missing_in
 from fairmesh.errors import BadInput, nearest
 
 _SHOWN = 5  # categories in a comment
@@ -74,11 +73,9 @@ def repeated_identifiers(data: Data) -> list[str]:
     if not isinstance(data, Table) or data.unit:
         return []
     columns = data.read()
-    found = []
-    for name in data.input_names(columns):
-        texts = np.array(["" if is_missing(v) else identifier_text(v) for v in columns[name].tolist()])
-        found += [name] if repeats(name, texts, np.zeros(len(texts), np.int64), excluded=False) else []
-    return found
+    one_site = np.zeros(len(columns[data.target]), np.int64)
+    names = data.input_names(columns)
+    return [name for name in names if repeats(name, identifiers_in(columns[name]), one_site, excluded=False)]
 
 
 def _of_units(table: Table) -> list[str]:

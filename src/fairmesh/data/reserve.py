@@ -9,15 +9,7 @@ from torch import Tensor
 
 from fairmesh.data.samples import Samples
 from fairmesh.data.site import Site
-from fairmesh.data.units import (
-    FEWEST_UNITS,
-    draws_for,
-    sortable_targets,
-    too_few_units,
-    units_of,
-    whole_units,
-    with_units,
-)
+from fairmesh.data.units import FEWEST_UNITS, drawn_units, too_few_units, units_of, with_units
 from fairmesh.errors import BadInput
 from fairmesh.numerics import random_streams
 
@@ -107,9 +99,8 @@ def _reserved(i: int, site: Site, share: float) -> Site:
     if not rows.here:
         kept, away = Samples.elsewhere(count - taken, rows), Samples.elsewhere(taken, rows)
         return dataclasses.replace(site, train=kept, reserved=away)
-    if rows.units is not None:
-        key = key_for("reserved rows")
-        away = whole_units(rows.units, sortable_targets(rows), taken, draws_for(rows.units, key))
-    else:
+    if rows.units is None:
         away = spread_over(order_by_class(rows, "reserved rows"), taken)
+    else:
+        away = drawn_units(rows, taken, key_for("reserved rows"))
     return dataclasses.replace(site, train=rows.take(~away), reserved=rows.take(away))

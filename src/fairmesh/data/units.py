@@ -122,7 +122,7 @@ def with_units(sites: Sequence[Site], targets: Targets = None) -> list[Site]:
             for name, identifiers in table.items()
             if len(identifiers)
         }
-        _refuse_shared(sets, table, where)
+        _refuse_shared(table, where)
         made.append(replace(site, units=None, **sets))
     return made
 
@@ -144,16 +144,14 @@ def _by_set(site: Site, where: str) -> Mapping[str, Any]:
     return given
 
 
-def _refuse_shared(sets: Mapping[str, Samples], table: Mapping[str, Any], where: str) -> None:
+def _refuse_shared(table: Mapping[str, Any], where: str) -> None:
     """Refuses a unit that has rows in two sets of a site."""
-    for one, other in combinations(sets, 2):
-        common = torch.isin(sets[one].units, sets[other].units)
-        if bool(common.any()):
-            row = int(common.nonzero()[0])
-            named = identifier_text(np.asarray(table[one]).tolist()[row])
-            shared = len(sets[one].units[common].unique())
+    texts = {name: {*map(identifier_text, np.asarray(identifiers).tolist())} for name, identifiers in table.items()}
+    for one, other in combinations(texts, 2):
+        if common := sorted(texts[one] & texts[other]):
             raise BadInput(
-                f"{where}: unit {named!r} has {_SETS[one]} rows and {_SETS[other]} rows ({shared} such units), so that "
+                f"{where}: unit {common[0]!r} has {_SETS[one]} rows and {_SETS[other]} rows, as {len(common)} of "
+                f"{len(texts[one])} units have, so that "
                 "metrics would tell of units that the model knows; divide by unit: fm.data.split takes a site with all "
                 "its rows in train, and their units"
             )
@@ -328,7 +326,17 @@ def too_few_units(samples: Samples) -> bool:
     return samples.units is not None and units_of(samples) < FEWEST_UNITS
 
 
-def draws_for(units: Tensor, key: Tensor) -> Tensor:
+def drawn_units(samples: Samples, count: int, key: Tensor) -> Tensor:
+    """Returns a mask of the rows of some units, as `whole_units` does, drawn by the key of a random stream."""
+    units = _units(samples)
+    return whole_units(units, sortable_targets(samples), count, _draws(units, key))
+
+
+def _units(samples: Samples) -> Tensor:
+    return torch.arange(len(samples)) if samples.units is None else samples.units
+
+
+def _draws(units: Tensor, key: Tensor) -> Tensor:
     """Returns a random number for every distinct unit, in the order of their numbers, by the key of a stream."""
     return random_streams.bits(key.reshape(()), len(units.unique())).double()
 
@@ -391,9 +399,11 @@ def _by_target(owner: Tensor, sizes: Tensor, targets: Tensor | None, draws: Tens
     return order[means[order].argsort(stable=True)]
 
 
-def folds_of_units(units: Tensor, targets: Tensor | None, folds: int, draws: Tensor) -> Tensor:
+def folds_of_units(samples: Samples, folds: int, key: Tensor) -> Tensor:
     """Returns the fold of every row. Units of similar targets go to different folds, the larger ones to folds with
     fewer rows."""
+    units, targets = _units(samples), sortable_targets(samples)
+    draws = _draws(units, key)
     _, owner, sizes = units.unique(return_inverse=True, return_counts=True)
     fold = torch.empty(len(sizes), dtype=torch.int64)
     filled = torch.zeros(folds, dtype=torch.int64)

@@ -11,7 +11,7 @@ from torch import Tensor
 from fairmesh.data.reserve import can_hold_out, key_for, order_by_class
 from fairmesh.data.samples import Samples
 from fairmesh.data.site import Site
-from fairmesh.data.units import draws_for, folds_of_units, joined_units, sortable_targets
+from fairmesh.data.units import folds_of_units, joined_units
 from fairmesh.errors import BadInput
 from fairmesh.numerics import trees
 from fairmesh.personalization.evidence import log_evidence
@@ -336,8 +336,7 @@ def _folds_of(pool: Samples, unseen: Tensor, folds: int) -> Tensor:
         if some.units is None:
             fold[rows[order_by_class(some, "folds")]] = torch.arange(len(rows)) % folds
         else:
-            draws = draws_for(some.units, key_for("folds"))
-            fold[rows] = folds_of_units(some.units, sortable_targets(some), folds, draws)
+            fold[rows] = folds_of_units(some, folds, key_for("folds"))
     return fold
 
 

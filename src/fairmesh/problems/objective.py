@@ -12,7 +12,7 @@ from fairmesh.config.ranges import Positive, Within
 from fairmesh.config.tables import checked
 from fairmesh.data.reserve import FEWEST_ROWS, spread_over
 from fairmesh.data.samples import Samples
-from fairmesh.data.units import draws_for, sortable_targets, too_few_units, whole_units
+from fairmesh.data.units import drawn_units, sortable_targets, too_few_units
 from fairmesh.errors import BadInput
 from fairmesh.numerics import random_streams
 
@@ -223,9 +223,9 @@ def held_out_rows(samples: Samples, site: int, objective: Objective) -> Tensor:
     if not count or too_few_units(samples):
         return torch.zeros(rows, dtype=torch.bool)
     key = random_streams.keys(torch.tensor([site]), "held-out rows", 0, torch.tensor([0]))
-    targets = sortable_targets(samples)
     if samples.units is not None:
-        return whole_units(samples.units, targets, count, draws_for(samples.units, key))
+        return drawn_units(samples, count, key)
+    targets = sortable_targets(samples)
     order = random_streams.bits(key, rows).flatten().argsort(stable=True)
     if samples.subgroups is not None:
         order = order[samples.subgroups[order].argsort(stable=True)]

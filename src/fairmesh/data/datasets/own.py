@@ -45,9 +45,9 @@ def split_by_site(
     if not testing.any():
         raise BadInput(f"there are too few {grouped.noun} ({len(index)} samples) to train and to test; give more")
     warn_of_left_out(int((~training & ~testing).sum()), len(index))
-    of_sample, which = torch.from_numpy(index), (torch.from_numpy(training), torch.from_numpy(testing))
-    train, judge = ((samples[0][rows], samples[1][rows]) for rows in which)
-    pool = Pool(train, judge, *(of_sample[rows] for rows in which), names)
+    of_sample, stays, tests = torch.from_numpy(index), torch.from_numpy(training), torch.from_numpy(testing)
+    train, judge = ((samples[0][which], samples[1][which]) for which in (stays, tests))
+    pool = Pool(train, judge, of_sample[stays], of_sample[tests], names)
     return Pool(train, judge) if sites is None else pool
 
 
