@@ -26,7 +26,7 @@ from fairmesh.data.units import (
     whole_units,
     with_units,
 )
-from fairmesh.personalization.cross_fit import can_judge
+from fairmesh.personalization.cross_fit import _folds_of, can_judge
 from fairmesh.problems.identity import fingerprint
 from fairmesh.problems.notes import on_units
 from fairmesh.problems.objective import Objective, held_out_rows
@@ -140,6 +140,14 @@ def test_folds_keep_units_whole_and_are_as_full_as_whole_units_allow(sizes, fold
     counts = torch.bincount(fold, minlength=folds)
     assert int(counts.max() - counts.min()) <= 2 * max(sizes)
     assert len(set(fold.tolist())) == min(folds, len(sizes))
+
+
+def test_folds_of_a_site_without_unseen_rows_keep_units_whole():
+    units, targets = torch.arange(40) // 5, torch.arange(40) % 2
+    pool = Samples(torch.zeros(40, 2), targets, units=units)
+    fold = _folds_of(pool, torch.zeros(40, dtype=torch.bool), 4)
+    assert torch.bincount(fold).tolist() == [10] * 4
+    assert len(set(zip(units.tolist(), fold.tolist()))) == 8
 
 
 def test_held_out_units_have_the_classes_in_their_proportions():

@@ -346,7 +346,8 @@ def sortable_targets(samples: Samples) -> Tensor | None:
     its labels."""
     if samples.stream:
         return samples.labels
-    return trees.leaves(samples.targets)[0].reshape(len(samples), -1)[:, 0]
+    first = trees.leaves(samples.targets)[0]
+    return first if first.ndim == 1 else first.flatten(1)[:, 0]
 
 
 def whole_units(units: Tensor, targets: Tensor | None, count: int, draws: Tensor) -> Tensor:
