@@ -29,6 +29,7 @@ from fairmesh.data.units import (
     with_units,
 )
 from fairmesh.personalization.cross_fit import _folds_of, can_judge
+from fairmesh.problems.hosted_nodes import HostedNodes, division_of
 from fairmesh.problems.identity import fingerprint
 from fairmesh.problems.notes import on_units
 from fairmesh.problems.objective import Objective, held_out_rows
@@ -367,6 +368,18 @@ def test_site_with_few_units_holds_nothing_out():
     assert int(held.sum()) == 15
     assert len(many.train.units[held].unique()) == 1
     assert [site.reserved is None for site in reserve([few, many])] == [True, False]
+
+
+@pytest.mark.parametrize("judged_on", ["held-out", "validation"])
+def test_rows_that_judge_a_site_count_once_per_unit_where_chance_is_concerned(judged_on):
+    rows = torch.randn(60, 2), torch.arange(60) % 2
+    units = {"train": [k // 6 for k in range(60)], "validation": [100 + k // 30 for k in range(60)]}
+    site = fm.Site(rows, validation=rows, units=units)
+    problem = fm.Problem(torch.nn.Linear(2, 2), [site], objective=Objective(judged_on, rounds=5)).prepared
+    nodes = HostedNodes(problem, torch.arange(1), torch.arange(1), [0], None, [], torch.float64)
+    division = division_of(nodes, torch.tensor([60]))
+    assert division.apart.flatten().tolist() == [2]
+    assert division.judges.flatten().tolist() == [12 if judged_on == "held-out" else 60]
 
 
 def test_other_units_make_other_data_for_a_resumed_run():
