@@ -23,6 +23,8 @@ Folder = Annotated[
     Path | None, typer.Option("--data", help="The folder of the datasets, instead of $FAIRMESH_DATA and the cache.")
 ]
 Target = Annotated[str, typer.Option(help="Of a table: the column to predict.")]
+Unit = Annotated[str, typer.Option(help="Of a table: the column that says what a row belongs to, such as its patient.")]
+Time = Annotated[str, typer.Option(help="Of a table: the column with the time of a row.")]
 Numbers = Annotated[bool, typer.Option("--numbers", help="The target is a number, not a label.")]
 
 
@@ -85,14 +87,17 @@ def check(
     target: Target = "",
     site: Annotated[str, typer.Option(help="Of a table: the column that names the site.")] = "",
     numbers: Numbers = False,
+    unit: Unit = "",
+    time: Time = "",
     folder: Folder = None,
     json_: Json = False,
 ) -> None:
     """Say what looks wrong with data, or check official files.
 
     Of an experiment file, a table or a folder of images: duplicates within and across training rows, test rows and
-    sites; columns that are constant, identifiers, or tell the target; what differs between sites, such as units; single
-    classes, rare classes and small test sets. Exits with 1 if results would mislead.
+    sites; rows of one patient in training and test rows; columns that are constant, identifiers, or tell the target;
+    what differs between sites, such as units of measurement; single classes, rare classes and small test sets. Exits
+    with 1 if results would mislead.
 
     Of a published dataset: checks the files against their checksums. Exits with 1 if one is damaged or missing."""
     path = Path(what)
@@ -101,7 +106,7 @@ def check(
         return
     if not path.exists():
         raise BadInput(f"there is no file {path}")
-    findings, sites = _findings(path, target, site, numbers)
+    findings, sites = _findings(path, target, site, numbers, unit, time)
     wrong = sum(finding.severity == "error" for finding in findings)
     if json_:
         print_json({"checked": what, "sites": sites, "findings": list(map(asdict, findings)), "errors": wrong})
@@ -127,43 +132,60 @@ def _few_of_each(findings: Sequence["Finding"]) -> Iterator[tuple["Finding", int
         yield shown[-1], len(alike) - len(shown)
 
 
-def _findings(path: Path, target: str, site: str, numbers: bool) -> tuple[list["Finding"], int]:
+def _findings(path: Path, target: str, site: str, numbers: bool, unit: str, time: str) -> tuple[list["Finding"], int]:
     """Returns what looks wrong with the data of a file or folder, and the number of its sites."""
-    from fairmesh.data.check import Finding, check_sites, check_table
+    from fairmesh.data.check import Finding, check_sites, check_table, check_units
     from fairmesh.data.datasets import ImageFolder, Table
+    from fairmesh.data.units import noticed, warn_of_spanning, with_units
     from fairmesh.mesh.node.site_statistics import unusual_sites
 
-    experiment, made = (None, ImageFolder(str(path))) if path.is_dir() else _data_of(path, target, site, numbers)
+    if path.is_dir():
+        experiment, made = None, ImageFolder(str(path), unit=unit or None)
+    else:
+        experiment, made = _data_of(path, target, site, numbers, unit, time)
     inner = made.innermost
     findings = list(check_table(inner)) if isinstance(inner, Table) else []
     if isinstance(made, Table) and not made.inputs:  # the rest is looked at without them
         unfit = (f.column for f in findings if f.column and (not experiment or f.severity == "error"))
         made = replace(made, exclude=(*made.exclude, *unfit))
+    said: list[str] = []
     try:
-        sites = experiment.sites(made) if experiment else made.sites()
+        with noticed(said):
+            sites = with_units(experiment.sites(made) if experiment else made.sites())
+            warn_of_spanning(sites)
     except BadInput as error:
         if not any(finding.severity == "error" for finding in findings):
             findings.append(Finding("error", "unusable", str(error)))
         return findings, 0
+    findings += [Finding("warning", "division of rows", sentence) for sentence in said]
+    if isinstance(inner, Table):
+        others = (inner.target, inner.site, inner.subgroup, inner.time)
+        columns = {name: values for name, values in inner.read().items() if name not in others}
+        findings += check_units(columns, sites, made.exclude if isinstance(made, Table) else ())
     findings += check_sites(sites)
     for name, reasons in unusual_sites(sites).items():
         findings += [Finding("warning", "looks different", f"{name} looks different: {reason}") for reason in reasons]
     return findings, len(sites)
 
 
-def _data_of(path: Path, target: str, site: str, numbers: bool) -> tuple["Experiment | None", Any]:
+def _data_of(
+    path: Path, target: str, site: str, numbers: bool, unit: str = "", time: str = ""
+) -> tuple["Experiment | None", Any]:
     """Returns an experiment and its data, or None and the data of a table: by its site column, or as one site."""
     from fairmesh.data.datasets import Table
     from fairmesh.data.partitions import BySite, Even
     from fairmesh.experiment import load_experiment
 
     if path.suffix == ".toml":
+        if unit or time:
+            raise BadInput(f"{path} says in [data] what rows belong to: write unit and time there, not as options")
         experiment = load_experiment(path)
         return experiment, experiment.known_data()
     if not target:
         raise BadInput(f"{path}: name the column to predict with --target")
     predict, partition = "numbers" if numbers else "labels", BySite() if site else Even(1)
-    return None, Table(str(path), target, site or None, predict=predict, partition=partition)
+    table = Table(str(path), target, site or None, predict=predict, partition=partition)
+    return None, replace(table, unit=unit or None, time=time or None)
 
 
 def _check_files(name: str, folder: Path | None, json_: bool) -> None:
@@ -235,16 +257,23 @@ def contract(
     without: Annotated[
         list[str], typer.Option(metavar="COLUMN", help="A column that is no input, such as an identifier; repeatable.")
     ] = [],  # noqa: B006
+    unit: Unit = "",
+    time: Time = "",
 ) -> None:
     """Draft the [contract] of an experiment.
 
     Prints the section that this data fulfils, with ranges a little wider than seen. Correct it, add the units, and put
     it into the experiment file; every site's data is then checked by it."""
-    from fairmesh.data.draft import drafted
+    from fairmesh.data.draft import drafted, repeated_identifiers
 
-    _, made = _data_of(source, target, "", numbers)
+    _, made = _data_of(source, target, "", numbers, unit, time)
     text, identifiers = drafted(made, without)
     print(text)
+    for name in repeated_identifiers(made):
+        say(
+            f"column {name!r} looks like an identifier with several rows each. If rows with one belong together, write "
+            f"--unit {shlex.quote(name)}: they are then not divided, and it is no input"
+        )
     for name in identifiers:
         say(
             f"column {name!r} looks like an identifier: a different whole number in every row. If it is one, leave it "

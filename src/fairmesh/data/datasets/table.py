@@ -13,12 +13,13 @@ from fairmesh.config.ranges import Natural, Share
 from fairmesh.data import tables
 from fairmesh.data.columns import MEAN, Column
 from fairmesh.data.datasets.base import Data, check_split
-from fairmesh.data.datasets.own import split_by_site
+from fairmesh.data.datasets.own import indexed, split_by_site
 from fairmesh.data.partitions import BySite, Contrast, Instrument, Partition
 from fairmesh.data.preprocessing import Preprocessing
 from fairmesh.data.site import Site, with_sets
 from fairmesh.data.site_tables import SiteTable, fitted_sites
 from fairmesh.data.tables import Kind
+from fairmesh.data.units import divided, read_groups
 from fairmesh.errors import BadInput
 
 _MANY_LABELS = 100  # different numbers among the labels, from which on they look like numbers to predict
@@ -37,8 +38,8 @@ class Table(Data):
         file: The path of the file.
         target: The column to predict.
         site: The column that says where a row was taken; None if the partition does not need it. Default: None.
-        inputs: The columns to predict from; empty for all columns but `target`, `site`, `subgroup` and `exclude`.
-            Default: ().
+        inputs: The columns to predict from; empty for all columns but `target`, `site`, `subgroup`, `unit`, `time` and
+            `exclude`. Default: ().
         predict: What the target is: "labels", numbered in order or as `classes` lists them, or "numbers". Default:
             "labels".
         standardize: Whether to scale each number to mean 0 and variance 1 over the training rows of all sites. Default:
@@ -64,6 +65,13 @@ class Table(Data):
             sites. Metrics and predictions are in the target's own units. Default: True.
         validation_share: Share of each site's rows, from those that are not test rows, that `keep_best` chooses the
             round by, in [0, 1 - test_share). Default: 0.0.
+        unit: The column that says what each row belongs to, such as its patient or device, if several rows belong
+            together. Rows of one unit are not divided between training, test, validation and held-out rows, and
+            intervals count units. It never leaves the site, and is an input only if `inputs` names it. None if every
+            row is a unit of its own. Default: None.
+        time: The column with the time of each row, a date such as 2026-11-30 or a number. The latest rows of each site
+            are then its test rows; with `unit`, those of the units that begin last, and rows of other units that are
+            not before all test rows are left out. None to draw test rows at random. Default: None.
 
     Example:
         >>> import fairmesh as fm
@@ -91,6 +99,8 @@ class Table(Data):
     indicators: bool = True
     scale_target: bool = True
     validation_share: float = 0.0
+    unit: str | None = None
+    time: str | None = None
 
     def __post_init__(self):
         check_split(self)
@@ -113,12 +123,14 @@ class Table(Data):
 
     def input_names(self, columns: Mapping[str, np.ndarray]) -> tuple[str, ...]:
         """Returns which of the columns are inputs, in order."""
-        others = (self.target, self.site, self.subgroup, *self.exclude)
+        others = (self.target, self.site, self.subgroup, self.unit, self.time, *self.exclude)
         for name in (*filter(None, others), *self.inputs, *self.types, *self.categories, *self.fill):
             tables.column_of(columns, name, self.file)
         names = self.inputs or tuple(name for name in columns if name not in others)
         if not names:
-            raise BadInput(f"{self.file} has no column to predict from other than target, site and subgroup")
+            raise BadInput(
+                f"{self.file} has no column to predict from other than target, site, subgroup, unit and time"
+            )
         return names
 
     def plan(self, columns: Mapping[str, np.ndarray]) -> Preprocessing:
@@ -186,8 +198,9 @@ class Table(Data):
             pooled = torch.from_numpy(target.astype(np.float32))
         where = _whole_numbers(_known(columns, self.site, self.file)) if self.site else None
         subgroups = _texts(_known(columns, self.subgroup, self.file)).tolist() if self.subgroup else ()
-        pool = split_by_site((torch.arange(len(target)), pooled), where, self.test_share, self.seed)
-        table = SiteTable(plan, read, target, plan, subgroups=subgroups, file=self.file)
+        grouped = read_groups(self, lambda name: tables.column_of(columns, name, self.file))
+        pool = split_by_site((torch.arange(len(target)), pooled), where, self.test_share, self.seed, grouped)
+        table = SiteTable(plan, read, target, plan, subgroups=subgroups, file=self.file, grouped=grouped)
         # What is dealt to sites are the numbers of rows.
         sites = with_sets(self.partition.sites(pool), lambda pair, _: pair[0].numpy(), ("train", "test"))
         return fitted_sites([self._with_rows(i, site, table) for i, site in enumerate(sites)])
@@ -203,10 +216,10 @@ class Table(Data):
         """Returns a site with its table, whose rows are divided for training, testing and validation."""
         train, validation = site.train, None
         if self.validation_share and len(train) > 1:
-            count = max(1, round(self.validation_share / (1 - self.test_share) * len(train)))
-            order = np.random.default_rng((self.seed, i)).permutation(len(train))
-            chosen = np.isin(np.arange(len(train)), order[: min(count, len(train) - 1)])
-            train, validation = train[~chosen], train[chosen]
+            units, targets = table.grouped.of_rows(train), torch.from_numpy(indexed(table.target[train])[1])
+            share, generator = self.validation_share / (1 - self.test_share), np.random.default_rng((self.seed, i))
+            kept, held = divided(len(train), share, generator, units, targets)
+            train, validation = train[kept], train[held] if len(held) else None
         rows = {"train": train, "test": site.test, "validation": validation}
         return replace(site, table=replace(table, rows={name: some for name, some in rows.items() if some is not None}))
 
