@@ -342,12 +342,13 @@ def test_split_moves_whole_units_into_a_test_set():
     assert (len(plain.train), len(plain.test)) == (16, 4)
 
 
-def test_units_at_several_sites_are_told_with_their_number():
-    sites = with_units(
-        [site_of(["P1", "P2"]), fm.Site((torch.zeros(2, 2), torch.zeros(2).long()), units=["P2", "P3"], name="Oslo")]
-    )
-    with pytest.warns(DivisionWarning, match=r"one unit.*Lyon and Oslo"):
-        warn_of_spanning(sites)
+def test_units_that_one_site_tests_on_and_another_trains_on_are_told_with_their_number():
+    rows = torch.zeros(2, 2), torch.zeros(2).long()
+    north = fm.Site(rows, rows, name="north", units={"train": ["P1", "P2"], "test": ["P3", "P4"]})
+    south = fm.Site(rows, rows, name="south", units={"train": ["P4", "P2"], "test": ["P5", "P6"]})
+    with pytest.warns(DivisionWarning, match=r"one unit.*north and south"):
+        warn_of_spanning(with_units([north, south]))
+    warn_of_spanning(with_units([north, replace(south, units={"train": ["P2", "P7"], "test": ["P3", "P6"]})]))
 
 
 def test_site_with_few_units_holds_nothing_out():
