@@ -1,6 +1,8 @@
 """Units: rows of one patient are not divided, whatever divides rows; time: test rows come after training rows."""
 
 import csv
+import json
+import tomllib
 import warnings
 from dataclasses import replace
 
@@ -463,3 +465,20 @@ def test_equal_rows_of_one_unit_are_no_duplicates():
 
     assert "duplicate rows" not in said([k // 2 for k in range(40)])
     assert "duplicate rows" in said(list(range(40)))
+
+
+def test_commands_name_what_looks_like_a_unit_and_take_it(tmp_path, called):
+    file = write(tmp_path / "visits.csv", visits())
+    told = ["'patient_id'", 'unit = "patient_id"']
+    code, _, err = called("data", "check", file, "--target", "ill", "--site", "clinic")
+    assert (code, missing_from(err, *told)) == (0, [])
+    options = ("--unit", "patient_id", "--time", "date")
+    code, out, _ = called("data", "check", file, "--target", "ill", "--site", "clinic", *options, "--json")
+    kinds = {finding["what"] for finding in json.loads(out)["findings"]}
+    assert (code, kinds & {"units divided", "identifier"}, "division of rows" in kinds) == (0, set(), True)
+    _, out, err = called("data", "contract", file, "--target", "ill")
+    assert ("unit" in tomllib.loads(out)["contract"], missing_from(err, "--unit patient_id")) == (False, [])
+    _, out, err = called("data", "contract", file, "--target", "ill", *options, "--without", "clinic")
+    contract = tomllib.loads(out)["contract"]
+    assert (contract["unit"], contract["time"], "--unit" in err) == ("patient_id", "date", False)
+    assert [column["name"] for column in contract["columns"]] == ["mass"]
