@@ -239,6 +239,12 @@ def test_bad_units_and_times_of_a_table_are_refused(table, changes, words):
         table(visits() | changes, time="date" if "date" in changes else None).sites()
 
 
+@pytest.mark.parametrize("key", ["unit", "time"])
+def test_target_says_neither_whose_a_row_is_nor_when_it_was(table, key):
+    with refused(key, "'ill'", "target"):
+        table(**{key: "ill"})
+
+
 def test_site_of_one_unit_trains_and_is_not_measured(table):
     columns = visits()
     columns["patient_id"][columns["clinic"] == "C1"] = "P99"

@@ -310,7 +310,7 @@ def warn_of_left_out(count: int, rows: int) -> None:
     if count:
         warnings.warn(
             f"{count:,} of {rows:,} rows are left out, in training and in testing: they are of units that began before "
-            "the test units, but not earlier than the first test row of their site",
+            "the test units, but not earlier than the first test row of their site; without time, all rows are used",
             DivisionWarning,
             stacklevel=4,
         )
