@@ -77,7 +77,7 @@ def check_split(data: Any) -> None:
             f"{data.test_share}"
         )
     for key in ("unit", "time"):
-        if getattr(data, key) == data.target:
+        if (named := getattr(data, key, None)) is not None and named == data.target:
             raise BadInput(f"{key} = {data.target!r} is the target, which says neither whose a row is nor when it was")
     if getattr(data, "site", "") is None and isinstance(data.partition, BySite):
         raise BadInput("name the site column, or give a partition that needs none, such as even")
