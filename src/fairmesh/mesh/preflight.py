@@ -22,7 +22,8 @@ from typing import Any, TypeVar
 from torch import Tensor
 
 from fairmesh.data.site import Site
-from fairmesh.errors import BadInput, in_a_line
+from fairmesh.data.site_tables import without_values
+from fairmesh.errors import BadInput, in_a_line, listed
 from fairmesh.experiment import Experiment
 from fairmesh.mesh.enrol.agreement import agreed, own_problem, own_site, refuse_undeployable
 from fairmesh.mesh.enrol.approval import import_allowed, refuse_unapproved
@@ -242,6 +243,8 @@ def _data_checks(site_file: SiteFile, experiment: Experiment, mesh: Mesh) -> Gen
         one_class = isinstance(labels, Tensor) and not labels.is_floating_point() and len(labels.unique()) == 1
         judged += ", all of one class: is the label column right?" if one_class else ""
         judged += ", so few that messages tell much about each" if len(site.train) < LEAST_ROWS else ""
+        empty = listed(without_values([site]))
+        judged += f", no values of {empty}, which count as missing" if empty else ""
         checked = " and the contract" if experiment.contract else "; there is no contract to check them by"
         return f"{len(site.train):,} training samples{judged}; they fit the model{checked}"
 

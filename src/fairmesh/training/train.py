@@ -178,6 +178,7 @@ def _say_choices(ready: Ready, announce: Announce) -> None:
     plan, problem, device = ready.plan, ready.plan.problem, ready.network.device
     special = (
         notes.on_binary_numbers(problem),
+        notes.on_empty_columns(problem),
         notes.on_parts(problem),
         notes.on_short_floats(problem),
         notes.on_stacking(problem, device),

@@ -70,8 +70,11 @@ def check_split(data: Any) -> None:
             f"validation_share must lie in [0, 1 - test_share), got {data.validation_share} with test_share = "
             f"{data.test_share}"
         )
-    if getattr(data, "site", "") is None and isinstance(data.partition, BySite):
-        raise BadInput("name the site column, or give a partition that needs none, such as even")
+    named = getattr(data, "site", "") is not None or getattr(data, "has_files", False)
+    if not named and isinstance(data.partition, BySite):
+        raise BadInput(
+            "name the site column, give one file per site, or give a partition that needs no sites, such as even"
+        )
 
 
 @dataclass(frozen=True)
