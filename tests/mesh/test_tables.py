@@ -49,16 +49,25 @@ def preprocessing_of(folder: Path, name: str) -> Preprocessing:
     return Preprocessing.from_json((folder / name / "state" / "result" / PREPROCESSING).read_text())
 
 
-def test_nodes_and_a_simulation_have_the_same_preprocessing_and_rows(tmp_path, founded):
-    file = write(tmp_path / "clinic.csv", clinic())
+def visits() -> dict:
+    """The table with several rows of every person."""
+    return {"who": [f"P{k // 3 % 8}{'abc'[k % 3]}" for k in range(120)], **clinic()}
+
+
+@pytest.mark.parametrize("by_unit", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_nodes_and_a_simulation_have_the_same_preprocessing_and_rows(tmp_path, founded, by_unit):
+    file = write(tmp_path / "clinic.csv", visits() if by_unit else clinic())
     data = f'[data]\nname = "table"\nfile = "{file}"\ntarget = "ill"\nsite = "where"\n'
-    run = founded(TRAINING + data)
+    own = "algorithm" if by_unit else ""  # and the default, which holds rows out
+    training = "".join(line for line in TRAINING.splitlines(keepends=True) if not own or own not in line)
+    run = founded(training + data + ('unit = "who"\n[personalization]\nname = "mixture"\n' if by_unit else ""))
     run.live()
     problem = fm.load_experiment(tmp_path / "experiment.toml").problem()
     for k, name in enumerate(NAMES):
         assert preprocessing_of(tmp_path, name) == problem.preprocessing
         (agreed,) = run.events(name, "the sites' data is agreed")
         assert agreed["data_and_model"] == problem.keeping([k]).digest(), "its rows and the model to start from"
+        assert (problem.sites[k].train.units is not None) == by_unit
 
 
 def own_tables(run: Run, settings: dict | None = None, **changes) -> dict[str, Path]:

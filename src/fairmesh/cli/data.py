@@ -13,6 +13,8 @@ from fairmesh.cli.tables import (
     SiteColumn,
     TableOptions,
     Target,
+    Time,
+    Unit,
     Without,
     few_of_each,
     found_in,
@@ -95,14 +97,17 @@ def check(
     target: Target = "",
     site: SiteColumn = "",
     numbers: Numbers = False,
+    unit: Unit = "",
+    time: Time = "",
     folder: Folder = None,
     json_: Json = False,
 ) -> None:
     """Say what looks wrong with data, or check official files.
 
     Of an experiment file, a table or a folder of images: duplicates within and across training rows, test rows and
-    sites; columns that are constant, identifiers, or tell the target; what differs between sites, such as units; single
-    classes, rare classes and small test sets. Exits with 1 if results would mislead.
+    sites; rows of one patient in training and test rows; columns that are constant, identifiers, or tell the target;
+    what differs between sites, such as units of measurement; single classes, rare classes and small test sets. Exits
+    with 1 if results would mislead.
 
     Of a published dataset: checks the files against their checksums. Exits with 1 if one is damaged or missing."""
     path = Path(what)
@@ -111,7 +116,7 @@ def check(
         return
     if not path.exists() and not is_pattern(path):
         raise BadInput(f"there is no file {path}")
-    experiment, made = _data_of(TableOptions(path, target, site, numbers))
+    experiment, made = _data_of(TableOptions(path, target, site, numbers, unit=unit, time=time))
     findings, sites = found_in(made, experiment)
     wrong = sum(finding.severity == "error" for finding in findings)
     if json_:
@@ -135,10 +140,12 @@ def _data_of(options: TableOptions) -> tuple["Experiment | None", "Data"]:
 
     path = options.path
     if path.suffix == ".toml":
+        if options.unit or options.time:
+            raise BadInput(f"{path} says in [data] what rows belong to: write unit and time there, not as options")
         experiment = load_experiment(path)
         return experiment, experiment.known_data()
     if not is_table(path) and path.is_dir():
-        return None, ImageFolder(str(path))
+        return None, ImageFolder(str(path), unit=options.unit or None)
     one = not options.site and not is_pattern(path) and not path.is_dir()
     return None, from_table(Data, options.settings() | ({"partition": {"name": "even", "nodes": 1}} if one else {}))
 
@@ -212,16 +219,23 @@ def contract(
     target: Target = "",
     numbers: Numbers = False,
     without: Without = [],  # noqa: B006
+    unit: Unit = "",
+    time: Time = "",
 ) -> None:
     """Draft the [contract] of an experiment.
 
     Prints the section that this data fulfils, with ranges a little wider than seen. Correct it, add the units, and put
     it into the experiment file; every site's data is then checked by it."""
-    from fairmesh.data.draft import drafted
+    from fairmesh.data.draft import drafted, repeated_identifiers
 
-    _, made = _data_of(TableOptions(source, target, numbers=numbers))
+    _, made = _data_of(TableOptions(source, target, numbers=numbers, unit=unit, time=time))
     text, identifiers = drafted(made, without)
     print(text)
+    for name in repeated_identifiers(made):
+        say(
+            f"column {name!r} looks like an identifier with several rows each. If rows with one belong together, write "
+            f"--unit {shlex.quote(name)}: they are then not divided, and it is no input"
+        )
     for name in identifiers:
         say(
             f"column {name!r} looks like an identifier: a different whole number in every row. If it is one, leave it "

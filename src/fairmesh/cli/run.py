@@ -10,7 +10,18 @@ import typer
 
 from fairmesh.cli.cluster import folder_of, loaded_on
 from fairmesh.cli.progress import progress
-from fairmesh.cli.tables import Numbers, SiteColumn, TableOptions, Target, Without, as_options, few_of_each, is_table
+from fairmesh.cli.tables import (
+    Numbers,
+    SiteColumn,
+    TableOptions,
+    Target,
+    Time,
+    Unit,
+    Without,
+    as_options,
+    few_of_each,
+    is_table,
+)
 from fairmesh.cli.terminal import (
     Json,
     Track,
@@ -94,6 +105,8 @@ def run(
     site: SiteColumn = "",
     numbers: Numbers = False,
     without: Without = [],  # noqa: B006
+    unit: Unit = "",
+    time: Time = "",
     set_: Annotated[
         list[str], typer.Option("--set", help="key=value, e.g. algorithm.consensus_step=0.5; may be repeated.")
     ] = [],  # noqa: B006
@@ -128,9 +141,9 @@ def run(
     Writes metrics, summary, model and checkpoint to the run's folder. A table is checked first, as by `fairmesh data
     check`; the run's folder then has an experiment file to go on with."""
     _refuse_flags(seeds, resume, overwrite)
-    options = TableOptions(experiment, target, site, numbers, without)
-    if not is_table(experiment) and (target or site or numbers or without):
-        raise BadInput("--target, --site, --numbers and --without are about a table; a file says them in [data]")
+    options = TableOptions(experiment, target, site, numbers, without, unit, time)
+    if not is_table(experiment) and any((target, site, numbers, without, unit, time)):
+        raise BadInput("--target, --site, --unit and the like are about a table; a file says them in [data]")
     folder = folder_of(experiment, out)
     if network == "memory":  # a rank may have been started again, in the folder of its run
         refuse_unusable(folder, resume=resume, overwrite=overwrite)

@@ -23,10 +23,13 @@ _STOPPING = (
     "unusable column",
     "numbers as labels",
 )  # findings with which a table is not trained on
+_IDENTIFIERS = ("identifier", "units divided")
 
 Target = Annotated[str, typer.Option(help="Of a table: the column to predict.")]
 SiteColumn = Annotated[str, typer.Option("--site", help="Of a table: the column that names the site.")]
 Numbers = Annotated[bool, typer.Option("--numbers", help="The target is a number, not a label.")]
+Unit = Annotated[str, typer.Option(help="Of a table: the column that says what a row belongs to, such as its patient.")]
+Time = Annotated[str, typer.Option(help="Of a table: the column with the time of a row.")]
 Without = Annotated[
     list[str], typer.Option(metavar="COLUMN", help="A column that is no input, such as an identifier; repeatable.")
 ]
@@ -54,6 +57,8 @@ class TableOptions:
         site: The column that names the site; "" for none. Default: "".
         numbers: Whether the target is a number. Default: False.
         without: Columns that are no inputs. Default: ().
+        unit: The column that says what a row belongs to; "" for none. Default: "".
+        time: The column with the time of a row; "" for none. Default: "".
     """
 
     path: Path
@@ -61,13 +66,15 @@ class TableOptions:
     site: str = ""
     numbers: bool = False
     without: Sequence[str] = ()
+    unit: str = ""
+    time: str = ""
 
     def settings(self) -> dict[str, Any]:
         """Returns the [data] section."""
         if not self.target:
             raise BadInput(f"{self.path}: name the column to predict with --target")
         given = {"name": "table", "file": str(self.path), "target": self.target}
-        given |= {"site": self.site} if self.site else {}
+        given |= {key: name for key in ("site", "unit", "time") if (name := getattr(self, key))}
         given |= {"predict": "numbers"} if self.numbers else {}
         return given | ({"exclude": list(self.without)} if self.without else {})
 
@@ -90,8 +97,8 @@ class TableOptions:
         table = overridden({"data": settings}, assignments)
         experiment = experiment_from(table, Path.cwd())
         findings = found_in(experiment.known_data(), experiment)[0]
-        chosen = bool(table["data"].get("inputs"))  # then an identifier among them was meant
-        wrong = [f for f in findings if f.what in _STOPPING or (f.what == "identifier" and not chosen)]
+        settled = table["data"].get("inputs", ()) or table["data"].get("exclude", ())  # columns that were thought of
+        wrong = [f for f in findings if f.what in _STOPPING or (f.what in _IDENTIFIERS and f.column not in settled)]
         if wrong:
             said = " | ".join(as_options(finding.sentence) for finding in wrong[:_OF_A_KIND])
             more = f" (and {len(wrong) - _OF_A_KIND} more; fairmesh data check shows them)"
@@ -101,6 +108,7 @@ class TableOptions:
 
 def as_options(sentence: str) -> str:
     """Returns an advice about settings of a file as one about options of the command line."""
+    sentence = re.sub(r'unit = "(.*?)"', lambda name: f"--unit {shlex.quote(name[1])}", sentence)
     sentence = re.sub(r'exclude = \["(.*?)"\]', lambda name: f"--without {shlex.quote(name[1])}", sentence)
     sentence = sentence.replace('predict = "numbers"', "--numbers")
     return re.sub(
@@ -110,9 +118,10 @@ def as_options(sentence: str) -> str:
 
 def found_in(data: "Data", experiment: "Experiment | None" = None) -> tuple[list["Finding"], int]:
     """Returns what looks wrong with data, and the number of its sites."""
-    from fairmesh.data.check import Finding, check_sites, check_table
+    from fairmesh.data.check import Finding, check_sites, check_table, check_units
     from fairmesh.data.datasets import Table
     from fairmesh.data.site_tables import without_values
+    from fairmesh.data.units import noticed, warn_of_spanning, with_units
     from fairmesh.mesh.node.site_statistics import unusual_sites
 
     inner = data.innermost
@@ -120,12 +129,20 @@ def found_in(data: "Data", experiment: "Experiment | None" = None) -> tuple[list
     if isinstance(data, Table) and not data.inputs:  # the rest is looked at without them
         unfit = (f.column for f in findings if f.column and (not experiment or f.severity == "error"))
         data = replace(data, exclude=(*data.exclude, *unfit))
+    said: list[str] = []
     try:
-        sites = experiment.sites(data) if experiment else data.sites()
+        with noticed(said):
+            sites = with_units(experiment.sites(data) if experiment else data.sites())
+            warn_of_spanning(sites)
     except BadInput as error:
         if not any(finding.severity == "error" for finding in findings):
             findings.append(Finding("error", "unusable", str(error)))
         return findings, 0
+    findings += [Finding("warning", "division of rows", sentence) for sentence in said]
+    if isinstance(inner, Table):
+        others = (inner.target, inner.site, inner.subgroup, inner.time)
+        columns = {name: values for name, values in inner.read().items() if name not in others}
+        findings += check_units(columns, sites, data.exclude if isinstance(data, Table) else ())
     findings += check_sites(sites)
     empty = {(site, column) for column, names in without_values(sites).items() for site in names}
     for name, reasons in unusual_sites(sites).items():

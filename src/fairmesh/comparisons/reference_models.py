@@ -31,7 +31,7 @@ from fairmesh.metrics.units import Unit
 from fairmesh.networks.base import Traffic
 from fairmesh.networks.memory import SingleProcess
 from fairmesh.personalization.builtin import FineTuned
-from fairmesh.personalization.cross_fit import CrossFit, Fitted, rows_to_learn_from, sites_at_once
+from fairmesh.personalization.cross_fit import CrossFit, Fitted, can_judge, sites_at_once
 from fairmesh.personalization.outcome import PersonalSite
 from fairmesh.problems.evaluator import Evaluator
 from fairmesh.problems.objective import Objective
@@ -472,7 +472,7 @@ class _Work:
         tuned = self._of_fits(
             "fine-tuned", lambda fit, rows: fit.tuned(fit.same(rows), method.steps, method.step), rows
         )
-        few = [rows_to_learn_from(self._problem.of_split(r.split), i) < FEWEST_ROWS for r, i in self._sites]
+        few = [not can_judge(self._problem.of_split(r.split), i) for r, i in self._sites]
         few = torch.tensor(few).view(len(self._replicas), -1, 1)
         return torch.where(few, rows.view_as(tuned).to(tuned), tuned)  # these keep the common model
 
@@ -586,10 +586,11 @@ def _emptied(path: Path) -> Path:
 
 
 def _enough(problem: Prepared, i: int) -> Site:
-    """Returns a site, with its rows repeated if they are too few to hold any out. Held-out rows are then known to the
-    models, so none is stopped early."""
-    site, rows = problem.sites[i], rows_to_learn_from(problem, i)
-    if rows >= FEWEST_ROWS:
+    """Returns a site, with its rows repeated if they or their units are too few to hold any out. Held-out rows are then
+    known to the models, so none is stopped early."""
+    site = problem.sites[i]
+    if can_judge(problem, i):
         return site
-    times = math.ceil(FEWEST_ROWS / len(site.train))
-    return replace(site, train=site.train.take(torch.arange(times * len(site.train)) % len(site.train)))
+    times = max(2, math.ceil(FEWEST_ROWS / len(site.train)))
+    again = site.train.take(torch.arange(times * len(site.train)) % len(site.train))
+    return replace(site, train=replace(again, units=None))

@@ -17,10 +17,12 @@ from fairmesh.data.samples import Samples
 from fairmesh.data.site import Site
 from fairmesh.data.site_files import Columns
 from fairmesh.data.tables import Kind
+from fairmesh.data.units import FEWEST_UNITS, identifier_text, too_few_units, units_of, with_units
 from fairmesh.errors import BadInput, listed
 from fairmesh.numerics import trees
 
 FEW_TEST_ROWS = 30  # with fewer, a metric of the site says little
+_FEW_UNITS = 5  # of test rows; with fewer, an interval over units is wide or unknown
 _RARE = 0.05  # share of a class
 _MISSING_APART = 0.3  # difference between the shares of missing values at two sites
 _FEW_VALUES = 20  # different values of a column that may be compared with the target one by one
@@ -32,6 +34,12 @@ _UNLIKELY = 0.01  # so seldom, over all that is looked at, are rows that are equ
 _COPIES = 3  # fewer equal rows are not called copies
 _SHOWN = 4  # names in a sentence
 _WORTH_COMPARING = 10  # rows of a site with which its columns are compared
+_VALUES_OF_A_UNIT = 3  # different values at a site, on average; a column with fewer is a category
+_LIKE_UNITS = {  # last words of the names of columns that tell whose a row is
+    *("id", "uid", "uuid", "pid", "identifier", "patient", "subject", "mrn", "case", "person", "participant"),
+    *("individual", "donor", "animal", "pseudonym", "device", "serial"),
+}
+_NUMBERED = {"no", "nr", "num", "number", "code", "key"}  # words that may follow these
 _UNFIT = {"empty column", "constant column", "identifier", "unusable column"}
 
 
@@ -116,8 +124,7 @@ def check_column(table: Table, name: str, columns: Columns) -> Iterator[Finding]
         kind = table.kind_of_column(columns, name)
         numbers = table.encoded(columns, name, kind)
         if _is_identifier(name, kind, numbers, known):
-            said = f"column {name!r} has a different value in every row, as an identifier has; {leave_out}"
-            yield Finding("error" if kind == "category" else "warning", "identifier", said, name)
+            yield Finding("error" if kind == "category" else "warning", "identifier", _identifier(name), name)
             return
         if kind == "category" and name not in table.categories:
             tables.refuse_many_categories(values, name, table.where)
@@ -146,6 +153,24 @@ def _marker(numbers: np.ndarray) -> str:
     return ""
 
 
+def _identifier(name: str) -> str:
+    return (
+        f'column {name!r} has a different value in every row, as an identifier has; leave it out: exclude = ["{name}"]'
+    )
+
+
+def check_inputs(site: Site) -> Iterator[Finding]:
+    """Yields which inputs of a site's table look like identifiers, of single rows or of units with several."""
+    if not site.table or not site.table.rows:
+        return
+    for column in site.table.plan.columns:
+        values = site.table.columns[column.name]
+        known = [str(value) for value in values[~tables.absent(values)].tolist()]
+        if _is_identifier(column.name, column.kind, values, known):
+            yield Finding("warning", "identifier", _identifier(column.name), column.name)
+    yield from check_units(site.table.columns, [site])
+
+
 def _is_identifier(name: str, kind: Kind, numbers: np.ndarray, known: Sequence[str]) -> bool:
     """Returns whether a column has in every row another text, or another whole number, if these are consecutive or
     have such a name."""
@@ -157,6 +182,78 @@ def _is_identifier(name: str, kind: Kind, numbers: np.ndarray, known: Sequence[s
     consecutive = numbers.max() - numbers.min() == len(numbers) - 1
     named = re.search(r"(^|[^a-z])id$", name.lower()) is not None
     return bool((numbers == np.round(numbers)).all()) and (consecutive or named)
+
+
+def looks_like_unit(name: str) -> bool:
+    """Returns whether a column is called as what rows belong to, such as "patient_id", "subjectNo" or "MRN"."""
+    words = re.findall(r"[a-z]+", re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name).lower())
+    while len(words) > 1 and words[-1] in _NUMBERED:
+        words.pop()
+    last = words[-1] if words else ""
+    return bool({last, last.removesuffix("s"), last.removesuffix("id")} & (_LIKE_UNITS | _NUMBERED))
+
+
+def identifiers_in(values: np.ndarray) -> np.ndarray:
+    """Returns the values of a column as identifiers; "" for missing ones."""
+    return np.array(["" if tables.is_missing(value) else identifier_text(value) for value in values.tolist()])
+
+
+def repeats(name: str, texts: np.ndarray, sites: np.ndarray, excluded: bool) -> bool:
+    """Returns whether a column looks like the identifier of a unit with several rows: whole numbers or texts, by its
+    name, or by many values if it was excluded.
+
+    Args:
+        name: Its name.
+        texts: Its values; "" for missing ones.
+        sites: The number of the site of each row.
+        excluded: Whether a person has decided that it is no input.
+    """
+    known = texts != ""
+    pairs = len(set(zip(sites[known].tolist(), texts[known].tolist())))
+    distinct = set(texts[known].tolist())
+    numbers = [tables.number_in(text) for text in distinct]
+    fractions = any(number != round(number) for number in numbers if math.isfinite(number))
+    dates = bool(distinct) and all(re.fullmatch(r"\d{4}-\d\d-\d\d.*", text) for text in distinct)
+    if fractions or dates or known.sum() < 2 * pairs or pairs < _VALUES_OF_A_UNIT * len(set(sites.tolist())):
+        return False
+    return looks_like_unit(name) or (excluded and len(distinct) > _FEW_VALUES)
+
+
+def check_units(
+    columns: Mapping[str, np.ndarray], sites: Sequence[Site], exclude: Sequence[str] = ()
+) -> Iterator[Finding]:
+    """Yields columns that look like identifiers of units which have rows in the training and the test set of a site.
+
+    Args:
+        columns: The columns to look at, with the values of all rows of a table.
+        sites: The sites that were made of it.
+        exclude: Which of the columns are no inputs by choice. Default: ().
+    """
+    divisions = [site.table.rows for site in sites if site.table and site.table.rows]
+    if not divisions or any(site.table.grouped.units is not None for site in sites if site.table):
+        return
+    place = np.zeros(len(next(iter(columns.values()), ())), np.int64)
+    for k, rows in enumerate(divisions):
+        for some in rows.values():
+            place[some] = k
+    for name, values in columns.items():
+        texts = identifiers_in(values)
+        if not repeats(name, texts, place, name in exclude):
+            continue
+        tested = shared = 0
+        for rows in divisions:
+            known = {*texts[rows["train"]].tolist()} - {""}
+            test = texts[rows.get("test", rows["train"][:0])].tolist()
+            tested, shared = tested + len(test), shared + sum(text in known for text in test)
+        if shared:
+            yield Finding(
+                "warning",
+                "units divided",
+                f"column {name!r} looks like an identifier with several rows each: {shared:,} of {tested:,} test rows "
+                "are of one that is also among the training rows of the site, so that metrics may tell of known ones, "
+                f'not of new ones; if rows with one {name!r} belong together, write unit = "{name}"',
+                name,
+            )
 
 
 def _tells_target(values: np.ndarray, target: np.ndarray, predict: Literal["labels", "numbers"]) -> bool:
@@ -224,6 +321,7 @@ def _kind_at(values: np.ndarray, name: str, file: str) -> str:
 def check_sites(sites: Sequence[Site]) -> Iterator[Finding]:
     """Yields what looks wrong with the samples of sites, of whatever kind they are."""
     named = {site.name or f"node {i}": site for i, site in enumerate(sites)}
+    named = dict(zip(named, with_units(list(named.values()))))
     train = {name: Samples.of(site.train, name) for name, site in named.items()}
     test = {name: Samples.of(site.test, name) for name, site in named.items() if site.test is not None}
     columns = {
@@ -231,6 +329,7 @@ def check_sites(sites: Sequence[Site]) -> Iterator[Finding]:
         for name, site in named.items()
     }
     yield from _duplicates(train, test, columns)
+    yield from _few_units(train, test)
     for name in named:
         if name not in test:
             yield Finding("warning", "no test rows", f"{name} has no test rows, so that it will not be measured")
@@ -254,6 +353,21 @@ def _few_test_rows(test: Mapping[str, Samples], classes: bool) -> Iterator[Findi
         why = known if classes else "a metric from so few says little"
         advice = "hold out more (test_share in [data]), or repeat the split (splits = 10 at the top of the file)"
         yield Finding("warning", "few test rows", f"few test rows at {said}; {why}; {advice}")
+
+
+def _few_units(train: Mapping[str, Samples], test: Mapping[str, Samples]) -> Iterator[Finding]:
+    """Yields sites with so few units that little can be said of new ones, or that none is held out in training."""
+    few = {
+        name: units_of(rows) for name, rows in test.items() if rows.units is not None and units_of(rows) < _FEW_UNITS
+    }
+    if few:
+        said = listed([f"{name} ({count})" for name, count in few.items()], _SHOWN)
+        advice = "hold out more (test_share in [data]), or repeat the split (splits = 10 at the top of the file)"
+        yield Finding("warning", "few test units", f"few units in the test rows of {said}; {advice}")
+    small = [name for name, rows in train.items() if too_few_units(rows)]
+    if small:
+        said = f"fewer than {FEWEST_UNITS} units to train on at {listed(small, _SHOWN)}"
+        yield Finding("warning", "few units", f"{said}; no rows are held out there for weights and own models")
 
 
 def _rare_classes(labels: Sequence[Tensor], names: Sequence[str]) -> Iterator[Finding]:
@@ -282,7 +396,10 @@ def _duplicates(
         keys = _keys(samples)
         for key in keys:
             where[key].add(name)
-        if again := len(keys) - len(set(keys)):
+        # Within a unit, equal rows may be repeated measurements.
+        units = samples.some().units
+        apart = keys if units is None else [key for _, key in {*zip(units.tolist(), keys)}]
+        if again := len(apart) - len(set(keys)):
             said = f"{again:,} of {len(keys):,} training rows of {name} repeat others; remove them if they are mistakes"
             yield Finding("warning", "duplicate rows", said)
     shared = Counter(tuple(sorted(names)) for names in where.values() if len(names) > 1)

@@ -85,6 +85,11 @@ class Contract:
         inputs: The inputs if they are arrays, such as images; None for any. Default: None.
         standardize: Whether columns of a table without center and scale are scaled to mean 0 and variance 1 over the
             training rows of all sites. Between organisations, sites then tell each other sums. Default: False.
+        unit: The column of a table that says what each row belongs to, such as its patient: rows of one unit are not
+            divided at any site. Samples that are no table name theirs in `Site(units=...)`. None for what each site
+            says. Default: None.
+        time: The column of a table with the time of each row: every site's latest rows are its test rows. None for
+            what each site says. Default: None.
 
     Example:
         >>> import fairmesh as fm
@@ -99,6 +104,8 @@ class Contract:
     target: Column | None = None
     inputs: Arrays | None = None
     standardize: bool = False
+    unit: str | None = None
+    time: str | None = None
 
     def __post_init__(self):
         names = [column.name for column in self.columns]
@@ -110,6 +117,9 @@ class Contract:
             _check_input(column)
         if self.target:
             _check_target(self.target, names)
+        for key, name in (("unit", self.unit), ("time", self.time)):
+            if name is not None and (self.inputs or (self.target and name == self.target.name)):
+                raise BadInput(f"{key} = {name!r} is a column of a table other than the target")
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -150,6 +160,8 @@ class Contract:
             if self.target:
                 predict = "labels" if self.target.type == "label" else "numbers"
                 settings |= {"target": self.target.name, "predict": predict, "classes": list(self.classes)}
+            said = {"unit": self.unit, "time": self.time}
+            settings |= {key: name for key, name in said.items() if name is not None}
         if name == "image-folder":
             settings |= {"classes": list(self.classes)} if self.classes else {}
             settings |= {"size": list(self.inputs.shape[-2:])} if self.inputs and self.inputs.shape else {}
@@ -199,6 +211,12 @@ class Contract:
     def checked(self, sites: Sequence[Site]) -> list[Site]:
         """Returns sites whose samples have no names, checked and as the model sees them. Columns are matched by
         position."""
+        for site in sites if self.unit else ():
+            if site.units is None and getattr(site.train, "units", None) is None:
+                raise BadInput(
+                    f"{site.name or 'a site'}: the contract says unit = {self.unit!r}, but these samples do not say "
+                    "which of them belong together; give them in fm.Site(..., units=...)"
+                )
         return with_sets(sites, lambda samples, where: self._taken(Samples.of(samples, where), where).parts())
 
     def _taken(self, samples: Samples, where: str) -> Samples:

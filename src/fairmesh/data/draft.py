@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fairmesh.config.tables import to_table
-from fairmesh.data.check import check_column
+from fairmesh.data.check import check_column, identifiers_in, repeats
 from fairmesh.data.columns import MEAN, Column
 from fairmesh.data.contract import Arrays, refuse
 from fairmesh.data.datasets.base import Data
@@ -60,13 +60,30 @@ def _of_table(table: Table, without: Sequence[str]) -> tuple[str, list[str]]:
     findings = {name: list(check_column(table, name, columns)) for name in names}
     refuse([said for name in names for said in _unusable(table, name, columns, findings[name])])
     identifiers = [name for name in names if any(finding.what == "identifier" for finding in findings[name])]
-    sections = [_OF_TABLE]
+    sections = [*_of_units(table), _OF_TABLE]
     for name in names:
         column, comments = _column(table, name, columns)
         sections += [_IDENTIFIER] if name in identifiers else []
         sections.append(_section("[[contract.columns]]", column, comments) + "\n")
     sections.append(_section("[contract.target]", *_target(table, columns)))
     return "\n".join(sections), identifiers
+
+
+def repeated_identifiers(data: Data) -> list[str]:
+    """Returns the inputs of a table that look like identifiers of units with several rows; nothing if it names one."""
+    if not isinstance(data, Table) or data.unit:
+        return []
+    columns = data.read()
+    one_site = np.zeros(len(columns[data.target]), np.int64)
+    names = data.input_names(columns)
+    return [name for name in names if repeats(name, identifiers_in(columns[name]), one_site, excluded=False)]
+
+
+def _of_units(table: Table) -> list[str]:
+    """Returns the lines of a contract that say how rows are divided at every site; none if it does not say it."""
+    said = {"unit": "rows of one unit are not divided", "time": "every site's latest rows are its test rows"}
+    lines = [f"{key} = {json.dumps(name)}  # {why}" for key, why in said.items() if (name := getattr(table, key))]
+    return [*(["[contract]"] if lines else []), *lines, *([""] if lines else [])]
 
 
 def _section(heading: str, described: Column | Arrays, comments: Mapping[str, str]) -> str:

@@ -60,6 +60,10 @@ class Columns(dict[str, np.ndarray]):
             for part in self.parts
         ]
 
+    def in_all_files(self, name: str) -> np.ndarray:
+        """Returns a column. Refuses a file that lacks it, by its path."""
+        return np.concatenate([values for _, values in self.by_file(name)])
+
     def read(self, name: str, how: Callable[[np.ndarray, str], np.ndarray]) -> np.ndarray:
         """Returns a column as read file by file, so that errors name the file and its row.
 

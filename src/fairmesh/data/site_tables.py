@@ -12,6 +12,7 @@ from fairmesh.data.preprocessing import Preprocessing
 from fairmesh.data.site import Site, with_sets
 from fairmesh.data.sums import TableSums, fitted, table_sums
 from fairmesh.data.tables import absent, whole_number_text
+from fairmesh.data.units import UNGROUPED, Grouped
 from fairmesh.errors import BadInput
 
 
@@ -28,6 +29,7 @@ class SiteTable:
             so that they cannot be made again. Default: {}.
         subgroups: The subgroup of each row; empty for none. Default: ().
         file: The name of the file, for error messages. Default: "".
+        grouped: The units and times of the rows. Default: none.
     """
 
     plan: Preprocessing
@@ -37,10 +39,11 @@ class SiteTable:
     rows: Mapping[str, np.ndarray] = field(default_factory=dict)
     subgroups: Sequence[str] = ()
     file: str = ""
+    grouped: Grouped = UNGROUPED
 
     def without_rows(self) -> "SiteTable":
         """Returns only the plan and the preprocessing, for a site whose samples have been changed."""
-        return replace(self, columns={}, target=np.array([]), rows={}, subgroups=())
+        return replace(self, columns={}, target=np.array([]), rows={}, subgroups=(), grouped=UNGROUPED)
 
     def sums(self) -> TableSums:
         """Returns what the site tells about its training rows."""
@@ -131,4 +134,5 @@ def refitted(sites: Sequence[Site], preprocessing: Preprocessing) -> list[Site]:
         replace(site, table=replace(site.table, preprocessing=preprocessing), reserved=None, **site.table.rows)
         for site in sites
     ]
-    return with_sets(made, lambda rows, _: table.samples(rows, preprocessing))
+    made = with_sets(made, lambda rows, _: table.samples(rows, preprocessing))
+    return [table.grouped.named(site, site.table.rows) for site in made]

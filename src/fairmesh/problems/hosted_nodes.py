@@ -13,7 +13,7 @@ from fairmesh.data.site import Site
 from fairmesh.errors import BadInput
 from fairmesh.numerics import random_streams
 from fairmesh.numerics.random_streams import SecretIdentities
-from fairmesh.problems.objective import held_out_last
+from fairmesh.problems.objective import held_out_rows
 
 if TYPE_CHECKING:
     from fairmesh.problems.prepared import Prepared
@@ -158,13 +158,13 @@ def _with_validation_sets(whole: Division, nodes: HostedNodes, trained: int) -> 
 def _with_held_out_rows(whole: Division, nodes: HostedNodes, sizes: Tensor, starts: Tensor) -> Division:
     """Returns the division in which each site's held-out rows, which judge it, come last among its rows."""
     problem = nodes.problem
-    held_out = [problem.objective.held_out_of(size) for size in sizes.tolist()]
-    begins = starts.tolist()
-    orders = [
-        begins[k * problem.n + i] + held_out_last(split.sites[i].train, i, held_out[k * problem.n + i])
-        for k, split in enumerate(problem.every_split)
-        for i in problem.here
-    ]
+    held_out, begins, orders = [0] * len(sizes), starts.tolist(), []  # no node here is of a site elsewhere
+    for k, split in enumerate(problem.every_split):
+        for i in problem.here:
+            held = held_out_rows(split.sites[i].train, i, problem.objective)
+            place = k * problem.n + i
+            held_out[place] = int(held.sum())
+            orders += [begins[place] + part.nonzero().flatten() for part in (~held, held)]
     counts = torch.tensor(held_out, device=sizes.device)
     judges = torch.where(counts == 0, sizes, counts)  # one too small to hold any out is judged on its training rows
     return replace(

@@ -65,7 +65,9 @@ def fingerprint(samples: Samples) -> str:
     parts: list[Any] = []
     if samples.stream:
         parts += [f"{len(samples)} streamed", "" if samples.stream.whole else samples.stream.rows]
-        samples = samples.seen
+    if samples.units is not None:  # by which rows are held out
+        parts += ["units", samples.units]
+    samples = samples.seen
     if samples.subgroups is not None:
         parts.append(samples.subgroup_names)
     return hashed(*parts, *itertools.chain(*samples.named_tensors()), digits=64)

@@ -8,6 +8,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from fairmesh.data.rows import stays_apart
 from fairmesh.data.site_tables import without_values
 from fairmesh.data.streams import HELD_UP_TO
+from fairmesh.data.units import FEWEST_UNITS, too_few_units
 from fairmesh.errors import listed
 from fairmesh.losses.builtin import squared_error
 from fairmesh.problems.flat_model import has_adapters
@@ -126,3 +127,14 @@ def on_parts(problem: "Prepared") -> str | None:
         still = every - flat.dim - flat.local_dim
         said.append(f"parameters: {flat.dim:,} shared, {flat.local_dim:,} local and never sent, {still:,} frozen")
     return "; ".join(filter(None, said)) or None
+
+
+def on_units(problem: "Prepared") -> str | None:
+    """Returns at which sites no rows are held out since they have too few units, or None."""
+    few = [problem.sites[i].name for i in problem.here if too_few_units(problem.sites[i].train)]
+    if not few or problem.objective.judged_on != "held-out":
+        return None
+    return (
+        f"fewer than {FEWEST_UNITS} units at {listed(few, 4)}: no rows are held out there, and the weight follows the "
+        "loss on training rows"
+    )

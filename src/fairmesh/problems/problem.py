@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from fairmesh.data.preprocessing import Preprocessing
 from fairmesh.data.samples import Targets
 from fairmesh.data.site import Site
+from fairmesh.data.units import warn_of_spanning
 from fairmesh.errors import BadInput
 from fairmesh.metrics.base import NamedMetric, Task, chosen_metrics
 from fairmesh.problems.batches import Sampling
@@ -169,6 +170,7 @@ def _prepared(problem: Problem) -> Prepared:
     given = {setting.name: getattr(problem, setting.name) for setting in fields(problem)}
     shared = {"test": problem.test, "validation": problem.validation}
     samples = SiteSamples(sites=read_sites(problem.sites, shared, problem.targets), prior=problem.prior)
+    warn_of_spanning(samples.sites)
     check_forms(samples)
     settings = given | vars(samples) | vars(bind(problem, samples))
     names = {setting.name for setting in fields(Prepared)}

@@ -183,6 +183,7 @@ def _say_choices(ready: Ready, announce: Announce) -> None:
         notes.on_short_floats(problem),
         notes.on_stacking(problem, device),
         notes.on_augmentation(problem),
+        notes.on_units(problem),
         *dict.fromkeys(on_updates(replica.algorithm, problem, plan.rounds) for replica in plan.replicas),
     )
     switched_off = notes.on_evaluation_mode(problem)

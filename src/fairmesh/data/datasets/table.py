@@ -13,13 +13,14 @@ from fairmesh.config.ranges import Natural, Share
 from fairmesh.data import tables
 from fairmesh.data.columns import MEAN, Column
 from fairmesh.data.datasets.base import Data, check_split
-from fairmesh.data.datasets.own import split_by_site
+from fairmesh.data.datasets.own import indexed, split_by_site
 from fairmesh.data.partitions import BySite, Contrast, Instrument, Partition
 from fairmesh.data.preprocessing import Preprocessing
 from fairmesh.data.site import Site, with_sets
 from fairmesh.data.site_files import Columns, are_several, in_words, read_files
 from fairmesh.data.site_tables import SiteTable, fitted_sites
 from fairmesh.data.tables import Kind
+from fairmesh.data.units import divided, read_groups
 from fairmesh.errors import BadInput, listed
 
 _MANY_LABELS = 100  # different numbers among the labels, from which on they look like numbers to predict
@@ -44,8 +45,8 @@ class Table(Data):
         target: The column to predict.
         site: The column that says where a row was taken; None if every site has a file, or the partition does not need
             it. Default: None.
-        inputs: The columns to predict from; empty for all columns but `target`, `site`, `subgroup` and `exclude`.
-            Default: ().
+        inputs: The columns to predict from; empty for all columns but `target`, `site`, `subgroup`, `unit`, `time` and
+            `exclude`. Default: ().
         predict: What the target is: "labels", numbered in order or as `classes` lists them, or "numbers". Default:
             "labels".
         standardize: Whether to scale each number to mean 0 and variance 1 over the training rows of all sites. Default:
@@ -73,6 +74,13 @@ class Table(Data):
             round by, in [0, 1 - test_share). Default: 0.0.
         missing_values: What stands for a missing value, besides empty cells, NA, NaN, null and none: a list for all
             columns, or lists by column, with "*" for all. Numbers are compared as numbers. Default: ().
+        unit: The column that says what each row belongs to, such as its patient or device, if several rows belong
+            together. Rows of one unit are not divided between training, test, validation and held-out rows, and
+            intervals count units. It never leaves the site, and is an input only if `inputs` names it. None if every
+            row is a unit of its own. Default: None.
+        time: The column with the time of each row, a date such as 2026-11-30 or a number. The latest rows of each site
+            are then its test rows; with `unit`, those of the units that begin last, and rows of other units that are
+            not before all test rows are left out. None to draw test rows at random. Default: None.
 
     Example:
         >>> import fairmesh as fm
@@ -103,6 +111,8 @@ class Table(Data):
     scale_target: bool = True
     validation_share: float = 0.0
     missing_values: tuple[str | float, ...] | Mapping[str, tuple[str | float, ...]] = field(default=(), hash=False)
+    unit: str | None = None
+    time: str | None = None
 
     def __post_init__(self):
         check_split(self)
@@ -143,14 +153,16 @@ class Table(Data):
 
     def input_names(self, columns: Mapping[str, np.ndarray]) -> tuple[str, ...]:
         """Returns which of the columns are inputs, in order."""
-        others = (self.target, self.site, self.subgroup, *self.exclude)
+        others = (self.target, self.site, self.subgroup, self.unit, self.time, *self.exclude)
         marked = self.missing_values if isinstance(self.missing_values, Mapping) else ()
         named = (*filter(None, others), *self.inputs, *self.types, *self.categories, *self.fill)
         for name in (*named, *(name for name in marked if name != "*")):
             tables.column_of(columns, name, self.where)
         names = self.inputs or tuple(name for name in columns if name not in others)
         if not names:
-            raise BadInput(f"{self.where} has no column to predict from other than target, site and subgroup")
+            raise BadInput(
+                f"{self.where} has no column to predict from other than target, site, subgroup, unit and time"
+            )
         Columns.of(columns, self.where).refuse_apart(names)
         return names
 
@@ -248,8 +260,9 @@ class Table(Data):
             pooled = torch.from_numpy(target.astype(np.float32))
         where = self.site_of_rows(columns)
         subgroups = _texts(_known(columns, self.subgroup, self.where)).tolist() if self.subgroup else ()
-        pool = split_by_site((torch.arange(len(target)), pooled), where, self.test_share, self.seed)
-        table = SiteTable(plan, read, target, plan, subgroups=subgroups, file=self.where)
+        grouped = read_groups(self, Columns.of(columns, self.where).in_all_files)
+        pool = split_by_site((torch.arange(len(target)), pooled), where, self.test_share, self.seed, grouped)
+        table = SiteTable(plan, read, target, plan, subgroups=subgroups, file=self.where, grouped=grouped)
         # What is dealt to sites are the numbers of rows.
         sites = with_sets(self.partition.sites(pool), lambda pair, _: pair[0].numpy(), ("train", "test"))
         return fitted_sites([self._with_rows(i, site, table) for i, site in enumerate(sites)])
@@ -270,10 +283,10 @@ class Table(Data):
         """Returns a site with its table, whose rows are divided for training, testing and validation."""
         train, validation = site.train, None
         if self.validation_share and len(train) > 1:
-            count = max(1, round(self.validation_share / (1 - self.test_share) * len(train)))
-            order = np.random.default_rng((self.seed, i)).permutation(len(train))
-            chosen = np.isin(np.arange(len(train)), order[: min(count, len(train) - 1)])
-            train, validation = train[~chosen], train[chosen]
+            units, targets = table.grouped.of_rows(train), torch.from_numpy(indexed(table.target[train])[1])
+            share, generator = self.validation_share / (1 - self.test_share), np.random.default_rng((self.seed, i))
+            kept, held = divided(len(train), share, generator, units, targets)
+            train, validation = train[kept], train[held] if len(held) else None
         rows = {"train": train, "test": site.test, "validation": validation}
         return replace(site, table=replace(table, rows={name: some for name, some in rows.items() if some is not None}))
 
