@@ -99,7 +99,9 @@ def in_one_command(tmp_path_factory):
         "table with identifier": user.runs("fairmesh run patients.csv --target outcome --site hospital", code=2),
         "table": user.runs("fairmesh run patients.csv --target outcome --site hospital --without patient_id"),
         "files": user.runs("fairmesh run hospitals --target outcome --without patient_id"),
-        "number": user.runs("fairmesh run patients.csv --target age --site hospital --without patient_id", code=2),
+        "number": user.runs(
+            "fairmesh run patients.csv --target age --site hospital --without patient_id --out x", code=2
+        ),
     }
     return user, seen
 
