@@ -19,7 +19,13 @@ def walked(tmp_path_factory):
     write_table(user.folder / "patients.csv", COLUMNS, rows)
     write_table(user.folder / "new.csv", COLUMNS[2:5], [row[2:5] for row in rows[:50]])
     user.writes(
-        "patients.toml", shown("docs/howto/data.md", "toml", 'file = "patients.csv"\ntarget = "outcome"       #')
+        "patients.toml",
+        shown(
+            "docs/howto/data.md",
+            "toml",
+            'file = "patients.csv"\ntarget = "outcome"       #',
+            {'exclude = ["visit_id"]': "exclude = []"},
+        ),
     )
     seen = {
         "check of the table": user.runs("fairmesh data check patients.csv --target outcome --site hospital", code=1),
