@@ -140,7 +140,7 @@ def test_marks_stand_for_missing_values_in_their_columns_and_are_values_in_other
     )  # fmt: skip
     assert site.table.columns["bmi"][[0, 5, 10]].tolist() != [-9] * 3
     assert site.table.columns["change"].min() == -9
-    for text in ("-9", "-9.00", "?", "NA"):  # new rows are read in the same way, also after the run
+    for text in ("-9", "-9.00", "-9e0", "?", "NA"):  # new rows are read in the same way, also after the run
         same = fm.data.Preprocessing.from_json(made.to_json())
         row = same.transform({"age": ["50"], "bmi": [text], "change": ["-9"], "ward": ["?"]})
         assert row[0, [3, 7]].tolist() == [1, 1]
