@@ -1,6 +1,8 @@
 """Units: rows of one patient are not divided, whatever divides rows; time: test rows come after training rows."""
 
 import csv
+import json
+import tomllib
 import warnings
 from dataclasses import replace
 
@@ -26,7 +28,7 @@ from fairmesh.data.units import (
     whole_units,
     with_units,
 )
-from fairmesh.personalization.cross_fit import can_judge
+from fairmesh.personalization.cross_fit import _folds_of, can_judge
 from fairmesh.problems.identity import fingerprint
 from fairmesh.problems.notes import on_units
 from fairmesh.problems.objective import Objective, held_out_rows
@@ -142,6 +144,14 @@ def test_folds_keep_units_whole_and_are_as_full_as_whole_units_allow(sizes, fold
     assert len(set(fold.tolist())) == min(folds, len(sizes))
 
 
+def test_folds_of_a_site_without_unseen_rows_keep_units_whole():
+    units, targets = torch.arange(40) // 5, torch.arange(40) % 2
+    pool = Samples(torch.zeros(40, 2), targets, units=units)
+    fold = _folds_of(pool, torch.zeros(40, dtype=torch.bool), 4)
+    assert torch.bincount(fold).tolist() == [10] * 4
+    assert len(set(zip(units.tolist(), fold.tolist()))) == 8
+
+
 def test_held_out_units_have_the_classes_in_their_proportions():
     units = torch.arange(40).repeat_interleave(5)
     targets = (units >= 30).long()  # a quarter of the units
@@ -227,6 +237,12 @@ def test_splits_of_times_are_refused_since_they_would_all_be_the_same(table):
 def test_bad_units_and_times_of_a_table_are_refused(table, changes, words):
     with refused(*words):
         table(visits() | changes, time="date" if "date" in changes else None).sites()
+
+
+@pytest.mark.parametrize("key", ["unit", "time"])
+def test_target_says_neither_whose_a_row_is_nor_when_it_was(table, key):
+    with refused(key, "'ill'", "target"):
+        table(**{key: "ill"})
 
 
 def test_site_of_one_unit_trains_and_is_not_measured(table):
@@ -334,12 +350,13 @@ def test_split_moves_whole_units_into_a_test_set():
     assert (len(plain.train), len(plain.test)) == (16, 4)
 
 
-def test_units_at_several_sites_are_told_with_their_number():
-    sites = with_units(
-        [site_of(["P1", "P2"]), fm.Site((torch.zeros(2, 2), torch.zeros(2).long()), units=["P2", "P3"], name="Oslo")]
-    )
-    with pytest.warns(DivisionWarning, match=r"one unit.*Lyon and Oslo"):
-        warn_of_spanning(sites)
+def test_units_that_one_site_tests_on_and_another_trains_on_are_told_with_their_number():
+    rows = torch.zeros(2, 2), torch.zeros(2).long()
+    north = fm.Site(rows, rows, name="north", units={"train": ["P1", "P2"], "test": ["P3", "P4"]})
+    south = fm.Site(rows, rows, name="south", units={"train": ["P4", "P2"], "test": ["P5", "P6"]})
+    with pytest.warns(DivisionWarning, match=r"one unit.*north and south"):
+        warn_of_spanning(with_units([north, south]))
+    warn_of_spanning(with_units([north, replace(south, units={"train": ["P2", "P7"], "test": ["P3", "P6"]})]))
 
 
 def test_site_with_few_units_holds_nothing_out():
@@ -454,3 +471,20 @@ def test_equal_rows_of_one_unit_are_no_duplicates():
 
     assert "duplicate rows" not in said([k // 2 for k in range(40)])
     assert "duplicate rows" in said(list(range(40)))
+
+
+def test_commands_name_what_looks_like_a_unit_and_take_it(tmp_path, called):
+    file = write(tmp_path / "visits.csv", visits())
+    told = ["'patient_id'", 'unit = "patient_id"']
+    code, _, err = called("data", "check", file, "--target", "ill", "--site", "clinic")
+    assert (code, missing_from(err, *told)) == (0, [])
+    options = ("--unit", "patient_id", "--time", "date")
+    code, out, _ = called("data", "check", file, "--target", "ill", "--site", "clinic", *options, "--json")
+    kinds = {finding["what"] for finding in json.loads(out)["findings"]}
+    assert (code, kinds & {"units divided", "identifier"}, "division of rows" in kinds) == (0, set(), True)
+    _, out, err = called("data", "contract", file, "--target", "ill")
+    assert ("unit" in tomllib.loads(out)["contract"], missing_from(err, "--unit patient_id")) == (False, [])
+    _, out, err = called("data", "contract", file, "--target", "ill", *options, "--without", "clinic")
+    contract = tomllib.loads(out)["contract"]
+    assert (contract["unit"], contract["time"], "--unit" in err) == ("patient_id", "date", False)
+    assert [column["name"] for column in contract["columns"]] == ["mass"]

@@ -329,7 +329,10 @@ def check_sites(sites: Sequence[Site]) -> Iterator[Finding]:
         for name, site in named.items()
     }
     yield from _duplicates(train, test, columns)
-    yield from _few_units(train, test)
+    timed = any(site.table and site.table.grouped.times is not None for site in sites)
+    more = "hold out more (test_share in [data])"
+    more += "" if timed else ", or repeat the split (splits = 10 at the top of the file)"
+    yield from _few_units(train, test, more)
     for name in named:
         if name not in test:
             yield Finding("warning", "no test rows", f"{name} has no test rows, so that it will not be measured")
@@ -339,30 +342,28 @@ def check_sites(sites: Sequence[Site]) -> Iterator[Finding]:
                 said = f"the {len(labels):,} {kind} rows of {name} are all of one class; is the label column right?"
                 yield Finding("warning", "single class", f"{said} Some metrics are not defined there")
     labels_of = [labels for samples in train.values() if (labels := samples.labels) is not None]
-    yield from _few_test_rows(test, classes=len(labels_of) == len(train))
+    yield from _few_test_rows(test, len(labels_of) == len(train), more)
     if len(labels_of) == len(train):
         table = sites[0].table
         yield from _rare_classes(labels_of, table.preprocessing.classes if table else ())
 
 
-def _few_test_rows(test: Mapping[str, Samples], classes: bool) -> Iterator[Finding]:
+def _few_test_rows(test: Mapping[str, Samples], classes: bool, advice: str) -> Iterator[Finding]:
     few = {name: len(samples) for name, samples in test.items() if len(samples) < FEW_TEST_ROWS}
     if few:
         least, said = min(few.values()), listed([f"{name} ({count})" for name, count in few.items()], _SHOWN)
         known = f"an accuracy from {least} rows is known to about {100 / math.sqrt(least):.0f} points only"
         why = known if classes else "a metric from so few says little"
-        advice = "hold out more (test_share in [data]), or repeat the split (splits = 10 at the top of the file)"
         yield Finding("warning", "few test rows", f"few test rows at {said}; {why}; {advice}")
 
 
-def _few_units(train: Mapping[str, Samples], test: Mapping[str, Samples]) -> Iterator[Finding]:
+def _few_units(train: Mapping[str, Samples], test: Mapping[str, Samples], advice: str) -> Iterator[Finding]:
     """Yields sites with so few units that little can be said of new ones, or that none is held out in training."""
     few = {
         name: units_of(rows) for name, rows in test.items() if rows.units is not None and units_of(rows) < _FEW_UNITS
     }
     if few:
         said = listed([f"{name} ({count})" for name, count in few.items()], _SHOWN)
-        advice = "hold out more (test_share in [data]), or repeat the split (splits = 10 at the top of the file)"
         yield Finding("warning", "few test units", f"few units in the test rows of {said}; {advice}")
     small = [name for name, rows in train.items() if too_few_units(rows)]
     if small:
