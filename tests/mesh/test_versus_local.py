@@ -163,9 +163,20 @@ def test_numbers_are_compared_on_the_sites_own_rows():
     here = fm.Problem(torch.nn.Linear(2, 1), [site], loss=torch.nn.functional.mse_loss).prepared
     right, wrong = torch.zeros(2, 3)
     right[:2] = torch.tensor([1.0, 2.0])
-    assert versus_local._of_numbers(here, right, wrong).verdict == "better"
-    assert versus_local._of_numbers(here, wrong, right).verdict == "worse"
-    assert versus_local._of_numbers(here, right, right).verdict == "unclear"
+    assert versus_local._of_numbers(here, right, wrong, among=60).verdict == "better"
+    assert versus_local._of_numbers(here, wrong, right, among=60).verdict == "worse"
+    assert versus_local._of_numbers(here, right, right, among=60).verdict == "unclear"
+
+
+@pytest.mark.parametrize("hostile", [(500, 9000, 0, 500), (500, 0, 9000, 500), (9000, 0, 0, 1000)])
+def test_verdict_on_a_site_is_one_among_all_and_others_cannot_move_it(hostile):
+    names = [f"s{k}" for k in range(40)]
+    told = {name: said(_cells(100, 20, 8, 72)) for name in names} | {"s1": said(_cells(100, 40, 8, 52))}
+    honest = evidence_of(told, names, [0.6] * 40, "accuracy")["sites"]
+    assert difference(_cells(100, 20, 8, 72)).verdict == "better", "by itself"
+    assert [site["versus"]["local"]["verdict"] for site in honest[:2]] == ["unclear", "better"]
+    lied = told | {name: said(_cells(*hostile)) for name in names[2:]}
+    assert evidence_of(lied, names, [0.6] * 40, "accuracy")["sites"][:2] == honest[:2]
 
 
 def _common_summary(run: Run) -> str:

@@ -21,7 +21,7 @@ from fairmesh.cli.tables import (
     is_pattern,
     is_table,
 )
-from fairmesh.cli.terminal import Json, Overwrite, draw, print_json, say, show_table
+from fairmesh.cli.terminal import Json, Overwrite, draw, few, print_json, say, show_table
 from fairmesh.errors import BadInput, counted
 
 if TYPE_CHECKING:
@@ -206,7 +206,7 @@ def show(
         return
     table = [["site", "group", "train", "test", "classes"]]
     table += [[r.name, r.group, f"{r.train:,}", f"{r.test:,}", _classes(r.classes)] for r in rows]
-    show_table(table)
+    show_table(few(table))
     if path:
         say(f"picture: {path}")
 

@@ -129,10 +129,12 @@ class ReferenceComparison:
     def sentences(self) -> list[str]:
         """Returns what the run brought over each site alone: a sentence per site, and one for all sites. Nothing if
         that is not known."""
-        if not self._sound("local"):
-            return []
-        found = self.versus("local")
-        return [*found.sentences("alone"), found.sentence("alone")]
+        found = self.versus_alone()
+        return [*found.sentences("alone"), found.sentence("alone")] if found else []
+
+    def versus_alone(self) -> Comparison | None:
+        """Returns how the run differs from what each site trains alone; None if that is not known."""
+        return self.versus("local") if self._sound("local") else None
 
     def constant_sentence(self) -> str:
         """Returns what a constant answer reaches, and at which sites it does as well as the run; nothing if that is not

@@ -1,11 +1,13 @@
 """Whether the weights helped: a run next to the same run with fixed weights, site by site."""
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from fairmesh.evidence.intervals import Combined
+from fairmesh.evidence.many import chance_in_words, excludes_zero
 from fairmesh.evidence.verdicts import difference_of, versus
 
 if TYPE_CHECKING:
@@ -25,11 +27,11 @@ class SiteVerdict:
         name: The site.
         fixed: Its metric with fixed weights, the mean over replicas.
         robust: Its metric with the run's weights.
-        interval: The 95 % interval of the difference, robust minus fixed, on the same test rows. NaN if it is not
-            known.
+        interval: The interval of the difference, robust minus fixed, on the same test rows, as in
+            `fm.evidence.Difference`. NaN if it is not known.
         weight: lambda_i, its final weight.
         prior: p_i, its fixed weight.
-        outcome: "helped", "hurt", or "no difference" within the interval.
+        outcome: "helped", "hurt", or "no difference" that is clear among so many sites.
     """
 
     name: str
@@ -74,8 +76,13 @@ class WeightsVerdict:
         """Returns the verdict in words."""
         lines = [
             f"against fixed weights, the weights helped {self.count('helped')} of {len(self.sites)} sites and hurt "
-            f"{self.count('hurt')}; the others differ by less than their interval"
+            f"{self.count('hurt')}; the others do not differ clearly"
         ]
+        known = [site.interval for site in self.sites if not math.isnan(site.interval[0])]
+        if chance := chance_in_words(
+            sum(map(excludes_zero, known)), self.count("helped") + self.count("hurt"), len(known)
+        ):
+            lines[0] += f": {chance}"
         lines += [
             f"{site.name}: {self.metric} {site.fixed:.3g} with fixed weights, {site.robust:.3g} with weight "
             f"{site.weight:.2g} instead of {site.prior:.2g} ({site.outcome}; the difference is "

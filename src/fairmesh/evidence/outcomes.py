@@ -202,7 +202,9 @@ class Outcomes:
         first = {key: i for i, key in reversed(list(enumerate(keys)))}
         answered = {i for i in first.values() if self.at(i) and all(answers.predicted for answers in self.at(i))}
         scores = {i: self.scores(i, metric) for i in answered}
-        skewness = None if self.counts_right(metric) else _skewness([of_site for of_site in scores.values() if of_site])
+        skewness = (
+            None if self.counts_right(metric) else skewness_of([of_site for of_site in scores.values() if of_site])
+        )
         found = {
             key: self._estimate(i, metric, scores[i], skewness) if i in answered else Share(math.nan, self.rows(i))
             for key, i in first.items()
@@ -370,7 +372,7 @@ class Outcomes:
         return tuple(one.digest for one in self.at(site))
 
 
-def _skewness(sites: Sequence[Scores]) -> float | None:
+def skewness_of(sites: Sequence[Scores]) -> float | None:
     """Returns the skewness of a row, in units of its site, from the rows of all sites: one site has too few for it.
     None if rows do not vary. The unit is the mean distance from the site's mean, which single rows move little."""
     rest = []

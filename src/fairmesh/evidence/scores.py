@@ -126,7 +126,14 @@ def moments_of(by_row: Sequence[np.ndarray]) -> Moments:
     return Moments(squares / freedom, cubes / weight if weight > 0 and math.isfinite(cubes) else 0.0, freedom)
 
 
-def paired(a: Scores, b: Scores, overlap: float = 0.0, shares: bool = True, training: float = 1.0) -> Estimate:
+def paired(
+    a: Scores,
+    b: Scores,
+    overlap: float = 0.0,
+    shares: bool = True,
+    training: float = 1.0,
+    skewness: float | None = None,
+) -> Estimate:
     """Returns the estimate of the difference a - b of two models that answered the same test rows.
 
     For shares it is a `PairedShare`, which has an interval also where two models agree at all rows. Other numbers take
@@ -139,6 +146,7 @@ def paired(a: Scores, b: Scores, overlap: float = 0.0, shares: bool = True, trai
         shares: Whether scores are right (1) or wrong (0). Default: True.
         training: The share of its training rows that a split has in common with another, which counts where it is less.
             Default: 1.0.
+        skewness: The skewness of a row's difference, as in `mean`; shares have no use for it. Default: None.
 
     Example:
         >>> import numpy as np
@@ -150,7 +158,7 @@ def paired(a: Scores, b: Scores, overlap: float = 0.0, shares: bool = True, trai
     """
     differences = [row_differences(x, y) for x, y in zip(_arrays(a), _arrays(b), strict=True)]
     if not shares:
-        return mean(differences, overlap, training)
+        return mean(differences, overlap, training, skewness)
     if not differences:
         return PairedShare(math.nan, math.nan, 0)
     of_rows = [float(d.mean(axis=0).var()) / d.shape[1] for d in differences]

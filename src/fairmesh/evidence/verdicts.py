@@ -10,8 +10,9 @@ import numpy as np
 from fairmesh.config.registry import registered
 from fairmesh.errors import BadInput
 from fairmesh.evidence.intervals import LEVEL, Combined, Estimate, Share
+from fairmesh.evidence.many import chance_in_words, clear_among, excludes_zero
 from fairmesh.evidence.means import mean_number, mean_of, mean_paired_share
-from fairmesh.evidence.outcomes import Answers, Outcomes, resamples_of
+from fairmesh.evidence.outcomes import Answers, Outcomes, resamples_of, skewness_of
 from fairmesh.evidence.scores import bootstrapped, paired, paired_counts, row_differences
 from fairmesh.metrics import NamedMetric
 from fairmesh.metrics.units import Unit, defined
@@ -26,8 +27,10 @@ class Difference:
     Args:
         difference: The metric of the one minus that of the other; NaN if it is not defined.
         interval: Its interval.
-        verdict: "better", "worse", or "unclear" if the interval contains 0 or is not known.
+        verdict: "better", "worse", or "unclear" if the interval contains 0 or is not known. One of many sites is also
+            "unclear" if its 95 % interval lies beside 0 no more clearly than chance explains.
         paired: Whether both answered the same test rows. If not, the interval is wider. Default: True.
+        level: The level of the interval: higher at a site that is better or worse among many. Default: 0.95.
 
     Example:
         >>> from fairmesh.evidence import versus_counts
@@ -40,10 +43,17 @@ class Difference:
     interval: tuple[float, float]
     verdict: Verdict
     paired: bool = True
+    level: float = LEVEL
+
+    @property
+    def stands_out(self) -> bool:
+        """Whether the interval excludes 0, whatever the verdict is among many sites."""
+        return excludes_zero(self.interval)
 
     def table(self) -> dict[str, Any]:
         """Returns the difference as it is written to JSON."""
-        return {"difference": self.difference, "interval": list(self.interval), "verdict": self.verdict}
+        fields = ("difference", "interval", "level", "verdict")
+        return {name: getattr(self, name) for name in fields} | {"interval": list(self.interval)}
 
     def sentence(self, other: str, metric: str = "accuracy") -> str:
         """Returns the verdict in words.
@@ -74,6 +84,7 @@ def verdict_in_words(compared: Mapping[str, Any], unit: Unit, other: str = "") -
     if not interval:
         return said
     if unclear:
+        said += " among so many sites" if excludes_zero(interval) else ""
         return f"{said} ({unit.difference(interval)} {unit.of_differences})"
     return f"{said} by {unit.difference(sorted(map(abs, interval)), signed=False)} {unit.of_differences}"
 
@@ -86,27 +97,49 @@ def difference_of(estimate: Estimate, higher_is_better: bool, paired: bool = Tru
         higher_is_better: Whether a larger metric is better.
         paired: Whether both models answered the same rows. Default: True.
     """
-    low, high = estimate.interval()
-    verdict: Verdict = "unclear"
-    if low > 0 or high < 0:
-        verdict = "better" if (low > 0) == higher_is_better else "worse"
-    return Difference(estimate.value, (low, high), verdict, paired)
+    (found,) = differences_of([estimate], higher_is_better, [paired])
+    return found
 
 
-def versus_counts(rows: int, only_a: int, only_b: int) -> Difference:
+def differences_of(
+    estimates: Sequence[Estimate], higher_is_better: bool, paired: Sequence[bool], among: int = 1
+) -> tuple[Difference, ...]:
+    """Returns the verdicts that follow from the differences at several sites, adjusted for their number.
+
+    Args:
+        estimates: The estimate of each difference.
+        higher_is_better: Whether a larger metric is better.
+        paired: Whether both models answered the same rows, for each.
+        among: How many sites are compared, if others know the rest of them. Default: 1.
+    """
+    clear, found = clear_among(estimates, among), []
+    for i, estimate in enumerate(estimates):
+        level = clear.level if i in clear.which else LEVEL
+        low, high = estimate.interval(level)
+        verdict: Verdict = "better" if (low > 0) == higher_is_better else "worse"
+        verdict = verdict if i in clear.which else "unclear"
+        found.append(Difference(estimate.value, (low, high), verdict, paired[i], level))
+    return tuple(found)
+
+
+def versus_counts(rows: int, only_a: int, only_b: int, among: int = 1) -> Difference:
     """Returns how two models differ in their share of right answers, from counts alone.
 
     Args:
         rows: How many test rows there are.
         only_a: How many of them only the first model answers right.
         only_b: How many of them only the second model answers right.
+        among: How many sites are compared, each by its own counts. Default: 1.
 
     Example:
         >>> from fairmesh.evidence import versus_counts
         >>> versus_counts(20, only_a=0, only_b=0).verdict
         'unclear'
+        >>> versus_counts(60, only_a=9, only_b=1).verdict, versus_counts(60, only_a=9, only_b=1, among=100).verdict
+        ('better', 'unclear')
     """
-    return difference_of(paired_counts(rows, only_a, only_b), True)
+    (found,) = differences_of([paired_counts(rows, only_a, only_b)], True, [True], among)
+    return found
 
 
 @dataclass(frozen=True)
@@ -116,7 +149,7 @@ class Comparison:
     Args:
         metric: The metric.
         sites: The names of the sites.
-        at_sites: The difference at each site.
+        at_sites: The difference at each site. Verdicts are adjusted for the number of sites that were compared.
         worst: The difference of the two models' worst sites, which may be different sites.
         mean: The difference of the means over sites.
 
@@ -164,6 +197,13 @@ class Comparison:
         """
         return [f"{name}: {one.sentence(other, self.metric)}" for name, one in zip(self.sites, self.at_sites)]
 
+    def chance(self) -> str:
+        """Returns how many sites look different by themselves, if that is more than remain among so many sites;
+        nothing if it is not."""
+        known = [one for one in self.at_sites if not math.isnan(one.interval[0])]
+        remaining = self.count("better") + self.count("worse")
+        return chance_in_words(sum(one.stands_out for one in known), remaining, len(known))
+
     def sentence(self, other: str) -> str:
         """Returns one sentence for all sites.
 
@@ -174,22 +214,25 @@ class Comparison:
         counts = f"{self.count('better')} of {n} sites are better than {other}, {self.count('worse')} worse"
         counts += f", {self.count('unclear') - unknown} without a clear difference"
         counts += f", {unknown} not compared" if unknown else ""
+        counts += f"; {chance}" if (chance := self.chance()) else ""
         return (
             f"{counts}; the worst site: {self.worst.sentence(other, self.metric)}; the mean over sites: "
             f"{self.mean.sentence(other, self.metric)}"
         )
 
 
-def versus(a: Outcomes, b: Outcomes, metric: str | None = None) -> Comparison:
+def versus(a: Outcomes, b: Outcomes, metric: str | None = None, among: int = 1) -> Comparison:
     """Compares two models at the same sites.
 
     Where both answered the same test rows, they are compared row by row, and the interval is much narrower than those
-    of the two models suggest. Elsewhere it follows from the two intervals.
+    of the two models suggest. Elsewhere it follows from the two intervals. Verdicts by site are adjusted for their
+    number (`fairmesh.evidence.many`); those on the worst site and on the mean are single statements.
 
     Args:
         a: What the one answered.
         b: What the other answered.
         metric: The metric; None for the primary one of `a`. Default: None.
+        among: How many sites are compared, if others know the rest of them. Default: 1.
 
     Raises:
         BadInput: They have different sites.
@@ -206,26 +249,39 @@ def versus(a: Outcomes, b: Outcomes, metric: str | None = None) -> Comparison:
         raise BadInput(f"only models of the same sites can be compared; they have {list(a.sites)} and {list(b.sites)}")
     higher, of_a, of_b = a.higher(metric), a.estimates(metric), b.estimates(metric)
     same = [bool(a.at(i)) and a.rows_key(i) == b.rows_key(i) for i in range(len(a.sites))]
-    at_sites = []
-    for i, (one, other) in enumerate(zip(of_a, of_b)):
-        found = _paired(a, b, i, metric) if same[i] else Combined((one, other), (1.0, -1.0))
-        at_sites.append(difference_of(found, higher, same[i]))
+    skewness = _skewness(a, b, metric, same)
+    estimates = [
+        _paired(a, b, i, metric, skewness) if same[i] else Combined((one, other), (1.0, -1.0))
+        for i, (one, other) in enumerate(zip(of_a, of_b))
+    ]
     return Comparison(
         metric,
         a.sites,
-        tuple(at_sites),
+        differences_of(estimates, higher, same, among),
         difference_of(_of_worst(a, b, metric), higher, all(same)),
         difference_of(mean_difference(a, b, metric), higher, all(same)),
     )
 
 
-def _paired(a: Outcomes, b: Outcomes, site: int, metric: str) -> Estimate:
+def _skewness(a: Outcomes, b: Outcomes, metric: str, same: Sequence[bool]) -> float | None:
+    """Returns the skewness of a row's difference, from the rows of all sites: a single site does not show its tails,
+    which decide when many are compared. None for shares, and for that of each site's own rows if there is one only."""
+    if a.counts_right(metric):
+        return None
+    scores = [(a.scores(i, metric), b.scores(i, metric)) for i, paired_here in enumerate(same) if paired_here]
+    differences = [[row_differences(x, y) for x, y in zip(*pair)] for pair in scores if all(pair)]
+    return skewness_of(differences) if len(differences) > 1 else None
+
+
+def _paired(a: Outcomes, b: Outcomes, site: int, metric: str, skewness: float | None = None) -> Estimate:
     if not all(one.predicted for one in (*a.at(site), *b.at(site))):
         return Share(math.nan, a.rows(site))
     mine, theirs = a.scores(site, metric), b.scores(site, metric)
     if mine and theirs:
         training = _training_overlap(a, b, site, mine, theirs)
-        return paired(mine, theirs, a.overlaps[site], shares=a.counts_right(metric), training=training)
+        return paired(
+            mine, theirs, a.overlaps[site], shares=a.counts_right(metric), training=training, skewness=skewness
+        )
     here, there, function = a.at(site), b.at(site), a.function(metric)
 
     def resample(split: int, seed: int, counts: np.ndarray) -> np.ndarray:

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fairmesh.comparisons.reference_models import TITLES
+from fairmesh.evidence.many import chance_in_words, excludes_zero
 from fairmesh.evidence.verdicts import verdict_in_words
 from fairmesh.metrics.units import Unit, defined
 
@@ -52,7 +53,8 @@ def network_sentence(card: Mapping[str, Any]) -> str:
     if counts:
         total = sum(counts.values())
         first = f"Better than alone at {counts['better']} of {total} sites, worse at {counts['worse']}"
-        parts.insert(0, f"{first}, no clear difference at {counts['unclear']}.")
+        chance = chance_in_words(_by_themselves(sites), counts["better"] + counts["worse"], total)
+        parts.insert(0, f"{first}, no clear difference at {counts['unclear']}.{f' {chance}.' if chance else ''}")
     if card["diverged"]:
         parts.append(f"{card['diverged']} of {card['replicas']} replicas diverged and are left out.")
     return " ".join(parts)
@@ -62,6 +64,12 @@ def verdicts(sites: Sequence[Mapping[str, Any]], other: str = ALONE) -> dict[str
     """Returns how many sites are better, worse, or not clearly different; nothing if none was compared."""
     found = [site["versus"][other]["verdict"] for site in sites if other in site["versus"]]
     return {kind: found.count(kind) for kind in ("better", "unclear", "worse")} if found else {}
+
+
+def _by_themselves(sites: Sequence[Mapping[str, Any]], other: str = ALONE) -> int:
+    """Returns how many sites differ if one looks at each alone; of those that tell no interval, how many say so."""
+    found = [site["versus"][other] for site in sites if other in site["versus"]]
+    return sum(excludes_zero(one["interval"]) if one.get("interval") else one["verdict"] != "unclear" for one in found)
 
 
 def hints(card: Mapping[str, Any]) -> list[str]:

@@ -6,10 +6,8 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 from fairmesh.metrics.units import Unit, defined
-from fairmesh.report.sections import Json
+from fairmesh.report.sections import Json, Rows
 from fairmesh.report.sentences import REFERENCES, unit_of
-
-Rows = list[list[str]]
 
 CLASSES = 6  # as many have room in one cell
 _OVER_SITES = {
@@ -74,6 +72,11 @@ def captions(card: Json) -> Iterable[str]:
         yield "λ is how much each site counts in training."
     if any(site["versus"] for site in sites):
         yield "The mark at each other model says how this run differs from it."
+    if len(sites) > 1 and any("level" in one for site in sites for one in site["versus"].values()):
+        yield (
+            "Marks are adjusted for the number of sites: few of those that are better or worse are so by chance. Their "
+            "intervals allow for that too, and are wider than 95 % ones."
+        )
 
 
 def of_metrics(card: Json, order: Sequence[int]) -> Rows:

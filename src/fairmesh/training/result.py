@@ -30,7 +30,7 @@ from fairmesh.training.meter import with_own_parts
 from fairmesh.training.replicas import Replica
 from fairmesh.training.subgroups import SubgroupOutcome, outcomes
 
-_SITES_SHOWN = 20
+_SITES_SHOWN = 10
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> str:
@@ -135,13 +135,12 @@ class Result:
             row("mean over sites", found["mean"]),
         ]
         sites = [one for one in found["sites"] if not one["few_rows"]]
-        shown = sorted(sites, key=sort_key)[:_SITES_SHOWN] if len(sites) > _SITES_SHOWN else sites
-        rows += [row(one["name"], one) for one in shown]
-        if len(sites) > len(shown):
-            rows.append([f"and {len(sites) - len(shown)} more", "", "", ""])
-        apart = [row(one["name"], one) for one in found["sites"] if one["few_rows"]][:_SITES_SHOWN]
-        if apart:
-            rows += [[f"fewer than {self.worst_needs_rows} rows:", "", "", ""], *apart]
+        apart = [one for one in found["sites"] if one["few_rows"]]
+        for title, kind in (("", sites), (f"fewer than {self.worst_needs_rows} rows:", apart)):
+            shown = kind if len(kind) <= _SITES_SHOWN + 2 else sorted(kind, key=sort_key)[:_SITES_SHOWN]
+            rows += [[title, "", "", ""]] if title and kind else []
+            rows += [row(one["name"], one) for one in shown]
+            rows += [[f"and {len(kind) - len(shown)} more", "", "", ""]] if len(kind) > len(shown) else []
         return "\n".join([aligned(rows), *found["notes"]])
 
     @cached_property

@@ -3,14 +3,15 @@
 Each site trains its own model, compares both on its own test rows, and announces four counts, signed: how many rows
 both models, only the common one, only its own one, or neither answers right. A count below five is not told. Of models
 that predict numbers it announces the verdict only; the difference and its interval stay in the site's folder. So every
-site can show the verdicts of all sites.
+site can show the verdicts of all sites. Each verdict is that of one among n sites (Bonferroni). It depends on the
+site's own numbers only, so that nobody's false numbers move the verdict on another.
 """
 
-import dataclasses
 import itertools
 import json
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +22,12 @@ from torch import Tensor
 
 from fairmesh.comparisons.alone import LOOKS, early_stopped_models, judged_apart
 from fairmesh.data.site import Site
-from fairmesh.errors import BadInput, Diverged, in_a_line
+from fairmesh.errors import BadInput, Diverged, in_a_line, listed
 from fairmesh.evidence import LEVEL, Difference, Number, Share, Worst, versus, versus_counts
 from fairmesh.evidence.answering import judged
 from fairmesh.evidence.intervals import Estimate
 from fairmesh.evidence.means import mean_of
-from fairmesh.evidence.verdicts import evidence_row
+from fairmesh.evidence.verdicts import evidence_row, verdict_in_words
 from fairmesh.mesh.announcements import CELLS, FEW, FEWEST, KINDS, ROWS_AT_LEAST, least_rows, most_rows
 from fairmesh.mesh.node.life import COMPARING
 from fairmesh.mesh.node.membership import Membership
@@ -35,6 +36,7 @@ from fairmesh.mesh.node.rounds import Rounds, alone_identity, alone_run
 from fairmesh.mesh.node.store import new_folder
 from fairmesh.mesh.node.watching import Aside
 from fairmesh.mesh.wire.journal import storing
+from fairmesh.metrics.units import Unit
 from fairmesh.problems.objective import Objective
 from fairmesh.problems.prepared import Prepared
 from fairmesh.storage.files import read_bytes, read_record, write_atomically, write_record
@@ -44,7 +46,6 @@ from fairmesh.storage.strict_json import as_json
 KIND = "versus_local"  # of announcement
 _ACCURACY, _LOSS = "accuracy", "loss"
 _APART = 0.01  # of the rows, by which counts and an accuracy that were computed differently may differ; and one row
-_SAID = {"better": "better than alone", "worse": "worse than alone", "unclear": "no clear difference from alone"}
 _FAILED = "failed; the reason is in the site's log"
 _CONTRADICTS = "its counts contradict its accuracy"
 _SILENT = (
@@ -83,7 +84,7 @@ def compared(rounds: Rounds, common: Path, folder: Path) -> dict[str, Any]:
             if here.classes:
                 cells = _counted(here, theirs, own)
             else:
-                found = _of_numbers(here, theirs, own)
+                found = _of_numbers(here, theirs, own, len(membership.names))
                 verdict, at_home = found.verdict, {"metric": here.primary} | found.table()
     except (BadInput, Diverged, RuntimeError) as error:  # the result is complete without it
         why_not = _FAILED  # the error may name files or values of this site
@@ -135,10 +136,10 @@ def _looks(rounds: int) -> set[int]:
     return {max(1, round(rounds * (k / LOOKS) ** 2)) for k in range(1, LOOKS + 1)}
 
 
-def _of_numbers(here: Prepared, common: Tensor, own: Tensor) -> Difference:
-    """Returns how two models that predict numbers differ on this site's test rows."""
+def _of_numbers(here: Prepared, common: Tensor, own: Tensor, among: int) -> Difference:
+    """Returns how two models that predict numbers differ on this site's test rows, as one among several sites."""
     ours, alone = (judged(here, {0: row[None]}) for row in (common, own))
-    (found,) = versus(ours, alone).at_sites
+    (found,) = versus(ours, alone, among=among).at_sites
     if math.isnan(found.interval[0]):
         raise BadInput(f"{here.primary} is not defined on this site's test rows")
     return found
@@ -155,21 +156,24 @@ def _counted(here: Prepared, common: Tensor, own: Tensor) -> dict[str, int | str
     return {name: count if count >= FEWEST else FEW for name, count in found.items()}
 
 
-def difference(cells: Mapping[str, int | str]) -> Difference | None:
+def difference(cells: Mapping[str, int | str], among: int = 1) -> Difference | None:
     """Returns how the common model differs from a site's own, from the counts that the site told; None if it told
     none. For counts that were not told, every possible value is tried: the verdict holds for all of them.
 
     Args:
         cells: The counts.
+        among: How many sites there are. Default: 1.
     """
     if not cells:
         return None
     choices = [(0, FEWEST - 1) if cells[name] == FEW else (int(cells[name]),) for name in CELLS]
-    possible = [versus_counts(sum(counts), counts[1], counts[2]) for counts in itertools.product(*choices)]
+    counts = [(sum(every), every[1], every[2]) for every in itertools.product(*choices)]
+    possible = [versus_counts(*of_rows, among) for of_rows in counts]
+    if len({each.verdict for each in possible}) > 1:
+        possible = [replace(versus_counts(*of_rows), verdict="unclear") for of_rows in counts]
+    lows, highs = zip(*(each.interval for each in possible))
     values = [each.difference for each in possible]
-    agree = all(each.verdict == possible[0].verdict for each in possible)
-    ends = min(each.interval[0] for each in possible), max(each.interval[1] for each in possible)
-    return Difference((min(values) + max(values)) / 2, ends, possible[0].verdict if agree else "unclear")
+    return replace(possible[0], difference=(min(values) + max(values)) / 2, interval=(min(lows), max(highs)))
 
 
 def evidence_of(
@@ -195,10 +199,10 @@ def evidence_of(
         "level": LEVEL,
         "metric": metric,
         "covers": "samples",
-        "notes": [_SILENT.format(", ".join(silent))] if silent else [],
+        "notes": [_SILENT.format(listed(silent))] if silent else [],
         "worst": {"site": None if worst.which is None else counted[worst.which].name} | evidence_row(worst),
         "mean": evidence_row(mean),
-        "sites": [site.row() for site in every],
+        "sites": [site.row(len(names)) for site in every],
     }
 
 
@@ -206,7 +210,7 @@ def _told(body: Mapping[str, Any]) -> dict[str, Any]:
     return {key: body[key] for key in ("cells", "verdict", "why_not")}
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class _AtSite:
     """The common model at one site, and what the site told of it next to its own."""
 
@@ -232,10 +236,10 @@ class _AtSite:
             return Share(self.value, sum(self._counts))
         return Number(self.value, 0, math.nan)
 
-    def row(self) -> dict[str, Any]:
-        """Returns the site's row of the evidence."""
+    def row(self, among: int) -> dict[str, Any]:
+        """Returns the row of the evidence of a site among several."""
         versus = {"verdict": self.verdict} if self.verdict else {}
-        if (found := difference(self.cells)) is not None:
+        if (found := difference(self.cells, among)) is not None:
             versus = found.table()
         row = {"name": self.name, "n": self.estimate.rows or None, "few_rows": self.silent}
         row |= evidence_row(self.estimate) | {"versus": {"local": versus} if versus else {}}
@@ -304,12 +308,6 @@ def add_evidence(rounds: Rounds, folder: Path) -> None:
 
 def sentences(summary: Mapping[str, Any]) -> list[str]:
     """Returns for each site with a verdict one sentence, from the summary of a result."""
-    found = []
-    for site in (summary.get("evidence") or {}).get("sites", []):
-        one = site["versus"].get("local")
-        if one is not None and "interval" not in one:
-            found.append(f"{site['name']}: {_SAID[one['verdict']]}")
-        elif one is not None:
-            said = Difference(one["difference"], tuple(one["interval"]), one["verdict"]).sentence("alone")
-            found.append(f"{site['name']}: {said}")
-    return found
+    versus = {site["name"]: site["versus"].get("local") for site in (summary.get("evidence") or {}).get("sites", [])}
+    accuracy = Unit(_ACCURACY, share=True)
+    return [f"{name}: {verdict_in_words(one, accuracy, 'alone')}" for name, one in versus.items() if one]
