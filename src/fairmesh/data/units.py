@@ -257,9 +257,10 @@ def read_groups(data: Any, column: Callable[[str], np.ndarray]) -> Grouped:
         data: The source, with its settings `unit`, `time` and `file`.
         column: The name of a column -> its values.
     """
-    times = None if data.time is None else times_of(column(data.time), f"{data.file}, column {data.time!r}")
+    where = getattr(data, "where", data.file)
+    times = None if data.time is None else times_of(column(data.time), f"{where}, column {data.time!r}")
     identifiers = None if data.unit is None else column(data.unit)
-    return grouped_by(identifiers, f"{data.file}, column {data.unit!r}", times)
+    return grouped_by(identifiers, f"{where}, column {data.unit!r}", times)
 
 
 def times_of(values: np.ndarray, where: str) -> Tensor:

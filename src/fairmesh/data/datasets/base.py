@@ -79,8 +79,11 @@ def check_split(data: Any) -> None:
     for key in ("unit", "time"):
         if (named := getattr(data, key, None)) is not None and named == data.target:
             raise BadInput(f"{key} = {data.target!r} is the target, which says neither whose a row is nor when it was")
-    if getattr(data, "site", "") is None and isinstance(data.partition, BySite):
-        raise BadInput("name the site column, or give a partition that needs none, such as even")
+    has_sites = getattr(data, "site", "") is not None or getattr(data, "has_files", False)
+    if not has_sites and isinstance(data.partition, BySite):
+        raise BadInput(
+            "name the site column, give one file per site, or give a partition that needs no sites, such as even"
+        )
 
 
 @dataclass(frozen=True)
