@@ -1,6 +1,8 @@
 """Units: rows of one patient are not divided, whatever divides rows; time: test rows come after training rows."""
 
 import csv
+import json
+import tomllib
 import warnings
 from dataclasses import replace
 
@@ -27,6 +29,7 @@ from fairmesh.data.units import (
     with_units,
 )
 from fairmesh.personalization.cross_fit import _folds_of, can_judge
+from fairmesh.problems.hosted_nodes import HostedNodes, division_of
 from fairmesh.problems.identity import fingerprint
 from fairmesh.problems.notes import on_units
 from fairmesh.problems.objective import Objective, held_out_rows
@@ -237,6 +240,12 @@ def test_bad_units_and_times_of_a_table_are_refused(table, changes, words):
         table(visits() | changes, time="date" if "date" in changes else None).sites()
 
 
+@pytest.mark.parametrize("key", ["unit", "time"])
+def test_target_says_neither_whose_a_row_is_nor_when_it_was(table, key):
+    with refused(key, "'ill'", "target"):
+        table(**{key: "ill"})
+
+
 def test_site_of_one_unit_trains_and_is_not_measured(table):
     columns = visits()
     columns["patient_id"][columns["clinic"] == "C1"] = "P99"
@@ -342,12 +351,13 @@ def test_split_moves_whole_units_into_a_test_set():
     assert (len(plain.train), len(plain.test)) == (16, 4)
 
 
-def test_units_at_several_sites_are_told_with_their_number():
-    sites = with_units(
-        [site_of(["P1", "P2"]), fm.Site((torch.zeros(2, 2), torch.zeros(2).long()), units=["P2", "P3"], name="Oslo")]
-    )
-    with pytest.warns(DivisionWarning, match=r"one unit.*Lyon and Oslo"):
-        warn_of_spanning(sites)
+def test_units_that_one_site_tests_on_and_another_trains_on_are_told_with_their_number():
+    rows = torch.zeros(2, 2), torch.zeros(2).long()
+    north = fm.Site(rows, rows, name="north", units={"train": ["P1", "P2"], "test": ["P3", "P4"]})
+    south = fm.Site(rows, rows, name="south", units={"train": ["P4", "P2"], "test": ["P5", "P6"]})
+    with pytest.warns(DivisionWarning, match=r"one unit.*north and south"):
+        warn_of_spanning(with_units([north, south]))
+    warn_of_spanning(with_units([north, replace(south, units={"train": ["P2", "P7"], "test": ["P3", "P6"]})]))
 
 
 def test_site_with_few_units_holds_nothing_out():
@@ -358,6 +368,18 @@ def test_site_with_few_units_holds_nothing_out():
     assert int(held.sum()) == 15
     assert len(many.train.units[held].unique()) == 1
     assert [site.reserved is None for site in reserve([few, many])] == [True, False]
+
+
+@pytest.mark.parametrize("judged_on", ["held-out", "validation"])
+def test_rows_that_judge_a_site_count_once_per_unit_where_chance_is_concerned(judged_on):
+    rows = torch.randn(60, 2), torch.arange(60) % 2
+    units = {"train": [k // 6 for k in range(60)], "validation": [100 + k // 30 for k in range(60)]}
+    site = fm.Site(rows, validation=rows, units=units)
+    problem = fm.Problem(torch.nn.Linear(2, 2), [site], objective=Objective(judged_on, rounds=5)).prepared
+    nodes = HostedNodes(problem, torch.arange(1), torch.arange(1), [0], None, [], torch.float64)
+    division = division_of(nodes, torch.tensor([60]))
+    assert division.apart.flatten().tolist() == [2]
+    assert division.judges.flatten().tolist() == [12 if judged_on == "held-out" else 60]
 
 
 def test_other_units_make_other_data_for_a_resumed_run():
@@ -462,3 +484,20 @@ def test_equal_rows_of_one_unit_are_no_duplicates():
 
     assert "duplicate rows" not in said([k // 2 for k in range(40)])
     assert "duplicate rows" in said(list(range(40)))
+
+
+def test_commands_name_what_looks_like_a_unit_and_take_it(tmp_path, called):
+    file = write(tmp_path / "visits.csv", visits())
+    told = ["'patient_id'", 'unit = "patient_id"']
+    code, _, err = called("data", "check", file, "--target", "ill", "--site", "clinic")
+    assert (code, missing_from(err, *told)) == (0, [])
+    options = ("--unit", "patient_id", "--time", "date")
+    code, out, _ = called("data", "check", file, "--target", "ill", "--site", "clinic", *options, "--json")
+    kinds = {finding["what"] for finding in json.loads(out)["findings"]}
+    assert (code, kinds & {"units divided", "identifier"}, "division of rows" in kinds) == (0, set(), True)
+    _, out, err = called("data", "contract", file, "--target", "ill")
+    assert ("unit" in tomllib.loads(out)["contract"], missing_from(err, "--unit patient_id")) == (False, [])
+    _, out, err = called("data", "contract", file, "--target", "ill", *options, "--without", "clinic")
+    contract = tomllib.loads(out)["contract"]
+    assert (contract["unit"], contract["time"], "--unit" in err) == ("patient_id", "date", False)
+    assert [column["name"] for column in contract["columns"]] == ["mass"]

@@ -157,32 +157,35 @@ def _refuse_shared(table: Mapping[str, Any], where: str) -> None:
             )
 
 
-def spanning(sites: Sequence[Site]) -> tuple[int, list[str]]:
-    """Returns how many units have rows at several sites, and two of these sites."""
-    where: dict[int, str] = {}
-    shared: dict[int, list[str]] = {}
-    for i, site in enumerate(sites):
-        sets = [getattr(site, name) for name in _SETS]
-        own = [part.units for part in sets if isinstance(part, Samples) and part.units is not None]
-        name = site.name or f"site {i}"
-        for unit in torch.cat(own).unique().tolist() if own else []:
-            if where.setdefault(unit, name) != name:
-                shared.setdefault(unit, [where[unit], name])
-    return len(shared), next(iter(shared.values()), [])
-
-
 def warn_of_spanning(sites: Sequence[Site]) -> None:
-    """Warns if a unit has rows at several sites, with the number of such units and two of these sites."""
-    count, some = spanning(sites)
-    if count:
-        many = f"{count} units have" if count > 1 else "one unit has"
+    """Warns if sites test on units that other sites train on, with the number of such units and two of these sites."""
+    names = [site.name or f"site {i}" for i, site in enumerate(sites)]
+    trainers: dict[int, list[str]] = {}
+    for name, site in zip(names, sites):
+        for unit in _units_in(site, "train", "reserved"):
+            trainers.setdefault(unit, []).append(name)
+    shared: dict[int, tuple[str, str]] = {}
+    for name, site in zip(names, sites):
+        for unit in _units_in(site, "test", "validation"):
+            others = [other for other in trainers.get(unit, ()) if other != name]
+            shared |= {unit: (name, others[0])} if others else {}
+    if shared:
+        tested, trained = next(iter(shared.values()))
+        many = f"{len(shared)} units are" if len(shared) > 1 else "one unit is"
         warnings.warn(
-            f"{many} rows at several sites, such as {some[0]} and {some[1]}. If sites number their units by "
-            "themselves, these are different ones, and all is well; else rows that one site tests on are of units that "
-            "another trains on, and metrics may be too good: leave such units to one site",
+            f"{many} tested on at one site and trained on at another, such as {tested} and {trained}. If sites number "
+            "their units by themselves, these are different ones, and all is well; else metrics may be too good: leave "
+            "such units to one site",
             DivisionWarning,
             stacklevel=3,
         )
+
+
+def _units_in(site: Site, *names: str) -> list[int]:
+    """Returns the units that some sets of a site have."""
+    sets = [getattr(site, name) for name in names]
+    units = [part.units for part in sets if isinstance(part, Samples) and part.units is not None]
+    return torch.cat(units).unique().tolist() if units else []
 
 
 def joined_units(sets: Sequence[Samples]) -> Tensor | None:
@@ -254,9 +257,10 @@ def read_groups(data: Any, column: Callable[[str], np.ndarray]) -> Grouped:
         data: The source, with its settings `unit`, `time` and `file`.
         column: The name of a column -> its values.
     """
-    times = None if data.time is None else times_of(column(data.time), f"{data.file}, column {data.time!r}")
+    where = getattr(data, "where", data.file)
+    times = None if data.time is None else times_of(column(data.time), f"{where}, column {data.time!r}")
     identifiers = None if data.unit is None else column(data.unit)
-    return grouped_by(identifiers, f"{data.file}, column {data.unit!r}", times)
+    return grouped_by(identifiers, f"{where}, column {data.unit!r}", times)
 
 
 def times_of(values: np.ndarray, where: str) -> Tensor:
@@ -307,7 +311,7 @@ def warn_of_left_out(count: int, rows: int) -> None:
     if count:
         warnings.warn(
             f"{count:,} of {rows:,} rows are left out, in training and in testing: they are of units that began before "
-            "the test units, but not earlier than the first test row of their site",
+            "the test units, but not earlier than the first test row of their site; without time, all rows are used",
             DivisionWarning,
             stacklevel=4,
         )

@@ -23,8 +23,9 @@ from torch import Tensor
 
 from fairmesh.data.check import check_inputs
 from fairmesh.data.site import Site
+from fairmesh.data.site_tables import without_values
 from fairmesh.data.units import units_of
-from fairmesh.errors import BadInput, in_a_line
+from fairmesh.errors import BadInput, in_a_line, listed
 from fairmesh.experiment import Experiment
 from fairmesh.mesh.enrol.agreement import agreed, own_problem, own_site, refuse_undeployable
 from fairmesh.mesh.enrol.approval import import_allowed, refuse_unapproved
@@ -244,6 +245,8 @@ def _data_checks(site_file: SiteFile, experiment: Experiment, mesh: Mesh) -> Gen
         one_class = isinstance(labels, Tensor) and not labels.is_floating_point() and len(labels.unique()) == 1
         judged += ", all of one class: is the label column right?" if one_class else ""
         judged += ", so few that messages tell much about each" if len(site.train) < LEAST_ROWS else ""
+        empty = listed(without_values([site]))
+        judged += f", no values of {empty}, which count as missing" if empty else ""
         checked = " and the contract" if experiment.contract else "; there is no contract to check them by"
         grouped = "" if site.train.units is None else f" of {units_of(site.train):,} units"
         return f"{len(site.train):,} training samples{grouped}{judged}; they fit the model{checked}"

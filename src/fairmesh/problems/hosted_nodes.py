@@ -91,7 +91,8 @@ class Division:
         rejoin: The first round in which it trains on all; None for never, or if it always does.
         judged_from: The first of the rows that judge it, other than its batches (replicas, nodes, 1).
         judges: How many these are; 0 everywhere if batches judge.
-        apart: How many of them it does not train on; how many units, if rows belong to units.
+        apart: How many units of them it does not train on; as many as rows if each is a unit of its own. Rows of one
+            unit are alike, so that chance goes by units.
     """
 
     samples: list[Samples]
@@ -147,27 +148,26 @@ def _with_validation_sets(whole: Division, nodes: HostedNodes, trained: int) -> 
     lengths, which = torch.tensor([len(samples) for samples in sets]), torch.tensor(of_site)
     first = trained + lengths.cumsum(0) - lengths
     judges = nodes.of_sites(lengths[which])
-    units = torch.tensor([units_of(samples) for samples in sets])
     return replace(
         whole,
         samples=[*whole.samples, *sets],
         judged_from=nodes.of_sites(first[which]),
         judges=judges,
-        apart=nodes.of_sites(units[which]),
+        apart=nodes.of_sites(torch.tensor([units_of(samples) for samples in sets])[which]),
     )
 
 
 def _with_held_out_rows(whole: Division, nodes: HostedNodes, sizes: Tensor, starts: Tensor) -> Division:
     """Returns the division in which each site's held-out rows, which judge it, come last among its rows."""
     problem = nodes.problem
-    held_out, apart = [0] * len(sizes), [0] * len(sizes)  # no node here is of a site elsewhere
+    held_out, units = [0] * len(sizes), [0] * len(sizes)  # no node here is of a site elsewhere
     begins, orders = starts.tolist(), []
     for k, split in enumerate(problem.every_split):
         for i in problem.here:
-            train, place = split.sites[i].train, k * problem.n + i
-            held = held_out_rows(train, i, problem.objective)
+            samples, place = split.sites[i].train, k * problem.n + i
+            held = held_out_rows(samples, i, problem.objective)
             held_out[place] = int(held.sum())
-            apart[place] = held_out[place] if train.units is None else len(train.units[held].unique())
+            units[place] = held_out[place] if samples.units is None else len(samples.units[held].unique())
             orders += [begins[place] + part.nonzero().flatten() for part in (~held, held)]
     counts = torch.tensor(held_out, device=sizes.device)
     judges = torch.where(counts == 0, sizes, counts)  # one too small to hold any out is judged on its training rows
@@ -178,5 +178,5 @@ def _with_held_out_rows(whole: Division, nodes: HostedNodes, sizes: Tensor, star
         rejoin=problem.objective.rejoin_round(),
         judged_from=nodes.of_sites(starts + sizes - judges),
         judges=nodes.of_sites(judges),
-        apart=nodes.of_sites(torch.tensor(apart, device=sizes.device)),
+        apart=nodes.of_sites(torch.tensor(units, device=sizes.device)),
     )

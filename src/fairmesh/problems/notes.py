@@ -6,6 +6,7 @@ import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fairmesh.data.rows import stays_apart
+from fairmesh.data.site_tables import without_values
 from fairmesh.data.streams import HELD_UP_TO
 from fairmesh.data.units import FEWEST_UNITS, too_few_units
 from fairmesh.errors import listed
@@ -13,6 +14,7 @@ from fairmesh.losses.builtin import squared_error
 from fairmesh.problems.flat_model import has_adapters
 from fairmesh.problems.lora import said_of_adapters
 
+_SHOWN = 4  # sites of a column in a sentence
 _NORMS = {
     "frozen": "keep their statistics",
     "local": "keep statistics and affine parameters at their site",
@@ -21,6 +23,13 @@ _NORMS = {
 
 if TYPE_CHECKING:
     from fairmesh.problems.prepared import Prepared
+
+
+def on_empty_columns(problem: "Prepared") -> str | None:
+    """Returns which columns of tables have no values at some sites."""
+    empty = without_values(problem.sites)
+    said = (f"{column} at {listed(sites, _SHOWN)}" for column, sites in empty.items())
+    return f"columns without values, which count as missing: {listed(said)}" if empty else None
 
 
 def on_stacking(problem: "Prepared", device: torch.device) -> str | None:

@@ -182,6 +182,7 @@ def _say_choices(ready: Ready, announce: Announce) -> None:
     special = (
         notes.on_binary_numbers(problem),
         notes.on_single_classes(problem) if announce else None,
+        notes.on_empty_columns(problem),
         notes.on_parts(problem),
         notes.on_short_floats(problem),
         notes.on_stacking(problem, device),

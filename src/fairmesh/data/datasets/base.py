@@ -70,14 +70,20 @@ class Data(ABC):
 
 
 def check_split(data: Any) -> None:
-    """Raises BadInput if a split leaves no rows to train on, or its partition needs a site column."""
+    """Raises BadInput if a split leaves no rows to train on or goes by the target, or a site column is needed."""
     if not 0 <= getattr(data, "validation_share", 0) < 1 - getattr(data, "test_share", 0):
         raise BadInput(
             f"validation_share must lie in [0, 1 - test_share), got {data.validation_share} with test_share = "
             f"{data.test_share}"
         )
-    if getattr(data, "site", "") is None and isinstance(data.partition, BySite):
-        raise BadInput("name the site column, or give a partition that needs none, such as even")
+    for key in ("unit", "time"):
+        if (named := getattr(data, key, None)) is not None and named == data.target:
+            raise BadInput(f"{key} = {data.target!r} is the target, which says neither whose a row is nor when it was")
+    has_sites = getattr(data, "site", "") is not None or getattr(data, "has_files", False)
+    if not has_sites and isinstance(data.partition, BySite):
+        raise BadInput(
+            "name the site column, give one file per site, or give a partition that needs no sites, such as even"
+        )
 
 
 @dataclass(frozen=True)
