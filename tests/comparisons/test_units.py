@@ -10,53 +10,46 @@ import fairmesh as fm
 
 pytestmark = [pytest.mark.slow, pytest.mark.recorded]
 
-SITES, UNITS, ROWS, INPUTS = 6, 7, 140, 8
+SITES, UNITS, ROWS, INPUTS = 6, 7, 140, 10
+SLOPE = 0.3 * np.random.default_rng(99).normal(size=INPUTS)
 
 
-def patients(generator, slope, count, rows):
+def patients(generator, count, rows):
     """Rows of patients, each with a shift of its inputs and of its target, and the patient of each row."""
-    shift, effect = 2.0 * generator.normal(size=(count, 1, INPUTS)), 2.0 * generator.normal(size=(count, 1))
-    inputs = shift + generator.normal(size=(count, rows, INPUTS))
-    targets = inputs @ slope + effect + generator.normal(size=(count, rows))
-    of_row = np.arange(count).repeat(rows)
-    scaled = inputs.reshape(-1, INPUTS) / 2.2, targets.reshape(-1) / 7.0
-    return *(part.astype(np.float32) for part in scaled), of_row
+    shift, effect = generator.normal(size=(count, 1, INPUTS)), 1.5 * generator.normal(size=(count, 1))
+    inputs = shift + 0.5 * generator.normal(size=(count, rows, INPUTS))
+    targets = inputs @ SLOPE + effect + 0.5 * generator.normal(size=(count, rows))
+    flat = inputs.reshape(-1, INPUTS), targets.reshape(-1, 1)
+    return tuple(part.astype(np.float32) for part in flat), np.arange(count).repeat(rows)
 
 
-def gains(by_unit, seed=0, splits=5):
-    """By how much the common model's error is below that of each site alone: on the test rows of several splits, and
-    on rows of new patients."""
-    generator = np.random.default_rng(seed)
-    common = generator.normal(size=INPUTS)
-    whole, new = [], []
-    for k in range(SITES):
-        slope = common + 0.2 * generator.normal(size=INPUTS)
-        inputs, targets, who = patients(generator, slope, UNITS, ROWS)
-        whole.append(fm.Site((inputs, targets), name=f"clinic {k}", units=who + 100 * k))
-        new.append(patients(generator, slope, 300, 10)[:2])
-    if not by_unit:
-        whole = [replace(site, units=None) for site in whole]
-    divided = [fm.data.split(whole, test_share=0.2, seed=k) for k in range(splits)]
-    fresh = [[replace(site, test=rows) for site, rows in zip(sites, new)] for sites in divided]
-    return tuple(_gain(every) for every in (divided, fresh))
+def clinics(generator):
+    """Sites with all their rows to train on, named by unit."""
+    made = [patients(generator, UNITS, ROWS) for _ in range(SITES)]
+    return [fm.Site(rows, name=f"clinic {k}", units=who + 100 * k) for k, (rows, who) in enumerate(made)]
 
 
-def _gain(every):
+def versus_alone(every_split):
+    """How the common model compares with each site alone."""
     torch.manual_seed(0)
-    problems = [fm.Problem(torch.nn.Linear(INPUTS, 1), sites, loss=fm.losses.SquaredError()) for sites in every]
-    compared = fm.compare_with_references(problems, rounds=300, references=("local",))
-    return np.sqrt(compared.values("local", "loss")) - np.sqrt(compared.values(metric="loss"))
+    problems = [fm.Problem(torch.nn.Linear(INPUTS, 1), sites, fm.losses.SquaredError()) for sites in every_split]
+    return fm.compare_with_references(problems, rounds=300, references=("local",)).versus_alone()
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # of targets that no model explains well
-def test_rows_of_known_patients_make_every_site_look_better_alone_which_new_patients_and_units_do_not_confirm():
-    by_row, on_new = gains(by_unit=False)
-    assert (by_row < -0.03).all()
-    assert _standard_errors(by_row - on_new) < -3  # sites look worse than alone, which is not true
-    by_unit, on_new = gains(by_unit=True)
-    assert (by_unit > 0).any()
-    assert abs(_standard_errors(by_unit - on_new)) < 2.6  # 5 % of t with 5 degrees of freedom
-
-
-def _standard_errors(differences):
-    return differences.mean() / (differences.std(ddof=1) / len(differences) ** 0.5)
+@pytest.mark.parametrize("seed", [0, 1])
+def test_verdict_by_unit_agrees_with_that_on_new_units_and_the_one_by_row_does_not(seed):
+    generator = np.random.default_rng(seed)
+    whole = clinics(generator)
+    of_rows = [replace(site, units=None) for site in whole]
+    new = [replace(site, test=patients(generator, 200, 20)[0]) for site in of_rows]
+    by_row, by_unit = (versus_alone([fm.data.split(sites, seed=k) for k in range(5)]) for sites in (of_rows, whole))
+    on_new = versus_alone([new])
+    assert on_new.mean.verdict == "better"
+    assert by_row.count("worse") == SITES, "each site seems to do better alone, for it knows its patients"
+    assert by_row.mean.verdict == "worse"
+    low, high = by_unit.mean.interval
+    assert low < on_new.mean.difference < high
+    contradicted = {("better", "worse"), ("worse", "better")}
+    assert not contradicted & {(a.verdict, b.verdict) for a, b in zip(by_unit.at_sites, on_new.at_sites)}
+    assert by_unit.count("worse") == 0
