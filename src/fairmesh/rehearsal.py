@@ -10,6 +10,7 @@ import torch
 from fairmesh.algorithms.base import Algorithm
 from fairmesh.config.tables import to_table
 from fairmesh.data.reserve import reserve
+from fairmesh.data.site import Site
 from fairmesh.errors import Diverged
 from fairmesh.problems.prepared import Prepared
 from fairmesh.topology.graphs import Topology
@@ -100,8 +101,13 @@ def _part_of(problem: Prepared) -> Prepared | None:
     if any(samples.stream for samples in first.train_sets):
         return None
     reserved = reserve(first.sites, _HELD_OUT)
-    sites = [replace(site, test=site.reserved or site.validation, reserved=None, validation=None) for site in reserved]
+    sites = [_judged(site) for site in reserved]
     return first.changed(sites=sites) if any(site.test for site in sites) else None
+
+
+def _judged(site: Site) -> Site:
+    """Returns a site that is tested on its held-out rows; names of its former test rows are no longer true."""
+    return replace(site, test=site.reserved or site.validation, reserved=None, validation=None, rows=None)
 
 
 def _error_of(part: Prepared, topology: Topology, algorithm: Algorithm, options: Options, rounds: int) -> float:

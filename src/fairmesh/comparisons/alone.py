@@ -26,7 +26,7 @@ from fairmesh.data.samples import Samples
 from fairmesh.data.site import Site
 from fairmesh.networks.base import Network
 from fairmesh.problems.evaluator import Evaluator
-from fairmesh.problems.objective import Objective, held_out_last
+from fairmesh.problems.objective import Objective, held_out_rows
 from fairmesh.problems.prepared import Prepared
 from fairmesh.topology.graphs import Topology
 from fairmesh.training.loop import Training, TrainingState
@@ -117,13 +117,13 @@ def judged_apart(problem: Prepared) -> Prepared:
 
 
 def _split(site: Site, i: int, objective: Objective) -> Site:
-    samples, count = site.train, objective.held_out_of(len(site.train))
-    if not count:  # too small to hold anything out, or judged on training rows
-        return dataclasses.replace(site, validation=samples)
-    parts = [len(samples) - count, count]
+    samples = site.train
     if not samples.here:
-        train, judging = (Samples.elsewhere(part, samples) for part in parts)
-    else:
-        order = held_out_last(samples, i, count)
-        train, judging = (samples.take(rows) for rows in order.split(parts))
+        count = objective.held_out_of(len(samples))
+        train, judging = (Samples.elsewhere(part, samples) for part in (len(samples) - count, count))
+        return dataclasses.replace(site, train=train, validation=judging if count else train)
+    held = held_out_rows(samples, i, objective)
+    if not bool(held.any()):  # too small to hold anything out, or judged on training rows
+        return dataclasses.replace(site, validation=samples)
+    train, judging = (samples.take(rows.nonzero().flatten()) for rows in (~held, held))
     return dataclasses.replace(site, train=train, validation=judging)
