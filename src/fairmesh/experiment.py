@@ -81,8 +81,6 @@ class Experiment(Learning):
         >>> import fairmesh as fm
         >>> experiment = fm.Experiment(
         ...     data=fm.data.Digits(nodes=4, odd=1),
-        ...     topology=fm.Ring(),
-        ...     algorithm=fm.TrackedADGDA(),
         ...     rounds=10,
         ...     sweep={"regularizer.strength": (0.05, 0.5)},
         ... )
