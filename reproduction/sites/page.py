@@ -66,10 +66,10 @@ def page(results: Path) -> str:
         head, *rows = table.summary_in_words([table.summary(name, rows, tuning) for name, rows in found.items()])
         if rows:
             parts.append((_SUMMARY if len(parts) == 1 else "### Tuned\n") + "\n" + markdown(head, rows) + "\n")
-    for half in ("development", "held-back"):
+    for half in ("development", "held-back", "twins"):
         chosen = [PROBLEMS[name] for name in found if PROBLEMS[name].half == half]
         if chosen:
-            parts.append(f"## {half.capitalize()} half\n")
+            parts.append("## Twins\n" if half == "twins" else f"## {half.capitalize()} half\n")
         for problem in chosen:
             head, *rows = table.table_in_words(table.table(table.book_of(found[problem.name])))
             parts.append(f"### {problem.name}: {problem.kind}\n\n{problem.difference}\n\n{markdown(head, rows)}\n")

@@ -1,16 +1,16 @@
 """The problems of the bench: sites that differ in one documented way, of natural sizes.
 
-Half of the problems are for development. The other half is held back: it is run once, after all choices are made."""
+Half of the problems are for development. The other half is held back: it is run once, after all choices are made.
+`reproduction.sites.twins` has those with numbers to predict."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fairmesh.config.tables import to_table
 from fairmesh.data.site import Site
 from fairmesh.errors import BadInput
 from fairmesh.problems.models import FullyConnected, Logistic, Model
@@ -33,55 +33,9 @@ from reproduction.sites.instruments import (
     thin,
     turned,
 )
+from reproduction.sites.site_problem import SiteProblem
 from reproduction.sites.sources import Generator, Pool
-
-Half = Literal["development", "held-back"]
-Kind = Literal[
-    "covariate shift",
-    "label shift",
-    "concept shift",
-    "instrument",
-    "label noise",
-    "small sites",
-    "rare classes",
-    "two populations",
-    "all alike",
-]
-
-
-@dataclass(frozen=True)
-class SiteProblem:
-    """A problem of the bench: a model to train for sites that differ in one way.
-
-    Args:
-        name: Its name on the command line and in files.
-        half: "development", or "held-back" until all choices are made.
-        kind: The kind of difference.
-        difference: The difference, in words.
-        model: The model that is trained.
-        rounds: Rounds of training.
-        sites: The sites of a split, from the split's number.
-        revision: Raise it when `sites` changes, so that recorded results are run again.
-    """
-
-    name: str
-    half: Half
-    kind: Kind
-    difference: str
-    model: Model
-    rounds: int
-    sites: Callable[[int], list[Site]]
-    revision: int = 1
-
-    @property
-    def splits(self) -> range:
-        """The splits that the table shows. Splits 0 to 4 of the held-back half were seen when an earlier default was
-        judged."""
-        return range(5, 10) if self.half == "held-back" else range(5)
-
-    def described(self) -> dict[str, Any]:
-        """Returns what determines the numbers of a run, as a table."""
-        return {"name": self.name, "model": to_table(self.model), "rounds": self.rounds, "revision": self.revision}
+from reproduction.sites.twins import TWINS
 
 
 @dataclass(frozen=True)
@@ -457,4 +411,4 @@ HELD_BACK = (
     ),
 )  # fmt: skip
 
-PROBLEMS = {problem.name: problem for problem in (*DEVELOPMENT, *HELD_BACK)}
+PROBLEMS = {problem.name: problem for problem in (*DEVELOPMENT, *HELD_BACK, *TWINS)}

@@ -22,7 +22,8 @@ from fairmesh.storage.strict_json import as_json
 from fairmesh.training.train import train
 from reproduction.lines import Line, describes, lines_of, machine, write_lines
 from reproduction.sites.methods import METHODS, Method
-from reproduction.sites.problems import PROBLEMS, SiteProblem
+from reproduction.sites.problems import PROBLEMS
+from reproduction.sites.site_problem import SiteProblem
 from reproduction.workers import workers
 
 HELD_OUT = 0.25  # share of each site's training rows by which candidates are judged
@@ -220,7 +221,7 @@ def outcome_of(task: Task) -> Line:
 
 def _made(task: Task, problem: SiteProblem, method: Method, sites: list[Site]) -> Line:
     if method.algorithm is None:
-        return {"accuracy": [[round(_frequent(site), 4) for site in sites]]}
+        return {"accuracy": [[round(_constant(site, problem.metric), 4) for site in sites]]}
     seeds = range(task.scale.seeds)
     if method.sees_test:
         seen = [dataclasses.replace(site, validation=site.test) for site in sites]
@@ -239,15 +240,18 @@ def _made(task: Task, problem: SiteProblem, method: Method, sites: list[Site]) -
     }
 
 
-def _frequent(site: Site) -> float:
-    """Returns the accuracy of the most frequent class of a site's training rows, on its test rows."""
-    return float((site.test[1] == site.train[1].mode().values).double().mean())
+def _constant(site: Site, metric: str) -> float:
+    """Returns what the most frequent class, or the mean, of a site's training rows reaches on its test rows."""
+    answers, truth = site.train[1], site.test[1]
+    if metric == "accuracy":
+        return float((truth == answers.mode().values).double().mean())
+    return 1 - float((truth - answers.mean()).square().mean() / truth.var(correction=0))
 
 
 class Trained(NamedTuple):
     """An algorithm's outcome on one split."""
 
-    accuracy: np.ndarray  # (seeds, sites)
+    accuracy: np.ndarray  # the problem's metric (seeds, sites)
     weights: np.ndarray | None  # lambda at the end (seeds, sites)
     bytes: int  # that the busiest node sends in the run
     diverged: int  # seeds
@@ -308,10 +312,11 @@ def _trained(
 ) -> list[Trained]:
     """Trains algorithms that differ only in numbers as one batch. Each seed has its own placement of the sites."""
     shape = sites[0].train[0].shape[1:]
-    classes = 1 + max(int(labels.max()) for site in sites for _, labels in (site.train, site.test))
-    rounds = task.scale.rounds_of(problem, method)
+    outputs = _outputs(problem, sites)
+    metric, rounds = problem.metric, task.scale.rounds_of(problem, method)
+    metrics = () if metric == "accuracy" else (metric,)
     result = train(
-        Problem(lambda: problem.model.build(shape, classes), sites, objective=method.objective),
+        Problem(lambda: problem.model.build(shape, outputs), sites, objective=method.objective, metrics=metrics),
         method.topology,
         list(algorithms),
         rounds,
@@ -323,12 +328,12 @@ def _trained(
         device=task.device,
         personalization=method.personalization,
     )
-    personal = {one.replica: one.values("personal", "accuracy") for one in result.personal}
+    personal = {one.replica: one.values("personal", metric) for one in result.personal}
     made = []
     for a in range(len(algorithms)):
         replicas = range(a * len(seeds), (a + 1) * len(seeds))
         records = [result.final[r] for r in replicas]
-        measured = [(one["own_models"] if method.own_models else one)["accuracy"]["sites"] for one in records]
+        measured = [(one["own_models"] if method.own_models else one)[metric]["sites"] for one in records]
         accuracies = [personal.get(r, found) for r, found in zip(replicas, measured)]  # a diverged one has no models
         weights = [one["lambda"] for one in records if "lambda" in one]
         made.append(
@@ -342,6 +347,13 @@ def _trained(
     return made
 
 
+def _outputs(problem: SiteProblem, sites: Sequence[Site]) -> int:
+    """Returns how many numbers a model answers with: one, or one per class."""
+    if problem.metric == "r2":
+        return 1
+    return 1 + max(int(labels.max()) for site in sites for _, labels in (site.train, site.test))
+
+
 def known_methods(names: Sequence[str] | None) -> list[str]:
     """Returns the names of methods, all of them for None. Refuses unknown ones."""
     return _known(names, METHODS, "--methods")
@@ -349,9 +361,9 @@ def known_methods(names: Sequence[str] | None) -> list[str]:
 
 def known_problems(names: Sequence[str] | None, half: str | None) -> list[str]:
     """Returns the names of problems, all of them for None, of one half if it is given. Refuses unknown ones."""
-    halves = ("development", "held-back")
+    halves = ("development", "held-back", "twins")
     if half is not None and half not in halves:
-        raise BadInput(f"--half is {' or '.join(halves)}, got {half!r}")
+        raise BadInput(f"--half is {', '.join(halves[:-1])} or {halves[-1]}, got {half!r}")
     found = [name for name in _known(names, PROBLEMS, "--only") if half in (None, PROBLEMS[name].half)]
     if not found:
         raise BadInput(f"--half {half} has none of the problems that --only names: {', '.join(names or ())}")

@@ -17,6 +17,7 @@ from reproduction.sites import instruments, page, running, sources, table
 from reproduction.sites.methods import CANDIDATES, METHODS
 from reproduction.sites.problems import CONCEPT_ANGLE, PROBLEMS
 from reproduction.sites.running import FULL, QUICK, Scale, Task, Trained, chosen_among, outcome_of, rows_of
+from reproduction.sites.twins import TWINS
 from reproduction.verdicts import RECORDED
 from tests.late import late
 from tests.refusals import refused
@@ -57,9 +58,24 @@ def split_of():
 
 def test_problems_cover_every_kind_in_both_halves():
     halves = {half: [p for p in PROBLEMS.values() if p.half == half] for half in ("development", "held-back")}
-    assert sum(map(len, halves.values())) == len(PROBLEMS) >= 14
+    assert sum(map(len, halves.values())) == len(PROBLEMS) - len(TWINS) >= 14
     assert {p.kind for p in halves["development"]} == {p.kind for p in halves["held-back"]}
     assert len({p.kind for p in PROBLEMS.values()}) == 9
+
+
+def test_twins_have_every_kind_that_numbers_can_have_and_scales_as_a_table_makes_them():
+    assert {p.kind for p in PROBLEMS.values()} - {p.kind for p in TWINS} == {"label shift", "rare classes"}
+    curvatures = []
+    for problem in TWINS:
+        sites = problem.sites(0)
+        inputs, targets = (torch.cat([site.train[k] for site in sites]) for k in range(2))
+        for rows in (inputs, targets):
+            assert torch.allclose(rows.mean(dim=0), torch.zeros(()), atol=1e-4)
+            assert torch.allclose(rows.std(dim=0), torch.ones(()), atol=1e-2)
+        curvatures.append(float(torch.linalg.matrix_norm(inputs.T @ inputs / len(inputs), 2)))
+    assert min(curvatures) < 2
+    assert sum(curvature > 10 for curvature in curvatures) >= 2
+    assert max(curvatures) > 30
 
 
 @pytest.mark.parametrize("name", PROBLEMS)
