@@ -10,7 +10,7 @@ from typing import Annotated, Literal, NamedTuple
 
 from torch import Tensor
 
-from fairmesh.algorithms.base import Algorithm, Round, Sent, capped, check_dual_step, prior_rows
+from fairmesh.algorithms.base import Algorithm, AtStart, Round, Sent, capped, check_dual_step, prior_rows
 from fairmesh.algorithms.gossip import (
     PublicCopies,
     compressed_difference,
@@ -21,7 +21,7 @@ from fairmesh.algorithms.gossip import (
     zero_copies,
 )
 from fairmesh.algorithms.optimizers import Optimizer
-from fairmesh.algorithms.schedules import Linear, Schedule
+from fairmesh.algorithms.schedules import Measured, Schedule
 from fairmesh.algorithms.settings import STRUCTURAL
 from fairmesh.algorithms.steps import descended
 from fairmesh.compression.compressors import Compressor, Identity
@@ -31,6 +31,8 @@ from fairmesh.networks.roles import OVER_NODES, ConsensusSteps, Duals, Models
 from fairmesh.problems.oracle import Oracle
 from fairmesh.regularizers.base import Regularizer
 from fairmesh.regularizers.builtin import ChiSquare
+
+_CONCENTRATED = 3.0  # how many times its prior a weight may become before a measured step is too long for it
 
 
 class ADGDAState(NamedTuple):
@@ -57,7 +59,8 @@ class ADGDA(Algorithm):
 
     Args:
         primal_step: eta_theta, a number >= 0 or a schedule: the learning rate of the weighted gradient. lambda_i[i] is
-            about 1 / n, so it is about n times the learning rate of SGD. Default: Linear(6.0).
+            about 1 / n, so it is about n times the learning rate of SGD. Default: Measured(), which the run chooses
+            before round 0 and which falls to 0 at its end.
         dual_step: eta_lambda, a number >= 0 or a schedule: how much a unit of loss raises a node's weight per round. At
             0 the weights stay at the prior. Steps that the regularizer makes unstable are refused. Default: 0.01.
         consensus_step: gamma in (0, 1], the share of its disagreement with the neighbours that a node removes per
@@ -87,7 +90,7 @@ class ADGDA(Algorithm):
         Algorithm 1.
     """
 
-    primal_step: Schedule | float = field(default_factory=lambda: Linear(6.0))
+    primal_step: Schedule | float = field(default_factory=Measured)
     dual_step: Schedule | float = 0.01
     consensus_step: UpToOne | None = None
     compressor: Compressor = field(default_factory=Identity)
@@ -100,6 +103,9 @@ class ADGDA(Algorithm):
 
     def check(self, prior: Tensor, dim: int) -> None:
         check_dual_step(self.dual_step, self.regularizer, prior)
+
+    def curvatures(self, start: AtStart) -> Tensor:
+        return (_CONCENTRATED * start.prior).clamp(max=1.0) * start.curvatures
 
     def keeps_node_rows(self) -> bool:
         return True

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fairmesh.algorithms.optimizers import Optimizer
 from fairmesh.algorithms.round import Round
-from fairmesh.algorithms.schedules import Schedule, as_schedule
+from fairmesh.algorithms.schedules import Schedule, as_schedule, with_curvature
 from fairmesh.compression.compressors import Compressor
 from fairmesh.errors import BadInput
 from fairmesh.networks.base import Network
@@ -33,6 +33,20 @@ class Sent(NamedTuple):
     content: Content = "vectors"  # which show gradients; weights and losses show how well a site is served
     compressor: Compressor | None = None  # None if its numbers travel as they are
     followed: bool = False  # the change of something that receivers keep a copy of
+
+
+class AtStart(NamedTuple):
+    """What is measured of every node before round 0, at the initial model and on its first batches; each (n,)."""
+
+    prior: Tensor  # p
+    losses: Tensor  # that weights follow
+    slopes: Tensor  # norms of the gradients
+    curvatures: Tensor  # how much a gradient changes per unit of change of the model, at most
+
+    @property
+    def shares(self) -> Tensor:
+        """Returns n p_i of each node: 1 if all sites have equal size."""
+        return len(self.prior) * self.prior
 
 
 class Algorithm(ABC):
@@ -91,6 +105,21 @@ class Algorithm(ABC):
         fields = dataclasses.fields(self) if dataclasses.is_dataclass(self) else ()
         values = {field.name: getattr(self, field.name) for field in fields}
         return {name: value for name, value in values.items() if isinstance(value, Schedule)}
+
+    def unmeasured(self) -> list[str]:
+        """Returns the fields whose numbers the run measures before round 0. Default: those with a schedule that leaves
+        one to the run."""
+        return [name for name, step in self.steps().items() if isinstance(step, Schedule) and step.unmeasured]
+
+    def measured(self, start: AtStart) -> "Algorithm":
+        """Returns the algorithm with the numbers that it leaves to the run."""
+        curvature = float(self.curvatures(start).max())
+        return with_curvature(self, curvature) if 0 < curvature < torch.inf else self
+
+    def curvatures(self, start: AtStart) -> Tensor:
+        """Returns the curvature that a unit of the step meets at each node (n,). Override it where a node's gradient is
+        multiplied by something. Default: that of the nodes' losses."""
+        return start.curvatures
 
     def with_fixed_weights(self) -> "Algorithm | None":
         """Returns the same algorithm with the weights of the prior, if it has others. Default: None."""

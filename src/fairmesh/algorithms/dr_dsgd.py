@@ -3,12 +3,17 @@
 Ben Issaid, Elgabli, Bennis: DR-DSGD: A Distributionally Robust Decentralized Learning Algorithm over Graphs, TMLR 2022.
 """
 
-from dataclasses import dataclass, field
+import math
+from dataclasses import dataclass, field, replace
 
-from fairmesh.algorithms.base import Round, plain, prior_weights
+from torch import Tensor
+
+from fairmesh.algorithms.base import AtStart, Round, plain, prior_weights
 from fairmesh.algorithms.dsgd import DSGD, DSGDState
-from fairmesh.algorithms.schedules import Linear, Schedule
+from fairmesh.algorithms.schedules import Measured, Schedule, with_curvature
 from fairmesh.config.ranges import Positive
+
+_TEMPERATURE = 2.6  # times the mean loss of the initial model
 
 
 @dataclass(frozen=True)
@@ -21,9 +26,10 @@ class DRDSGD(DSGD):
 
     Args:
         primal_step: eta, a number >= 0 or a schedule: the learning rate of the scaled gradient. Default:
-            Linear(3.0).
+            Measured(), which the run chooses before round 0 and which falls to 0 at its end.
         temperature: mu > 0, in units of the loss. The smaller it is, the more weight large losses get. It is n times
-            the strength alpha of AD-GDA's objective. Default: 6.0.
+            the strength alpha of AD-GDA's objective. None for 2.6 times the mean loss of the initial model, which is 6
+            for ten classes. Default: None.
         optimizer: What each node makes of its gradients, such as `fm.optimizers.AdamW()`; None for SGD. Default: None.
 
     Example:
@@ -38,11 +44,27 @@ class DRDSGD(DSGD):
         TMLR 2022.
     """
 
-    primal_step: Schedule | float = field(default_factory=lambda: Linear(3.0))
-    temperature: Positive = 6.0
+    primal_step: Schedule | float = field(default_factory=Measured)
+    temperature: Positive | None = None
+
+    def unmeasured(self) -> list[str]:
+        return super().unmeasured() + (["temperature"] if self.temperature is None else [])
+
+    def measured(self, start: AtStart) -> "DRDSGD":
+        mean = float((start.prior * start.losses).sum())
+        chosen = self if self.temperature else replace(self, temperature=float(f"{_TEMPERATURE * max(mean, 1e-6):.2g}"))
+        curvature = float(chosen.curvatures(start).max())
+        return with_curvature(chosen, curvature) if 0 < curvature < math.inf else chosen
+
+    def curvatures(self, start: AtStart) -> Tensor:
+        temperature = self.temperature or 1.0
+        of_emphasis = start.slopes.square() / temperature  # the emphasis falls with the loss
+        emphasis = (start.losses / temperature).exp() / temperature
+        return start.shares * emphasis * (start.curvatures + of_emphasis)
 
     def step(self, state: DSGDState, ctx: Round) -> DSGDState:
         losses, gradients = ctx.losses_and_gradients(state.models)
-        emphasis = prior_weights(ctx) * (losses / self.temperature).exp() / self.temperature
+        temperature = self.temperature or _TEMPERATURE
+        emphasis = prior_weights(ctx) * (losses / temperature).exp() / temperature
         models = state.models.addcmul(gradients, ctx.step_size(self.primal_step) * emphasis, value=-1)
         return DSGDState(ctx.exchange(model=plain(models)).mix("model"))

@@ -6,9 +6,9 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from fairmesh.algorithms.base import Algorithm, Round
+from fairmesh.algorithms.base import Algorithm, AtStart, Round
 from fairmesh.algorithms.optimizers import Optimizer
-from fairmesh.algorithms.schedules import Schedule
+from fairmesh.algorithms.schedules import Limited, Schedule
 from fairmesh.algorithms.settings import STRUCTURAL
 from fairmesh.algorithms.steps import Moved, ScaledSteps, coordinate_steps
 from fairmesh.config.ranges import Count
@@ -58,7 +58,7 @@ class LocalSteps(ServerSteps):
 
     Args:
         primal_step: As in `ScaledSteps`: the length of a round's step; if `beta2 = 0`, the learning rate of the local
-            steps.
+            steps. Default: Limited(0.7, power=3.0).
         beta1: As in `ServerSteps`.
         beta2: As in `ServerSteps`.
         local_steps: Local steps per round, >= 1. Default: 5.
@@ -66,10 +66,20 @@ class LocalSteps(ServerSteps):
             SGD. Default: None.
     """
 
+    primal_step: Schedule | float = field(default_factory=lambda: Limited(0.7, power=3.0))
     local_steps: Count = field(default=5, metadata=STRUCTURAL, kw_only=True)
     optimizer: Optimizer | None = field(default=None, kw_only=True)
 
     emphasis: ClassVar[str] = ""  # the field by which large losses count more, if there is one; at 0, none does
+
+    def measured(self, start: AtStart) -> "LocalSteps":
+        chosen, step = super().measured(start), self.primal_step
+        if (
+            isinstance(step, Limited) and step.unmeasured and not self.beta2
+        ):  # the limit is a learning rate, as the step
+            limited: Limited = chosen.primal_step  # type: ignore[attr-defined]
+            return replace(self, primal_step=replace(limited, start=min(step.start, limited.limit or step.start)))
+        return chosen  # type: ignore[return-value]
 
     def with_fixed_weights(self) -> "LocalSteps | None":
         if not self.emphasis or getattr(self, self.emphasis) == 0:
@@ -90,6 +100,13 @@ class LocalSteps(ServerSteps):
             weights = duals = state.duals + ctx.step_of_weights(1.0) * (followed - state.duals)
         direction = self.shortened(ctx.average(gradients, ctx.hosted(weights)), gradients, losses, weights, ctx)
         return self.server_step(state, ctx, direction, self.local_steps, duals)
+
+    def _limited(self, steps: Tensor) -> Tensor:
+        """Returns the local steps of coordinates, none above the limit, if the step has one."""
+        limit = self.primal_step.limit if isinstance(self.primal_step, Limited) else None
+        if limit is None:
+            return steps
+        return steps.minimum(torch.as_tensor(limit, dtype=steps.dtype, device=steps.device))
 
     def taking_part(self, ctx: Round) -> Tensor:
         """Returns p_i, scaled to sum to one, of the clients that take part in a round, and 0 elsewhere: (..., 1, n).
@@ -125,7 +142,7 @@ class LocalSteps(ServerSteps):
         step = ctx.step_size(self.primal_step)
         if state.squares is not None:
             scaled = coordinate_steps(state.squares, self.beta2, step / self.local_steps, ctx.index)
-            step = ctx.broadcast(torch.where(ctx.index > 0, scaled, 0.0), clients)
+            step = ctx.broadcast(torch.where(ctx.index > 0, self._limited(scaled), 0.0), clients)
         shrink = 1.0 if pull is None else 1.0 / (1.0 + step * pull)
         total = total * shrink
         for call in range(1, self.local_steps):

@@ -19,7 +19,15 @@ from fairmesh.problems.problem import Problem
 from fairmesh.storage.run_folder import RunFolder
 from fairmesh.topology.graphs import Topology
 from fairmesh.training.defaults import ROUNDS
-from fairmesh.training.execution import Announce, Ready, Surroundings, execution, with_network, with_reference_losses
+from fairmesh.training.execution import (
+    Announce,
+    Ready,
+    Surroundings,
+    execution,
+    with_network,
+    with_reference_losses,
+    with_steps,
+)
 from fairmesh.training.finish import finish, on_host
 from fairmesh.training.loop import TrainingState
 from fairmesh.training.meter import undefined_primary
@@ -133,7 +141,8 @@ def train_plan(
     folder = None if out is None else _opened(out, resume, plan.process_group, announce)
     with stop_signals(handle_signals) as stop:
         around = Surroundings(stop, announce, folder)
-        ready = with_reference_losses(ready, around)
+        ready = with_steps(with_reference_losses(ready, around), around)
+        plan = ready.plan
         _say_choices(ready, announce)
         with with_threads(plan.options):
             fixed = _trained_with_fixed_weights(ready, around) if plan.options.compare_weights else None
