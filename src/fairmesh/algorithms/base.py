@@ -2,7 +2,7 @@
 
 import dataclasses
 from abc import ABC, abstractmethod
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -36,8 +36,10 @@ class Sent(NamedTuple):
 
 
 class AtStart(NamedTuple):
-    """What is measured of every node before round 0, at the initial model and on its first batches; each (n,)."""
+    """What is measured before round 0, at the initial model and on the first batches: a number for every node of every
+    replica, since all of them use the same steps."""
 
+    n: int  # nodes of a replica
     prior: Tensor  # p
     losses: Tensor  # that weights follow
     slopes: Tensor  # norms of the gradients
@@ -46,7 +48,12 @@ class AtStart(NamedTuple):
     @property
     def shares(self) -> Tensor:
         """Returns n p_i of each node: 1 if all sites have equal size."""
-        return len(self.prior) * self.prior
+        return self.n * self.prior
+
+    @property
+    def mean_loss(self) -> float:
+        """Returns the mean of the losses, weighted by the prior."""
+        return float((self.prior * self.losses).sum() / self.prior.sum())
 
 
 class Algorithm(ABC):
@@ -111,13 +118,25 @@ class Algorithm(ABC):
         one to the run."""
         return [name for name, step in self.steps().items() if isinstance(step, Schedule) and step.unmeasured]
 
+    def could_measure(self) -> list[str]:
+        """Returns the fields whose numbers the run would measure if they were left out, for messages about what to
+        lower."""
+        fields = dataclasses.fields(self) if dataclasses.is_dataclass(self) else ()
+        defaults = {field.name: field.default_factory() for field in fields if callable(field.default_factory)}
+        steps = {name: step for name, step in defaults.items() if isinstance(step, Schedule) and step.unmeasured}
+        return [name for name, step in steps.items() if type(getattr(self, name)) is not type(step)]
+
     def measured(self, start: AtStart) -> "Algorithm":
-        """Returns the algorithm with the numbers that it leaves to the run."""
+        """Returns the algorithm with the numbers that it leaves to the run. Default: its steps."""
+        return self.with_steps(start)
+
+    def with_steps(self, start: AtStart) -> Self:
+        """Returns the algorithm with the steps that it leaves to the run; as it is where the loss has no curvature."""
         curvature = float(self.curvatures(start).max())
         return with_curvature(self, curvature) if 0 < curvature < torch.inf else self
 
     def curvatures(self, start: AtStart) -> Tensor:
-        """Returns the curvature that a unit of the step meets at each node (n,). Override it where a node's gradient is
+        """Returns the curvature that a unit of the step meets at each node. Override it where a node's gradient is
         multiplied by something. Default: that of the nodes' losses."""
         return start.curvatures
 

@@ -3,17 +3,17 @@
 Ben Issaid, Elgabli, Bennis: DR-DSGD: A Distributionally Robust Decentralized Learning Algorithm over Graphs, TMLR 2022.
 """
 
-import math
 from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
 from fairmesh.algorithms.base import AtStart, Round, plain, prior_weights
 from fairmesh.algorithms.dsgd import DSGD, DSGDState
-from fairmesh.algorithms.schedules import Measured, Schedule, with_curvature
+from fairmesh.algorithms.schedules import Measured, Schedule, two_digits
 from fairmesh.config.ranges import Positive
 
 _TEMPERATURE = 2.6  # times the mean loss of the initial model
+_LEAST_LOSS = 1e-6  # of an initial model, so that a temperature is positive
 
 
 @dataclass(frozen=True)
@@ -51,20 +51,20 @@ class DRDSGD(DSGD):
         return super().unmeasured() + (["temperature"] if self.temperature is None else [])
 
     def measured(self, start: AtStart) -> "DRDSGD":
-        mean = float((start.prior * start.losses).sum())
-        chosen = self if self.temperature else replace(self, temperature=float(f"{_TEMPERATURE * max(mean, 1e-6):.2g}"))
-        curvature = float(chosen.curvatures(start).max())
-        return with_curvature(chosen, curvature) if 0 < curvature < math.inf else chosen
+        chosen = self
+        if self.temperature is None:
+            chosen = replace(self, temperature=two_digits(_TEMPERATURE * max(start.mean_loss, _LEAST_LOSS)))
+        return chosen.with_steps(start)
 
     def curvatures(self, start: AtStart) -> Tensor:
-        temperature = self.temperature or 1.0
+        temperature = _TEMPERATURE if self.temperature is None else self.temperature
         of_emphasis = start.slopes.square() / temperature  # the emphasis falls with the loss
         emphasis = (start.losses / temperature).exp() / temperature
         return start.shares * emphasis * (start.curvatures + of_emphasis)
 
     def step(self, state: DSGDState, ctx: Round) -> DSGDState:
         losses, gradients = ctx.losses_and_gradients(state.models)
-        temperature = self.temperature or _TEMPERATURE
+        temperature = _TEMPERATURE if self.temperature is None else self.temperature
         emphasis = prior_weights(ctx) * (losses / temperature).exp() / temperature
         models = state.models.addcmul(gradients, ctx.step_size(self.primal_step) * emphasis, value=-1)
         return DSGDState(ctx.exchange(model=plain(models)).mix("model"))

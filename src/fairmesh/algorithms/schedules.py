@@ -107,7 +107,7 @@ def _with_schedules(thing: Any, change: Callable[["Schedule"], "Schedule"]) -> A
     return dataclasses.replace(thing, **changed) if changed else thing
 
 
-def _two_digits(number: float) -> float:
+def two_digits(number: float) -> float:
     """Returns a number with two digits, which does not depend on the last bits of a measurement and can be named."""
     return float(f"{number:.2g}") if number > 0 else number
 
@@ -246,7 +246,7 @@ class Measured(Linear):
         return self.start is None
 
     def with_curvature(self, curvature: float) -> "Measured":
-        return dataclasses.replace(self, start=_two_digits(self.factor / curvature)) if self.unmeasured else self
+        return dataclasses.replace(self, start=two_digits(self.factor / curvature)) if self.unmeasured else self
 
 
 @dataclass(frozen=True)
@@ -279,7 +279,7 @@ class Limited(Polynomial):
         return self.limit is None
 
     def with_curvature(self, curvature: float) -> "Limited":
-        return dataclasses.replace(self, limit=_two_digits(self.factor / curvature)) if self.unmeasured else self
+        return dataclasses.replace(self, limit=two_digits(self.factor / curvature)) if self.unmeasured else self
 
 
 @dataclass(frozen=True)

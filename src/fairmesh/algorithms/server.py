@@ -73,13 +73,11 @@ class LocalSteps(ServerSteps):
     emphasis: ClassVar[str] = ""  # the field by which large losses count more, if there is one; at 0, none does
 
     def measured(self, start: AtStart) -> "LocalSteps":
-        chosen, step = super().measured(start), self.primal_step
-        if (
-            isinstance(step, Limited) and step.unmeasured and not self.beta2
-        ):  # the limit is a learning rate, as the step
-            limited: Limited = chosen.primal_step  # type: ignore[attr-defined]
-            return replace(self, primal_step=replace(limited, start=min(step.start, limited.limit or step.start)))
-        return chosen  # type: ignore[return-value]
+        chosen = self.with_steps(start)
+        step = chosen.primal_step
+        if self.beta2 or not isinstance(step, Limited) or step.limit is None:
+            return chosen
+        return replace(chosen, primal_step=replace(step, start=min(step.start, step.limit)))  # a learning rate, too
 
     def with_fixed_weights(self) -> "LocalSteps | None":
         if not self.emphasis or getattr(self, self.emphasis) == 0:
@@ -103,10 +101,10 @@ class LocalSteps(ServerSteps):
 
     def _limited(self, steps: Tensor) -> Tensor:
         """Returns the local steps of coordinates, none above the limit, if the step has one."""
-        limit = self.primal_step.limit if isinstance(self.primal_step, Limited) else None
+        limit: float | Tensor | None = self.primal_step.limit if isinstance(self.primal_step, Limited) else None
         if limit is None:
             return steps
-        return steps.minimum(torch.as_tensor(limit, dtype=steps.dtype, device=steps.device))
+        return steps.clamp(max=limit.to(steps.dtype) if isinstance(limit, Tensor) else limit)  # one per replica
 
     def taking_part(self, ctx: Round) -> Tensor:
         """Returns p_i, scaled to sum to one, of the clients that take part in a round, and 0 elsewhere: (..., 1, n).

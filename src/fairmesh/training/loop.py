@@ -274,6 +274,8 @@ def what_to_lower(algorithm: Algorithm, dim: int, consensus_step: float = 0.0) -
     now = torch.zeros((), dtype=torch.int64)
     steps = [f"{name} (starts at {float(as_schedule(s).at(now)):g})" for name, s in algorithm.steps().items()]
     advice = f"lower {' or '.join(steps)}"
+    if left_out := algorithm.could_measure():
+        advice += f", or leave {' and '.join(left_out)} out, so that the run measures it"
     gossip = algorithm.gossip_settings()
     if gossip is None or gossip.compressor.delta(dim) == 1.0:  # then compression loses nothing
         return advice

@@ -1,12 +1,15 @@
 """Steps that a run measures before round 0: how curved the loss is at the initial model, on the first batches."""
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from fairmesh.algorithms.base import Algorithm, AtStart
+from fairmesh.algorithms.base import AtStart
+from fairmesh.algorithms.schedules import Limited, Measured
 from fairmesh.comparisons.phases import Phases
+from fairmesh.config.tables import to_table
 from fairmesh.networks.base import Network
 from fairmesh.problems.oracle import Oracle
 from fairmesh.training.plan import Plan
@@ -26,7 +29,8 @@ def with_measured_steps(plan: Plan, network: Network, phases: Phases) -> Plan:
         network: The network of the run, whose processes all use the same numbers.
         phases: Where the measurements are kept.
     """
-    if not any(replica.algorithm.unmeasured() for replica in plan.replicas):
+    names = tuple(dict.fromkeys(name for replica in plan.replicas for name in replica.algorithm.unmeasured()))
+    if not names:
         return plan
     with network.process_group.fail_together():
         training = plan.training(network)
@@ -39,16 +43,31 @@ def with_measured_steps(plan: Plan, network: Network, phases: Phases) -> Plan:
             rows = network.gather(at_start(training.oracle, network)).cpu()
             if network.process_group.is_leader:
                 phases.finish(_NAME, identity, {"rows": rows})
-    priors = training.oracle.prior.expand(len(plan.replicas), -1, -1).squeeze(1).double().cpu()
-    replicas = [
-        replace(replica, algorithm=_completed(replica.algorithm, AtStart(prior, *of_nodes.unbind(dim=-1))))
-        for replica, prior, of_nodes in zip(plan.replicas, priors, rows)
-    ]
-    return replace(plan, replicas=replicas)
+    prior = training.oracle.prior.expand(len(plan.replicas), -1, -1).flatten().double().cpu()
+    start = AtStart(network.n, prior, *rows.flatten(end_dim=1).unbind(dim=-1))
+    completed = {id(replica.algorithm): replica.algorithm.measured(start) for replica in plan.replicas}
+    replicas = [replace(replica, algorithm=completed[id(replica.algorithm)]) for replica in plan.replicas]
+    return replace(plan, replicas=replicas, measured=names)
 
 
-def _completed(algorithm: Algorithm, start: AtStart) -> Algorithm:
-    return algorithm.measured(start) if algorithm.unmeasured() else algorithm
+def in_words(plan: Plan) -> str | None:
+    """Returns which numbers were measured before round 0; None if there are none."""
+    if not plan.measured:
+        return None
+    algorithm = plan.replicas[0].algorithm
+    numbers = [f"{name} = {_told(getattr(algorithm, name))}" for name in plan.measured]
+    return f"measured before round 0: {', '.join(numbers)}; a run that names the same numbers is the same"
+
+
+def _told(value: Any) -> str:
+    if isinstance(value, Limited):
+        return f"{value.start:g} with local steps up to {value.limit:g}"
+    return f"{value.start:g}, falling to 0" if isinstance(value, Measured) else f"{value:g}"
+
+
+def measured_table(plan: Plan) -> dict[str, Any]:
+    """Returns the numbers that were measured before round 0, as a table that an experiment file can have."""
+    return {name: to_table(plan.replicas[0].algorithm)[name] for name in plan.measured}
 
 
 def at_start(oracle: Oracle, network: Network) -> Tensor:

@@ -40,6 +40,7 @@ class Plan:
     options: Options
     process_group: ProcessGroup
     personalization: Personalization | None
+    measured: tuple[str, ...] = ()  # fields of the algorithm whose numbers were measured before round 0
 
     @staticmethod
     def of(

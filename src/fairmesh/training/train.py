@@ -31,6 +31,7 @@ from fairmesh.training.execution import (
 from fairmesh.training.finish import finish, on_host
 from fairmesh.training.loop import TrainingState
 from fairmesh.training.meter import undefined_primary
+from fairmesh.training.measured_steps import in_words as measured_in_words
 from fairmesh.training.observers import Observer, as_observers, stop_signals
 from fairmesh.training.options import home_of_data, with_threads
 from fairmesh.training.plan import Plan, with_fixed_weights
@@ -197,6 +198,7 @@ def _say_choices(ready: Ready, announce: Announce) -> None:
         notes.on_stacking(problem, device),
         notes.on_augmentation(problem),
         notes.on_units(problem),
+        measured_in_words(plan) if announce else None,
         *dict.fromkeys(on_updates(replica.algorithm, problem, plan.rounds) for replica in plan.replicas),
     )
     switched_off = notes.on_evaluation_mode(problem)

@@ -43,6 +43,12 @@ def refuse_undeployable(experiment: Experiment) -> None:
             f"{registered_name(algorithm)} {why}, so there is nothing to deploy between organisations; use "
             "tracked-ad-gda or ad-gda"
         )
+    if left_open := algorithm.unmeasured():
+        raise BadInput(
+            f"{registered_name(algorithm)} leaves {' and '.join(left_open)} to the run, which measures it on the "
+            "data of all sites in one place; between organisations name it, such as [algorithm] primal_step = { name = "
+            '"linear", start = 0.1 }. On data of the same scale in one place, `fairmesh run` says what it measures'
+        )
     if isinstance(objective.against, str):
         raise BadInput(
             f"objective.against = {objective.against!r} compares sites by numbers that they do not tell each other "
