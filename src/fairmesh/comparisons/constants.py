@@ -102,39 +102,36 @@ class FarAbove(NamedTuple):
 
 
 def far_above_constant(
-    records: Sequence[Mapping[str, Any]], problem: Prepared, judged_on: str, splits: Sequence[int], group: ProcessGroup
+    records: Sequence[tuple[Mapping[str, Any], int]], problem: Prepared, judged_on: str, group: ProcessGroup
 ) -> FarAbove:
     """Returns the replicas whose mean loss over sites is more than twice that of one constant answer for all sites, and
     whose primary metric is no better than that of the best constant of each site. A model that is too sure of its
     classes can have a large loss, but it has a better metric.
 
     Args:
-        records: The last record of each replica.
+        records: The last record of each replica whose loss has risen, and its split.
         problem: The problem, with the data of the sites that this process has.
         judged_on: The data that the records are of.
-        splits: The split of each replica.
         group: The processes of the run.
     """
     if takes_shares(problem.loss) or isinstance(problem.loss, ModelLoss):
         return FarAbove([], 0.0)
-    of_splits = [_constant_losses(split, judged_on, group) for split in problem.every_split]
-    higher, found, times = problem.higher_is_better(problem.primary), [], 0.0
-    for r, (record, k) in enumerate(zip(records, splits)):
-        sites = [i for i in of_splits[k] if math.isfinite(record[problem.primary]["sites"][i])]
-        means = [
-            np.mean(values)
-            for values in zip(
-                *((record["loss"]["sites"][i], record[problem.primary]["sites"][i], *of_splits[k][i]) for i in sites)
-            )
-        ]
-        if not means or not all(map(math.isfinite, means)):
-            continue
-        loss, value, constant_loss, constant_value = map(float, means)
-        no_better = value <= constant_value if higher else value >= constant_value
-        if no_better and loss > _FAR * constant_loss:
-            found.append(r)
-            times = max(times, loss / max(constant_loss, 1e-30))
-    return FarAbove(found, times)
+    constants = [_constant_losses(split, judged_on, group) for split in problem.every_split]
+    times = {record["replica"]: _times_above(record, constants[split], problem) for record, split in records}
+    far = [r for r in times if times[r] > _FAR]
+    return FarAbove(far, max((times[r] for r in far), default=0.0))
+
+
+def _times_above(record: Mapping[str, Any], constants: Mapping[int, Sequence[float]], problem: Prepared) -> float:
+    """Returns the mean loss over sites in multiples of a constant answer's; 0 if the primary metric is better than a
+    constant's, or if one of them is not defined."""
+    losses, values = record["loss"]["sites"], record[problem.primary]["sites"]
+    rows = [(losses[i], values[i], *of_site) for i, of_site in constants.items() if math.isfinite(values[i])]
+    if not rows or not np.isfinite(rows).all():
+        return 0.0
+    loss, value, constant_loss, constant_value = np.mean(rows, axis=0).tolist()
+    better = value > constant_value if problem.higher_is_better(problem.primary) else value < constant_value
+    return 0.0 if better else loss / max(constant_loss, 1e-30)
 
 
 def _constant_losses(problem: Prepared, judged_on: str, group: ProcessGroup) -> dict[int, list[float]]:

@@ -83,6 +83,8 @@ def with_reference_losses(ready: Ready, around: Surroundings) -> Ready:
 
 def with_steps(ready: Ready, around: Surroundings) -> Ready:
     """Returns the plan with the steps that its algorithms leave to the run."""
+    if not ready.plan.unmeasured:
+        return ready
     return ready._replace(plan=with_measured_steps(ready.plan, ready.network, around.phases()))
 
 

@@ -66,7 +66,7 @@ def _result(run: Execution) -> Result:
         support=meter.support(),
         cvar_level=training.options.cvar_level,
         worst_needs_rows=training.options.worst_needs_rows,
-        measured=measured_table(run.plan),
+        measured=measured_table(run.plan) if run.plan.measured else {},
     )
     return replace(result, chosen=chosen_replica(result, training.options.best_by))
 
@@ -121,10 +121,17 @@ def _gathered_answers(process_group: ProcessGroup, result: Result) -> dict[str, 
 
 
 def _far_above_constant(run: Execution, result: Result) -> FarAbove:
-    """Returns which replicas end far above a constant answer."""
-    records = [by_own_models(record) if result.judged_alone else record for record in result.final]
-    splits = [replica.split for replica in result.replicas]
-    return far_above_constant(records, run.plan.problem, result.judged_on, splits, run.process_group)
+    """Returns which replicas end far above a constant answer. The loss of one that was trained too little is large from
+    the start, and has not risen."""
+    risen = []
+    for r, replica in enumerate(result.replicas):
+        records = [record for record in result.records if record["replica"] == r]
+        *earlier, last = [by_own_models(record) if result.judged_alone else record for record in records]
+        if r not in result.diverged and any(last["loss"]["mean"] > record["loss"]["mean"] for record in earlier):
+            risen.append((last, replica.split))
+    if not risen:
+        return FarAbove([], 0.0)
+    return far_above_constant(risen, run.plan.problem, result.judged_on, run.process_group)
 
 
 def _notes(run: Execution, result: Result, far: FarAbove) -> list[str]:

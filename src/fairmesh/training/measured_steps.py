@@ -29,9 +29,6 @@ def with_measured_steps(plan: Plan, network: Network, phases: Phases) -> Plan:
         network: The network of the run, whose processes all use the same numbers.
         phases: Where the measurements are kept.
     """
-    names = tuple(dict.fromkeys(name for replica in plan.replicas for name in replica.algorithm.unmeasured()))
-    if not names:
-        return plan
     with network.process_group.fail_together():
         training = plan.training(network)
     if training.oracle.worker is not None:  # a trainer's updates have no curvature
@@ -47,13 +44,11 @@ def with_measured_steps(plan: Plan, network: Network, phases: Phases) -> Plan:
     start = AtStart(network.n, prior, *rows.flatten(end_dim=1).unbind(dim=-1))
     completed = {id(replica.algorithm): replica.algorithm.measured(start) for replica in plan.replicas}
     replicas = [replace(replica, algorithm=completed[id(replica.algorithm)]) for replica in plan.replicas]
-    return replace(plan, replicas=replicas, measured=names)
+    return replace(plan, replicas=replicas, measured=plan.unmeasured)
 
 
-def in_words(plan: Plan) -> str | None:
-    """Returns which numbers were measured before round 0; None if there are none."""
-    if not plan.measured:
-        return None
+def in_words(plan: Plan) -> str:
+    """Returns which numbers were measured before round 0."""
     algorithm = plan.replicas[0].algorithm
     numbers = [f"{name} = {_told(getattr(algorithm, name))}" for name in plan.measured]
     return f"measured before round 0: {', '.join(numbers)}; a run that names the same numbers is the same"

@@ -96,6 +96,11 @@ class Plan:
         device_of(chosen.device)  # refuses one that this machine does not have
         return Plan(problem, topology, cycle, replicas, rounds, chosen, process_group, personalization)
 
+    @property
+    def unmeasured(self) -> tuple[str, ...]:
+        """Returns the fields of the algorithms whose numbers are to be measured before round 0."""
+        return tuple(dict.fromkeys(name for replica in self.replicas for name in replica.algorithm.unmeasured()))
+
     def training(self, network: Network) -> Training:
         """Returns the rounds of the plan over a network, with all that they need allocated."""
         return Training(self.problem, self.topology, self.replicas, self.options, network=network)

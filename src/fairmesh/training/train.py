@@ -60,7 +60,8 @@ def train(
     """Trains a model on the data of all sites.
 
     Every algorithm is trained on every split of the data, with every placement and every seed. These replicas run as
-    one batch. Each gives the same result as if it ran alone.
+    one batch. Each gives the same result as if it ran alone, with the steps that `Result.measured` names: steps that
+    the run measures before round 0 are the same in all replicas.
 
     Args:
         problem: The model, the loss and the sites' data; or a list of problems that differ only in which rows of a site
@@ -198,7 +199,7 @@ def _say_choices(ready: Ready, announce: Announce) -> None:
         notes.on_stacking(problem, device),
         notes.on_augmentation(problem),
         notes.on_units(problem),
-        measured_in_words(plan) if announce else None,
+        measured_in_words(plan) if announce and plan.measured else None,
         *dict.fromkeys(on_updates(replica.algorithm, problem, plan.rounds) for replica in plan.replicas),
     )
     switched_off = notes.on_evaluation_mode(problem)
