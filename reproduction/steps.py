@@ -30,7 +30,7 @@ from reproduction.sites.running import outputs_of
 from reproduction.workers import workers
 
 RESULTS = Path(__file__).parent / "results" / "steps.json"
-FACTORS, STARTS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0), (0.175, 0.35, 0.7, 1.4, 2.8)  # of measured and of scaled steps
+FACTORS, STARTS = (0.25, 0.5, 1.0, 2.0, 4.0), (0.175, 0.35, 0.7, 1.4, 2.8)  # of measured and of scaled steps
 ROBUST = ("AD-GDA", "DR-DSGD", "AFL", "DRFA", "q-FFL", "TERM")  # judged by the worst site, the others by the mean
 SPLITS = 3
 

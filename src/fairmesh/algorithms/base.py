@@ -44,6 +44,13 @@ class AtStart(NamedTuple):
     losses: Tensor  # that weights follow
     slopes: Tensor  # norms of the gradients
     curvatures: Tensor  # how much a gradient changes per unit of change of the model, at most
+    bounded: bool = False  # gradients are, as those of cross-entropy: a step that is too long does not run away
+
+    @property
+    def leeway(self) -> float:
+        """Returns how much longer steps may be than the curvature at the start allows: that of cross-entropy falls, and
+        an overshoot does not grow."""
+        return 2.0 if self.bounded else 1.0
 
     @property
     def shares(self) -> Tensor:
@@ -132,7 +139,7 @@ class Algorithm(ABC):
 
     def with_steps(self, start: AtStart) -> Self:
         """Returns the algorithm with the steps that it leaves to the run; as it is where the loss has no curvature."""
-        curvature = float(self.curvatures(start).max())
+        curvature = float(self.curvatures(start).max()) / start.leeway
         return with_curvature(self, curvature) if 0 < curvature < torch.inf else self
 
     def curvatures(self, start: AtStart) -> Tensor:

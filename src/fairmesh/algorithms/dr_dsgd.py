@@ -26,7 +26,7 @@ class DRDSGD(DSGD):
 
     Args:
         primal_step: eta, a number >= 0 or a schedule: the learning rate of the scaled gradient. Default:
-            Measured(), which the run chooses before round 0 and which falls to 0 at its end.
+            Measured(factor=2.0), which the run chooses before round 0 and which falls to 0 at its end.
         temperature: mu > 0, in units of the loss. The smaller it is, the more weight large losses get. It is n times
             the strength alpha of AD-GDA's objective. None for 2.6 times the mean loss of the initial model, which is 6
             for ten classes. Default: None.
@@ -44,7 +44,7 @@ class DRDSGD(DSGD):
         TMLR 2022.
     """
 
-    primal_step: Schedule | float = field(default_factory=Measured)
+    primal_step: Schedule | float = field(default_factory=lambda: Measured(factor=2.0))
     temperature: Positive | None = None
 
     def unmeasured(self) -> list[str]:

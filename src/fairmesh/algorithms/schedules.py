@@ -211,6 +211,14 @@ class Polynomial(Linear):
         return self.start * self._left(round_index) ** self.power
 
 
+def limited(steps: Tensor, schedule: "Schedule | float") -> Tensor:
+    """Returns steps of nodes or coordinates, none above the limit of the schedule, if it has one."""
+    limit: float | Tensor | None = schedule.limit if isinstance(schedule, Measured | Limited) else None
+    if limit is None:
+        return steps
+    return steps.clamp(max=limit.to(steps.dtype) if isinstance(limit, Tensor) else limit)  # one per replica
+
+
 @dataclass(frozen=True)
 class Measured(Linear):
     """A step that the run chooses before round 0: eta_t = factor / L * (1 - t / rounds)^power.
@@ -224,6 +232,8 @@ class Measured(Linear):
         rounds: The number of rounds until the step is 0, >= 1; None for the length of the run. Default: None.
         factor: Multiplies the measured step, > 0. Default: 1.0.
         power: The exponent of the decay, > 0; 1 is linear. Default: 1.0.
+        limit: Largest learning rate at a node, > 0, for algorithms whose weights multiply the step; None for no limit,
+            or, if `start` is None, to measure it too. Default: None.
 
     Example:
         >>> import torch
@@ -236,6 +246,7 @@ class Measured(Linear):
     start: NotNegative | None = None  # type: ignore[assignment]
     factor: Positive = 1.0
     power: Positive = 1.0
+    limit: Positive | None = None
 
     def at(self, round_index: Tensor) -> Tensor:
         start = self.factor if self.start is None else self.start  # of a curvature of 1, until it is measured

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fairmesh.algorithms.base import Algorithm, AtStart, Round
 from fairmesh.algorithms.optimizers import Optimizer
-from fairmesh.algorithms.schedules import Limited, Schedule
+from fairmesh.algorithms.schedules import Limited, Schedule, limited
 from fairmesh.algorithms.settings import STRUCTURAL
 from fairmesh.algorithms.steps import Moved, ScaledSteps, coordinate_steps
 from fairmesh.config.ranges import Count
@@ -73,7 +73,7 @@ class LocalSteps(ServerSteps):
     emphasis: ClassVar[str] = ""  # the field by which large losses count more, if there is one; at 0, none does
 
     def measured(self, start: AtStart) -> "LocalSteps":
-        chosen = self.with_steps(start)
+        chosen = self.with_steps(start._replace(bounded=False))  # scaled local steps have no leeway
         step = chosen.primal_step
         if self.beta2 or not isinstance(step, Limited) or step.limit is None:
             return chosen
@@ -98,13 +98,6 @@ class LocalSteps(ServerSteps):
             weights = duals = state.duals + ctx.step_of_weights(1.0) * (followed - state.duals)
         direction = self.shortened(ctx.average(gradients, ctx.hosted(weights)), gradients, losses, weights, ctx)
         return self.server_step(state, ctx, direction, self.local_steps, duals)
-
-    def _limited(self, steps: Tensor) -> Tensor:
-        """Returns the local steps of coordinates, none above the limit, if the step has one."""
-        limit: float | Tensor | None = self.primal_step.limit if isinstance(self.primal_step, Limited) else None
-        if limit is None:
-            return steps
-        return steps.clamp(max=limit.to(steps.dtype) if isinstance(limit, Tensor) else limit)  # one per replica
 
     def taking_part(self, ctx: Round) -> Tensor:
         """Returns p_i, scaled to sum to one, of the clients that take part in a round, and 0 elsewhere: (..., 1, n).
@@ -140,7 +133,7 @@ class LocalSteps(ServerSteps):
         step = ctx.step_size(self.primal_step)
         if state.squares is not None:
             scaled = coordinate_steps(state.squares, self.beta2, step / self.local_steps, ctx.index)
-            step = ctx.broadcast(torch.where(ctx.index > 0, self._limited(scaled), 0.0), clients)
+            step = ctx.broadcast(torch.where(ctx.index > 0, limited(scaled, self.primal_step), 0.0), clients)
         shrink = 1.0 if pull is None else 1.0 / (1.0 + step * pull)
         total = total * shrink
         for call in range(1, self.local_steps):

@@ -41,7 +41,7 @@ def with_measured_steps(plan: Plan, network: Network, phases: Phases) -> Plan:
             if network.process_group.is_leader:
                 phases.finish(_NAME, identity, {"rows": rows})
     prior = training.oracle.prior.expand(len(plan.replicas), -1, -1).flatten().double().cpu()
-    start = AtStart(network.n, prior, *rows.flatten(end_dim=1).unbind(dim=-1))
+    start = AtStart(network.n, prior, *rows.flatten(end_dim=1).unbind(dim=-1), plan.problem.task != "numbers")
     completed = {id(replica.algorithm): replica.algorithm.measured(start) for replica in plan.replicas}
     replicas = [replace(replica, algorithm=completed[id(replica.algorithm)]) for replica in plan.replicas]
     return replace(plan, replicas=replicas, measured=plan.unmeasured)
@@ -57,7 +57,9 @@ def in_words(plan: Plan) -> str:
 def _told(value: Any) -> str:
     if isinstance(value, Limited):
         return f"{value.start:g} with local steps up to {value.limit:g}"
-    return f"{value.start:g}, falling to 0" if isinstance(value, Measured) else f"{value:g}"
+    if not isinstance(value, Measured):
+        return f"{value:g}"
+    return f"{value.start:g}, falling to 0" + (f", up to {value.limit:g} at a node" if value.limit else "")
 
 
 def measured_table(plan: Plan) -> dict[str, Any]:
