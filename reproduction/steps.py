@@ -119,6 +119,33 @@ def outcomes_of(task: Task) -> list[dict[str, Any]]:
     return rows
 
 
+_NUMBERS = ("loss", "mean", "worst", "constant")
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    """Returns the rows of a file, one per split; none if there is no file."""
+    lines = json.loads(path.read_text()) if path.exists() else []
+    return [
+        {key: value for key, value in line.items() if key != "splits"}
+        | {"split": int(split)}
+        | {key: number for key, number in zip(_NUMBERS, numbers) if number is not None}
+        | ({"diverged": True} if numbers[0] is None else {})
+        for line in lines
+        for split, numbers in line["splits"].items()
+    ]
+
+
+def write(rows: Sequence[dict[str, Any]], path: Path) -> None:
+    """Writes rows: a line per problem, algorithm and step, with loss, mean, worst site and constant loss by split."""
+    lines: dict[tuple[str, ...], dict[str, Any]] = {}
+    for row in rows:
+        key = {name: row[name] for name in ("problem", "rival", "what")}
+        line = lines.setdefault(tuple(key.values()), key | {"splits": {}})
+        line["splits"][str(row["split"])] = [row.get(name) for name in _NUMBERS]
+    text = ",\n".join(map(json.dumps, lines.values()))
+    path.write_text(f"[\n{text}\n]\n")
+
+
 def begin() -> None:
     """Keeps a process to one core, and quiet."""
     torch.set_num_threads(1)
@@ -201,10 +228,10 @@ def main() -> None:
     parser.add_argument("--splits", type=int, default=SPLITS, help="how many splits at most")
     given = parser.parse_args()
     if given.show:
-        print(table(json.loads(RESULTS.read_text())))
+        print(table(read(RESULTS)))
         return
     os.environ["OMP_NUM_THREADS"] = "1"
-    rows: list[dict[str, Any]] = json.loads(given.write.read_text()) if given.write.exists() else []
+    rows = read(given.write)
     done = {(row["problem"], row["rival"], row["what"], row["split"]) for row in rows}
     todo = [
         task
@@ -217,8 +244,7 @@ def main() -> None:
                 raise outcome
             rows += outcome
             print(f"[{k}/{len(todo)}] {task}", flush=True)
-            text = ",\n".join(map(json.dumps, rows))
-            given.write.write_text(f"[\n{text}\n]\n")
+            write(rows, given.write)
     print(table(rows))
 
 

@@ -11,7 +11,7 @@ from typing import Annotated, Literal, NamedTuple
 
 from torch import Tensor
 
-from fairmesh.algorithms.base import Algorithm, AtStart, Round, Sent, capped, check_dual_step, prior_rows
+from fairmesh.algorithms.base import Algorithm, AtStart, Round, Sent, capped, check_dual_step, prior_rows, with_steps
 from fairmesh.algorithms.gossip import (
     PublicCopies,
     compressed_difference,
@@ -60,7 +60,7 @@ class ADGDA(Algorithm):
 
     Args:
         primal_step: eta_theta, a number >= 0 or a schedule: the learning rate of the weighted gradient. lambda_i[i] is
-            about 1 / n, so it is about n times the learning rate of SGD. Default: Measured(factor=2.0),
+            about 1 / n, so it is about n times the learning rate of SGD. Default: Measured(factor=4.0),
             which the run chooses before round 0 and which falls to 0 at its end; so that a weight far above its prior
             does not make it unstable, it limits the learning rate of a node.
         dual_step: eta_lambda, a number >= 0 or a schedule: how much a unit of loss raises a node's weight per round. At
@@ -92,7 +92,7 @@ class ADGDA(Algorithm):
         Algorithm 1.
     """
 
-    primal_step: Schedule | float = field(default_factory=lambda: Measured(factor=2.0))
+    primal_step: Schedule | float = field(default_factory=lambda: Measured(factor=4.0))
     dual_step: Schedule | float = 0.01
     consensus_step: UpToOne | None = None
     compressor: Compressor = field(default_factory=Identity)
@@ -107,14 +107,12 @@ class ADGDA(Algorithm):
         check_dual_step(self.dual_step, self.regularizer, prior)
 
     def measured(self, start: AtStart) -> "ADGDA":
-        chosen, largest = self.with_steps(start), float(start.curvatures.max())
+        at_most = (_CONCENTRATED * start.prior).clamp(max=1.0)  # of a weight
+        chosen, largest = with_steps(self, start, at_most * start.curvatures), float(start.curvatures.max())
         if not isinstance(chosen.primal_step, Measured) or not 0 < largest < math.inf:
             return chosen
         limit = two_digits(start.leeway / largest)  # also where a weight is far above its prior
         return replace(chosen, primal_step=replace(chosen.primal_step, limit=limit))
-
-    def curvatures(self, start: AtStart) -> Tensor:
-        return (_CONCENTRATED * start.prior).clamp(max=1.0) * start.curvatures
 
     def keeps_node_rows(self) -> bool:
         return True

@@ -2,7 +2,7 @@
 
 import dataclasses
 from abc import ABC, abstractmethod
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -120,32 +120,9 @@ class Algorithm(ABC):
         values = {field.name: getattr(self, field.name) for field in fields}
         return {name: value for name, value in values.items() if isinstance(value, Schedule)}
 
-    def unmeasured(self) -> list[str]:
-        """Returns the fields whose numbers the run measures before round 0. Default: those with a schedule that leaves
-        one to the run."""
-        return [name for name, step in self.steps().items() if isinstance(step, Schedule) and step.unmeasured]
-
-    def could_measure(self) -> list[str]:
-        """Returns the fields whose numbers the run would measure if they were left out, for messages about what to
-        lower."""
-        fields = dataclasses.fields(self) if dataclasses.is_dataclass(self) else ()
-        defaults = {field.name: field.default_factory() for field in fields if callable(field.default_factory)}
-        steps = {name: step for name, step in defaults.items() if isinstance(step, Schedule) and step.unmeasured}
-        return [name for name, step in steps.items() if type(getattr(self, name)) is not type(step)]
-
     def measured(self, start: AtStart) -> "Algorithm":
-        """Returns the algorithm with the numbers that it leaves to the run. Default: its steps."""
-        return self.with_steps(start)
-
-    def with_steps(self, start: AtStart) -> Self:
-        """Returns the algorithm with the steps that it leaves to the run; as it is where the loss has no curvature."""
-        curvature = float(self.curvatures(start).max()) / start.leeway
-        return with_curvature(self, curvature) if 0 < curvature < torch.inf else self
-
-    def curvatures(self, start: AtStart) -> Tensor:
-        """Returns the curvature that a unit of the step meets at each node. Override it where a node's gradient is
-        multiplied by something. Default: that of the nodes' losses."""
-        return start.curvatures
+        """Returns the algorithm with the numbers that it leaves to the run, by what is measured before round 0."""
+        return with_steps(self, start, start.curvatures)
 
     def with_fixed_weights(self) -> "Algorithm | None":
         """Returns the same algorithm with the weights of the prior, if it has others. Default: None."""
@@ -181,6 +158,49 @@ class Algorithm(ABC):
         """Returns what turns gradients into directions before the algorithm sees them; None for the gradients
         themselves. Default: the field `optimizer`, if the class has one."""
         return getattr(self, "optimizer", None)
+
+
+A = TypeVar("A", bound=Algorithm)
+
+
+def with_steps(algorithm: A, start: AtStart, curvatures: Tensor) -> A:
+    """Returns the algorithm with the steps that it leaves to the run; as it is where the loss has no curvature.
+
+    Args:
+        algorithm: The algorithm.
+        start: What is measured before round 0.
+        curvatures: The curvature that a unit of the step meets at each node: that of the node's loss, times what the
+            algorithm multiplies its gradient with.
+    """
+    curvature = float(curvatures.max()) / start.leeway
+    return with_curvature(algorithm, curvature) if 0 < curvature < torch.inf else algorithm
+
+
+def unmeasured(algorithm: Algorithm) -> list[str]:
+    """Returns the fields of an algorithm whose numbers the run measures before round 0."""
+    return [field.name for field in _fields(algorithm) if _is_open(field, getattr(algorithm, field.name))]
+
+
+def could_be_measured(algorithm: Algorithm) -> list[str]:
+    """Returns the fields with schedules whose numbers the run would measure if they were left out."""
+    found = []
+    for field in _fields(algorithm):
+        default = field.default_factory() if callable(field.default_factory) else None
+        if (
+            isinstance(default, Schedule)
+            and default.unmeasured
+            and type(getattr(algorithm, field.name)) is not type(default)
+        ):
+            found.append(field.name)
+    return found
+
+
+def _fields(algorithm: Algorithm) -> tuple[dataclasses.Field, ...]:
+    return dataclasses.fields(algorithm) if dataclasses.is_dataclass(algorithm) else ()
+
+
+def _is_open(field: dataclasses.Field, value: Any) -> bool:
+    return value.unmeasured if isinstance(value, Schedule) else value is None and bool(field.metadata.get("measured"))
 
 
 def prior_rows(oracle: Oracle, network: Network) -> Tensor:

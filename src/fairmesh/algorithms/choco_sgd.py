@@ -7,9 +7,7 @@ ICML 2019.
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from torch import Tensor
-
-from fairmesh.algorithms.base import Algorithm, AtStart, Round, Sent, prior_weights
+from fairmesh.algorithms.base import Algorithm, AtStart, Round, Sent, prior_weights, with_steps
 from fairmesh.algorithms.gossip import (
     PublicCopies,
     compressed_difference,
@@ -75,8 +73,8 @@ class ChocoSGD(Algorithm):
     local_steps: Count = field(default=1, metadata=STRUCTURAL, kw_only=True)
     optimizer: Optimizer | None = field(default=None, kw_only=True)
 
-    def curvatures(self, start: AtStart) -> Tensor:
-        return start.shares * start.curvatures
+    def measured(self, start: AtStart) -> Algorithm:
+        return with_steps(self, start, start.shares * start.curvatures)
 
     def message(self) -> tuple[Sent, ...]:
         return (Sent("model", compressor=self.compressor, followed=True),)

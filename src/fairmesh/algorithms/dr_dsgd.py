@@ -5,11 +5,10 @@ Ben Issaid, Elgabli, Bennis: DR-DSGD: A Distributionally Robust Decentralized Le
 
 from dataclasses import dataclass, field, replace
 
-from torch import Tensor
-
-from fairmesh.algorithms.base import AtStart, Round, plain, prior_weights
+from fairmesh.algorithms.base import AtStart, Round, plain, prior_weights, with_steps
 from fairmesh.algorithms.dsgd import DSGD, DSGDState
 from fairmesh.algorithms.schedules import Measured, Schedule, two_digits
+from fairmesh.algorithms.settings import MEASURED
 from fairmesh.config.ranges import Positive
 
 _TEMPERATURE = 2.6  # times the mean loss of the initial model
@@ -45,22 +44,16 @@ class DRDSGD(DSGD):
     """
 
     primal_step: Schedule | float = field(default_factory=lambda: Measured(factor=2.0))
-    temperature: Positive | None = None
-
-    def unmeasured(self) -> list[str]:
-        return super().unmeasured() + (["temperature"] if self.temperature is None else [])
+    temperature: Positive | None = field(default=None, metadata=MEASURED)
 
     def measured(self, start: AtStart) -> "DRDSGD":
-        chosen = self
-        if self.temperature is None:
-            chosen = replace(self, temperature=two_digits(_TEMPERATURE * max(start.mean_loss, _LEAST_LOSS)))
-        return chosen.with_steps(start)
-
-    def curvatures(self, start: AtStart) -> Tensor:
-        temperature = _TEMPERATURE if self.temperature is None else self.temperature
-        of_emphasis = start.slopes.square() / temperature  # the emphasis falls with the loss
+        chosen, temperature = self, self.temperature
+        if temperature is None:
+            temperature = two_digits(_TEMPERATURE * max(start.mean_loss, _LEAST_LOSS))
+            chosen = replace(self, temperature=temperature)
         emphasis = (start.losses / temperature).exp() / temperature
-        return start.shares * emphasis * (start.curvatures + of_emphasis)
+        curvatures = start.curvatures + start.slopes.square() / temperature  # the emphasis falls with the loss
+        return with_steps(chosen, start, start.shares * emphasis * curvatures)
 
     def step(self, state: DSGDState, ctx: Round) -> DSGDState:
         losses, gradients = ctx.losses_and_gradients(state.models)

@@ -6,9 +6,7 @@ Lian, Zhang, Zhang, Hsieh, Zhang, Liu: Can Decentralized Algorithms Outperform C
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from torch import Tensor
-
-from fairmesh.algorithms.base import Algorithm, AtStart, Round, Sent, plain, prior_weights
+from fairmesh.algorithms.base import Algorithm, AtStart, Round, Sent, plain, prior_weights, with_steps
 from fairmesh.algorithms.optimizers import Optimizer
 from fairmesh.algorithms.schedules import Measured, Schedule
 from fairmesh.networks.base import Network
@@ -50,8 +48,8 @@ class DSGD(Algorithm):
     primal_step: Schedule | float = field(default_factory=Measured)
     optimizer: Optimizer | None = field(default=None, kw_only=True)
 
-    def curvatures(self, start: AtStart) -> Tensor:
-        return start.shares * start.curvatures
+    def measured(self, start: AtStart) -> Algorithm:
+        return with_steps(self, start, start.shares * start.curvatures)
 
     def message(self) -> tuple[Sent, ...]:
         return (Sent("model"),)

@@ -6,7 +6,7 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from fairmesh.algorithms.base import Algorithm, AtStart, Round
+from fairmesh.algorithms.base import Algorithm, AtStart, Round, with_steps
 from fairmesh.algorithms.optimizers import Optimizer
 from fairmesh.algorithms.schedules import Limited, Schedule, limited
 from fairmesh.algorithms.settings import STRUCTURAL
@@ -73,7 +73,7 @@ class LocalSteps(ServerSteps):
     emphasis: ClassVar[str] = ""  # the field by which large losses count more, if there is one; at 0, none does
 
     def measured(self, start: AtStart) -> "LocalSteps":
-        chosen = self.with_steps(start._replace(bounded=False))  # scaled local steps have no leeway
+        chosen = with_steps(self, start._replace(bounded=False), start.curvatures)  # scaled local steps have no leeway
         step = chosen.primal_step
         if self.beta2 or not isinstance(step, Limited) or step.limit is None:
             return chosen

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from fairmesh.algorithms.base import Algorithm
+from fairmesh.algorithms.base import Algorithm, unmeasured
 from fairmesh.algorithms.fitting import check_fits
 from fairmesh.algorithms.schedules import with_run_length
 from fairmesh.config.tables import from_table
@@ -99,7 +99,7 @@ class Plan:
     @property
     def unmeasured(self) -> tuple[str, ...]:
         """Returns the fields of the algorithms whose numbers are to be measured before round 0."""
-        return tuple(dict.fromkeys(name for replica in self.replicas for name in replica.algorithm.unmeasured()))
+        return tuple(dict.fromkeys(name for replica in self.replicas for name in unmeasured(replica.algorithm)))
 
     def training(self, network: Network) -> Training:
         """Returns the rounds of the plan over a network, with all that they need allocated."""
