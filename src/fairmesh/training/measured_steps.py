@@ -49,6 +49,8 @@ def with_measured_steps(plan: Plan, network: Network, phases: Phases) -> Plan:
 
 def in_words(plan: Plan) -> str:
     """Returns which numbers were measured before round 0."""
+    if not measured_table(plan):
+        return f"measured before round 0: {' and '.join(plan.measured)} of every algorithm of the sweep"
     algorithm = plan.replicas[0].algorithm
     numbers = [f"{name} = {_told(getattr(algorithm, name))}" for name in plan.measured]
     return f"measured before round 0: {', '.join(numbers)}; a run that names the same numbers is the same"
@@ -63,8 +65,11 @@ def _told(value: Any) -> str:
 
 
 def measured_table(plan: Plan) -> dict[str, Any]:
-    """Returns the numbers that were measured before round 0, as a table that an experiment file can have."""
-    return {name: to_table(plan.replicas[0].algorithm)[name] for name in plan.measured}
+    """Returns the numbers that were measured before round 0, as a table that an experiment file can have. Of a sweep
+    whose algorithms have different ones it is empty: its variants have them."""
+    first, *others = {id(replica.algorithm): replica.algorithm for replica in plan.replicas}.values()
+    table = {name: to_table(first)[name] for name in plan.measured}
+    return table if all(to_table(other)[name] == table[name] for other in others for name in table) else {}
 
 
 def at_start(oracle: Oracle, network: Network) -> Tensor:
