@@ -57,8 +57,9 @@ class Run:
 
     def of_replicas(self, replicas: Collection[int], more: dict[str, Any]) -> "Run":
         """Returns the run with some of its replicas only, and with what else its summary says of them."""
-        lost = {key: [r for r in self.summary.get(key, []) if r in replicas] for key in ("diverged", "above_constant")}
-        summary = self.summary | more | {"replicas": len(replicas)} | lost
+        lost = [r for r in self.summary["diverged"] if r in replicas]
+        above = [r for r in self.summary.get("above_constant", []) if r in replicas]
+        summary = self.summary | more | {"replicas": len(replicas), "diverged": lost, "above_constant": above}
         for key in {"final", "personal"} & summary.keys():
             summary[key] = [entry for entry in summary[key] if entry["replica"] in replicas]
         return replace(self, summary=summary, records=[one for one in self.records if one["replica"] in replicas])

@@ -41,7 +41,8 @@ def with_measured_steps(plan: Plan, network: Network, phases: Phases) -> Plan:
             if network.process_group.is_leader:
                 phases.finish(_NAME, identity, {"rows": rows})
     prior = training.oracle.prior.expand(len(plan.replicas), -1, -1).flatten().double().cpu()
-    start = AtStart(network.n, prior, *rows.flatten(end_dim=1).unbind(dim=-1), plan.problem.task != "numbers")
+    losses, slopes, curvatures = rows.flatten(end_dim=1).unbind(dim=-1)
+    start = AtStart(network.n, prior, losses, slopes, curvatures, bounded=plan.problem.task != "numbers")
     completed = {id(replica.algorithm): replica.algorithm.measured(start) for replica in plan.replicas}
     replicas = [replace(replica, algorithm=completed[id(replica.algorithm)]) for replica in plan.replicas]
     return replace(plan, replicas=replicas, measured=plan.unmeasured)

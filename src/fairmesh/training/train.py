@@ -30,8 +30,8 @@ from fairmesh.training.execution import (
 )
 from fairmesh.training.finish import finish, on_host
 from fairmesh.training.loop import TrainingState
-from fairmesh.training.meter import undefined_primary
 from fairmesh.training.measured_steps import in_words as measured_in_words
+from fairmesh.training.meter import undefined_primary
 from fairmesh.training.observers import Observer, as_observers, stop_signals
 from fairmesh.training.options import home_of_data, with_threads
 from fairmesh.training.plan import Plan, with_fixed_weights
