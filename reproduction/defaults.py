@@ -18,6 +18,7 @@ from fairmesh.problems.models import FullyConnected, Logistic, Model
 from fairmesh.topology.graphs import Ring, Topology
 from fairmesh.training.defaults import default_objective
 from reproduction.recorded import write_or_show
+from reproduction.steps import FORMER
 
 RESULTS = Path(__file__).parent / "results" / "defaults.json"
 HOSPITALS = Path(__file__).parents[1] / "examples" / "hospitals.toml"
@@ -40,12 +41,13 @@ PROBLEMS = {
 }
 ALGORITHMS = {
     "TrackedADGDA": fm.TrackedADGDA(),
-    "ADGDA": fm.ADGDA(),
-    "ChocoSGD": fm.ChocoSGD(),
-    "DSGD": fm.algorithms.DSGD(),
-    "DRDSGD": fm.algorithms.DRDSGD(),
-    "DRFA": fm.algorithms.DRFA(),
-    "AFL": fm.algorithms.AFL(),
+    # with the default steps of version 0.2; `python -m reproduction.steps --show` has those of today
+    "ADGDA": FORMER["AD-GDA"],
+    "ChocoSGD": FORMER["CHOCO-SGD"],
+    "DSGD": FORMER["DSGD"],
+    "DRDSGD": FORMER["DR-DSGD"],
+    "DRFA": FORMER["DRFA"],
+    "AFL": FORMER["AFL"],
 }
 GRIDS: dict[str, tuple[fm.algorithms.Algorithm, dict[str, tuple[float, ...]]]] = {
     "TrackedADGDA": (

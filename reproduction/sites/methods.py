@@ -128,7 +128,7 @@ _LIST = (
     Method("Default, mixture", DEFAULT_ALGORITHM, objective=default_objective(), personalization=Mixture()),
     Method(
         "DR-DSGD",
-        DRDSGD(Geometric(1.0, 0.998)),
+        DRDSGD(Geometric(1.0, 0.998), 6.0),
         tuple(  # exp(loss / mu) / mu multiplies the step, so steps are in units of mu
             DRDSGD(Geometric(step * temperature, 0.998), temperature)
             for temperature in (2.0, 6.0)

@@ -312,7 +312,7 @@ def _trained(
 ) -> list[Trained]:
     """Trains algorithms that differ only in numbers as one batch. Each seed has its own placement of the sites."""
     shape = sites[0].train[0].shape[1:]
-    outputs = _outputs(problem, sites)
+    outputs = outputs_of(problem, sites)
     metric, rounds = problem.metric, task.scale.rounds_of(problem, method)
     metrics = () if metric == "accuracy" else (metric,)
     result = train(
@@ -347,7 +347,7 @@ def _trained(
     return made
 
 
-def _outputs(problem: SiteProblem, sites: Sequence[Site]) -> int:
+def outputs_of(problem: SiteProblem, sites: Sequence[Site]) -> int:
     """Returns how many numbers a model answers with: one, or one per class."""
     if problem.metric == "r2":
         return 1

@@ -4,6 +4,7 @@ from typing import Any
 
 import tomli_w
 
+STARTS = {"ad-gda": 6.0, "choco-sgd": 0.6, "dsgd": 0.6}  # of steps, which a mesh wants to be named
 AD_GDA = {"name": "ad-gda", "consensus_step": 0.5, "compressor": {"name": "quantize", "bits": 4}}
 STEADY_AD_GDA = AD_GDA | {"primal_step": 1.0, "dual_step": 0.05, "consensus_step": 0.4}
 BY_CLASS = {"odd": None, "split": "class"}  # each site has another digit, instead of one with another scanner
@@ -31,5 +32,18 @@ def experiment(
     given = data or {}
     digits = given if "name" in given else {"name": "digits", "nodes": nodes, "odd": 1} | given
     data = {key: value for key, value in digits.items() if value is not None}
-    table = {"rounds": rounds, "data": data or None, "topology": topology, "algorithm": algorithm} | sections
+    table = {
+        "rounds": rounds,
+        "data": data or None,
+        "topology": topology,
+        "algorithm": _with_step(algorithm),
+    } | sections
     return tomli_w.dumps({name: section for name, section in table.items() if section is not None})
+
+
+def _with_step(algorithm: Any) -> Any:
+    """Returns the section of an algorithm with a step, if it needs one and has none."""
+    table = {"name": algorithm} if isinstance(algorithm, str) else algorithm
+    if table is None or table["name"] not in STARTS or "primal_step" in table:
+        return algorithm
+    return table | {"primal_step": {"name": "linear", "start": STARTS[table["name"]]}}

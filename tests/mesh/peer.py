@@ -50,7 +50,7 @@ EXPERIMENT = """
 rounds = 30
 data = "digits"
 topology = { name = "circulant", offsets = [1, 2] }
-algorithm = "ad-gda"
+algorithm = { name = "ad-gda", primal_step = { name = "linear", start = 6.0 } }
 """
 
 

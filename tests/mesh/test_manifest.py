@@ -39,6 +39,7 @@ nodes = 3
 half = "own.py:half"
 [algorithm]
 name = "ad-gda"
+primal_step = { name = "linear", start = 6.0 }
 compressor = { name = "quantize", bits = 4 }
 [options]
 measure_every = 20

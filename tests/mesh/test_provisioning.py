@@ -28,7 +28,8 @@ from tests.mesh import fleet
 from tests.mesh.reasons import NOBODY_LISTENS
 from tests.refusals import missing_from, refused, refused_command
 
-ALGORITHM = '"ad-gda"\nconsensus_step = 0.5\ncompressor = { name = "quantize", bits = 2 }'
+STEP = 'primal_step = { name = "linear", start = 6.0 }'
+ALGORITHM = f'"ad-gda"\n{STEP}\nconsensus_step = 0.5\ncompressor = {{ name = "quantize", bits = 2 }}'
 TRIAL = f"""
 rounds = 30            # kept as it is written
 [data]

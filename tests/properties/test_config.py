@@ -34,8 +34,12 @@ FAMILIES = {
     fm.schedules.Schedule: {
         "constant": fm.schedules.Constant(0.1),
         "geometric": fm.schedules.Geometric(2.0, 0.998),
+        "limited": fm.schedules.Limited(0.5, power=1.5),
+        "limited, measured": fm.schedules.Limited(0.5, power=1.5, limit=0.1),
         "linear": fm.schedules.Linear(0.5),
         "linear with an end": fm.schedules.Linear(0.5, 5000),
+        "measured": fm.schedules.Measured(factor=0.5),
+        "measured, with a start": fm.schedules.Measured(0.02, power=2.0),
         "polynomial": fm.schedules.Polynomial(0.5, power=1.5),
         "staircase": fm.schedules.Staircase(1.0, 0.5, 100),
         "theorem 1": fm.schedules.Theorem1(1000),

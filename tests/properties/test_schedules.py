@@ -21,6 +21,8 @@ RATIO = st.floats(0.5, 1)
 EXAMPLES = {  # two of each member, that differ in every number a replica may have of its own
     "constant": (fm.schedules.Constant(0.5), fm.schedules.Constant(0.1)),
     "geometric": (fm.schedules.Geometric(2.0, 0.99), fm.schedules.Geometric(1.0, 0.9)),
+    "limited": (fm.schedules.Limited(2.0, 20), fm.schedules.Limited(1.0, 20, 3.0)),
+    "measured": (fm.schedules.Measured(2.0, 20), fm.schedules.Measured(1.0, 20, power=3.0)),
     "linear": (fm.schedules.Linear(2.0, 20), fm.schedules.Linear(1.0, 20)),
     "polynomial": (fm.schedules.Polynomial(2.0, 20), fm.schedules.Polynomial(1.0, 20, 3.0)),
     "staircase": (fm.schedules.Staircase(2.0, 0.5, 10), fm.schedules.Staircase(1.0, 0.1, 10)),

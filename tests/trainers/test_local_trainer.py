@@ -88,7 +88,7 @@ PAIRS = {  # the algorithm that takes updates, and the one that takes gradients 
     ),
     "choco-sgd": (fm.ChocoSGD(1.0), fm.ChocoSGD(0.3)),
     "dsgd": (fm.algorithms.DSGD(1.0), fm.algorithms.DSGD(0.3)),
-    "dr-dsgd": (fm.algorithms.DRDSGD(1.0), fm.algorithms.DRDSGD(0.3)),
+    "dr-dsgd": (fm.algorithms.DRDSGD(1.0, 6.0), fm.algorithms.DRDSGD(0.3, 6.0)),
     "afl": (fm.algorithms.AFL(1.0), fm.algorithms.AFL(0.3)),
     "fed-avg": (
         fm.algorithms.FedAvg(local_steps=1, **UNSCALED),

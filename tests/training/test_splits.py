@@ -20,7 +20,7 @@ def _alone(experiment: fm.Experiment, k: int) -> fm.Result:
     "changes",
     [
         pytest.param({}, marks=pytest.mark.slow),  # weights follow held-out rows, compared with local models
-        {"algorithm": fm.ADGDA(), "objective": fm.Objective(judged_on="validation"), "seeds": (1, 5)},
+        {"algorithm": fm.ADGDA(6.0), "objective": fm.Objective(judged_on="validation"), "seeds": (1, 5)},
         {"algorithm": fm.algorithms.Local(), "sampling": fm.Sampling(order="full"), "placements": 2},
     ],
     ids=["default", "validation", "local"],

@@ -4,13 +4,14 @@ Zecchin, Kountouris, Gesbert: Communication-Efficient Distributionally Robust De
 Algorithm 1.
 """
 
+import math
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Annotated, Literal, NamedTuple
 
 from torch import Tensor
 
-from fairmesh.algorithms.base import Algorithm, Round, Sent, capped, check_dual_step, prior_rows
+from fairmesh.algorithms.base import Algorithm, AtStart, Round, Sent, capped, check_dual_step, prior_rows, with_steps
 from fairmesh.algorithms.gossip import (
     PublicCopies,
     compressed_difference,
@@ -21,7 +22,7 @@ from fairmesh.algorithms.gossip import (
     zero_copies,
 )
 from fairmesh.algorithms.optimizers import Optimizer
-from fairmesh.algorithms.schedules import Linear, Schedule
+from fairmesh.algorithms.schedules import Measured, Schedule, limited, two_digits
 from fairmesh.algorithms.settings import STRUCTURAL
 from fairmesh.algorithms.steps import descended
 from fairmesh.compression.compressors import Compressor, Identity
@@ -31,6 +32,8 @@ from fairmesh.networks.roles import OVER_NODES, ConsensusSteps, Duals, Models
 from fairmesh.problems.oracle import Oracle
 from fairmesh.regularizers.base import Regularizer
 from fairmesh.regularizers.builtin import ChiSquare
+
+_CONCENTRATED = 3.0  # how many times its prior a weight may be for a measured step
 
 
 class ADGDAState(NamedTuple):
@@ -57,7 +60,9 @@ class ADGDA(Algorithm):
 
     Args:
         primal_step: eta_theta, a number >= 0 or a schedule: the learning rate of the weighted gradient. lambda_i[i] is
-            about 1 / n, so it is about n times the learning rate of SGD. Default: Linear(6.0).
+            about 1 / n, so it is about n times the learning rate of SGD. Default: Measured(factor=4.0),
+            which the run chooses before round 0 and which falls to 0 at its end; so that a weight far above its prior
+            does not make it unstable, it limits the learning rate of a node.
         dual_step: eta_lambda, a number >= 0 or a schedule: how much a unit of loss raises a node's weight per round. At
             0 the weights stay at the prior. Steps that the regularizer makes unstable are refused. Default: 0.01.
         consensus_step: gamma in (0, 1], the share of its disagreement with the neighbours that a node removes per
@@ -87,7 +92,7 @@ class ADGDA(Algorithm):
         Algorithm 1.
     """
 
-    primal_step: Schedule | float = field(default_factory=lambda: Linear(6.0))
+    primal_step: Schedule | float = field(default_factory=lambda: Measured(factor=4.0))
     dual_step: Schedule | float = 0.01
     consensus_step: UpToOne | None = None
     compressor: Compressor = field(default_factory=Identity)
@@ -100,6 +105,14 @@ class ADGDA(Algorithm):
 
     def check(self, prior: Tensor, dim: int) -> None:
         check_dual_step(self.dual_step, self.regularizer, prior)
+
+    def measured(self, start: AtStart) -> "ADGDA":
+        at_most = (_CONCENTRATED * start.prior).clamp(max=1.0)  # of a weight
+        chosen, largest = with_steps(self, start, at_most * start.curvatures), float(start.curvatures.max())
+        if not isinstance(chosen.primal_step, Measured) or not 0 < largest < math.inf:
+            return chosen
+        limit = two_digits(start.leeway / largest)  # also where a weight is far above its prior
+        return replace(chosen, primal_step=replace(chosen.primal_step, limit=limit))
 
     def keeps_node_rows(self) -> bool:
         return True
@@ -125,7 +138,7 @@ class ADGDA(Algorithm):
         duals = allowed(state.duals.addcmul(slopes, ctx.step_of_weights(ctx.step_size(self.dual_step))))
         weighting = state.duals if self.dual_order == "simultaneous" else duals
         own_weights = (weighting * ctx.own).sum(dim=-1, keepdim=True)  # lambda_i[i]
-        step = ctx.step_size(self.primal_step) * own_weights
+        step = limited(ctx.step_size(self.primal_step) * own_weights, self.primal_step)
         models = descended(state.models, gradients, step, self.local_steps, ctx)
         del gradients
         gamma = state.consensus_steps if self.consensus_step is None else self.consensus_step

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 
 from fairmesh.algorithms.base import Round
-from fairmesh.algorithms.schedules import Geometric, Schedule
+from fairmesh.algorithms.schedules import Measured, Schedule
 from fairmesh.algorithms.server import AscentState, ServerAscent
 from fairmesh.regularizers.simplex import project_onto_simplex
 
@@ -27,7 +27,7 @@ class AFL(ServerAscent):
 
     Args:
         primal_step: eta, a number >= 0 or a schedule: the learning rate of the weighted gradient. Default:
-            Geometric(0.1, 0.998).
+            Measured(factor=2.0), which the run chooses before round 0 and which falls to 0 at its end.
         dual_step: eta_lambda, a number >= 0 or a schedule: how much a unit of loss raises a weight per round. Default:
             0.01.
         optimizer: What each node makes of its gradients, such as `fm.optimizers.AdamW()`; None for SGD. Default: None.
@@ -42,7 +42,7 @@ class AFL(ServerAscent):
         Mohri, Sivek, Suresh: Agnostic Federated Learning, ICML 2019; stochastic AFL with the gradient of every client.
     """
 
-    primal_step: Schedule | float = field(default_factory=lambda: Geometric(0.1, 0.998))
+    primal_step: Schedule | float = field(default_factory=lambda: Measured(factor=2.0))
     dual_step: Schedule | float = 0.01
 
     def step(self, state: AscentState, ctx: Round) -> AscentState:

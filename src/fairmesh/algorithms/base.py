@@ -2,14 +2,14 @@
 
 import dataclasses
 from abc import ABC, abstractmethod
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
 from fairmesh.algorithms.optimizers import Optimizer
 from fairmesh.algorithms.round import Round
-from fairmesh.algorithms.schedules import Schedule, as_schedule
+from fairmesh.algorithms.schedules import Schedule, as_schedule, with_curvature
 from fairmesh.compression.compressors import Compressor
 from fairmesh.errors import BadInput
 from fairmesh.networks.base import Network
@@ -33,6 +33,34 @@ class Sent(NamedTuple):
     content: Content = "vectors"  # which show gradients; weights and losses show how well a site is served
     compressor: Compressor | None = None  # None if its numbers travel as they are
     followed: bool = False  # the change of something that receivers keep a copy of
+
+
+class AtStart(NamedTuple):
+    """What is measured before round 0, at the initial model and on the first batches: a number for every node of every
+    replica, since all of them use the same steps."""
+
+    n: int  # nodes of a replica
+    prior: Tensor  # p
+    losses: Tensor  # that weights follow
+    slopes: Tensor  # norms of the gradients
+    curvatures: Tensor  # how much a gradient changes per unit of change of the model, at most
+    bounded: bool = False  # gradients are, as those of cross-entropy: a step that is too long does not run away
+
+    @property
+    def leeway(self) -> float:
+        """Returns how much longer steps may be than the curvature at the start allows: that of cross-entropy falls, and
+        an overshoot does not grow."""
+        return 2.0 if self.bounded else 1.0
+
+    @property
+    def shares(self) -> Tensor:
+        """Returns n p_i of each node: 1 if all sites have equal size."""
+        return self.n * self.prior
+
+    @property
+    def mean_loss(self) -> float:
+        """Returns the mean of the losses, weighted by the prior."""
+        return float((self.prior * self.losses).sum() / self.prior.sum())
 
 
 class Algorithm(ABC):
@@ -92,6 +120,10 @@ class Algorithm(ABC):
         values = {field.name: getattr(self, field.name) for field in fields}
         return {name: value for name, value in values.items() if isinstance(value, Schedule)}
 
+    def measured(self, start: AtStart) -> "Algorithm":
+        """Returns the algorithm with the numbers that it leaves to the run, by what is measured before round 0."""
+        return with_steps(self, start, start.curvatures)
+
     def with_fixed_weights(self) -> "Algorithm | None":
         """Returns the same algorithm with the weights of the prior, if it has others. Default: None."""
         return None
@@ -126,6 +158,49 @@ class Algorithm(ABC):
         """Returns what turns gradients into directions before the algorithm sees them; None for the gradients
         themselves. Default: the field `optimizer`, if the class has one."""
         return getattr(self, "optimizer", None)
+
+
+A = TypeVar("A", bound=Algorithm)
+
+
+def with_steps(algorithm: A, start: AtStart, curvatures: Tensor) -> A:
+    """Returns the algorithm with the steps that it leaves to the run; as it is where the loss has no curvature.
+
+    Args:
+        algorithm: The algorithm.
+        start: What is measured before round 0.
+        curvatures: The curvature that a unit of the step meets at each node: that of the node's loss, times what the
+            algorithm multiplies its gradient with.
+    """
+    curvature = float(curvatures.max()) / start.leeway
+    return with_curvature(algorithm, curvature) if 0 < curvature < torch.inf else algorithm
+
+
+def unmeasured(algorithm: Algorithm) -> list[str]:
+    """Returns the fields of an algorithm whose numbers the run measures before round 0."""
+    return [field.name for field in _fields(algorithm) if _is_open(field, getattr(algorithm, field.name))]
+
+
+def could_be_measured(algorithm: Algorithm) -> list[str]:
+    """Returns the fields with schedules whose numbers the run would measure if they were left out."""
+    found = []
+    for field in _fields(algorithm):
+        default = field.default_factory() if callable(field.default_factory) else None
+        if (
+            isinstance(default, Schedule)
+            and default.unmeasured
+            and type(getattr(algorithm, field.name)) is not type(default)
+        ):
+            found.append(field.name)
+    return found
+
+
+def _fields(algorithm: Algorithm) -> tuple[dataclasses.Field, ...]:
+    return dataclasses.fields(algorithm) if dataclasses.is_dataclass(algorithm) else ()
+
+
+def _is_open(field: dataclasses.Field, value: Any) -> bool:
+    return value.unmeasured if isinstance(value, Schedule) else value is None and bool(field.metadata.get("measured"))
 
 
 def prior_rows(oracle: Oracle, network: Network) -> Tensor:

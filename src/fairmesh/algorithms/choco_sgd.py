@@ -7,7 +7,7 @@ ICML 2019.
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from fairmesh.algorithms.base import Algorithm, Round, Sent, prior_weights
+from fairmesh.algorithms.base import Algorithm, AtStart, Round, Sent, prior_weights, with_steps
 from fairmesh.algorithms.gossip import (
     PublicCopies,
     compressed_difference,
@@ -17,7 +17,7 @@ from fairmesh.algorithms.gossip import (
     zero_copies,
 )
 from fairmesh.algorithms.optimizers import Optimizer
-from fairmesh.algorithms.schedules import Linear, Schedule
+from fairmesh.algorithms.schedules import Measured, Schedule
 from fairmesh.algorithms.settings import STRUCTURAL
 from fairmesh.algorithms.steps import descended
 from fairmesh.compression.compressors import Compressor, Identity
@@ -46,7 +46,8 @@ class ChocoSGD(Algorithm):
     CHOCO-SGD with a primal step n times larger.
 
     Args:
-        primal_step: eta, a number >= 0 or a schedule: the learning rate. Default: Linear(0.6).
+        primal_step: eta, a number >= 0 or a schedule: the learning rate. Default: Measured(), which
+            the run chooses before round 0 and which falls to 0 at its end.
         consensus_step: gamma in (0, 1], the share of its disagreement with the neighbours that a node removes per
             round; None to choose it from the compressor and the graph, 1 without compression. Default: None.
         compressor: Q, what a node sends of its model. Default: Identity(), no compression.
@@ -66,11 +67,14 @@ class ChocoSGD(Algorithm):
         Communication, ICML 2019.
     """
 
-    primal_step: Schedule | float = field(default_factory=lambda: Linear(0.6))
+    primal_step: Schedule | float = field(default_factory=Measured)
     consensus_step: UpToOne | None = None
     compressor: Compressor = field(default_factory=Identity)
     local_steps: Count = field(default=1, metadata=STRUCTURAL, kw_only=True)
     optimizer: Optimizer | None = field(default=None, kw_only=True)
+
+    def measured(self, start: AtStart) -> Algorithm:
+        return with_steps(self, start, start.shares * start.curvatures)
 
     def message(self) -> tuple[Sent, ...]:
         return (Sent("model", compressor=self.compressor, followed=True),)

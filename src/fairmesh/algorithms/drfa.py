@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fairmesh.algorithms.base import Round
-from fairmesh.algorithms.schedules import Geometric, Schedule
+from fairmesh.algorithms.schedules import Measured, Schedule
 from fairmesh.algorithms.server import AscentState, ServerAscent, by_position, drawn_uniformly, number_of
 from fairmesh.algorithms.settings import STRUCTURAL
 from fairmesh.config.ranges import Count, UpToOne, Within
@@ -34,7 +34,7 @@ class DRFA(ServerAscent):
 
     Args:
         primal_step: eta, a number >= 0 or a schedule by rounds: the learning rate of the local steps. Default:
-            Geometric(0.02, 0.998).
+            Measured(factor=2.0), which the run chooses before round 0 and which falls to 0 at its end.
         dual_step: eta_lambda, a number >= 0 or a schedule by rounds, per local step; the DRFA paper calls it gamma.
             Default: 0.008.
         participation: The share of the clients that is drawn, in (0, 1], for the local steps and for the evaluation;
@@ -58,7 +58,7 @@ class DRFA(ServerAscent):
         Deng, Kamani, Mahdavi: Distributionally Robust Federated Averaging, NeurIPS 2020, Algorithm 1.
     """
 
-    primal_step: Schedule | float = field(default_factory=lambda: Geometric(0.02, 0.998))
+    primal_step: Schedule | float = field(default_factory=lambda: Measured(factor=2.0))
     dual_step: Schedule | float = 8e-3
     participation: UpToOne = field(default=0.5, metadata=STRUCTURAL)
     local_steps: Count = 10

@@ -6,9 +6,9 @@ Lian, Zhang, Zhang, Hsieh, Zhang, Liu: Can Decentralized Algorithms Outperform C
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from fairmesh.algorithms.base import Algorithm, Round, Sent, plain, prior_weights
+from fairmesh.algorithms.base import Algorithm, AtStart, Round, Sent, plain, prior_weights, with_steps
 from fairmesh.algorithms.optimizers import Optimizer
-from fairmesh.algorithms.schedules import Linear, Schedule
+from fairmesh.algorithms.schedules import Measured, Schedule
 from fairmesh.networks.base import Network
 from fairmesh.networks.roles import Models
 from fairmesh.problems.oracle import Oracle
@@ -29,7 +29,8 @@ class DSGD(Algorithm):
     n p_i is 1 for sites of equal size.
 
     Args:
-        primal_step: eta, a number >= 0 or a schedule: the learning rate. Default: Linear(0.6).
+        primal_step: eta, a number >= 0 or a schedule: the learning rate. Default: Measured(), which
+            the run chooses before round 0 and which falls to 0 at its end.
         optimizer: What each node makes of its gradients, such as `fm.optimizers.AdamW()`; None for SGD. Default: None.
 
     Example:
@@ -44,8 +45,11 @@ class DSGD(Algorithm):
         2017.
     """
 
-    primal_step: Schedule | float = field(default_factory=lambda: Linear(0.6))
+    primal_step: Schedule | float = field(default_factory=Measured)
     optimizer: Optimizer | None = field(default=None, kw_only=True)
+
+    def measured(self, start: AtStart) -> Algorithm:
+        return with_steps(self, start, start.shares * start.curvatures)
 
     def message(self) -> tuple[Sent, ...]:
         return (Sent("model"),)

@@ -25,8 +25,8 @@ class FedProx(FedAvg):
 
     Args:
         primal_step: eta, a number >= 0 or a schedule by rounds: the length of a round's step in the Euclidean norm; if
-            `beta2 = 0`, the learning rate of the local steps. Default: Polynomial(0.7, power=3.0), which falls to 0 at
-            the end of the run.
+            `beta2 = 0`, the learning rate of the local steps. Default: Limited(0.7, power=3.0), which falls to 0 at
+            the end of the run, and whose limit on local steps the run measures before round 0.
         beta1: Memory of the server's momentum, in [0, 1), as in Adam; 0 for no momentum. Default: 0.9.
         beta2: Memory of the mean squares that steps are divided by, in [0, 1), as in Adam; 0 for unscaled steps.
             Default: 0.99.

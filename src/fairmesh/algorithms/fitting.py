@@ -3,7 +3,7 @@
 import dataclasses
 
 from fairmesh.algorithms.base import Algorithm
-from fairmesh.algorithms.schedules import with_run_length
+from fairmesh.algorithms.schedules import Limited, Measured, with_run_length
 from fairmesh.errors import BadInput
 from fairmesh.problems.objective import Objective
 from fairmesh.problems.prepared import Prepared
@@ -56,7 +56,9 @@ def on_updates(algorithm: Algorithm, problem: Prepared, rounds: int) -> str | No
         return None
     step = algorithm.steps().get("primal_step")
     default = {field.name: field.default_factory for field in dataclasses.fields(algorithm)}.get("primal_step")
-    if not callable(default) or step != with_run_length(default(), rounds):
+    if not callable(default) or (
+        step != with_run_length(default(), rounds) and not isinstance(step, Measured | Limited)
+    ):
         return None
     return (
         f"{type(algorithm).__name__} has its default primal_step = {step}, which is for gradients, but a trainer gives "

@@ -3,6 +3,7 @@
 import dataclasses
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -15,7 +16,9 @@ from fairmesh.config.tables import register
 __all__ = [
     "Constant",
     "Geometric",
+    "Limited",
     "Linear",
+    "Measured",
     "Polynomial",
     "Schedule",
     "Staircase",
@@ -60,6 +63,20 @@ class Schedule(ABC):
         """
         return self
 
+    @property
+    def unmeasured(self) -> bool:
+        """Whether a number of the schedule is to be measured before round 0. Default: False."""
+        return False
+
+    def with_curvature(self, curvature: float) -> "Schedule":
+        """Returns the schedule with the numbers that it leaves to the run. Override it, and `unmeasured`, if there are
+        such numbers. Default: the schedule itself.
+
+        Args:
+            curvature: The largest curvature of the loss that a unit of the step meets at any node, > 0.
+        """
+        return self
+
     @staticmethod
     def shorthand(value: float) -> "Schedule":
         """Returns the schedule that a bare number stands for: a constant step."""
@@ -72,13 +89,27 @@ def as_schedule(value: "Schedule | float") -> "Schedule":
 
 def with_run_length(thing: Any, rounds: int) -> Any:
     """Returns the same settings, with every schedule in them fitted to a run of this length."""
+    return _with_schedules(thing, lambda schedule: schedule.with_run_length(rounds))
+
+
+def with_curvature(thing: Any, curvature: float) -> Any:
+    """Returns the same settings, with the measured numbers of every schedule in them that leaves some to the run."""
+    return _with_schedules(thing, lambda schedule: schedule.with_curvature(curvature))
+
+
+def _with_schedules(thing: Any, change: Callable[["Schedule"], "Schedule"]) -> Any:
     if isinstance(thing, Schedule):
-        thing = thing.with_run_length(rounds)
+        thing = change(thing)
     if not dataclasses.is_dataclass(thing) or isinstance(thing, type):
         return thing
     inner = {field.name: getattr(thing, field.name) for field in dataclasses.fields(thing)}
-    changed = {name: new for name, old in inner.items() if (new := with_run_length(old, rounds)) is not old}
+    changed = {name: new for name, old in inner.items() if (new := _with_schedules(old, change)) is not old}
     return dataclasses.replace(thing, **changed) if changed else thing
+
+
+def two_digits(number: float) -> float:
+    """Returns a number with two digits, which does not depend on the last bits of a measurement and can be named."""
+    return float(f"{number:.2g}") if number > 0 else number
 
 
 @dataclass(frozen=True)
@@ -180,6 +211,88 @@ class Polynomial(Linear):
         return self.start * self._left(round_index) ** self.power
 
 
+def limited(steps: Tensor, schedule: "Schedule | float") -> Tensor:
+    """Returns steps of nodes or coordinates, none above the limit of the schedule, if it has one."""
+    limit: float | Tensor | None = schedule.limit if isinstance(schedule, Measured | Limited) else None
+    if limit is None:
+        return steps
+    return steps.clamp(max=limit.to(steps.dtype) if isinstance(limit, Tensor) else limit)  # one per replica
+
+
+@dataclass(frozen=True)
+class Measured(Linear):
+    """A step that the run chooses before round 0: eta_t = factor / L * (1 - t / rounds)^power.
+
+    L is the largest curvature of the loss that a unit of the step meets at any node, measured on the first batches at
+    the initial model. So the step fits the scale of inputs, targets and weights. The number that was used is in
+    summary.json, and a run that names it as `start` is the same.
+
+    Args:
+        start: The step size of round 0, >= 0, which is then used as it is; None to measure it. Default: None.
+        rounds: The number of rounds until the step is 0, >= 1; None for the length of the run. Default: None.
+        factor: Multiplies the measured step, > 0. Default: 1.0.
+        power: The exponent of the decay, > 0; 1 is linear. Default: 1.0.
+        limit: Largest learning rate at a node, > 0, for algorithms whose weights multiply the step; None for no limit,
+            or, if `start` is None, to measure it too. Default: None.
+
+    Example:
+        >>> import torch
+        >>> import fairmesh as fm
+        >>> step = fm.schedules.Measured(factor=0.5).with_run_length(4).with_curvature(20.0)
+        >>> step.at(torch.arange(5)).tolist()
+        [0.025, 0.01875, 0.0125, 0.00625, 0.0]
+    """
+
+    start: NotNegative | None = None  # type: ignore[assignment]
+    factor: Positive = 1.0
+    power: Positive = 1.0
+    limit: Positive | None = None
+
+    def at(self, round_index: Tensor) -> Tensor:
+        start = self.factor if self.start is None else self.start  # of a curvature of 1, until it is measured
+        return start * self._left(round_index) ** self.power
+
+    @property
+    def unmeasured(self) -> bool:
+        return self.start is None
+
+    def with_curvature(self, curvature: float) -> "Measured":
+        return dataclasses.replace(self, start=two_digits(self.factor / curvature)) if self.unmeasured else self
+
+
+@dataclass(frozen=True)
+class Limited(Polynomial):
+    """Polynomial decay of steps that are scaled as in Adam, with a limit on the local steps of a client.
+
+    A client's gradients do not vanish where those of all clients together do, so that local steps which are divided by
+    the latter can be too long for the client's loss. No coordinate of a local step has a larger learning rate than
+    `limit`.
+
+    Args:
+        start: The step size of round 0, >= 0.
+        rounds: The number of rounds until the step is 0, >= 1; None for the length of the run. Default: None.
+        power: The exponent, > 0; 1 is linear decay, more spends more rounds at small steps. Default: 2.0.
+        limit: Largest learning rate of a local step, > 0; None to measure it before round 0, as in `Measured`. Default:
+            None.
+        factor: Multiplies the measured limit, > 0. Default: 0.5.
+
+    Example:
+        >>> import fairmesh as fm
+        >>> fm.schedules.Limited(0.7).with_curvature(20.0).limit
+        0.025
+    """
+
+    limit: Positive | None = None
+    factor: Positive = 0.5
+
+    @property
+    def unmeasured(self) -> bool:
+        return self.limit is None
+
+    def with_curvature(self, curvature: float) -> "Limited":
+        return dataclasses.replace(self, limit=two_digits(self.factor / curvature)) if self.unmeasured else self
+
+
 @dataclass(frozen=True)
 class Staircase(Geometric):
     """Step decay: eta_t = start * ratio^floor(t / every).
@@ -274,7 +387,9 @@ register(
     {
         "constant": Constant,
         "geometric": Geometric,
+        "limited": Limited,
         "linear": Linear,
+        "measured": Measured,
         "polynomial": Polynomial,
         "staircase": Staircase,
         "theorem-1": Theorem1,

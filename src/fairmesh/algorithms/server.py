@@ -6,9 +6,9 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from fairmesh.algorithms.base import Algorithm, Round
+from fairmesh.algorithms.base import Algorithm, AtStart, Round, with_steps
 from fairmesh.algorithms.optimizers import Optimizer
-from fairmesh.algorithms.schedules import Schedule
+from fairmesh.algorithms.schedules import Limited, Schedule, limited
 from fairmesh.algorithms.settings import STRUCTURAL
 from fairmesh.algorithms.steps import Moved, ScaledSteps, coordinate_steps
 from fairmesh.config.ranges import Count
@@ -58,7 +58,7 @@ class LocalSteps(ServerSteps):
 
     Args:
         primal_step: As in `ScaledSteps`: the length of a round's step; if `beta2 = 0`, the learning rate of the local
-            steps.
+            steps. Default: Limited(0.7, power=3.0).
         beta1: As in `ServerSteps`.
         beta2: As in `ServerSteps`.
         local_steps: Local steps per round, >= 1. Default: 5.
@@ -66,10 +66,18 @@ class LocalSteps(ServerSteps):
             SGD. Default: None.
     """
 
+    primal_step: Schedule | float = field(default_factory=lambda: Limited(0.7, power=3.0))
     local_steps: Count = field(default=5, metadata=STRUCTURAL, kw_only=True)
     optimizer: Optimizer | None = field(default=None, kw_only=True)
 
     emphasis: ClassVar[str] = ""  # the field by which large losses count more, if there is one; at 0, none does
+
+    def measured(self, start: AtStart) -> "LocalSteps":
+        chosen = with_steps(self, start._replace(bounded=False), start.curvatures)  # scaled local steps have no leeway
+        step = chosen.primal_step
+        if self.beta2 or not isinstance(step, Limited) or step.limit is None:
+            return chosen
+        return replace(chosen, primal_step=replace(step, start=min(step.start, step.limit)))  # a learning rate, too
 
     def with_fixed_weights(self) -> "LocalSteps | None":
         if not self.emphasis or getattr(self, self.emphasis) == 0:
@@ -125,7 +133,7 @@ class LocalSteps(ServerSteps):
         step = ctx.step_size(self.primal_step)
         if state.squares is not None:
             scaled = coordinate_steps(state.squares, self.beta2, step / self.local_steps, ctx.index)
-            step = ctx.broadcast(torch.where(ctx.index > 0, scaled, 0.0), clients)
+            step = ctx.broadcast(torch.where(ctx.index > 0, limited(scaled, self.primal_step), 0.0), clients)
         shrink = 1.0 if pull is None else 1.0 / (1.0 + step * pull)
         total = total * shrink
         for call in range(1, self.local_steps):

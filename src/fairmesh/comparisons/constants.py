@@ -1,8 +1,8 @@
 """The best constant answer of each site, which any model should exceed, and whether a run does."""
 
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -81,6 +81,75 @@ def constant_values(problem: Prepared, judged_on: str) -> list[float]:
         with torch.no_grad():
             found.append(measured(problem, *answered(best_constant(problem, i), samples))[problem.primary])
     return found
+
+
+_FAR = 2.0  # times the loss of a constant answer, above which a run has diverged
+
+
+class FarAbove(NamedTuple):
+    """Replicas that end far above a constant answer."""
+
+    replicas: list[int]
+    times: float  # the largest loss among them, in multiples of the constant's
+
+    def in_words(self, total: int, advice: str) -> str:
+        """Returns that these replicas, of a total, have diverged."""
+        of = f"replicas {listed(self.replicas, 5)}: " if total > 1 else ""
+        return (
+            f"diverged: {of}the mean loss over sites is {self.times:.3g} times that of one constant answer; the "
+            f"numbers are of no use. {advice[:1].upper()}{advice[1:]}"
+        )
+
+
+def far_above_constant(
+    records: Sequence[tuple[Mapping[str, Any], int]], problem: Prepared, judged_on: str, group: ProcessGroup
+) -> FarAbove:
+    """Returns the replicas whose mean loss over sites is more than twice that of one constant answer for all sites, and
+    whose primary metric is no better than that of the best constant of each site. A model that is too sure of its
+    classes can have a large loss, but it has a better metric.
+
+    Args:
+        records: The last record of each replica whose loss has risen, and its split.
+        problem: The problem, with the data of the sites that this process has.
+        judged_on: The data that the records are of.
+        group: The processes of the run.
+    """
+    if takes_shares(problem.loss) or isinstance(problem.loss, ModelLoss):
+        return FarAbove([], 0.0)
+    constants = [_constant_losses(split, judged_on, group) for split in problem.every_split]
+    times = {record["replica"]: _times_above(record, constants[split], problem) for record, split in records}
+    far = [r for r in times if times[r] > _FAR]
+    return FarAbove(far, max((times[r] for r in far), default=0.0))
+
+
+def _times_above(record: Mapping[str, Any], constants: Mapping[int, Sequence[float]], problem: Prepared) -> float:
+    """Returns the mean loss over sites in multiples of a constant answer's; 0 if the primary metric is better than a
+    constant's, or if one of them is not defined."""
+    losses, values = record["loss"]["sites"], record[problem.primary]["sites"]
+    rows = [(losses[i], values[i], *of_site) for i, of_site in constants.items() if math.isfinite(values[i])]
+    if not rows or not np.isfinite(rows).all():
+        return 0.0
+    loss, value, constant_loss, constant_value = np.mean(rows, axis=0).tolist()
+    better = value > constant_value if problem.higher_is_better(problem.primary) else value < constant_value
+    return 0.0 if better else loss / max(constant_loss, 1e-30)
+
+
+def _constant_losses(problem: Prepared, judged_on: str, group: ProcessGroup) -> dict[int, list[float]]:
+    """Returns, by site, the loss of one constant answer for all sites, and the primary metric of the site's own best
+    constant; sites where one of them is not defined are left out."""
+    values = constant_values(problem, judged_on)
+    here = [i for i in problem.here if math.isfinite(values[i]) and not getattr(problem.sites[i], judged_on).stream]
+    constants = {i: best_constant(problem, i) for i in here}
+    every = _gathered(group, {i: [len(problem.sites[i].train), constants[i].flatten().tolist()] for i in here})
+    if not every:
+        return {}
+    rows, columns = zip(*every.values())
+    common = torch.from_numpy(np.average(columns, axis=0, weights=rows)).float()
+    told = {}
+    for i in here:
+        losses = _losses_of(common.reshape(constants[i].shape), problem, getattr(problem.sites[i], judged_on))
+        told[i] = [float(losses.mean()), values[i]]
+    return _gathered(group, told)
 
 
 _SURE = 0.025  # chance of a false warning

@@ -58,7 +58,8 @@ class Run:
     def of_replicas(self, replicas: Collection[int], more: dict[str, Any]) -> "Run":
         """Returns the run with some of its replicas only, and with what else its summary says of them."""
         lost = [r for r in self.summary["diverged"] if r in replicas]
-        summary = self.summary | more | {"replicas": len(replicas), "diverged": lost}
+        above = [r for r in self.summary.get("above_constant", []) if r in replicas]
+        summary = self.summary | more | {"replicas": len(replicas), "diverged": lost, "above_constant": above}
         for key in {"final", "personal"} & summary.keys():
             summary[key] = [entry for entry in summary[key] if entry["replica"] in replicas]
         return replace(self, summary=summary, records=[one for one in self.records if one["replica"] in replicas])
@@ -265,6 +266,8 @@ def _numbers(run: Run) -> list[str]:
     over = [known.get(what) or {"value": run.over_sites(what), "interval": None} for what in ("worst", "mean")]
     worst, mean = (unit.with_interval(one["value"], one["interval"]) for one in over)
     worst += f", {lost} of {run.summary['replicas']} diverged" if lost else ""
+    above = len(run.summary.get("above_constant", []))
+    worst += f", {above} of {run.summary['replicas']} diverged: far above a constant answer" if above else ""
     return [worst, mean, unit.shown(best), unit.gap(gap)]
 
 

@@ -19,6 +19,7 @@ from fairmesh.storage.run_folder import RunFolder
 from fairmesh.storage.sharded_checkpoint import Checkpoints
 from fairmesh.training.long_work import LongWorkNotices
 from fairmesh.training.loop import Training, TrainingState
+from fairmesh.training.measured_steps import with_measured_steps
 from fairmesh.training.memory_estimate import memory_of_run
 from fairmesh.training.meter import Meter
 from fairmesh.training.observers import (
@@ -78,6 +79,13 @@ def with_reference_losses(ready: Ready, around: Surroundings) -> Ready:
     seed = plan.replicas[0].seed
     alone = AloneRun(plan.topology, plan.rounds, seed, plan.options, ready.network, around.phases())
     return ready._replace(plan=replace(plan, problem=with_references(plan.problem, alone)))
+
+
+def with_steps(ready: Ready, around: Surroundings) -> Ready:
+    """Returns the plan with the steps that its algorithms leave to the run."""
+    if not ready.plan.unmeasured:
+        return ready
+    return ready._replace(plan=with_measured_steps(ready.plan, ready.network, around.phases()))
 
 
 @contextmanager

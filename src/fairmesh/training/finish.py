@@ -6,7 +6,7 @@ from typing import Any
 
 from fairmesh.algorithms.companions import outliving
 from fairmesh.algorithms.fitting import trains_alone
-from fairmesh.comparisons.constants import worse_than_constant
+from fairmesh.comparisons.constants import FarAbove, far_above_constant, worse_than_constant
 from fairmesh.config.tables import to_table
 from fairmesh.evidence.outcome_files import joined, packed, unpacked
 from fairmesh.evidence.outcomes import Outcomes
@@ -18,10 +18,12 @@ from fairmesh.storage.run_folder import RunFolder
 from fairmesh.storage.state_tree import flatten_state, unflatten_state
 from fairmesh.training.agreement import on_disagreement
 from fairmesh.training.execution import Execution
+from fairmesh.training.loop import what_to_lower
+from fairmesh.training.measured_steps import measured_table
 from fairmesh.training.model_files import about_model, model_files, site_files
 from fairmesh.training.provenance import provenance_of
 from fairmesh.training.result import Averages, Result, chosen_replica, variants_of
-from fairmesh.training.summary import summary_of
+from fairmesh.training.summary import by_own_models, summary_of
 
 
 def finish(run: Execution, fixed: Result | None = None) -> Result:
@@ -30,7 +32,8 @@ def finish(run: Execution, fixed: Result | None = None) -> Result:
     result = replace(_result(run), fixed=fixed)
     result = replace(result, personal=_personalized(run, result))  # before what all models answer, those of sites too
     result = replace(result, seconds=run.seconds, answered=_gathered_answers(run.process_group, result))
-    result = replace(result, notes=_notes(run, result))  # the answers may be worse than a constant one
+    far = _far_above_constant(run, result)
+    result = replace(result, above_constant=far.replicas, notes=_notes(run, result, far))
     if run.around.folder:
         provenance = provenance_of(run.plan.problem, run.process_group)
         with run.process_group.fail_together():
@@ -65,6 +68,7 @@ def _result(run: Execution) -> Result:
         topology=run.plan.topology,
         cvar_level=training.options.cvar_level,
         worst_needs_rows=training.options.worst_needs_rows,
+        measured=measured_table(run.plan) if run.plan.measured else {},
     )
     return replace(result, chosen=chosen_replica(result, training.options.best_by))
 
@@ -118,9 +122,27 @@ def _gathered_answers(process_group: ProcessGroup, result: Result) -> dict[str, 
     }
 
 
-def _notes(run: Execution, result: Result) -> list[str]:
+def _far_above_constant(run: Execution, result: Result) -> FarAbove:
+    """Returns which replicas end far above a constant answer. The loss of one that was trained too little is large from
+    the start, and has not risen."""
+    risen = []
+    for r, replica in enumerate(result.replicas):
+        records = [record for record in result.records if record["replica"] == r]
+        *earlier, last = [by_own_models(record) if result.judged_alone else record for record in records]
+        if r not in result.diverged and any(last["loss"]["mean"] > record["loss"]["mean"] for record in earlier):
+            risen.append((last, replica.split))
+    if not risen:
+        return FarAbove([], 0.0)
+    return far_above_constant(risen, run.plan.problem, result.judged_on, run.process_group)
+
+
+def _notes(run: Execution, result: Result, far: FarAbove) -> list[str]:
     """Returns what a reader of the numbers must know, including whether the models do worse than a constant answer."""
-    diverged = set(variants_of(result.replicas)[result.chosen_variant]["replicas"]) <= set(result.diverged)
+    chosen = variants_of(result.replicas)[result.chosen_variant]["replicas"]
+    if far.replicas:
+        algorithm = result.replicas[far.replicas[0]].algorithm
+        run.meter.note(far.in_words(len(result.replicas), what_to_lower(algorithm, run.plan.problem.flat_model.dim)))
+    diverged = set(chosen) <= {*result.diverged, *far.replicas}
     if run.plan.problem.task == "numbers" and not diverged:
         worse = worse_than_constant(result.outcomes(), run.plan.problem, run.process_group)
         if worse:

@@ -8,7 +8,7 @@ from typing import Annotated, Any, NamedTuple, cast
 import torch
 from torch import Tensor
 
-from fairmesh.algorithms.base import Algorithm, Round
+from fairmesh.algorithms.base import Algorithm, Round, could_be_measured
 from fairmesh.algorithms.companions import NOTHING, CompanionInputs, carried_at_start
 from fairmesh.algorithms.companions.own_parts import OwnParts, OwnState
 from fairmesh.algorithms.fitting import check_fits
@@ -274,6 +274,8 @@ def what_to_lower(algorithm: Algorithm, dim: int, consensus_step: float = 0.0) -
     now = torch.zeros((), dtype=torch.int64)
     steps = [f"{name} (starts at {float(as_schedule(s).at(now)):g})" for name, s in algorithm.steps().items()]
     advice = f"lower {' or '.join(steps)}"
+    if left_out := could_be_measured(algorithm):
+        advice += f", or leave {' and '.join(left_out)} out, so that the run measures it"
     gossip = algorithm.gossip_settings()
     if gossip is None or gossip.compressor.delta(dim) == 1.0:  # then compression loses nothing
         return advice

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from fairmesh.algorithms.base import Algorithm
+from fairmesh.algorithms.base import Algorithm, unmeasured
 from fairmesh.algorithms.fitting import check_fits
 from fairmesh.algorithms.schedules import with_run_length
 from fairmesh.config.tables import from_table
@@ -41,6 +41,7 @@ class Plan:
     options: Options
     process_group: ProcessGroup
     personalization: Personalization | None
+    measured: tuple[str, ...] = ()  # fields of the algorithm whose numbers were measured before round 0
 
     @staticmethod
     def of(
@@ -95,6 +96,11 @@ class Plan:
         cycle = cycle or with_liars(topology.build(problem.n), chosen.lying_neighbours)
         device_of(chosen.device)  # refuses one that this machine does not have
         return Plan(problem, topology, cycle, replicas, rounds, chosen, process_group, personalization)
+
+    @property
+    def unmeasured(self) -> tuple[str, ...]:
+        """Returns the fields of the algorithms whose numbers are to be measured before round 0."""
+        return tuple(dict.fromkeys(name for replica in self.replicas for name in unmeasured(replica.algorithm)))
 
     def training(self, network: Network) -> Training:
         """Returns the rounds of the plan over a network, with all that they need allocated."""

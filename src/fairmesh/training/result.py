@@ -81,6 +81,9 @@ class Result:
         topology: Who talked to whom; None if it is not known. Default: None.
         cvar_level: The share of the sites that "cvar" and "worst_share" are means over. Default: 0.2.
         worst_needs_rows: How many test rows, or units, a site needs to be the worst one. Default: 5.
+        above_constant: Replicas whose models are finite, but end far above a constant answer: they have diverged, too.
+            Default: [].
+        measured: Numbers of the algorithm that the run measured before round 0, by name. Default: {}.
 
     Example:
         >>> import fairmesh as fm
@@ -111,10 +114,13 @@ class Result:
     topology: Topology | None = field(default=None, repr=False)
     cvar_level: float = SITES_IN_TAIL
     worst_needs_rows: int = WORST_NEEDS_ROWS
+    above_constant: list[int] = field(default_factory=list)
+    measured: dict[str, Any] = field(default_factory=dict, repr=False)
 
     def __repr__(self) -> str:
         name, replicas = type(self.replicas[0].algorithm).__name__, len(self.replicas)
         lost = f", diverged={self.diverged}" if self.diverged else ""
+        lost += f", above_constant={self.above_constant}" if self.above_constant else ""
         return f"Result({name}, rounds={self.rounds}, replicas={replicas}, sites={self.problem.n}{lost})"
 
     def __str__(self) -> str:

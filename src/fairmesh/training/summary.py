@@ -29,6 +29,7 @@ def summary_of(result: Result) -> dict[str, Any]:
 
 _summaries: WeakKeyDictionary[Result, dict[str, Any]] = WeakKeyDictionary()  # evidence takes long to compute
 _OPTIONAL = ("judged_by", "weights", "subgroups", "stopped_early", "best_round", "site_models", "support", "personal")
+_OPTIONAL += ("above_constant", "measured")
 
 
 def _entries(result: Result) -> dict[str, Any]:
@@ -54,6 +55,8 @@ def _entries(result: Result) -> dict[str, Any]:
         ],
         **evidence[result.chosen_variant],
         "diverged": result.diverged,
+        "above_constant": result.above_constant,
+        "measured": result.measured,
         "weights": result.fixed and result.weights_verdict().as_json(),
         "subgroups": [vars(outcome) for outcome in result.subgroups()] if has_subgroups(result) else [],
         "stopped_early": result.stop_reason,

@@ -20,10 +20,19 @@ from fairmesh.storage.run_folder import RunFolder
 from fairmesh.topology.graphs import Topology
 from fairmesh.training.agreement import on_too_few_rounds
 from fairmesh.training.defaults import ROUNDS
-from fairmesh.training.execution import Announce, Ready, Surroundings, execution, with_network, with_reference_losses
+from fairmesh.training.execution import (
+    Announce,
+    Ready,
+    Surroundings,
+    execution,
+    with_network,
+    with_reference_losses,
+    with_steps,
+)
 from fairmesh.training.finish import finish, on_host
 from fairmesh.training.graph_choice import topology_to_resume
 from fairmesh.training.loop import TrainingState
+from fairmesh.training.measured_steps import in_words as measured_in_words
 from fairmesh.training.meter import undefined_primary
 from fairmesh.training.observers import Observer, as_observers, stop_signals
 from fairmesh.training.options import home_of_data, with_threads
@@ -53,7 +62,8 @@ def train(
     """Trains a model on the data of all sites.
 
     Every algorithm is trained on every split of the data, with every placement and every seed. These replicas run as
-    one batch. Each gives the same result as if it ran alone.
+    one batch. Each gives the same result as if it ran alone, with the steps that `Result.measured` names: steps that
+    the run measures before round 0 are the same in all replicas.
 
     Args:
         problem: The model, the loss and the sites' data; or a list of problems that differ only in which rows of a site
@@ -137,7 +147,8 @@ def train_plan(
     folder = None if out is None else _opened(out, resume, plan.process_group, announce)
     with stop_signals(handle_signals) as stop:
         around = Surroundings(stop, announce, folder)
-        ready = with_reference_losses(ready, around)
+        ready = with_steps(with_reference_losses(ready, around), around)
+        plan = ready.plan
         _say_choices(ready, announce)
         with with_threads(plan.options):
             fixed = _trained_with_fixed_weights(ready, around) if plan.options.compare_weights else None
@@ -193,6 +204,7 @@ def _say_choices(ready: Ready, announce: Announce) -> None:
         notes.on_stacking(problem, device),
         notes.on_augmentation(problem),
         notes.on_units(problem),
+        measured_in_words(plan) if announce and plan.measured else None,
         *dict.fromkeys(on_updates(replica.algorithm, problem, plan.rounds) for replica in plan.replicas),
     )
     switched_off = notes.on_evaluation_mode(problem)

@@ -5,6 +5,7 @@ from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from fairmesh.algorithms.base import unmeasured
 from fairmesh.algorithms.fitting import check_objective
 from fairmesh.config.imports import imported
 from fairmesh.config.overrides import flat_table, portable, resolved_files
@@ -42,6 +43,13 @@ def refuse_undeployable(experiment: Experiment) -> None:
         raise BadInput(
             f"{registered_name(algorithm)} {why}, so there is nothing to deploy between organisations; use "
             "tracked-ad-gda or ad-gda"
+        )
+    left_open = [] if experiment.trainer else unmeasured(algorithm)  # a trainer's updates have no curvature
+    if left_open:
+        raise BadInput(
+            f"{registered_name(algorithm)} leaves {' and '.join(left_open)} to the run, which measures it on the "
+            "data of all sites in one place; between organisations name it, such as [algorithm] primal_step = { name = "
+            '"linear", start = 0.1 }. On data of the same scale in one place, `fairmesh run` says what it measures'
         )
     if isinstance(objective.against, str):
         raise BadInput(
