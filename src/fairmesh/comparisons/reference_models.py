@@ -450,7 +450,7 @@ class _Work:
             return self._local_with_statistics()
         starts = torch.stack([self._alone.initial_row(replica.seed) for replica, _ in self._sites])
         step, rounds = Local().primal_step.start, self._result.rounds  # type: ignore[union-attr]
-        return self._of_fits("local", lambda fit, rows: fit.stopped(fit.same(rows), rounds, step), starts)
+        return self._of_fits("local", lambda fit, rows: fit.regularised(fit.same(rows), rounds, step), starts)
 
     def _local_with_statistics(self) -> Tensor:
         """Returns each site's model with the statistics of its BatchNorm layers. Folds would need statistics of their

@@ -31,7 +31,7 @@ NOT_PART: dict[str, tuple[str, ...]] = {
         *("models_at_once", "class_names"),  # they change rounding errors, and what people read
         "metrics",  # those of the user's own are in "own metrics"; the others compute what their names say
     ),
-    "Objective": ("local_losses", "untrained_losses", "constant_losses"),  # found when the run starts
+    "Objective": ("local_losses", "untrained_losses", "constant_losses", "penalties"),  # found when the run starts
     "LocalTrainer": ("function",),  # may be mended during a run
     "BoundModelLoss": ("each", "by_vmap"),  # found by running the function
     "PackedLoss": ("packing",),  # follows from the model's outputs

@@ -22,8 +22,8 @@ FOR_UPDATES = TrackedADGDA(
 
 
 def default_objective() -> Objective:
-    """Returns weights that follow held-out rows and discount noise."""
-    return Objective(judged_on="held-out", share=0.35, discount_noise=True)
+    """Returns weights that follow held-out rows and discount noise, and a decay that held-out rows support."""
+    return Objective(judged_on="held-out", share=0.35, discount_noise=True, validated_decay=True)
 
 
 def only_subgroups(objective: Objective, like: Objective | None = None) -> Objective:
