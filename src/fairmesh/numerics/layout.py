@@ -48,8 +48,8 @@ class Layout:
         return sum(self.sizes)
 
     def without_biases(self) -> Tensor:
-        """Returns 1 for the numbers of a row that a penalty on its size is for, and 0 for biases and other vectors; 1 for
-        all if there is nothing but vectors."""
+        """Returns 1 for the numbers of a row that a penalty on its size is for, and 0 for biases and other vectors; 1
+        for all if there is nothing but vectors."""
         vectors = [len(shape) < 2 for shape in self.shapes]
         return torch.cat([torch.full((n,), float(all(vectors) or not v)) for n, v in zip(self.sizes, vectors)])
 

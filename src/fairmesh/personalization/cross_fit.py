@@ -24,9 +24,10 @@ from fairmesh.problems.stacking import over_models
 _BETA1, _BETA2, _TINY = 0.9, 0.99, 1e-8  # of the scaled steps, as in Tracked AD-GDA
 _LOOKS = 20  # models along a path that are judged; early ones are closer together
 _FLOATS_AT_ONCE = 1 << 23  # of inputs times models
-_BATCH, _SMALL = 200, 10_000  # rows per step at least, of models that have at most this many parameters
-PENALTIES = (0.0, 0.1, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1e3, 1e4)
-FEW_PENALTIES = (0.0, 1.0, 10.0, 100.0)  # of larger models, which take more time
+_SMALL, _BATCH = 200, 200  # parameters of a model whose batches have at least so many rows
+LARGE = 10_000  # parameters; a larger model is trained with few penalties
+PENALTIES = (0.0, 1.0, 10.0, 30.0, 100.0, 1e3)
+FEW_PENALTIES = (0.0, 1.0, 10.0)
 
 
 class Fitted(NamedTuple):
@@ -118,8 +119,6 @@ class CrossFit:
 
     A row is *unseen* if the common model was not trained on it: it is in the site's reserved set or, if there is none,
     in a validation set of the site's own. Folds divide unseen and seen rows alike, so every row is held out once."""
-
-    large_batches = True
 
     def __init__(
         self,
@@ -231,7 +230,7 @@ class CrossFit:
         of n rows is Lambda / (2 n) times its squared norm, without biases, added to the mean loss: that of ridge
         regression, or of logistic regression with an L2 penalty. The average is steadier than a choice where few rows
         judge. A penalty whose outcome is not finite does not count."""
-        ended = self.penalised(start, steps, step, penalties_for(self.problem))
+        ended = self.penalised(start, steps, step, penalties_for(self.problem), self._in_large_batches())
         average = Average.empty(start)
         for models, losses in zip(ended.models, ended.losses):
             # One wrong answer more than there are: no penalty is certain to make none.
@@ -239,10 +238,13 @@ class CrossFit:
             average = average.with_models(models, steps, log_evidence(total, self.sizes, labels=False))
         return average.mean(start)
 
-    def penalised(self, start: Tensor, steps: int, step: float, penalties: Sequence[float]) -> "Penalised":
-        """Trains every site's models from a start that knows no data, each with several penalties."""
+    def penalised(
+        self, start: Tensor, steps: int, step: float, penalties: Sequence[float], trained: Prepared | None = None
+    ) -> Penalised:
+        """Trains every site's models from a start that knows no data, each with several penalties, on the folds or on
+        what is `trained` instead."""
         plan, first = _Steps(steps, step, 3.0), self._at(start, len(penalties))
-        last = self._carrier("alone", steps, first, lambda walk, done: self._walk(walk, done, plan, penalties))
+        last = self._carrier("alone", steps, first, lambda walk, done: self._walk(walk, done, plan, penalties, trained))
         models = last.models.unflatten(1, start.shape[:2])
         return Penalised(models, torch.stack([-self._scores(self.outputs(of_penalty)) for of_penalty in models]))
 
@@ -297,10 +299,12 @@ class CrossFit:
 
         return self._carrier(name, plan.steps, first, onwards)
 
-    def _walk(self, walk: Walk, done: int, plan: _Steps, penalties: Sequence[float] = ()) -> Iterator[tuple[int, Walk]]:
+    def _walk(
+        self, walk: Walk, done: int, plan: _Steps, penalties: Sequence[float] = (), trained: Prepared | None = None
+    ) -> Iterator[tuple[int, Walk]]:
         """Yields how many steps are done and the models then, from `done` on."""
         oracle = Oracle(
-            self._in_large_batches() if penalties else self._trained,
+            trained or self._trained,
             torch.arange(len(self._trained.sites), device=self._device),
             self._identities.to(self._device),
             seeds=[self._seed] * len(walk.models),  # the same batches for all penalties
@@ -330,14 +334,14 @@ class CrossFit:
         """Returns the problem with batches that are nearly all rows of small sites, if the model is small: their noise
         would keep it away from the minimum that a penalty has."""
         sampling = self._trained.sampling
-        if not self.large_batches or self.problem.flat_model.dim > _SMALL or sampling.batch >= _BATCH:
+        if self.problem.flat_model.dim > _SMALL or sampling.batch >= _BATCH:
             return self._trained
         return self._trained.changed(sampling=dataclasses.replace(sampling, batch=_BATCH))
 
 
 def penalties_for(problem: Prepared) -> tuple[float, ...]:
     """Returns the penalties that a site alone tries."""
-    return PENALTIES if problem.flat_model.dim <= _SMALL else FEW_PENALTIES
+    return PENALTIES if problem.flat_model.dim <= LARGE else FEW_PENALTIES
 
 
 def refuse_streams(sets: Sequence[Samples], what: str) -> None:

@@ -28,7 +28,17 @@ def summary_of(result: Result) -> dict[str, Any]:
 
 
 _summaries: WeakKeyDictionary[Result, dict[str, Any]] = WeakKeyDictionary()  # evidence takes long to compute
-_OPTIONAL = ("judged_by", "weights", "subgroups", "stopped_early", "best_round", "site_models", "support", "personal")
+_OPTIONAL = (
+    "judged_by",
+    "weights",
+    "subgroups",
+    "stopped_early",
+    "best_round",
+    "site_models",
+    "support",
+    "personal",
+    "penalties",
+)
 
 
 def _entries(result: Result) -> dict[str, Any]:
@@ -53,6 +63,7 @@ def _entries(result: Result) -> dict[str, Any]:
             for records in [[final[r] for r in variant["replicas"]]]
         ],
         **evidence[result.chosen_variant],
+        "penalties": [split.objective.penalties for split in problem.every_split if split.objective.penalties],
         "diverged": result.diverged,
         "weights": result.fixed and result.weights_verdict().as_json(),
         "subgroups": [vars(outcome) for outcome in result.subgroups()] if has_subgroups(result) else [],
