@@ -1,5 +1,5 @@
-"""How good the model of a site alone is, next to ridge regression with the penalty that leaving out single rows finds, or
-to logistic regression with a validated L2 penalty: `python -m reproduction.alone`."""
+"""How good the model of a site alone is, next to ridge regression with the penalty that leaving out single rows finds,
+or to logistic regression with a validated L2 penalty: `python -m reproduction.alone`."""
 
 import argparse
 import json
@@ -15,23 +15,23 @@ from fairmesh.comparisons.alone import FOLDS, regularised
 from fairmesh.personalization.cross_fit import CrossFit
 from fairmesh.problems.prepared import Prepared
 from fairmesh.problems.problem import prepare
-from reproduction.decay import Planted
+from reproduction.decay import Planted, in_lines
 
 FILE = Path(__file__).parent / "results" / "alone.json"
 ROUNDS = 600
-# A rule of each site's own, which the others know nothing of.
+# The sites train alone, so it does not matter that they share a rule.
 PROBLEMS = {
-    "few rows, many columns": Planted(30, 60, apart=10.0, sites=20),
-    "few rows": Planted(30, 10, apart=10.0, sites=20),
-    "correlated columns": Planted(40, 30, apart=10.0, correlated=0.9, sites=20),
-    "many rows": Planted(400, 20, apart=10.0, sites=10),
-    "much noise": Planted(50, 20, noise=30.0, apart=10.0, sites=20),
-    "little noise": Planted(30, 10, noise=2.0, apart=10.0, sites=20),
-    "labels, few rows": Planted(40, 30, noise=4.0, apart=10.0, labels=True, sites=20),
-    "labels, many rows": Planted(200, 10, noise=4.0, apart=10.0, labels=True, sites=10),
-    "labels, correlated columns": Planted(40, 30, noise=4.0, apart=10.0, correlated=0.9, labels=True, sites=20),
-    "network": Planted(60, 8, noise=3.0, apart=10.0, hidden=32, sites=10),
-    "labels, network": Planted(60, 8, noise=3.0, apart=10.0, hidden=32, labels=True, sites=10),
+    "few rows, many columns": Planted(30, 60, sites=20),
+    "few rows": Planted(30, 10, sites=20),
+    "correlated columns": Planted(40, 30, correlated=0.9, sites=20),
+    "many rows": Planted(400, 20, sites=10),
+    "much noise": Planted(50, 20, noise=3.0, sites=20),
+    "little noise": Planted(30, 10, noise=0.2, sites=20),
+    "labels, few rows": Planted(40, 30, noise=0.4, labels=True, sites=20),
+    "labels, many rows": Planted(200, 10, noise=0.4, labels=True, sites=10),
+    "labels, correlated columns": Planted(40, 30, noise=0.4, correlated=0.9, labels=True, sites=20),
+    "network": Planted(60, 8, noise=0.3, hidden=32, sites=10),
+    "labels, network": Planted(60, 8, noise=0.3, hidden=32, labels=True, sites=10),
 }
 
 
@@ -103,7 +103,7 @@ def main() -> None:
     for name in () if given.show else PROBLEMS:
         table[name] = table.get(name, {}) | compared(name)  # "before" stays: it is of the rule that stopped early
         print(name, table[name], flush=True)
-        given.file.write_text(json.dumps(table, indent=1) + "\n")
+        given.file.write_text(in_lines(table))
     print(f"{'problem':28} {'before':>8} {'alone':>8} {'ridge or logistic':>18}")
     for name, row in table.items():
         cells = [f"{row[key]:.4f}" if key in row else "" for key in ("before", "alone", "rival")]

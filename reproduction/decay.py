@@ -154,9 +154,15 @@ def run(names: Sequence[str], splits: int, rounds: int, jobs: int, file: Path) -
                 continue
             table.setdefault(task.name, {})["with" if task.decay else "without"] = outcome
             kept = {name: table[name] for name in names if name in table}
-            file.write_text(json.dumps(kept, indent=1) + "\n")
+            file.write_text(in_lines(kept))
             print(task.name, task.decay, outcome["seconds"], flush=True)
     return table
+
+
+def in_lines(table: dict[str, Any]) -> str:
+    """Returns a table as JSON, with a line for each of its rows."""
+    rows = ",\n".join(f" {json.dumps(name)}: {json.dumps(row)}" for name, row in table.items())
+    return f"{{\n{rows}\n}}\n"
 
 
 def differences(row: dict[str, Any]) -> tuple[float, float, float, float]:

@@ -50,8 +50,8 @@ def default_for(objective: Objective, updates: bool = False, weight_decay: float
 
     An objective that says nothing but subgroups becomes the default one, without a decay of its own if the problem has
     a `weight_decay`. Where subgroups that span sites have weights, the sites have fixed ones. Updates of training
-    functions (`updates`) are applied whole, and damped: the weights multiply whole epochs, and then follow the losses in
-    few rounds. `python -m reproduction.trainers --show` compares this with others."""
+    functions (`updates`) are applied whole, and damped: the weights multiply whole epochs, and then follow the losses
+    in few rounds. `python -m reproduction.trainers --show` compares this with others."""
     if updates:
         return Default(FOR_UPDATES, objective, compare_weights=False)
     if objective == only_subgroups(objective):
