@@ -16,7 +16,7 @@ from fairmesh.training.options import DTYPES, device_of
 # Small sites cannot tell large penalties apart: to most of them a constant answer looks best, though all sites together
 # learn more. With at most 30 no planted problem was harmed (python -m reproduction.decay).
 PENALTIES = (0.0, 0.1, 1.0, 3.0, 10.0, 30.0)
-FINDING = "finding how small models should be"
+FINDING = "finding the decay of models"
 _LARGEST_MODEL = 10_000  # parameters; the search would take longer than the run
 _STEPS, _ERRORS = 300, 1.0
 
