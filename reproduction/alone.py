@@ -70,7 +70,7 @@ def logistic_outputs(x: np.ndarray, y: np.ndarray, test: np.ndarray) -> np.ndarr
     """Returns the probabilities of logistic regression, with the L2 penalty that is most often right in five folds."""
     from sklearn.linear_model import LogisticRegressionCV
 
-    return LogisticRegressionCV(Cs=np.logspace(-4, 2, 7), cv=5, max_iter=1000).fit(x, y).predict_proba(test)
+    return LogisticRegressionCV(Cs=list(np.logspace(-4, 2, 7)), cv=5, max_iter=1000).fit(x, y).predict_proba(test)  # type: ignore[arg-type]
 
 
 def compared(name: str) -> dict[str, float]:
