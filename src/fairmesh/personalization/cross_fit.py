@@ -27,7 +27,7 @@ _FLOATS_AT_ONCE = 1 << 23  # of inputs times models
 _SMALL, _BATCH = 200, 200  # parameters of a model whose batches have at least so many rows
 LARGE = 10_000  # parameters; a larger model is trained with few penalties
 PENALTIES = (0.0, 1.0, 10.0, 30.0, 100.0, 1e3)
-OF_LABELS = 30.0  # at most: with more, small differences of the biases decide, in a way that folds do not show
+OF_LABELS = (0.0, 1.0, 3.0, 10.0)  # with more, small differences of the biases decide, which folds do not show
 FEW_PENALTIES = (0.0, 1.0, 10.0)
 
 
@@ -342,8 +342,9 @@ class CrossFit:
 
 def penalties_for(problem: Prepared) -> tuple[float, ...]:
     """Returns the penalties that a site alone tries."""
-    penalties = PENALTIES if problem.flat_model.dim <= LARGE else FEW_PENALTIES
-    return penalties if problem.classes is None else tuple(p for p in penalties if p <= OF_LABELS)
+    if problem.flat_model.dim > LARGE:
+        return FEW_PENALTIES
+    return PENALTIES if problem.classes is None else OF_LABELS
 
 
 def refuse_streams(sets: Sequence[Samples], what: str) -> None:
