@@ -134,3 +134,13 @@ def test_large_models_have_no_penalty(monkeypatch):
     monkeypatch.setattr(penalties, "_LARGEST_MODEL", problem.flat_model.dim - 1)
     run = AloneRun(fm.Ring(), 5, 0, Options(), MemoryNetwork(fm.Ring().build(problem.n)))
     assert not penalties.validated_penalties(problem, range(problem.n), run, "name", {}).any()
+
+
+def test_site_finds_the_penalty_alone_that_it_finds_next_to_others():
+    problem = _problem(*(_site(3.0, 10 + 5 * k, seed=k) for k in range(4))).prepared
+    run = AloneRun(fm.Ring(), 30, 0, Options(), MemoryNetwork(fm.Ring().build(4)))
+    together = penalties.validated_penalties(problem, range(4), run, "name", {}).tolist()
+    assert len(set(together)) > 1
+    for i in range(4):
+        here = problem.keeping([i])  # as at a node, which knows only the sizes of the other sites
+        assert penalties.validated_penalties(here, [i], run, "name", {}).tolist() == [together[i]]
