@@ -11,6 +11,7 @@ import csv
 import datetime
 import json
 import math
+import re
 import sys
 
 import numpy as np
@@ -36,8 +37,8 @@ def load(file):
 
 def number(text, column):
     """Returns a value of the table as the model takes it."""
-    text = text.strip()
-    if text.lower() in MISSING:
+    text = re.sub(r"^(-?\d+)\.0*$", r"\1", text.strip())  # 4.0 is 4
+    if text.lower() in MISSING or text in column["missing_values"]:
         return math.nan
     if column["kind"] == "category":
         return column["categories"].index(text) if text in column["categories"] else -1

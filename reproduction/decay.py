@@ -118,7 +118,7 @@ def outcome_of(task: Task) -> dict[str, Any]:
     started = time.perf_counter()
     algorithm = default_for(objective).algorithm
     result = train(made, None, algorithm, rounds, measure_every=rounds, on_divergence="mark")
-    primary = result.problem.primary
+    primary = "loss" if result.problem.classes is None else "accuracy"
     found = {
         "metric": primary,
         "sites": [[round(value, 5) for value in record[primary]["sites"]] for record in result.final],

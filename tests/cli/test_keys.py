@@ -41,7 +41,7 @@ def test_keys_of_a_class_have_types_and_defaults_as_files_write_them():
     assert found["tracking"][1:3] == ("true or false", "`true`")
     assert found["consensus_step"].default == "left out"
     assert found["primal_step"].default.startswith('`{ name = "polynomial", start = 0.7, power = 3.0 }`')
-    assert keys_of(fm.data.Table)[0] == Key("file", "text", "", "The path of the file.")
+    assert keys_of(fm.data.Table)[1] == Key("target", "text", "", "The column to predict.")
 
 
 def test_keys_of_a_class_refuse_a_field_without_explanation():

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from fairmesh.report.runs import some_sentences
+from fairmesh.report.runs import few_sentences
 from tests.refusals import missing_from
 
 FILE = """
@@ -110,11 +110,13 @@ def test_terminal_shows_few_of_many_sites_and_where_the_others_are(called, tmp_p
     assert code == 0
     assert sum(line.startswith("s") and line[1].isdigit() for line in out.splitlines()) == 10
     assert len((out + err).splitlines()) < 40
-    assert missing_from(err, "10 worst of 40", "summary.json") == []
+    assert missing_from(out, "and 30 more", "report") == []
 
 
-def test_sentences_on_many_sites_are_cut_with_the_bad_ones_first():
-    said = [f"s{i}: {'worse' if i == 30 else 'better'}" for i in range(40)]
-    shown = some_sentences(said, "worse")
-    assert (len(shown), shown[0], "30 more" in shown[-1]) == (11, "s30: worse", True)
-    assert some_sentences(said[:12], "worse") == said[:12]
+def test_sentences_on_many_sites_name_those_with_a_verdict_and_the_bad_ones_first():
+    verdicts = ["worse" if i == 30 else "better" if i < 20 else "unclear" for i in range(40)]
+    said = [f"s{i}: {verdict}" for i, verdict in enumerate(verdicts)]
+    shown = few_sentences(said, verdicts)
+    assert (len(shown), shown[0], "11 more" in shown[-1]) == (11, "s30: worse", True)
+    assert few_sentences(said, ["unclear"] * 40) == []
+    assert few_sentences(said[:12], verdicts[:12]) == said[:12]

@@ -5,7 +5,8 @@ import io
 
 import pytest
 
-from fairmesh.cli.terminal import put, say, show, show_rows, show_table
+from fairmesh.cli.node import _by_concern
+from fairmesh.cli.terminal import few, put, say, show, show_rows, show_table
 from fairmesh.errors import BadInput, printable
 from fairmesh.mesh.node.watching import Log
 
@@ -67,3 +68,19 @@ def test_errors_that_end_a_command_are_printed_without_control_characters(monkey
 
 def test_text_without_control_characters_stays_as_it_is():
     assert printable("Besançon 東京 λ = 0.5 %\nmore") == "Besançon 東京 λ = 0.5 %\n  more"
+
+
+def test_few_shows_ten_rows_of_many_in_an_order_and_how_many_more_there_are():
+    table = [["site", "round"], *([f"s{k}", str(k)] for k in range(40))]
+    assert few(table[:13]) == table[:13]
+    *shown, last = few(table, [*range(39, -1, -1)])
+    assert shown == [table[0], *table[:-11:-1]]
+    assert ("30 more" in last[0], len(last)) == (True, 2)
+
+
+def test_status_of_many_sites_begins_with_this_one_and_those_that_are_silent_or_behind():
+    heard = {"heard_s_ago": 1.0, "again_s": 5.0, "round": 90}
+    sites = {f"s{k}": heard for k in range(40)}
+    sites |= {"s7": None, "s8": heard | {"heard_s_ago": 900.0}, "s9": heard | {"round": 80}}
+    names = list(sites)
+    assert [names[i] for i in _by_concern({"site": "s20", "sites": sites})[:4]] == ["s20", "s7", "s8", "s9"]

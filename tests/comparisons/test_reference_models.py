@@ -149,7 +149,7 @@ def test_references_of_a_yes_or_no_model_with_one_output():
     found = fm.compare_with_references(
         problem, algorithm=fm.algorithms.DSGD(), rounds=20, references=["local", "constant"]
     )
-    assert problem.primary == "accuracy"
+    assert problem.prepared.primary == "accuracy"
     assert min(found.values("local")) > 0.8 > max(found.values("constant"))
 
 

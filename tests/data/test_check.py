@@ -53,7 +53,12 @@ CASES = {
     "identifier": (changed("ward", [f"P{i}" for i in range(300)]), ["error", "'ward'", "exclude"]),
     "leak": (changed("ward", np.where(rows()["ill"] == "y", "died", "home")), ["error", "'ward'", "'ill'"]),
     "unusable column": (changed("mass", ["heavy", *rows()["mass"][1:]]), ["error", "row 1", "'heavy'"]),
-    "missing values differ": (at("south", "", "mass"), ["warning", "'mass'", "100% ", "south"]),
+    "missing values differ": (
+        at("south", np.where(np.arange(300) < 200, "", rows()["mass"].astype(str)), "mass"),
+        ["warning", "'mass'", "67% ", "south"],
+    ),
+    "no values at sites": (at("south", "", "mass"), ["warning", "'mass'", "south", "missing"]),
+    "marker": (changed("mass", np.where(np.arange(300) % 7, rows()["mass"], -9)), ["'mass'", "-9", "missing_values"]),
     "categories differ": (at("east", np.char.add("ward ", rows()["ward"]), "ward"), ["'ward'", "east", "ward a"]),
     "kinds differ": (at("east", "2024-01-01", "ward"), ["east", "date"]),
     "test rows in training": (repeated(), ["error", "test rows"]),
@@ -113,11 +118,11 @@ def test_check_takes_equal_rows_of_coarse_columns_for_chance_and_copies_for_erro
 
 
 def test_two_spellings_of_a_number_are_named_where_they_are_two_categories(tmp_path):
-    grade = np.where(np.arange(300) % 2, "4", np.where(np.arange(300) % 3, "4.0", "5"))
+    grade = np.where(np.arange(300) % 2, "4.5", np.where(np.arange(300) % 3, "4.50", "5"))
     file = write(tmp_path / "t.csv", rows() | {"ward": grade})
     data = fm.data.Table(file, "ill", "site", types={"ward": "category"})
     said = {one.what: one.sentence for one in check_table(data)}
-    assert missing_from(said["two spellings"], "'ward'", "'4'", "'4.0'") == []
+    assert missing_from(said["two spellings"], "'ward'", "'4.5'", "'4.50'") == []
     with pytest.warns(UserWarning, match=r"'ward'.*'4"):
         data.sites()
     labelled = fm.data.Table(write(tmp_path / "l.csv", rows() | {"ill": grade}), "ill", "site")

@@ -54,3 +54,7 @@ def test_contract_that_leaves_inputs_or_targets_open_has_no_made_up_rows():
         fm.data.Contract((missing,), LABEL),
     ):
         assert made_up_site(contract) is None
+
+
+def test_made_up_rows_need_no_unit_and_no_time():
+    assert made_up_site(fm.data.Contract(COLUMNS, LABEL, unit="patient_id", time="date")).units is None

@@ -276,8 +276,10 @@ def test_tables_of_sites_that_do_not_fit_together_are_refused_by_name(file, tmp_
 
     north, columns = sums("north", clinic()), clinic()
     without = {key: values for key, values in columns.items() if key != "age"}
+    renamed = {key.upper(): values for key, values in without.items() if key not in ("where", "ill")}
     for south, names in (
-        (sums("south", without), ["'age'", "south has no", "north"]),
+        (sums("south", without | {"Age": columns["age"]}), ["'age'", "'Age'", "south", "north"]),
+        (sums("south", {f"{key} of 2024": v for key, v in renamed.items()} | {"ill": columns["ill"]}), ["in common"]),
         (sums("south", columns | {"ward": np.arange(120)}), ["'ward'", '"category" at north', '"number" at south']),
         (sums("south", columns, standardize=False), ["'age'", "settings", "south"]),
         (sums("south", columns, classes=("ill", "well")), ["classes", "north", "south"]),
@@ -285,6 +287,10 @@ def test_tables_of_sites_that_do_not_fit_together_are_refused_by_name(file, tmp_
         with refused(*names) as caught:
             fitted({"north": north, "south": south})
         assert caught.value.sites == ["south"]
+    with refused("'age'", "south has no", "north", "impute"):
+        complete = columns | {"age": np.arange(120), "ward": ["north", "south"] * 60}
+        short = {key: values for key, values in complete.items() if key != "age"}
+        fitted({"north": sums("north", complete, missing="refuse"), "south": sums("south", short, missing="refuse")})
 
 
 def test_contract_may_have_categories_and_scale_by_what_all_sites_have(file):

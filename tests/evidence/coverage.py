@@ -6,13 +6,18 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 
 import numpy as np
+import torch
 from scipy.special import ndtr
 
-from fairmesh.evidence import Share, Worst, mean, paired, share
+from fairmesh.evidence import Comparison, Difference, Outcomes, Share, Worst, mean, paired, share, versus
 from fairmesh.evidence.intervals import Combined, Estimate
+from fairmesh.evidence.outcomes import Answers
+from fairmesh.metrics import AUROC, RMSE, NamedMetric
 
 SIZES = (20, 50, 500)
-Draw = Callable[[np.random.Generator, int], tuple[Estimate, float]]  # (random numbers, rows) -> estimate and truth
+Draw = Callable[
+    [np.random.Generator, int], tuple[Estimate | Difference, float]
+]  # (random numbers, rows) -> estimate and truth
 
 
 def _one(low: float, high: float) -> Draw:
@@ -142,6 +147,65 @@ def _pool(*trained: int) -> Draw:
     return draw
 
 
+def _judged(metric: NamedMetric, targets: np.ndarray, *outputs: np.ndarray) -> Outcomes | Comparison:
+    """What a site says of one model, or of two, as a run does."""
+    truths, higher = torch.from_numpy(targets), metric.higher_is_better
+    answers = [
+        Answers("rows", torch.zeros(1, len(targets)), None, torch.from_numpy(one)[None], truths) for one in outputs
+    ]
+    a, *b = (Outcomes(("site",), "it", higher, (one,), ((0,),), functions={"it": metric}) for one in answers)
+    return versus(a, b[0]) if b else a
+
+
+def _rmse(rng: np.random.Generator, rows: int):
+    return _judged(RMSE(), np.zeros(rows), rng.normal(size=rows)).estimates()[0], 1.0
+
+
+def _difference_of_rmses(less: float) -> Draw:
+    """Two models whose errors correlate by 0.64; those of the second are smaller by a share."""
+
+    def draw(rng: np.random.Generator, rows: int):
+        common, own, theirs = rng.normal(size=(3, rows))
+        a, b = 0.8 * common + 0.6 * own, (1 - less) * (0.8 * common + 0.6 * theirs)
+        return _judged(RMSE(), np.zeros(rows), a, b).at_sites[0], less
+
+    return draw
+
+
+def _labels(rng: np.random.Generator, rows: int, rate: float) -> np.ndarray:
+    """Labels with at least two positives, so that an AUROC is defined."""
+    while (labels := (rng.random(rows) < rate).astype(int)).sum() < 2:
+        pass
+    return labels
+
+
+def _auroc(rate: float) -> Draw:
+    def draw(rng: np.random.Generator, rows: int):
+        labels = _labels(rng, rows, rate)
+        return _judged(AUROC(), labels, 1.5 * labels + rng.normal(size=rows)).estimates()[0], ndtr(1.5 / 2**0.5)
+
+    return draw
+
+
+def _difference_of_aurocs(rate: float, further: float) -> Draw:
+    def draw(rng: np.random.Generator, rows: int):
+        labels, (common, own, theirs) = _labels(rng, rows, rate), rng.normal(size=(3, rows))
+        a, b = further * labels + 0.8 * common + 0.6 * own, labels + 0.8 * common + 0.6 * theirs
+        return _judged(AUROC(), labels, a, b).at_sites[0], ndtr(further / 2**0.5) - ndtr(1 / 2**0.5)
+
+    return draw
+
+
+OF_METRICS: dict[str, Draw] = {  # of the metrics that decide, as a run has them
+    "one site, RMSE of normal errors": _rmse,
+    "difference of RMSEs, none": _difference_of_rmses(0.0),
+    "difference of RMSEs, 15 %": _difference_of_rmses(0.15),
+    "one site, AUROC, 6 % positive": _auroc(0.06),
+    "one site, AUROC, 30 % positive": _auroc(0.3),
+    "difference of AUROCs, 6 % positive, none": _difference_of_aurocs(0.06, 1.0),
+    "difference of AUROCs, 6 % positive, 0.1": _difference_of_aurocs(0.06, 1.5),
+    "difference of AUROCs, 30 % positive, 0.1": _difference_of_aurocs(0.3, 1.5),
+}
 CASES: dict[str, Draw] = {
     "one site, accuracy 0.6 to 0.98": _one(0.6, 0.98),
     "one site, accuracy 0.7": _one(0.7, 0.7),
@@ -198,22 +262,22 @@ HELD_OUT: dict[str, Draw] = {  # no method or constant was chosen by these
 def coverage(case: str, rows: int, repetitions: int = 1000, level: float = 0.95) -> float:
     """Returns the share of repetitions whose interval contains the truth."""
     rng, hits = np.random.default_rng([rows, *case.encode()]), 0
-    draw = (CASES | HELD_OUT)[case]
+    draw = (CASES | HELD_OUT | OF_METRICS)[case]
     for _ in range(repetitions):
         estimate, truth = draw(rng, rows)
-        low, high = estimate.interval(level)
+        low, high = estimate.interval if isinstance(estimate, Difference) else estimate.interval(level)
         hits += low <= truth <= high
     return hits / repetitions
 
 
 def table() -> Iterator[str]:
     """Yields the table, measured on all cores."""
-    keys = [(case, rows) for case in CASES | HELD_OUT for rows in SIZES]
+    keys = [(case, rows) for case in CASES | HELD_OUT | OF_METRICS for rows in SIZES]
     with ProcessPoolExecutor(os.cpu_count()) as pool:
         rates = dict(zip(keys, pool.map(coverage, *zip(*keys))))
     yield f"| 1,000 repetitions | {' | '.join(f'n = {rows}' for rows in SIZES)} |"
     yield "|---|" + "---|" * len(SIZES)
-    for case in CASES | HELD_OUT:
+    for case in CASES | HELD_OUT | OF_METRICS:
         yield f"| {case} | {' | '.join(f'{100 * rates[case, rows]:.1f} %' for rows in SIZES)} |"
 
 

@@ -34,12 +34,18 @@ COVERED = {  # by case and rows; a site has 21 values at n = 20, so coverage jum
     "difference of losses": {20: (0.92, 0.97)},  # docs/concepts/evidence.md says why
     "difference of the worst of ten, one clearly worst": dict.fromkeys(SIZES, (0.93, 1.0)),  # or too wide
     "difference of the worst of ten, sites equal": dict.fromkeys(SIZES, (0.93, 1.0)),
+    "one site, RMSE of normal errors": {},
+    "difference of RMSEs, none": {},
+    "difference of RMSEs, 15 %": {20: (0.9, 0.97)},
+    "one site, AUROC, 6 % positive": {20: (0.93, 1.0), 50: (0.93, 1.0)},  # by one to three positives
+    "difference of AUROCs, 6 % positive, none": {20: (0.93, 1.0), 50: (0.93, 1.0)},
     **{case: {100: (0.91, 0.985)} for case in CASES if "that differ" in case},  # seeds and splits
     **{case: {50: (0.93, 0.998)} for case in CASES if "pool" in case},  # differences on so few rows are covered often
 }
 QUICK = {
     *(("one site, accuracy 0.6 to 0.98", rows) for rows in SIZES),
     ("one site, exponential loss", 20),
+    ("one site, RMSE of normal errors", 20),
     ("worst of ten, equal, 0.7 to 0.9", 50),
 }
 CELLS = [

@@ -19,7 +19,13 @@ def walked(tmp_path_factory):
     write_table(user.folder / "patients.csv", COLUMNS, rows)
     write_table(user.folder / "new.csv", COLUMNS[2:5], [row[2:5] for row in rows[:50]])
     user.writes(
-        "patients.toml", shown("docs/howto/data.md", "toml", 'file = "patients.csv"\ntarget = "outcome"       #')
+        "patients.toml",
+        shown(
+            "docs/howto/data.md",
+            "toml",
+            'file = "patients.csv"\ntarget = "outcome"       #',
+            {'exclude = ["visit_id"]': "exclude = []"},
+        ),
     )
     seen = {
         "check of the table": user.runs("fairmesh data check patients.csv --target outcome --site hospital", code=1),
@@ -81,3 +87,50 @@ def test_the_moved_run_predicts_and_reports(walked):
     assert len((user.folder / "predicted.csv").read_text().splitlines()) == 51
     user.runs(f"fairmesh report {moved} --out elsewhere")
     assert json.loads((moved / "summary.json").read_text())["rounds"] == 600
+
+
+@pytest.fixture(scope="module")
+def in_one_command(tmp_path_factory):
+    """A folder with the same hospitals as one table and as one file each, which were trained on without a file."""
+    user = User(tmp_path_factory.mktemp("one-command"))
+    rows = patients(60)
+    write_table(user.folder / "patients.csv", COLUMNS, rows)
+    for k in range(60):
+        here = [[*row[:1], *row[2:]] for row in rows if row[1] == f"hospital {k + 1}"]
+        columns = [COLUMNS[0], *COLUMNS[2:]]
+        if k % 7 == 3:  # these do not measure creatinine
+            columns, here = [*columns[:2], *columns[3:]], [[*row[:2], *row[3:]] for row in here]
+        write_table(user.folder / "hospitals" / f"hospital {k + 1}.csv", columns, here)
+    seen = {
+        "table with identifier": user.runs("fairmesh run patients.csv --target outcome --site hospital", code=2),
+        "table": user.runs("fairmesh run patients.csv --target outcome --site hospital --without patient_id"),
+        "files": user.runs("fairmesh run hospitals --target outcome --without patient_id"),
+        "number": user.runs(
+            "fairmesh run patients.csv --target age --site hospital --without patient_id --out x", code=2
+        ),
+    }
+    return user, seen
+
+
+@pytest.mark.slow
+def test_a_table_trains_in_one_command_but_not_on_an_identifier(in_one_command):
+    user, seen = in_one_command
+    assert "--without patient_id" in seen["table with identifier"]
+    assert "runs/patients/patients.toml" in seen["table"]
+    assert len(seen["table"].splitlines()) < 60
+    user.runs("fairmesh run runs/patients/patients.toml --out again")
+    told = [json.loads((user.folder / name / "summary.json").read_text()) for name in ("runs/patients", "again")]
+    assert told[0]["sites"] == told[1]["sites"]
+    assert "--numbers" in seen["number"]
+    user.runs("fairmesh run patients.csv --target age --site hospital --without patient_id --numbers --out numbers")
+
+
+@pytest.mark.slow
+def test_files_of_sixty_hospitals_train_though_some_lack_a_column(in_one_command):
+    user, seen = in_one_command
+    assert "creatinine at hospital 11, hospital 18" in seen["files"]
+    made = json.loads((user.folder / "runs" / "hospitals" / "preprocessing.json").read_text())
+    assert "creatinine missing" in made["inputs"]
+    write_table(user.folder / "new.csv", COLUMNS[2:5], [[50, 1.1, "icu"], [50, "", "icu"]])
+    user.runs("fairmesh predict runs/hospitals new.csv --out predicted.csv")
+    assert len((user.folder / "predicted.csv").read_text().splitlines()) == 3

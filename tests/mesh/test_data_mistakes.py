@@ -148,6 +148,19 @@ def test_founder_writes_only_a_contract_and_every_site_names_its_own_table_as_th
     assert (code, missing_from(err, "data: missing", "[contract]", "fairmesh data contract")) == (2, [])
 
 
+def test_check_names_a_column_that_the_contract_lists_with_a_fill_and_the_table_lacks(tmp_path, called):
+    guide = (Path(__file__).parents[2] / "docs" / "howto" / "deploy.md").read_text(encoding="utf-8")
+    (experiment,) = re.findall(r"```toml\n(rounds.*?)```", guide, re.DOTALL)[:1]
+    (tmp_path / "risk.toml").write_text(experiment.replace("scale = 0.5", "scale = 0.5\nfill = 0.9"))
+    mesh, home = tmp_path / "mesh", tmp_path / "a"
+    assert called("mesh", "init", tmp_path / "risk.toml", "--site", "a=a:1", "--site", "b", "--out", mesh)[0] == 0
+    assert called("mesh", "key", mesh / "mesh.toml", "a", "--out", home)[0] == 0
+    fleet.approve_at(home)
+    write(home, {key: values for key, values in rows(0).items() if key != "creatinine"})
+    found = {one.what: one for one in checks(home / "site.toml")}
+    assert (found["data"].ok, missing_from(found["data"].found, "no values of creatinine")) == (True, [])
+
+
 @pytest.fixture(scope="module")
 def tables(tmp_path_factory):
     return Tables(tmp_path_factory.mktemp("tables"))

@@ -49,16 +49,25 @@ def preprocessing_of(folder: Path, name: str) -> Preprocessing:
     return Preprocessing.from_json((folder / name / "state" / "result" / PREPROCESSING).read_text())
 
 
-def test_nodes_and_a_simulation_have_the_same_preprocessing_and_rows(tmp_path, founded):
-    file = write(tmp_path / "clinic.csv", clinic())
+def visits() -> dict:
+    """The table with several rows of every person."""
+    return {"who": [f"P{k // 3 % 8}{'abc'[k % 3]}" for k in range(120)], **clinic()}
+
+
+@pytest.mark.parametrize("by_unit", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_nodes_and_a_simulation_have_the_same_preprocessing_and_rows(tmp_path, founded, by_unit):
+    file = write(tmp_path / "clinic.csv", visits() if by_unit else clinic())
     data = f'[data]\nname = "table"\nfile = "{file}"\ntarget = "ill"\nsite = "where"\n'
-    run = founded(TRAINING + data)
+    own = "algorithm" if by_unit else ""  # and the default, which holds rows out
+    training = "".join(line for line in TRAINING.splitlines(keepends=True) if not own or own not in line)
+    run = founded(training + data + ('unit = "who"\n[personalization]\nname = "mixture"\n' if by_unit else ""))
     run.live()
     problem = fm.load_experiment(tmp_path / "experiment.toml").problem()
     for k, name in enumerate(NAMES):
         assert preprocessing_of(tmp_path, name) == problem.preprocessing
         (agreed,) = run.events(name, "the sites' data is agreed")
         assert agreed["data_and_model"] == problem.keeping([k]).digest(), "its rows and the model to start from"
+        assert (problem.sites[k].train.units is not None) == by_unit
 
 
 def own_tables(run: Run, settings: dict | None = None, **changes) -> dict[str, Path]:
@@ -146,9 +155,33 @@ def test_site_with_a_table_that_has_lost_its_state_gets_the_same_preprocessing_a
 
 
 @pytest.mark.slow
-def test_site_whose_table_lacks_a_column_ends_with_the_reason_and_the_others_name_it(tmp_path, founded):
+def test_column_that_a_site_lacks_is_missing_there_and_one_that_a_site_alone_has_is_left_out(tmp_path, founded):
     run = founded(SHARED + TRAINING)
-    own_tables(run, c=lambda columns: {key: values for key, values in columns.items() if key != "age"})
+
+    def without_age(columns: dict) -> dict:
+        others = {key: values for key, values in columns.items() if key != "age"}
+        return others | {"shoe": range(len(columns["ill"])), "days": ["-9", *others["days"][1:]]}
+
+    own_tables(run, c=without_age)
+    fleet.settle(run.folder / "c", data={"name": "table", "file": "rows.csv", "target": "ill", "missing_values": [-9]})
+    run.live()
+    made = [preprocessing_of(tmp_path, name) for name in NAMES]
+    assert made[0] == made[1] == made[2].reading({})
+    assert made[2].columns[-1].missing_values == ("-9",), "which c alone needs to predict"
+    assert {"age", "age missing"} <= set(made[0].inputs)
+    for name in NAMES:
+        (lacking,) = run.events(name, "columns that a site does not have count as missing there")
+        assert lacking["columns"] == "age (c)"
+        (alone,) = run.events(
+            name, "columns that one site alone has are left out; to use them, name them in a contract with a fill"
+        )
+        assert alone["columns"] == "shoe (c)"
+
+
+@pytest.mark.slow
+def test_site_whose_table_has_another_kind_ends_with_the_reason_and_the_others_name_it(tmp_path, founded):
+    run = founded(SHARED + TRAINING)
+    own_tables(run, c=lambda columns: columns | {"age": ["old" if k % 2 else "young" for k in range(80)]})
     run.start(*NAMES)
     run.until(lambda: run.events("a", "the data of the sites does not fit together"))
     told = run.events("a", "the data of the sites does not fit together")[0]

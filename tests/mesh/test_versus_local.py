@@ -1,12 +1,16 @@
 """Each site compares the common model with the one that it trains alone; only counts travel, and small ones do not."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
 import fairmesh as fm
+from fairmesh.data.samples import Samples
 from fairmesh.errors import Diverged
 from fairmesh.evidence import versus_counts
 from fairmesh.evidence.verdicts import verdict_in_words
@@ -96,12 +100,33 @@ def test_counts_that_contradict_the_accuracy_are_ignored_and_their_site_is_named
     (tmp_path / "metrics.jsonl").write_text(json.dumps(record) + "\n")
     events = []
     aside = Aside(lambda level, what, **fields: events.append(fields))
-    found = versus_local.evidence(tmp_path, told, {"a": 200, "b": _rows(counts), "c": 200}, True, aside)
+    rows = {"a": 200, "b": _rows(counts), "c": 200}
+    found = versus_local.evidence(tmp_path, told, rows, judged_by("accuracy"), True, aside)
     a, b, _ = json.loads(as_json(found))["sites"]
     assert (a["n"], a["versus"]["local"]["verdict"]) == (200, "better")
     assert (b["value"], b["versus"]) == (None, {})
     assert [fields["site"] for fields in events] == ["b"]
     assert "accuracy" in aside.view()["b"][0]
+
+
+def judged_by(metric: str) -> Any:
+    """What the evidence asks of a problem."""
+    return SimpleNamespace(primary=metric, higher_is_better=lambda metric: True)
+
+
+def test_counts_of_right_answers_are_ignored_where_an_auroc_decides(tmp_path):
+    told = {"a": said(verdict="better"), "b": HONEST, "c": said(why_not="auroc is not defined on its test rows")}
+    record = {"round": 60, "accuracy": {"sites": [0.9, 0.65, 0.7]}, "auroc": {"sites": [0.7, 0.8, None]}}
+    (tmp_path / "metrics.jsonl").write_text(json.dumps(record) + "\n")
+    aside = Aside(lambda level, what, **fields: None)
+    found = versus_local.evidence(tmp_path, told, dict.fromkeys(NAMES, 200), judged_by("auroc"), True, aside)
+    a, b, c = json.loads(as_json(found))["sites"]
+    assert (found["metric"], found["worst"]["site"], found["worst"]["value"]) == ("auroc", "a", 0.7)
+    assert a["versus"]["local"]["verdict"] == "better"
+    assert (b["value"], b["versus"]) == (0.8, {})
+    assert "counts" in aside.view()["b"][0]
+    assert (c["value"], c["versus"], c["why_not"]) == (None, {}, told["c"]["why_not"])
+    assert found["mean"]["value"] == pytest.approx(0.75)
 
 
 @pytest.mark.parametrize(("counts", "accuracy"), [
@@ -129,7 +154,7 @@ def test_counts_must_be_of_as_many_test_rows_as_the_site_has_declared(counts, ro
 
 def test_evidence_of_numbers_has_verdicts_and_no_number_of_the_comparison():
     told = {"a": said(verdict="better"), "b": said(verdict="unclear"), "c": said(why_not="no test rows")}
-    found = json.loads(as_json(evidence_of(told, NAMES, [0.4, 0.9, None], "loss")))
+    found = json.loads(as_json(evidence_of(told, NAMES, [0.4, 0.9, None], "rmse", higher_is_better=False)))
     a, b, c = found["sites"]
     assert a["versus"] == {"local": {"verdict": "better"}}
     assert b["versus"] == {"local": {"verdict": "unclear"}}
@@ -137,8 +162,45 @@ def test_evidence_of_numbers_has_verdicts_and_no_number_of_the_comparison():
     assert [site["n"] for site in found["sites"]] == [None] * 3
     assert (found["worst"]["site"], found["worst"]["value"]) == ("b", 0.9)
     assert [sentence.split(":")[0] for sentence in sentences({"evidence": found})] == ["a", "b"]
-    unit = Unit("loss", share=False)
+    unit = Unit("rmse", share=False)
     assert verdict_in_words(a["versus"]["local"], unit, "alone") == "better than alone"
+
+
+def test_sites_with_units_tell_verdicts_on_accuracy_and_others_know_no_interval(tmp_path):
+    told = {"a": said(verdict="better"), "b": said(verdict="unclear"), "c": said(why_not="fewer than 2 test units")}
+    record = {"round": 60, "accuracy": {"sites": [0.9, 0.7, 0.8]}, "loss": {"sites": [0.3, 0.9, 0.5]}}
+    (tmp_path / "metrics.jsonl").write_text(json.dumps(record) + "\n")
+    rows = dict.fromkeys(NAMES, 200)
+    aside = Aside(lambda *_, **__: None)
+    found = versus_local.evidence(tmp_path, told, rows, judged_by("accuracy"), True, aside)
+    found = json.loads(as_json(found))
+    assert (found["metric"], found["covers"], found["worst"]["site"]) == ("accuracy", "units", "b")
+    assert [site["interval"] for site in found["sites"]] == [[None, None]] * 3
+    assert found["sites"][0]["versus"] == {"local": {"verdict": "better"}}
+    low, high = found["mean"]["interval"]
+    assert high - low > 0.2, "each may have a single unit"
+    by_unit, silent = sorted(found["notes"], key=lambda note: "a, b" not in note)
+    assert "a, b" in by_unit
+    assert "c" in silent
+    assert len(sentences({"evidence": found})) == 2
+
+
+def test_site_with_units_is_compared_by_unit_and_not_with_one_of_them():
+    rng = torch.Generator().manual_seed(0)
+    units = torch.arange(4).repeat_interleave(50)
+    inputs = torch.randn(200, 2, generator=rng)
+    labels = (inputs[:, 0] > 0).long()
+    labels[units == 3] = 1 - labels[units == 3]  # the right model is right for three of four units only
+    site = fm.Site((inputs, labels), test=Samples(inputs, labels, units=units), name="a")
+    here = fm.Problem(torch.nn.Linear(2, 2, bias=False), [site]).prepared
+    right, wrong = torch.tensor([-1.0, 0.0, 1.0, 0.0]), torch.tensor([0.0, -1.0, 0.0, 1.0])
+    cells = versus_local._counted(here, right, wrong)
+    assert difference(cells).verdict == "better", "by rows"
+    assert versus_local._judged_here(here, right, wrong, among=1).verdict == "unclear", "by units"
+    single = replace(here.sites[0], test=here.sites[0].test.take(units == 3))
+    membership = SimpleNamespace(site=SimpleNamespace(compare_with_local=True))
+    assert "unit" in versus_local._not_compared(membership, here, single)
+    assert not versus_local._not_compared(membership, here, here.sites[0])
 
 
 def test_announced_verdicts_are_words_and_nothing_else():
@@ -163,9 +225,20 @@ def test_numbers_are_compared_on_the_sites_own_rows():
     here = fm.Problem(torch.nn.Linear(2, 1), [site], loss=torch.nn.functional.mse_loss).prepared
     right, wrong = torch.zeros(2, 3)
     right[:2] = torch.tensor([1.0, 2.0])
-    assert versus_local._of_numbers(here, right, wrong).verdict == "better"
-    assert versus_local._of_numbers(here, wrong, right).verdict == "worse"
-    assert versus_local._of_numbers(here, right, right).verdict == "unclear"
+    assert versus_local._judged_here(here, right, wrong, among=60).verdict == "better"
+    assert versus_local._judged_here(here, wrong, right, among=60).verdict == "worse"
+    assert versus_local._judged_here(here, right, right, among=60).verdict == "unclear"
+
+
+@pytest.mark.parametrize("hostile", [(500, 9000, 0, 500), (500, 0, 9000, 500), (9000, 0, 0, 1000)])
+def test_verdict_on_a_site_is_one_among_all_and_others_cannot_move_it(hostile):
+    names = [f"s{k}" for k in range(40)]
+    told = {name: said(_cells(100, 20, 8, 72)) for name in names} | {"s1": said(_cells(100, 40, 8, 52))}
+    honest = evidence_of(told, names, [0.6] * 40, "accuracy")["sites"]
+    assert difference(_cells(100, 20, 8, 72)).verdict == "better", "by itself"
+    assert [site["versus"]["local"]["verdict"] for site in honest[:2]] == ["unclear", "better"]
+    lied = told | {name: said(_cells(*hostile)) for name in names[2:]}
+    assert evidence_of(lied, names, [0.6] * 40, "accuracy")["sites"][:2] == honest[:2]
 
 
 def _common_summary(run: Run) -> str:
@@ -179,7 +252,7 @@ def verdicts_on_numbers(run: Run) -> None:
     """Only verdicts travel. The difference is in each site's own folder."""
     summary = _common_summary(run)
     evidence = json.loads(summary)["evidence"]
-    assert evidence["metric"] == "loss"
+    assert evidence["metric"] == "rmse"
     for name, site in zip(NAMES, evidence["sites"]):
         assert list(site["versus"]["local"]) == ["verdict"]
         (kept,) = (run.folder / name / "state").glob("**/compared-*.json")
@@ -226,6 +299,33 @@ def a_comparison_that_fails(run: Run) -> None:
     assert "patients.csv" not in heard
 
 
+def verdicts_by_auroc(run: Run) -> None:
+    """Only verdicts travel. A site whose test rows have one class is not compared, and cannot be the worst."""
+    summary = json.loads(_common_summary(run))
+    evidence = summary["evidence"]
+    a, b, c = evidence["sites"]
+    assert (summary["metric"], evidence["metric"], evidence["worst"]["site"] in ("a", "b")) == ("auroc", "auroc", True)
+    assert all(list(site["versus"]["local"]) == ["verdict"] for site in (a, b))
+    assert (c["value"], c["versus"]) == (None, {})
+    assert "auroc" in c["why_not"]
+    assert summary["worst"] == min(a["value"], b["value"])
+    said = {name: [event["what"] for event in run.every_event(name)] for name in NAMES}
+    assert [sum("metric that decides is not defined" in what for what in said[name]) for name in NAMES] == [0, 0, 1]
+    assert json.loads((run.folder / "c" / "state" / "status.json").read_text())["metric_name"] == "auroc"
+
+
+def _table_of_classes(folder: Path) -> str:
+    """Writes a table of three sites with rare events, none of them at c, and returns the experiment."""
+    rng = torch.Generator().manual_seed(0)
+    lines = ["site,x,y,ill"]
+    for name in NAMES:
+        for x, y, noise in torch.randn(300, 3, generator=rng).tolist():
+            lines.append(f"{name},{x:.4f},{y:.4f},{'yes' if x + 0.3 * noise > 1.2 and name != 'c' else 'no'}")
+    (folder / "ill.csv").write_text("\n".join(lines) + "\n")
+    data = {"name": "table", "file": str(folder / "ill.csv"), "target": "ill", "site": "site", "classes": ["no", "yes"]}
+    return experiment(60, algorithm="tracked-ad-gda", data=data, primary="auroc", options={"measure_every": 20})
+
+
 def _table_of_numbers(folder: Path) -> str:
     """Writes a table of three sites with numbers to predict, and returns the experiment."""
     rng = torch.Generator().manual_seed(0)
@@ -240,6 +340,9 @@ def _table_of_numbers(folder: Path) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("scenario", [verdicts_at_every_site, a_comparison_that_fails, verdicts_on_numbers])
+@pytest.mark.parametrize(
+    "scenario", [verdicts_at_every_site, a_comparison_that_fails, verdicts_on_numbers, verdicts_by_auroc]
+)
 def test_nodes_show_the_verdicts_of_all_sites(scenario, tmp_path):
-    play(scenario, tmp_path, NAMES, _table_of_numbers(tmp_path) if scenario is verdicts_on_numbers else EXPERIMENT)
+    tables = {verdicts_on_numbers: _table_of_numbers, verdicts_by_auroc: _table_of_classes}
+    play(scenario, tmp_path, NAMES, tables[scenario](tmp_path) if scenario in tables else EXPERIMENT)

@@ -141,3 +141,17 @@ def test_cross_validated_weights_never_see_the_row_s_own_fold():
     assert torch.equal(found, outputs["model 0"][rows])
     for fold, used in zip(range(4), asked):
         assert torch.equal(used, rows & (folds != fold))
+
+
+def test_rows_of_few_units_leave_the_weights_near_the_prior():
+    right, wrong = torch.tensor([[1.0, 0.0]] * 200), torch.tensor([[0.0, 1.0]] * 200)
+    labels = torch.zeros(200, dtype=torch.int64)
+    loss = torch.nn.functional.cross_entropy
+
+    def weight(rows: int, independent: float) -> float:
+        given = {name: outputs[:rows] for name, outputs in (("a", right), ("b", wrong))}
+        held_out = fm.personalization.Predictions(given, labels[:rows], loss, True, independent)
+        return held_out.mean_weights(["a", "b"], rows=torch.ones(rows, dtype=torch.bool))["a"]
+
+    assert weight(200, 2 / 200) == pytest.approx(weight(2, 1.0))
+    assert weight(200, 2 / 200) < 0.75 < 0.95 < weight(200, 1.0)

@@ -12,7 +12,7 @@ from fairmesh.comparisons.alone import AloneRun, judged_apart
 from fairmesh.comparisons.reference_losses import with_references
 from fairmesh.data.samples import Samples
 from fairmesh.networks.memory import MemoryNetwork
-from fairmesh.problems.objective import Objective, beyond_chance, counted_losses, held_out_last
+from fairmesh.problems.objective import Objective, beyond_chance, counted_losses, held_out_rows
 from fairmesh.problems.oracle import Oracle
 from fairmesh.problems.problem import prepare
 from fairmesh.training.options import Options
@@ -37,12 +37,11 @@ def mean_loss(problem: fm.Problem, samples: Samples, row: torch.Tensor) -> float
     return float(problem.loss(model(row, samples.inputs.double()), samples.targets))
 
 
-def test_held_out_rows_are_spread_over_the_classes_and_every_row_is_used_once():
+def test_held_out_rows_are_spread_over_the_classes_and_do_not_depend_on_the_inputs():
     labels = torch.tensor([0] * 40 + [1] * 20 + [2] * 20)
-    order = held_out_last(Samples(torch.randn(80, 3), labels), 0, 16)
-    assert sorted(order.tolist()) == list(range(80))
-    assert torch.bincount(labels[order[-16:]]).tolist() == [8, 4, 4]
-    assert torch.equal(order, held_out_last(Samples(torch.zeros(80, 3), labels), 0, 16))
+    held = held_out_rows(Samples(torch.randn(80, 3), labels), 0, Objective("held-out"))
+    assert torch.bincount(labels[held]).tolist() == [8, 4, 4]
+    assert torch.equal(held, held_out_rows(Samples(torch.zeros(80, 3), labels), 0, Objective("held-out")))
 
 
 @pytest.mark.parametrize(("rows", "held"), [(9, 0), (10, 2), (100, 20), (3000, 600)])
@@ -275,3 +274,16 @@ def test_objective_round_trips_through_an_experiment_file(tmp_path):
     again = fm.load_experiment(tmp_path / "run" / "experiment.toml")
     assert again.objective == experiment.objective
     assert again.algorithm == experiment.algorithm
+
+
+@pytest.mark.parametrize("judged_on", ["held-out", "validation"])
+def test_units_that_judge_a_node_are_counted_and_not_their_rows(judged_on):
+    def samples(units: int, first: int) -> Samples:
+        of_rows = torch.arange(first, first + units).repeat_interleave(6)
+        return Samples(torch.randn(len(of_rows), 2), torch.randint(2, (len(of_rows),)), units=of_rows)
+
+    sites = [fm.Site(samples(10, 100 * i), validation=samples(4, 100 * i + 50)) for i in range(3)]
+    problem = fm.Problem(nn.Linear(2, 2), sites, objective=Objective(judged_on, rounds=20))
+    division = oracle_of(problem.prepared).division
+    assert set(division.apart.flatten().tolist()) == {2 if judged_on == "held-out" else 4}
+    assert set(division.judges.flatten().tolist()) == {12 if judged_on == "held-out" else 24}

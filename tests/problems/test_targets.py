@@ -32,7 +32,7 @@ def test_masks_train_by_dice_and_by_cross_entropy_with_void_pixels(loss):
         given.append(fm.Site((inputs, masks), test=(inputs, masks)))
     torch.manual_seed(0)
     made = fm.Problem(torch.nn.Conv2d(1, 2, 1), given, loss=loss, metrics=["dice", "accuracy"])
-    assert (made.task, made.primary) == ("masks", "accuracy")
+    assert (made.task, made.prepared.primary) == ("masks", "accuracy")
     first, last = trained(made)
     assert last["loss"]["worst"] < first["loss"]["worst"]
     assert 0.0 <= last["dice"]["worst"] <= 1.0

@@ -50,7 +50,9 @@ FAMILIES = {
         "cifar-10": fm.data.CIFAR10(fm.data.Contrast(8, (0.5, 2.0), tests="share", transform="formula")),
         "coos7": fm.data.COOS7(fm.data.BySite((3, 1)), per_node=50),
         "image-folder": fm.data.ImageFolder("scans", size=(32, 32)),
-        "table": fm.data.Table("patients.csv", "outcome", site="hospital", inputs=("age", "weight"), predict="numbers"),
+        "table": fm.data.Table(
+            {"lyon": "a.csv"}, "outcome", predict="numbers", missing_values={"*": ("?",), "age": (-9,)}
+        ),
         "parquet-rows": fm.data.ParquetRows("visits.parquet", "outcome", site="clinic", size=(8, 8), workers=2),
         "npz": fm.data.Npz("arrays.npz", fm.data.Dirichlet(5, 0.1), test_share=0.5),
         "held-out": fm.data.HeldOut(fm.data.FashionMNIST(), share=0.1),

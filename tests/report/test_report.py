@@ -17,7 +17,7 @@ from fairmesh.report.html import page
 from fairmesh.report.model_card import model_card
 from fairmesh.report.plots import dots
 from fairmesh.report.runs import Run, ranked, rows_of
-from tests.refusals import refused
+from tests.refusals import missing_from, refused
 from tests.report.pages import Page
 
 NAMES = ["north", "south <b>$x$</b>", "east", "west"]
@@ -101,7 +101,7 @@ COMPARED = [_versus("better", 0.03, 0.09), _versus("worse", -0.08, -0.02), _vers
 @pytest.fixture
 def undrawn(monkeypatch):
     """Leaves the pictures empty, for tests of what is around them."""
-    for name in ("curve", "dots", "network", "reliability"):
+    for name in ("curve", "distributions", "dots", "network", "reliability"):
         monkeypatch.setattr(f"fairmesh.report.plots.{name}", lambda *_: None)
     monkeypatch.setattr("fairmesh.report.elements.svg", lambda _, said: f'<svg role="img" aria-label="{said}"></svg>')
 
@@ -387,9 +387,29 @@ def test_many_sites_are_folded_with_the_worst_first():
     table = next(table for table in read.tables if table[0][0] == "site")
     assert len(table) < 30
     shown = [float(row[table[0].index("accuracy")].split()[0]) for row in table[1:]]
-    assert shown == sorted(shown)
+    assert shown[:2] == sorted(shown[:2]), "those that are worse than alone come first"
+    assert shown[2:] == sorted(shown[2:]), "then the worst"
     assert [text.split(":")[0] for text in read.texts["li"][:2]] == ["site 4", "site 9"]
-    assert len(read.texts["li"]) == 52
+    assert len(read.texts["li"]) == 2 + 10 + 50, "worse ones, ten of the better ones, and all, folded"
+
+
+def test_sites_that_chance_explains_are_told_as_a_number_and_not_by_name(undrawn):
+    names = [f"site {k}" for k in range(60)]
+    verdicts = [_versus("unclear", 0.02, 0.2) if k < 3 else _versus("unclear", -0.1, 0.1) for k in range(60)]
+    run = _evidence(_run([0.8] * 60, names=names), verdicts)
+    assert missing_from(card(run)["sentence"], "3 of 60", "chance", "none remains") == []
+    assert "than alone" not in " ".join(Page(page([run], "a run")).texts["p"]).replace(card(run)["sentence"], "")
+    remaining = [_versus("better", 0.02, 0.2), *verdicts[:2], *verdicts[3:]]
+    assert "1 remains" in card(_evidence(run, remaining))["sentence"]
+    assert "chance" not in card(_evidence(run, [remaining[0], *verdicts[3:], *verdicts[3:5]]))["sentence"]
+
+
+def test_worst_site_of_curves_and_metrics_has_enough_test_rows():
+    run = _evidence(_run([0.1, 0.8, 0.7, 0.6]), COMPARED)
+    assert run.over_sites("worst") == 0.1
+    run.summary["evidence"]["sites"][0]["few_rows"] = True
+    assert (run.over_sites("worst"), run.over_sites("gap")) == (0.6, pytest.approx(0.2))
+    assert set(run.curve("worst", "rounds")[1]) == {0.6}
 
 
 def test_names_of_sites_are_text_and_no_markup():

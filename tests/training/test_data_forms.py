@@ -84,7 +84,7 @@ def test_regression_learns_and_is_measured_by_loss_where_lower_is_better():
     ).prepared
     result = fm.train(made, fm.Ring(), fm.algorithms.DSGD(primal_step=0.1), 80, measure_every=80)
     start, end = result.records
-    assert made.primary == "loss"
+    assert made.primary == "loss"  # two numbers per sample have no common unit
     assert "accuracy" not in end
     assert end["loss"]["mean"] < 0.05 * start["loss"]["mean"]
     assert end["loss"]["worst"] == max(end["loss"]["sites"])

@@ -26,8 +26,8 @@ def test_result_prints_the_worst_of_many_sites_first():
     data = fm.data.Digits(nodes=23, odd=2)
     result = fm.run(fm.Experiment(data, algorithm=fm.algorithms.DSGD(0.5), rounds=4))
     rows = str(result).splitlines()
-    assert len(rows) == 3 + 20 + 1
-    assert "3 more" in rows[-1]
+    assert len(rows) == 3 + 10 + 1
+    assert "13 more" in rows[-1]
     values = [float(row.split()[3]) for row in rows[3:-1]]
     assert values == sorted(values)
 

@@ -124,7 +124,7 @@ class Round:
 
     @property
     def judging_rows(self) -> Tensor:
-        """How many rows judge each node that it does not train on, (..., nodes, 1)."""
+        """How many rows judge each node that it does not train on, (..., nodes, 1); those of one unit count once."""
         return self._oracle.division.apart
 
     def step_of_weights(self, step: Any) -> Any:

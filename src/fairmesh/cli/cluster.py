@@ -38,8 +38,9 @@ def launch(
 
 
 def folder_of(experiment: Path, out: Path | None) -> Path:
-    """Returns the folder of a run of this file."""
-    return out or Path("runs") / experiment.stem
+    """Returns the folder of a run of this file; of a pattern of files, it is called as their folder."""
+    name = (experiment.parent.resolve() if "*" in experiment.stem or "?" in experiment.stem else experiment).stem
+    return out or Path("runs") / name
 
 
 def _refuse_early(context: typer.Context, arguments: list[str]) -> None:

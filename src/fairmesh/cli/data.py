@@ -1,29 +1,38 @@
 """`fairmesh data`: list datasets, fetch and check their official files, and show how sites would share them."""
 
 import shlex
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fairmesh.cli.terminal import Json, Overwrite, draw, print_json, say, show_table
+from fairmesh.cli.tables import (
+    Numbers,
+    SiteColumn,
+    TableOptions,
+    Target,
+    Time,
+    Unit,
+    Without,
+    few_of_each,
+    found_in,
+    is_pattern,
+    is_table,
+)
+from fairmesh.cli.terminal import Json, Overwrite, draw, few, print_json, say, show_table
 from fairmesh.errors import BadInput, counted
 
 if TYPE_CHECKING:
-    from fairmesh.data.check import Finding
+    from fairmesh.data.datasets import Data
     from fairmesh.experiment import Experiment
-
-_OF_A_KIND = 4  # findings that are printed
 
 data = typer.Typer(help="List, fetch, check and show datasets.")
 
 Folder = Annotated[
     Path | None, typer.Option("--data", help="The folder of the datasets, instead of $FAIRMESH_DATA and the cache.")
 ]
-Target = Annotated[str, typer.Option(help="Of a table: the column to predict.")]
-Numbers = Annotated[bool, typer.Option("--numbers", help="The target is a number, not a label.")]
 
 
 @data.callback(invoke_without_command=True)
@@ -80,35 +89,41 @@ def fetch(
 def check(
     what: Annotated[
         str,
-        typer.Argument(help="An experiment file, a table, a folder of images, or a dataset; by default all datasets."),
+        typer.Argument(
+            help="An experiment file, a table, a folder of tables or images, a pattern of tables, or a dataset; by "
+            "default all datasets."
+        ),
     ] = "",
     target: Target = "",
-    site: Annotated[str, typer.Option(help="Of a table: the column that names the site.")] = "",
+    site: SiteColumn = "",
     numbers: Numbers = False,
+    unit: Unit = "",
+    time: Time = "",
     folder: Folder = None,
     json_: Json = False,
 ) -> None:
     """Say what looks wrong with data, or check official files.
 
     Of an experiment file, a table or a folder of images: duplicates within and across training rows, test rows and
-    sites; columns that are constant, identifiers, or tell the target; what differs between sites, such as units; single
-    classes, rare classes and small test sets. Exits with 1 if results would mislead.
+    sites; rows of one patient in training and test rows; columns that are constant, identifiers, or tell the target;
+    what differs between sites, such as units of measurement; single classes, rare classes and small test sets. Exits
+    with 1 if results would mislead.
 
     Of a published dataset: checks the files against their checksums. Exits with 1 if one is damaged or missing."""
     path = Path(what)
     if not what or not (path.exists() or path.suffix):
         _check_files(what, folder, json_)
         return
-    if not path.exists():
+    if not path.exists() and not is_pattern(path):
         raise BadInput(f"there is no file {path}")
-    findings, sites = _findings(path, target, site, numbers)
+    experiment, made = _data_of(TableOptions(path, target, site, numbers, unit=unit, time=time))
+    findings, sites = found_in(made, experiment)
     wrong = sum(finding.severity == "error" for finding in findings)
     if json_:
         print_json({"checked": what, "sites": sites, "findings": list(map(asdict, findings)), "errors": wrong})
     else:
-        for finding, more in _few_of_each(findings):
-            note = f" (and {more} more like this; --json has all)" if more else ""
-            say(f"{finding.severity}: {finding.sentence}{note}")
+        for line in few_of_each(findings):
+            say(line)
         counts = " and ".join(map(counted, (wrong, len(findings) - wrong), ("error", "warning")))
         among = f", {counted(sites, 'site')}" if sites else ""
         say(f"{counts if findings else 'nothing'} found in {what}{among}")
@@ -116,54 +131,23 @@ def check(
         raise typer.Exit(1)
 
 
-def _few_of_each(findings: Sequence["Finding"]) -> Iterator[tuple["Finding", int]]:
-    """Yields what to print: of each kind the first few, the last of them with how many more there are. Errors first."""
-    kinds: dict[tuple[str, str], list[Finding]] = {}
-    for finding in sorted(findings, key=lambda finding: finding.severity != "error"):
-        kinds.setdefault((finding.severity, finding.what), []).append(finding)
-    for alike in kinds.values():
-        shown = alike if len(alike) <= _OF_A_KIND + 1 else alike[:_OF_A_KIND]
-        yield from ((finding, 0) for finding in shown[:-1])
-        yield shown[-1], len(alike) - len(shown)
-
-
-def _findings(path: Path, target: str, site: str, numbers: bool) -> tuple[list["Finding"], int]:
-    """Returns what looks wrong with the data of a file or folder, and the number of its sites."""
-    from fairmesh.data.check import Finding, check_sites, check_table
-    from fairmesh.data.datasets import ImageFolder, Table
-    from fairmesh.mesh.node.site_statistics import unusual_sites
-
-    experiment, made = (None, ImageFolder(str(path))) if path.is_dir() else _data_of(path, target, site, numbers)
-    inner = made.innermost
-    findings = list(check_table(inner)) if isinstance(inner, Table) else []
-    if isinstance(made, Table) and not made.inputs:  # the rest is looked at without them
-        unfit = (f.column for f in findings if f.column and (not experiment or f.severity == "error"))
-        made = replace(made, exclude=(*made.exclude, *unfit))
-    try:
-        sites = experiment.sites(made) if experiment else made.sites()
-    except BadInput as error:
-        if not any(finding.severity == "error" for finding in findings):
-            findings.append(Finding("error", "unusable", str(error)))
-        return findings, 0
-    findings += check_sites(sites)
-    for name, reasons in unusual_sites(sites).items():
-        findings += [Finding("warning", "looks different", f"{name} looks different: {reason}") for reason in reasons]
-    return findings, len(sites)
-
-
-def _data_of(path: Path, target: str, site: str, numbers: bool) -> tuple["Experiment | None", Any]:
-    """Returns an experiment and its data, or None and the data of a table: by its site column, or as one site."""
-    from fairmesh.data.datasets import Table
-    from fairmesh.data.partitions import BySite, Even
+def _data_of(options: TableOptions) -> tuple["Experiment | None", "Data"]:
+    """Returns an experiment and its data, or None and the data of a table or of a folder of images. Without sites, a
+    table is one site."""
+    from fairmesh.config.tables import from_table
+    from fairmesh.data.datasets import Data, ImageFolder
     from fairmesh.experiment import load_experiment
 
+    path = options.path
     if path.suffix == ".toml":
+        if options.unit or options.time:
+            raise BadInput(f"{path} says in [data] what rows belong to: write unit and time there, not as options")
         experiment = load_experiment(path)
         return experiment, experiment.known_data()
-    if not target:
-        raise BadInput(f"{path}: name the column to predict with --target")
-    predict, partition = "numbers" if numbers else "labels", BySite() if site else Even(1)
-    return None, Table(str(path), target, site or None, predict=predict, partition=partition)
+    if not is_table(path) and path.is_dir():
+        return None, ImageFolder(str(path), unit=options.unit or None)
+    one = not options.site and not is_pattern(path) and not path.is_dir()
+    return None, from_table(Data, options.settings() | ({"partition": {"name": "even", "nodes": 1}} if one else {}))
 
 
 def _check_files(name: str, folder: Path | None, json_: bool) -> None:
@@ -222,29 +206,36 @@ def show(
         return
     table = [["site", "group", "train", "test", "classes"]]
     table += [[r.name, r.group, f"{r.train:,}", f"{r.test:,}", _classes(r.classes)] for r in rows]
-    show_table(table)
+    show_table(few(table))
     if path:
         say(f"picture: {path}")
 
 
 @data.command()
 def contract(
-    source: Annotated[Path, typer.Argument(help="An experiment file with [data], or a table: .csv or .parquet.")],
+    source: Annotated[
+        Path, typer.Argument(help="An experiment file with [data], or a table: .csv or .parquet, or several of them.")
+    ],
     target: Target = "",
     numbers: Numbers = False,
-    without: Annotated[
-        list[str], typer.Option(metavar="COLUMN", help="A column that is no input, such as an identifier; repeatable.")
-    ] = [],  # noqa: B006
+    without: Without = [],  # noqa: B006
+    unit: Unit = "",
+    time: Time = "",
 ) -> None:
     """Draft the [contract] of an experiment.
 
     Prints the section that this data fulfils, with ranges a little wider than seen. Correct it, add the units, and put
     it into the experiment file; every site's data is then checked by it."""
-    from fairmesh.data.draft import drafted
+    from fairmesh.data.draft import drafted, repeated_identifiers
 
-    _, made = _data_of(source, target, "", numbers)
+    _, made = _data_of(TableOptions(source, target, numbers=numbers, unit=unit, time=time))
     text, identifiers = drafted(made, without)
     print(text)
+    for name in repeated_identifiers(made):
+        say(
+            f"column {name!r} looks like an identifier with several rows each. If rows with one belong together, write "
+            f"--unit {shlex.quote(name)}: they are then not divided, and it is no input"
+        )
     for name in identifiers:
         say(
             f"column {name!r} looks like an identifier: a different whole number in every row. If it is one, leave it "

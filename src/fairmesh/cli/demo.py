@@ -37,7 +37,6 @@ from fairmesh.report.runs import Run
 from fairmesh.report.style import loaded_matplotlib, save_figure
 from fairmesh.report.writing import write_report
 from fairmesh.training.defaults import DEFAULT_ALGORITHM, default_objective
-from fairmesh.training.observers import Watching
 from fairmesh.training.options import Options
 from fairmesh.training.result import Result
 from fairmesh.training.summary import metric_tables
@@ -178,7 +177,7 @@ def _table(run: Run) -> dict[str, Any]:
     }
 
 
-def demo(seed: int, out: Path | None, watch: Callable[[str, int], Watching] | None = None) -> Outcome:
+def demo(seed: int, out: Path | None, watch: Callable[[str, int], Callable[[int, str], None]] | None = None) -> Outcome:
     """Trains all contenders on all splits. Writes their folders and, if matplotlib is installed, plots and report.html
     to `out`.
 
@@ -191,7 +190,7 @@ def demo(seed: int, out: Path | None, watch: Callable[[str, int], Watching] | No
     for name, run, answers in _carried_out([(name, seed, ROUNDS, SPLITS, out) for name in _ORDER]):
         trained[name] = run, answers
         if watch:
-            watch(run.label, ROUNDS)(ROUNDS, run.summary["final"])
+            watch(run.label, ROUNDS)(ROUNDS, run.unit().progress(run.summary["final"]))
     of_alone, alone = trained["alone"]
     references = {"local": {"diverged": False, "sites": of_alone.by_site()}}
     runs = {}

@@ -9,9 +9,9 @@ from typing import Annotated, Any
 import typer
 
 from fairmesh.cli.node import Site
-from fairmesh.cli.terminal import Json, print_json, put, readable_toml, say, show_table
+from fairmesh.cli.terminal import Json, few, print_json, put, readable_toml, say, show_table
 from fairmesh.cli.without_torch import leave_out_torch
-from fairmesh.errors import BadInput, printable
+from fairmesh.errors import BadInput, listed, printable
 from fairmesh.mesh.enrol.roster import MESH, OF_THE_EXPERIMENT, Mesh, SiteFile, host_and_port
 from fairmesh.storage.files import read_bytes, write_atomically
 
@@ -90,7 +90,7 @@ def init(
     edges = [{"dials": a, "answers": b} for a, b in made.edges]
     facts = {"mesh": made.name, "sites": list(made.names), "edges": edges, "allow": needed}
     if not json_:
-        show_table([["site", "dials", "at"], *([a, b, made.member(b).address] for a, b in made.edges)])
+        show_table(few([["site", "dials", "at"], *([a, b, made.member(b).address] for a, b in made.edges)]))
     _answer(
         json_,
         facts | signed | {"authority": shown, "folder": str(out)},
@@ -436,7 +436,7 @@ def _vote(
     present = still_in(site.state, founded, is_lost=site.name in restored)
     remaining = wish(site.state, present, site.name, gone, back_to, restored)
     others = [member.name for member in remaining.present if member.name != site.name]
-    recorded = f"recorded: {site.name} {what} as soon as these sites have voted the same: {', '.join(others)}"
+    recorded = f"recorded: {site.name} {what} as soon as these sites have voted the same: {listed(others, 10)}"
     next_step = "the node announces this to the others and need not be stopped; `fairmesh status` shows the votes"
     if not gone and back_to is None and not restored:
         recorded, next_step = f"recorded: {site.name} takes its vote back, unless all have already agreed on it", ""

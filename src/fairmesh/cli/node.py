@@ -3,14 +3,14 @@
 import math
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from fairmesh.cli.terminal import Json, Track, print_json, readable_toml, say, show_rows, show_table
-from fairmesh.errors import BadInput
+from fairmesh.cli.terminal import Json, Track, few, print_json, readable_toml, say, show_rows, show_table
+from fairmesh.errors import BadInput, listed
 from fairmesh.mesh.enrol.roster import SiteFile
 
 _SILENT_S, _SILENT_S_PER_SITE = 60.0, 0.2  # without a report, or twice as long as the site said it might be quiet
@@ -47,7 +47,8 @@ def node(
 
         folder = run_node(site, patience_s=waits, monitor_port=prometheus, trackers=trackers_of(track), lock=lock)
     from fairmesh.mesh.node.versus_local import sentences
-    from fairmesh.report.runs import Run, caption_of, rows_of
+    from fairmesh.report.contents import card
+    from fairmesh.report.runs import Run, caption_of, few_sentences, rows_of
 
     finished = Run.from_folder(folder)
     if json_:
@@ -56,8 +57,10 @@ def node(
     show_rows(rows_of([finished]))
     if caption := caption_of([finished]):
         say(caption)
-    said = (*finished.evidence.get("notes", ()), *sentences(finished.summary), *finished.contradictions())
-    for sentence in said:
+    versus = [site["versus"]["local"] for site in finished.evidence.get("sites", ()) if site["versus"].get("local")]
+    of_sites = few_sentences(sentences(finished.summary), [one["verdict"] for one in versus])
+    in_all = [card(finished)["sentence"]] if len(of_sites) < len(versus) else []
+    for sentence in (*finished.evidence.get("notes", ()), *of_sites, *in_all, *_few(finished.contradictions())):
         say(sentence)
     say(f"the result is the same at every site: {folder}; for a page with plots: fairmesh report {folder}")
 
@@ -77,12 +80,35 @@ def status(site: Site, json_: Json = False) -> None:
     if "sites" not in seen:
         say(f"{seen['activity']}, since {_ago(now - seen['time'])}")
         return
-    show_table(_site_rows(seen, seen["metric_name"]), f"mesh {seen['mesh']}, seen from {seen['site']}")
-    show_table(_edge_rows(seen, now), "edges of this node")
+    of_sites = few(_site_rows(seen, seen["metric_name"]), _by_concern(seen))
+    show_table(of_sites, f"mesh {seen['mesh']}, seen from {seen['site']}")
+    show_table(few(_edge_rows(seen, now)), "edges of this node")
     if seen["refusing"]:
-        show_table(_refusal_rows(seen, now), "refused messages")
+        show_table(few(_refusal_rows(seen, now)), "refused messages")
     for sentence in filter(None, _sentences(seen, site, now - seen["time"])):
         say(sentence)
+
+
+def _by_concern(seen: dict[str, Any]) -> list[int]:
+    """Returns the sites in the order in which they need attention: this one, those that were not heard of, then those
+    whose last report is oldest, in the earliest round."""
+
+    def key(name: str) -> tuple[bool, bool, int, float]:
+        reported = seen["sites"][name]
+        if not reported:
+            return name != seen["site"], False, 0, 0.0
+        overdue = reported["heard_s_ago"] - max(_SILENT_S, 2 * reported["again_s"])
+        return name != seen["site"], True, 0 if overdue > 0 else reported["round"], -overdue
+
+    names = list(seen["sites"])
+    return sorted(range(len(names)), key=lambda i: key(names[i]))
+
+
+def _few(sentences: Sequence[str]) -> list[str]:
+    """Returns sentences of one kind about sites; of more than a dozen, ten and how many more there are."""
+    if len(sentences) <= 12:
+        return list(sentences)
+    return [*sentences[:10], f"... and {len(sentences) - 10} more like this; --json has all"]
 
 
 def _sentences(seen: dict[str, Any], site: Path, age: float) -> Iterator[str | None]:
@@ -95,9 +121,9 @@ def _sentences(seen: dict[str, Any], site: Path, age: float) -> Iterator[str | N
         done = weights["round"]
         yield f"lambda: each site's share of the weights in round {done}, the last one that all sites have measured"
     yield from claims.sentences(seen).values()
-    yield from map(claims.diverged, seen["diverged"])
-    yield from (claims.contradicted(claim, seen["site"]) for claim in seen["contradicted"])
-    yield from map(claims.unsigned, seen["unsigned"])
+    yield from _few([claims.diverged(claim) for claim in seen["diverged"]])
+    yield from _few([claims.contradicted(claim, seen["site"]) for claim in seen["contradicted"]])
+    yield from _few([claims.unsigned(claim) for claim in seen["unsigned"]])
     if seen["worst"] is not None:
         own = "" if seen["metric"] is None else f", here {seen['metric']:.4g}"
         worst = f"worst site {seen['worst']:.4g}, mean {seen['mean']:.4g}{own}"
@@ -109,10 +135,10 @@ def _sentences(seen: dict[str, Any], site: Path, age: float) -> Iterator[str | N
             yield f"{seen['unconfirmed_wait']}: look at both of these sites, and at the connection between them"
     others = [f"{v} at {name}" for name, v in seen["versions"].items() if v != seen["version"]]
     if others:
-        yield f"versions of fairmesh differ, and are compatible: {seen['version']} here, {', '.join(others)}"
+        yield f"versions of fairmesh differ, and are compatible: {seen['version']} here, {listed(others)}"
     yield from greeting.clock_advice(seen["clocks"], len(seen["edges"]))
     yield from _about_sites(seen, site)
-    yield from (f"votes to {decision}: {', '.join(sorted(voters))}" for decision, voters in seen["votes"].items())
+    yield from (f"votes to {decision}: {listed(sorted(voters), 10)}" for decision, voters in seen["votes"].items())
     yield _expected_end(seen, age)
     more = ""
     if not seen["running"] and seen["activity"] != FINISHED:
@@ -130,10 +156,10 @@ def _about_sites(seen: dict[str, Any], site: Path) -> Iterator[str]:
                 f"{name} has a new key, {key['unconfirmed']}, instead of {key['fingerprint']}: let {name} read it out, "
                 f'then run: fairmesh mesh trust {site} {name} "{key["unconfirmed"]}"'
             )
-    yield from (f"{name}: {'; '.join(reasons)}" for name, reasons in seen["ignored"].items())
-    for name, reasons in seen["unusual"].items():
-        whose = "this site's data" if name == seen["site"] else f"the data of {name}"
-        yield f"{whose} looks different from that of the other sites: {'; '.join(reasons)}"
+    yield from _few([f"{name}: {'; '.join(reasons)}" for name, reasons in seen["ignored"].items()])
+    whose = {name: "this site's data" if name == seen["site"] else f"the data of {name}" for name in seen["unusual"]}
+    unusual = "{} looks different from that of the other sites: {}"
+    yield from _few([unusual.format(whose[name], "; ".join(why)) for name, why in seen["unusual"].items()])
     for name in seen["unaccepted"]:
         yield f"this node waits; if the data of {name} is right, accept it: fairmesh mesh accept {site} {name}"
     for name, heavy in seen["heavy"].items():

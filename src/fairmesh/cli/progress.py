@@ -21,22 +21,22 @@ def progress(quiet: bool):
     """Yields a function that makes a watcher for a run: live bars on a terminal, a line at each tenth elsewhere, and
     nothing if quiet."""
     if quiet:
-        yield lambda name, rounds: lambda done, records: None
+        yield lambda name, rounds: lambda done, measured: None
         return
     if not sys.stderr.isatty():
         yield _plain_progress
         return
     bars = _live_bars(console(stderr=True))
 
-    def watcher(name: str, rounds: int) -> Callable[[int, list[dict]], None]:
+    def watcher(name: str, rounds: int) -> Callable[[int, str], None]:
         bars.start()  # only now, since it is a thread, and the demo forks before
         task = bars.add_task(printable(name), total=rounds, status="")
         status, shown = [""], [0.0]
 
-        def watch(done: int, records: list[dict]) -> None:
-            if not records and time.monotonic() - shown[0] < 0.1:  # drawing may take longer than a round
+        def watch(done: int, measured: str) -> None:
+            if not measured and time.monotonic() - shown[0] < 0.1:  # drawing may take longer than a round
                 return
-            status[0], shown[0] = _status(records) if records else status[0], time.monotonic()
+            status[0], shown[0] = measured or status[0], time.monotonic()
             bars.update(task, completed=done, status=status[0])
 
         return watch
@@ -72,21 +72,13 @@ def _live_bars(screen: "Console") -> "Progress":
     return Progress(*columns, console=screen)
 
 
-def _plain_progress(name: str, rounds: int) -> Callable[[int, list[dict]], None]:
+def _plain_progress(name: str, rounds: int) -> Callable[[int, str], None]:
     started, tenth = time.monotonic(), max(1, rounds // 10)
     said = [-1]
 
-    def watch(done: int, records: list[dict]) -> None:
-        if records and (done // tenth > said[0] or done == rounds):
+    def watch(done: int, measured: str) -> None:
+        if measured and (done // tenth > said[0] or done == rounds):
             said[0] = done // tenth
-            say(f"{name}: round {done}/{rounds}, {time.monotonic() - started:.1f} s, {_status(records)}")
+            say(f"{name}: round {done}/{rounds}, {time.monotonic() - started:.1f} s, {measured}")
 
     return watch
-
-
-def _status(records: list[dict]) -> str:
-    metric = "accuracy" if "accuracy" in records[0] else "loss"
-    worst, mean = (sum(record[metric][what] for record in records) / len(records) for what in ("worst", "mean"))
-    if metric == "loss":
-        return f"worst site's loss {worst:.4g}, mean {mean:.4g}"
-    return f"worst site {100 * worst:.1f} %, mean {100 * mean:.1f} %"

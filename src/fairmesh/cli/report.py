@@ -7,7 +7,19 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fairmesh.cli.terminal import Json, Overwrite, draw, existing, print_json, put, say, show, show_rows, show_table
+from fairmesh.cli.terminal import (
+    Json,
+    Overwrite,
+    draw,
+    existing,
+    few,
+    print_json,
+    put,
+    say,
+    show,
+    show_rows,
+    show_table,
+)
 
 if TYPE_CHECKING:
     from fairmesh.report.runs import Run
@@ -40,10 +52,10 @@ def compare(
     show_rows(rows_of(found.shown))
     show(Table(found.table(), "Differences"))
     if sites:
-        show_table(found.by_site(), "Site by site")
+        show_table(few(found.by_site(), found.by_concern()), "Site by site")
     warnings = [f"warning: {text}" for text in found.warnings]
     of_runs = [f"{run.label}: {note}" for run in found.shown for note in run.notes()]
-    for line in (caption_of(found.shown), *found.choices, *found.left_out, *warnings, *of_runs):
+    for line in (caption_of(found.shown), *found.by_chance(), *found.choices, *found.left_out, *warnings, *of_runs):
         show(line)
     if path:
         say(f"picture: {path}")

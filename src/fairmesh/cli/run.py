@@ -1,15 +1,27 @@
 """`fairmesh demo` and `fairmesh run`: train, and show the result."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from fairmesh.cli.cluster import folder_of, loaded_on
 from fairmesh.cli.progress import progress
+from fairmesh.cli.tables import (
+    Numbers,
+    SiteColumn,
+    TableOptions,
+    Target,
+    Time,
+    Unit,
+    Without,
+    as_options,
+    few_of_each,
+    is_table,
+)
 from fairmesh.cli.terminal import (
     Json,
     Track,
@@ -75,8 +87,26 @@ def _fresh(out: Path) -> Path:
     return next(path for path in candidates if not path.exists() or (path.is_dir() and not any(path.iterdir())))
 
 
+def _readable(path: Path) -> Path:
+    """Refuses a file that cannot be read, before anything is imported."""
+    return path if is_table(path) else readable_toml(path)
+
+
 def run(
-    experiment: Annotated[Path, typer.Argument(help="An experiment file (TOML).", callback=readable_toml)],
+    experiment: Annotated[
+        Path,
+        typer.Argument(
+            help="An experiment file (TOML), or a table (.csv, .parquet, a folder or a pattern of one file per site) "
+            "with --target, to train with all defaults.",
+            callback=_readable,
+        ),
+    ],
+    target: Target = "",
+    site: SiteColumn = "",
+    numbers: Numbers = False,
+    without: Without = [],  # noqa: B006
+    unit: Unit = "",
+    time: Time = "",
     set_: Annotated[
         list[str], typer.Option("--set", help="key=value, e.g. algorithm.consensus_step=0.5; may be repeated.")
     ] = [],  # noqa: B006
@@ -106,10 +136,14 @@ def run(
     timeout: Annotated[float, typer.Option(help="Seconds after which a silent rank of a cluster is lost.")] = 300.0,
     json_: Json = False,
 ) -> None:
-    """Train the experiment in a TOML file.
+    """Train the experiment in a TOML file, or on a table with all defaults.
 
-    Writes metrics, summary, model and checkpoint to the run's folder."""
+    Writes metrics, summary, model and checkpoint to the run's folder. A table is checked first, as by `fairmesh data
+    check`; the run's folder then has an experiment file to go on with."""
     _refuse_flags(seeds, resume, overwrite)
+    options = TableOptions(experiment, target, site, numbers, without, unit, time)
+    if not is_table(experiment) and any((target, site, numbers, without, unit, time)):
+        raise BadInput("--target, --site, --unit and the like are about a table; a file says them in [data]")
     folder = folder_of(experiment, out)
     if network == "memory":  # a rank may have been started again, in the folder of its run
         refuse_unusable(folder, resume=resume, overwrite=overwrite)
@@ -121,15 +155,25 @@ def run(
     from fairmesh.report.runs import Run
     from fairmesh.report.text import run_in_words
     from fairmesh.trackers import trackers_of
-    from fairmesh.training.observers import Watch
+    from fairmesh.training.observers import Progress
 
     trackers = trackers_of(track)
     comparing = Comparing.of(with_references, leave_one_out, folder, resume)
     assignments = _assignments(set_, device, seeds)
-    with loaded_on(network, timeout, lambda: load_experiment(experiment, assignments)) as (loaded, process_group):
+    made: dict[str, Any] = {}
+
+    def load() -> "Experiment":
+        if not is_table(experiment):
+            return load_experiment(experiment, assignments)
+        loaded, made["file"], made["findings"] = options.experiment(assignments)
+        return loaded
+
+    with loaded_on(network, timeout, load) as (loaded, process_group):
         comparing.check_experiment(loaded)
         silent = process_group is not None and not process_group.is_leader
         tell = None if json_ or silent else say
+        for line in few_of_each(made.get("findings", ()), "fairmesh data check ... --json") if tell else ():
+            say(as_options(line))
         if overwrite and not silent and (aside := set_aside(folder)):
             say(f"the run that was in {folder} is now in {aside}")
         with progress(json_ or silent) as watcher, _memory_reused(loaded):
@@ -137,7 +181,7 @@ def run(
                 loaded,
                 out=folder,
                 resume=resume,
-                observers=[Watch(watcher(experiment.stem, loaded.rounds)), *trackers],
+                observers=[Progress(watcher(folder.name, loaded.rounds)), *trackers],
                 announce=tell,
                 handle_signals=True,
                 process_group=process_group,
@@ -145,6 +189,8 @@ def run(
             )
     if silent:  # of a cluster, the first rank alone trains what follows
         return
+    if made:
+        _write_file(folder / f"{folder.resolve().name}.toml", made["file"], tell)
     with _memory_reused(loaded):
         compared = comparing.add_to(result, loaded, folder, resume, tell)
     summary = Run.from_result(result, folder.resolve().name)
@@ -153,6 +199,20 @@ def run(
         return
     for part in run_in_words(summary, result, folder, *compared, data_is_here=process_group is None):
         show(part)
+
+
+def _write_file(path: Path, table: dict[str, Any], tell: Callable[[str], None] | None) -> None:
+    """Writes the experiment file of a run that had none."""
+    import tomli_w
+
+    from fairmesh.storage.files import write_atomically
+
+    content = "# What is not written here keeps its default; `fairmesh keys` lists all settings.\n\n" + tomli_w.dumps(
+        table
+    )
+    write_atomically(path, content.encode())
+    if tell:
+        tell(f"this run as an experiment file, to change and go on with: {path}")
 
 
 def _refuse_flags(seeds: int | None, resume: bool, overwrite: bool) -> None:

@@ -24,6 +24,7 @@ Track = Annotated[
         "repeated.",
     ),
 ]
+_FEW = 10  # rows of a table of sites
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the picture if there is one.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 
@@ -84,6 +85,17 @@ def show(part: "Table | str") -> None:
         show_rows(part.rows)
     elif part.rows:
         show_table(part.rows, part.title)
+
+
+def few(table: list[list[str]], order: list[int] | None = None) -> list[list[str]]:
+    """Returns a table of sites with its header; of more than a dozen, the first ten in an order, and how many more
+    there are. JSON has all."""
+    header, *rows = table
+    if len(rows) <= _FEW + 2:
+        return table
+    shown = [rows[i] for i in (order or range(len(rows)))[:_FEW]]
+    more = f"... and {len(rows) - _FEW} more; --json has all"
+    return [header, *shown, [more, *[""] * (len(header) - 1)]]
 
 
 def show_rows(table: list[list[str]]) -> None:

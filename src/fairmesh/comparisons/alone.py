@@ -29,9 +29,9 @@ from fairmesh.data.reserve import FEWEST_ROWS
 from fairmesh.data.samples import Samples
 from fairmesh.data.site import Site
 from fairmesh.networks.base import Network
-from fairmesh.personalization.cross_fit import CrossFit, Fitted, rows_to_learn_from
+from fairmesh.personalization.cross_fit import CrossFit, Fitted, can_judge
 from fairmesh.problems.evaluator import Evaluator
-from fairmesh.problems.objective import Objective, held_out_last
+from fairmesh.problems.objective import Objective, held_out_rows
 from fairmesh.problems.prepared import Prepared
 from fairmesh.problems.row_loss import BoundModelLoss
 from fairmesh.topology.graphs import Topology
@@ -139,13 +139,14 @@ def first_step() -> float:
 
 
 def with_enough_rows(problem: Prepared, i: int) -> Site:
-    """Returns a site, with its rows repeated if they are too few to hold any out. Held-out rows are then known to the
-    models, so nothing speaks for a penalty."""
-    site, rows = problem.sites[i], rows_to_learn_from(problem, i)
-    if rows >= FEWEST_ROWS:
+    """Returns a site, with its rows repeated if they or their units are too few to hold any out. Held-out rows are then
+    known to the models, so nothing speaks for a penalty."""
+    site = problem.sites[i]
+    if can_judge(problem, i):
         return site
-    times = math.ceil(FEWEST_ROWS / len(site.train))
-    return dataclasses.replace(site, train=site.train.take(torch.arange(times * len(site.train)) % len(site.train)))
+    times = max(2, math.ceil(FEWEST_ROWS / len(site.train)))
+    again = site.train.take(torch.arange(times * len(site.train)) % len(site.train))
+    return dataclasses.replace(site, train=dataclasses.replace(again, units=None))
 
 
 def judged_apart(problem: Prepared) -> Prepared:
@@ -157,13 +158,13 @@ def judged_apart(problem: Prepared) -> Prepared:
 
 
 def _split(site: Site, i: int, objective: Objective) -> Site:
-    samples, count = site.train, objective.held_out_of(len(site.train))
-    if not count:  # too small to hold anything out, or judged on training rows
-        return dataclasses.replace(site, validation=samples)
-    parts = [len(samples) - count, count]
+    samples = site.train
     if not samples.here:
-        train, judging = (Samples.elsewhere(part, samples) for part in parts)
-    else:
-        order = held_out_last(samples, i, count)
-        train, judging = (samples.take(rows) for rows in order.split(parts))
+        count = objective.held_out_of(len(samples))
+        train, judging = (Samples.elsewhere(part, samples) for part in (len(samples) - count, count))
+        return dataclasses.replace(site, train=train, validation=judging if count else train)
+    held = held_out_rows(samples, i, objective)
+    if not bool(held.any()):  # too small to hold anything out, or judged on training rows
+        return dataclasses.replace(site, validation=samples)
+    train, judging = (samples.take(rows.nonzero().flatten()) for rows in (~held, held))
     return dataclasses.replace(site, train=train, validation=judging)

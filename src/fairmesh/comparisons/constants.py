@@ -14,6 +14,7 @@ from fairmesh.errors import listed
 from fairmesh.evidence.intervals import quantile
 from fairmesh.evidence.outcomes import Answers, Outcomes
 from fairmesh.evidence.scores import paired
+from fairmesh.evidence.units import totals_by_unit
 from fairmesh.losses import ModelLoss
 from fairmesh.networks.process_group import ProcessGroup
 from fairmesh.numerics import trees
@@ -111,8 +112,11 @@ def worse_than_constant(outcomes: Outcomes, problem: Prepared, group: ProcessGro
     for i in here:
         answered = [answers.losses.double().numpy() for answers in outcomes.at(i)]
         own = [_losses_of(constant, split, of) for constant, split, of in zip(constants[i], splits, sets[i])]
-        worse = paired(answered, own, outcomes.overlaps[i], shares=False).bound(_SURE / len(every), upper=False) > 0
+        units = outcomes.units(i)
+        difference = paired(answered, own, outcomes.overlaps[i], shares=False, units=units)
+        worse = difference.bound(_SURE / len(every), upper=False) > 0
         more = answered[0].mean(axis=0) - _losses_of(common.reshape(constants[i][0].shape), splits[0], sets[i][0])[0]
+        more = totals_by_unit(more, None if units is None else units[0])
         told[i] = [bool(worse), len(more), float(more.sum()), float(np.square(more).sum())]
     every = _gathered(group, told)
     _, count, total, squares = map(sum, zip(*every.values()))
@@ -120,8 +124,8 @@ def worse_than_constant(outcomes: Outcomes, problem: Prepared, group: ProcessGro
 
 
 def _in_words(names: list[str], count: int, total: float, squares: float) -> str:
-    """Returns what is worse than a constant: the model over all sites, if the sum over `count` rows of what its loss
-    has more than one constant's is clearly positive, or else at the sites with these names."""
+    """Returns what is worse than a constant: the model over all sites, if the sum over `count` rows or units of what
+    its loss has more than one constant's is clearly positive, or else at the sites with these names."""
     error = math.sqrt(max(0.0, squares - total * total / count) * count / max(1, count - 1))
     if count > 1 and total > quantile(1 - _SURE, count - 1) * error:
         at = f", and at {listed(names, 3)} than a constant of their own" if names else ""

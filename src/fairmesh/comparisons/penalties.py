@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fairmesh.comparisons.alone import FOLDS, AloneRun, first_step, takes_folds, whole_model
-from fairmesh.data.reserve import FEWEST_ROWS
+from fairmesh.data.reserve import can_hold_out
 from fairmesh.personalization.cross_fit import CrossFit, sites_at_once
 from fairmesh.problems.prepared import Prepared
 from fairmesh.training.options import DTYPES, device_of
@@ -34,7 +34,7 @@ def validated_penalties(
         identity: All that determines its outcome.
     """
     found = torch.zeros(len(sites), dtype=torch.float64)
-    able = [i for i in sites if takes_folds(problem, i) and len(problem.sites[i].train) >= FEWEST_ROWS]
+    able = [i for i in sites if takes_folds(problem, i) and can_hold_out(problem.sites[i].train)]
     if not able or problem.flat_model.dim + problem.flat_model.own_dim > _LARGEST_MODEL:
         return found
     # A site learns from its training rows only: others may judge the run.

@@ -22,16 +22,15 @@ from fairmesh.comparisons.alone import FOLDS, regularised, whole_model, with_eno
 from fairmesh.comparisons.constants import best_constant, constant_values
 from fairmesh.comparisons.phases import Notices, Phases
 from fairmesh.config.tables import to_table
-from fairmesh.data.reserve import FEWEST_ROWS
+from fairmesh.data.units import units_of
 from fairmesh.errors import BadInput, FairmeshError, Interrupted, listed, nearest
 from fairmesh.evidence import Comparison, versus
 from fairmesh.evidence.outcome_files import packed
 from fairmesh.losses import ModelLoss
-from fairmesh.metrics.units import Unit
 from fairmesh.networks.base import Traffic
 from fairmesh.networks.memory import SingleProcess
 from fairmesh.personalization.builtin import FineTuned
-from fairmesh.personalization.cross_fit import CrossFit, Fitted, penalties_for, rows_to_learn_from, sites_at_once
+from fairmesh.personalization.cross_fit import CrossFit, Fitted, can_judge, penalties_for, sites_at_once
 from fairmesh.personalization.outcome import PersonalSite
 from fairmesh.problems.evaluator import Evaluator
 from fairmesh.problems.objective import Objective
@@ -129,10 +128,12 @@ class ReferenceComparison:
     def sentences(self) -> list[str]:
         """Returns what the run brought over each site alone: a sentence per site, and one for all sites. Nothing if
         that is not known."""
-        if not self._sound("local"):
-            return []
-        found = self.versus("local")
-        return [*found.sentences("alone"), found.sentence("alone")]
+        found = self.versus_alone()
+        return [*found.sentences("alone"), found.sentence("alone")] if found else []
+
+    def versus_alone(self) -> Comparison | None:
+        """Returns how the run differs from what each site trains alone; None if that is not known."""
+        return self.versus("local") if self._sound("local") else None
 
     def constant_sentence(self) -> str:
         """Returns what a constant answer reaches, and at which sites it does as well as the run; nothing if that is not
@@ -168,7 +169,7 @@ class ReferenceComparison:
     def table(self) -> list[list[str]]:
         """Returns a header and one row per site: its metric by the run, and by every reference."""
         problem = self.result.problem
-        unit = Unit(problem.primary, problem.is_share(problem.primary))
+        unit = problem.unit()
         measured = [bool(getattr(site, self.result.judged_on)) for site in problem.sites]
 
         def column(name: str | None = None) -> list[str]:
@@ -221,7 +222,7 @@ def constant_sentence(result: Result, constants: Sequence[float] = ()) -> str:
     problem = result.problem.of_split(0)
     if problem.task not in ("classes", "binary", "numbers") or isinstance(problem.loss, ModelLoss):
         return ""
-    unit, higher = Unit(problem.primary, problem.is_share(problem.primary)), problem.higher_is_better(problem.primary)
+    unit, higher = problem.unit(), problem.higher_is_better(problem.primary)
     constants = constants or constant_values(problem, result.judged_on)
     known = [
         (site, constant, reached)
@@ -231,7 +232,7 @@ def constant_sentence(result: Result, constants: Sequence[float] = ()) -> str:
     if not known:
         return ""
     values = [constant for _, constant, _ in known]
-    counted = [c for site, c, _ in known if len(getattr(site, result.judged_on)) >= result.worst_needs_rows]
+    counted = [c for site, c, _ in known if units_of(getattr(site, result.judged_on)) >= result.worst_needs_rows]
     worst, mean = (min if higher else max)(counted or values), _mean(values)
     as_good = [str(site.name) for site, c, reached in known if (c >= reached if higher else c <= reached)]
     where = f"; it does as well as the run at {listed(as_good, 5)}" if as_good else ""
@@ -430,6 +431,7 @@ class _Work:
             problem, self._topology, algorithm, self._result.rounds,
             seeds=sorted({replica.seed for replica in self._replicas}),
             out=out, resume=self._resume and out is not None and out.exists(), handle_signals=self._handle_signals,
+            announce=lambda text: None,  # what there is to know about the numbers was said of the run
             **to_table(self._options),
         )  # fmt: skip
 
@@ -471,7 +473,7 @@ class _Work:
         tuned = self._of_fits(
             "fine-tuned", lambda fit, rows: fit.tuned(fit.same(rows), method.steps, method.step), rows
         )
-        few = [rows_to_learn_from(self._problem.of_split(r.split), i) < FEWEST_ROWS for r, i in self._sites]
+        few = [not can_judge(self._problem.of_split(r.split), i) for r, i in self._sites]
         few = torch.tensor(few).view(len(self._replicas), -1, 1)
         return torch.where(few, rows.view_as(tuned).to(tuned), tuned)  # these keep the common model
 

@@ -1,18 +1,20 @@
 """Whether the weights helped: a run next to the same run with fixed weights, site by site."""
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from fairmesh.evidence.intervals import Combined
-from fairmesh.evidence.verdicts import difference_of, versus
+from fairmesh.evidence.many import chance_in_words, excludes_zero
+from fairmesh.evidence.verdicts import Difference, difference_of, versus
 
 if TYPE_CHECKING:
     from fairmesh.training.result import Result
 
 
-Outcome = Literal["helped", "hurt", "no difference"]
+Outcome = Literal["helped", "hurt", "no difference", "not compared"]
 _OUTCOMES: dict[str, Outcome] = {"better": "helped", "worse": "hurt", "unclear": "no difference"}
 _RAISED = 1.5  # times its prior: a weight that is worth a warning
 
@@ -25,11 +27,12 @@ class SiteVerdict:
         name: The site.
         fixed: Its metric with fixed weights, the mean over replicas.
         robust: Its metric with the run's weights.
-        interval: The 95 % interval of the difference, robust minus fixed, on the same test rows. NaN if it is not
-            known.
+        interval: The interval of the difference, robust minus fixed, on the same test rows, as in
+            `fm.evidence.Difference`. NaN if it is not known.
         weight: lambda_i, its final weight.
         prior: p_i, its fixed weight.
-        outcome: "helped", "hurt", or "no difference" within the interval.
+        outcome: "helped", "hurt", "no difference" that is clear among so many sites, or "not compared" where the metric
+            is not defined.
     """
 
     name: str
@@ -74,14 +77,20 @@ class WeightsVerdict:
         """Returns the verdict in words."""
         lines = [
             f"against fixed weights, the weights helped {self.count('helped')} of {len(self.sites)} sites and hurt "
-            f"{self.count('hurt')}; the others differ by less than their interval"
+            f"{self.count('hurt')}; {'the others' if not self.count('not compared') else self.count('no difference')} "
+            "do not differ clearly"
         ]
+        known = [site.interval for site in self.sites if not math.isnan(site.interval[0])]
+        if chance := chance_in_words(
+            sum(map(excludes_zero, known)), self.count("helped") + self.count("hurt"), len(known)
+        ):
+            lines[0] += f": {chance}"
         lines += [
             f"{site.name}: {self.metric} {site.fixed:.3g} with fixed weights, {site.robust:.3g} with weight "
             f"{site.weight:.2g} instead of {site.prior:.2g} ({site.outcome}; the difference is "
             f"{site.interval[0]:+.2g} to {site.interval[1]:+.2g})"
             for site in self.sites
-            if site.outcome != "no difference"
+            if site.outcome in ("helped", "hurt")
         ]
         return lines if self.warning is None else [*lines, self.warning]
 
@@ -99,6 +108,10 @@ class WeightsVerdict:
         }
 
 
+def _outcome(difference: Difference) -> Outcome:
+    return "not compared" if math.isnan(difference.interval[0]) else _OUTCOMES[difference.verdict]
+
+
 def verdict_of(result: "Result", fixed: "Result") -> WeightsVerdict:
     """Returns what the weights did, from the run and the same run with fixed weights."""
     problem, metric, ours, theirs = result.problem, result.problem.primary, result.outcomes(), fixed.outcomes()
@@ -106,7 +119,7 @@ def verdict_of(result: "Result", fixed: "Result") -> WeightsVerdict:
     weights = np.mean([record["lambda"] for record in result.final], axis=0).tolist()
     prior = problem.prior_of_sites.tolist()
     sites = tuple(
-        SiteVerdict(name, b.value, a.value, found.interval, weights[i], prior[i], _OUTCOMES[found.verdict])
+        SiteVerdict(name, b.value, a.value, found.interval, weights[i], prior[i], _outcome(found))
         for i, (name, a, b, found) in enumerate(zip(ours.sites, robust, plain, compared.at_sites))
     )
     heaviest = max(range(len(sites)), key=lambda i: sites[i].weight / sites[i].prior)

@@ -36,6 +36,7 @@ from fairmesh.data.samples import Samples
 from fairmesh.data.site import Site
 from fairmesh.data.streams import Streamed
 from fairmesh.data.tables import read_table
+from fairmesh.data.units import split
 
 __all__ = [
     "CIFAR10",
@@ -71,4 +72,5 @@ __all__ = [
     "Table",
     "read_table",
     "reserve",
+    "split",
 ]

@@ -15,11 +15,14 @@ from fairmesh.data import tables
 from fairmesh.data.datasets.table import Table
 from fairmesh.data.samples import Samples
 from fairmesh.data.site import Site
+from fairmesh.data.site_files import Columns
 from fairmesh.data.tables import Kind
+from fairmesh.data.units import FEWEST_UNITS, identifier_text, too_few_units, units_of, with_units
 from fairmesh.errors import BadInput, listed
 from fairmesh.numerics import trees
 
 FEW_TEST_ROWS = 30  # with fewer, a metric of the site says little
+_FEW_UNITS = 5  # of test rows; with fewer, an interval over units is wide or unknown
 _RARE = 0.05  # share of a class
 _MISSING_APART = 0.3  # difference between the shares of missing values at two sites
 _FEW_VALUES = 20  # different values of a column that may be compared with the target one by one
@@ -31,6 +34,12 @@ _UNLIKELY = 0.01  # so seldom, over all that is looked at, are rows that are equ
 _COPIES = 3  # fewer equal rows are not called copies
 _SHOWN = 4  # names in a sentence
 _WORTH_COMPARING = 10  # rows of a site with which its columns are compared
+_VALUES_OF_A_UNIT = 3  # different values at a site, on average; a column with fewer is a category
+_LIKE_UNITS = {  # last words of the names of columns that tell whose a row is
+    *("id", "uid", "uuid", "pid", "identifier", "patient", "subject", "mrn", "case", "person", "participant"),
+    *("individual", "donor", "animal", "pseudonym", "device", "serial"),
+}
+_NUMBERED = {"no", "nr", "num", "number", "code", "key"}  # words that may follow these
 _UNFIT = {"empty column", "constant column", "identifier", "unusable column"}
 
 
@@ -59,13 +68,17 @@ def check_table(table: Table) -> Iterator[Finding]:
     except BadInput as error:
         yield Finding("error", "unusable", str(error))
         return
-    target = tables.column_of(columns, table.target, table.file)
+    target = tables.column_of(columns, table.target, table.where)
     labels = map(tables.whole_number_text, target.tolist()) if table.predict == "labels" else ()
     if said := tables.two_spellings(labels):
         yield Finding("warning", "two spellings", f"the target {table.target!r}: {said}")
+    if table.predict == "labels" and not table.classes and (said := _looks_like_numbers(target)):
+        advice = 'to predict a number, write predict = "numbers"; if they are labels, list them as classes'
+        yield Finding("warning", "numbers as labels", f"the target {table.target!r} {said}; {advice}")
+    sites = _sites_of(table, columns)
     for name in names:
         values = columns[name]
-        findings = list(check_column(table, name, values))
+        findings = list(check_column(table, name, columns))
         yield from findings
         kinds = {finding.what for finding in findings}
         if not kinds & _UNFIT and _tells_target(values, target, table.predict):
@@ -74,13 +87,31 @@ def check_table(table: Table) -> Iterator[Finding]:
             )
             advice = f'if it is not known when a prediction is made, leave it out: exclude = ["{name}"]'
             yield Finding("error", "leak", f"{said}; {advice}")
-        if table.site and not kinds & {"identifier", "unusable column"}:
-            yield from _between_sites(table, name, values, tables.column_of(columns, table.site, table.file))
+        if sites is not None and not kinds & {"identifier", "unusable column", "empty column"}:
+            yield from _between_sites(table, name, values, sites)
 
 
-def check_column(table: Table, name: str, values: np.ndarray) -> Iterator[Finding]:
+def _looks_like_numbers(target: np.ndarray) -> str:
+    """Returns why labels look like numbers to predict, in words; "" if they do not."""
+    numbers = {number for value in set(target.tolist()) if math.isfinite(number := tables.number_in(value))}
+    broken = next((number for number in numbers if number != round(number)), None)
+    if broken is not None:
+        return f"has values such as {broken:g}"
+    return f"has {len(numbers):,} different whole numbers" if len(numbers) > _FEW_VALUES else ""
+
+
+def _sites_of(table: Table, columns: Columns) -> np.ndarray | None:
+    """Returns the site of every row; None if it is not known."""
+    try:
+        return table.site_of_rows(columns)
+    except BadInput:  # which is said where sites are made
+        return None
+
+
+def check_column(table: Table, name: str, columns: Columns) -> Iterator[Finding]:
     """Yields what speaks against a column as an input."""
-    known = [str(value) for value in values.tolist() if not tables.is_missing(value)]
+    values = columns[name]
+    known = [tables.category_text(value) for value in values.tolist() if not tables.is_missing(value)]
     leave_out = f'leave it out: exclude = ["{name}"]'
     if not known:
         yield Finding("warning", "empty column", f"column {name!r} has no values; {leave_out}", name)
@@ -90,19 +121,54 @@ def check_column(table: Table, name: str, values: np.ndarray) -> Iterator[Findin
         yield Finding("warning", "constant column", f"column {name!r} {said} ({known[0]!r}); {leave_out}")
         return
     try:
-        kind = table.kind_of_column(name, values)
-        numbers = tables.encoded(values, kind, name, table.file)
+        kind = table.kind_of_column(columns, name)
+        numbers = table.encoded(columns, name, kind)
         if _is_identifier(name, kind, numbers, known):
-            said = f"column {name!r} has a different value in every row, as an identifier has; {leave_out}"
-            yield Finding("error" if kind == "category" else "warning", "identifier", said, name)
+            yield Finding("error" if kind == "category" else "warning", "identifier", _identifier(name), name)
             return
         if kind == "category" and name not in table.categories:
-            tables.refuse_many_categories(values, name, table.file)
+            tables.refuse_many_categories(values, name, table.where)
     except BadInput as error:
         yield Finding("error", "unusable column", str(error), name)
         return
     if kind == "category" and (said := tables.two_spellings(known)):
         yield Finding("warning", "two spellings", f"categories of column {name!r}: {said}")
+    if kind == "number" and (marker := _marker(numbers[~np.isnan(numbers)])):
+        said = f"column {name!r} is {marker} in {known.count(marker):,} rows, far from all others"
+        advice = f'if it stands for a missing value, write missing_values = {{ "{name}" = ["{marker}"] }}'
+        yield Finding("warning", "marker", f"{said}; {advice}")
+
+
+def _marker(numbers: np.ndarray) -> str:
+    """Returns a number that looks like a mark for a missing value, such as -9 or 999: it is there several times, and
+    the only negative one, or further from the others than these are apart. "" if there is none."""
+    distinct, counts = np.unique(numbers, return_counts=True)
+    for value in distinct[[0, -1]][counts[[0, -1]] >= _COPIES].tolist():
+        others = distinct[distinct != value]
+        if len(others) < 2 or not re.fullmatch(r"-?9+", tables.category_text(value)):
+            continue
+        alone = value < 0 <= others[0]
+        if alone or np.abs(others - value).min() > others[-1] - others[0]:
+            return tables.category_text(value)
+    return ""
+
+
+def _identifier(name: str) -> str:
+    return (
+        f'column {name!r} has a different value in every row, as an identifier has; leave it out: exclude = ["{name}"]'
+    )
+
+
+def check_inputs(site: Site) -> Iterator[Finding]:
+    """Yields which inputs of a site's table look like identifiers, of single rows or of units with several."""
+    if not site.table or not site.table.rows:
+        return
+    for column in site.table.plan.columns:
+        values = site.table.columns[column.name]
+        known = [str(value) for value in values[~tables.absent(values)].tolist()]
+        if _is_identifier(column.name, column.kind, values, known):
+            yield Finding("warning", "identifier", _identifier(column.name), column.name)
+    yield from check_units(site.table.columns, [site])
 
 
 def _is_identifier(name: str, kind: Kind, numbers: np.ndarray, known: Sequence[str]) -> bool:
@@ -118,6 +184,78 @@ def _is_identifier(name: str, kind: Kind, numbers: np.ndarray, known: Sequence[s
     return bool((numbers == np.round(numbers)).all()) and (consecutive or named)
 
 
+def looks_like_unit(name: str) -> bool:
+    """Returns whether a column is called as what rows belong to, such as "patient_id", "subjectNo" or "MRN"."""
+    words = re.findall(r"[a-z]+", re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name).lower())
+    while len(words) > 1 and words[-1] in _NUMBERED:
+        words.pop()
+    last = words[-1] if words else ""
+    return bool({last, last.removesuffix("s"), last.removesuffix("id")} & (_LIKE_UNITS | _NUMBERED))
+
+
+def identifiers_in(values: np.ndarray) -> np.ndarray:
+    """Returns the values of a column as identifiers; "" for missing ones."""
+    return np.array(["" if tables.is_missing(value) else identifier_text(value) for value in values.tolist()])
+
+
+def repeats(name: str, texts: np.ndarray, sites: np.ndarray, excluded: bool) -> bool:
+    """Returns whether a column looks like the identifier of a unit with several rows: whole numbers or texts, by its
+    name, or by many values if it was excluded.
+
+    Args:
+        name: Its name.
+        texts: Its values; "" for missing ones.
+        sites: The number of the site of each row.
+        excluded: Whether a person has decided that it is no input.
+    """
+    known = texts != ""
+    pairs = len(set(zip(sites[known].tolist(), texts[known].tolist())))
+    distinct = set(texts[known].tolist())
+    numbers = [tables.number_in(text) for text in distinct]
+    fractions = any(number != round(number) for number in numbers if math.isfinite(number))
+    dates = bool(distinct) and all(re.fullmatch(r"\d{4}-\d\d-\d\d.*", text) for text in distinct)
+    if fractions or dates or known.sum() < 2 * pairs or pairs < _VALUES_OF_A_UNIT * len(set(sites.tolist())):
+        return False
+    return looks_like_unit(name) or (excluded and len(distinct) > _FEW_VALUES)
+
+
+def check_units(
+    columns: Mapping[str, np.ndarray], sites: Sequence[Site], exclude: Sequence[str] = ()
+) -> Iterator[Finding]:
+    """Yields columns that look like identifiers of units which have rows in the training and the test set of a site.
+
+    Args:
+        columns: The columns to look at, with the values of all rows of a table.
+        sites: The sites that were made of it.
+        exclude: Which of the columns are no inputs by choice. Default: ().
+    """
+    divisions = [site.table.rows for site in sites if site.table and site.table.rows]
+    if not divisions or any(site.table.grouped.units is not None for site in sites if site.table):
+        return
+    place = np.zeros(len(next(iter(columns.values()), ())), np.int64)
+    for k, rows in enumerate(divisions):
+        for some in rows.values():
+            place[some] = k
+    for name, values in columns.items():
+        texts = identifiers_in(values)
+        if not repeats(name, texts, place, name in exclude):
+            continue
+        tested = shared = 0
+        for rows in divisions:
+            known = {*texts[rows["train"]].tolist()} - {""}
+            test = texts[rows.get("test", rows["train"][:0])].tolist()
+            tested, shared = tested + len(test), shared + sum(text in known for text in test)
+        if shared:
+            yield Finding(
+                "warning",
+                "units divided",
+                f"column {name!r} looks like an identifier with several rows each: {shared:,} of {tested:,} test rows "
+                "are of one that is also among the training rows of the site, so that metrics may tell of known ones, "
+                f'not of new ones; if rows with one {name!r} belong together, write unit = "{name}"',
+                name,
+            )
+
+
 def _tells_target(values: np.ndarray, target: np.ndarray, predict: Literal["labels", "numbers"]) -> bool:
     """Returns whether a column equals the target, or another name for it."""
     if predict == "numbers":
@@ -126,7 +264,7 @@ def _tells_target(values: np.ndarray, target: np.ndarray, predict: Literal["labe
         if both.sum() < _WORTH_COMPARING or x[both].std() == 0 or y[both].std() == 0:
             return False
         return bool(abs(np.corrcoef(x[both], y[both])[0, 1]) > 0.9999)
-    texts = ["" if tables.is_missing(value) else str(value) for value in values.tolist()]
+    texts = ["" if tables.is_missing(value) else tables.category_text(value) for value in values.tolist()]
     labels = [tables.whole_number_text(label) for label in target.tolist()]
     if len(set(texts)) > _FEW_VALUES or len(set(labels)) < 2 or len(texts) < _WORTH_COMPARING:
         return False
@@ -137,6 +275,11 @@ def _tells_target(values: np.ndarray, target: np.ndarray, predict: Literal["labe
 def _between_sites(table: Table, name: str, values: np.ndarray, sites: np.ndarray) -> Iterator[Finding]:
     """Yields how a column differs between sites: its kind, its categories, and how much is missing."""
     rows = {str(site): values[sites == site] for site in dict.fromkeys(sites.tolist())}
+    empty = [site for site, mine in rows.items() if tables.missing_in(mine).all()]
+    if empty:
+        said = f"column {name!r} has no values at {listed(empty, _SHOWN)}, where all count as missing"
+        yield Finding("warning", "no values at sites", f"{said}; is it called otherwise there?")
+    rows = {site: mine for site, mine in rows.items() if site not in empty}
     rows = {site: mine for site, mine in rows.items() if len(mine) >= _WORTH_COMPARING}
     if len(rows) < 2:
         return
@@ -147,7 +290,7 @@ def _between_sites(table: Table, name: str, values: np.ndarray, sites: np.ndarra
         said = f"{gaps[most]:.0%} of the values are missing at {most}, {gaps[least]:.0%} at {least}"
         why = "a model may learn the site from it"
         yield Finding("warning", "missing values differ", f"column {name!r}: {said}; {why}")
-    kinds = {site: _kind_at(mine, name, table.file) for site, mine in known.items() if len(mine)}
+    kinds = {site: _kind_at(mine, name, table.where) for site, mine in known.items() if len(mine)}
     if len(set(kinds.values())) > 1:
         at = {kind: listed([s for s, k in kinds.items() if k == kind], _SHOWN) for kind in kinds.values()}
         said = "; ".join(f"{kind} at {some}" for kind, some in at.items())
@@ -159,7 +302,7 @@ def _between_sites(table: Table, name: str, values: np.ndarray, sites: np.ndarra
 
 def _categories_apart(name: str, known: Mapping[str, np.ndarray]) -> Iterator[Finding]:
     """Yields the sites of which most categories are found at no other site."""
-    texts_of = {site: {str(value).strip() for value in values.tolist()} for site, values in known.items()}
+    texts_of = {site: {tables.category_text(value) for value in values.tolist()} for site, values in known.items()}
     held = Counter(text for texts in texts_of.values() for text in texts)
     for site, texts in texts_of.items():
         alone = sorted(text for text in texts if held[text] == 1)
@@ -178,6 +321,7 @@ def _kind_at(values: np.ndarray, name: str, file: str) -> str:
 def check_sites(sites: Sequence[Site]) -> Iterator[Finding]:
     """Yields what looks wrong with the samples of sites, of whatever kind they are."""
     named = {site.name or f"node {i}": site for i, site in enumerate(sites)}
+    named = dict(zip(named, with_units(list(named.values()))))
     train = {name: Samples.of(site.train, name) for name, site in named.items()}
     test = {name: Samples.of(site.test, name) for name, site in named.items() if site.test is not None}
     columns = {
@@ -185,6 +329,10 @@ def check_sites(sites: Sequence[Site]) -> Iterator[Finding]:
         for name, site in named.items()
     }
     yield from _duplicates(train, test, columns)
+    timed = any(site.table and site.table.grouped.times is not None for site in sites)
+    more = "hold out more (test_share in [data])"
+    more += "" if timed else ", or repeat the split (splits = 10 at the top of the file)"
+    yield from _few_units(train, test, more)
     for name in named:
         if name not in test:
             yield Finding("warning", "no test rows", f"{name} has no test rows, so that it will not be measured")
@@ -194,20 +342,33 @@ def check_sites(sites: Sequence[Site]) -> Iterator[Finding]:
                 said = f"the {len(labels):,} {kind} rows of {name} are all of one class; is the label column right?"
                 yield Finding("warning", "single class", f"{said} Some metrics are not defined there")
     labels_of = [labels for samples in train.values() if (labels := samples.labels) is not None]
-    yield from _few_test_rows(test, classes=len(labels_of) == len(train))
+    yield from _few_test_rows(test, len(labels_of) == len(train), more)
     if len(labels_of) == len(train):
         table = sites[0].table
         yield from _rare_classes(labels_of, table.preprocessing.classes if table else ())
 
 
-def _few_test_rows(test: Mapping[str, Samples], classes: bool) -> Iterator[Finding]:
+def _few_test_rows(test: Mapping[str, Samples], classes: bool, advice: str) -> Iterator[Finding]:
     few = {name: len(samples) for name, samples in test.items() if len(samples) < FEW_TEST_ROWS}
     if few:
         least, said = min(few.values()), listed([f"{name} ({count})" for name, count in few.items()], _SHOWN)
         known = f"an accuracy from {least} rows is known to about {100 / math.sqrt(least):.0f} points only"
         why = known if classes else "a metric from so few says little"
-        advice = "hold out more (test_share in [data]), or repeat the split (splits = 10 at the top of the file)"
         yield Finding("warning", "few test rows", f"few test rows at {said}; {why}; {advice}")
+
+
+def _few_units(train: Mapping[str, Samples], test: Mapping[str, Samples], advice: str) -> Iterator[Finding]:
+    """Yields sites with so few units that little can be said of new ones, or that none is held out in training."""
+    few = {
+        name: units_of(rows) for name, rows in test.items() if rows.units is not None and units_of(rows) < _FEW_UNITS
+    }
+    if few:
+        said = listed([f"{name} ({count})" for name, count in few.items()], _SHOWN)
+        yield Finding("warning", "few test units", f"few units in the test rows of {said}; {advice}")
+    small = [name for name, rows in train.items() if too_few_units(rows)]
+    if small:
+        said = f"fewer than {FEWEST_UNITS} units to train on at {listed(small, _SHOWN)}"
+        yield Finding("warning", "few units", f"{said}; no rows are held out there for weights and own models")
 
 
 def _rare_classes(labels: Sequence[Tensor], names: Sequence[str]) -> Iterator[Finding]:
@@ -217,7 +378,7 @@ def _rare_classes(labels: Sequence[Tensor], names: Sequence[str]) -> Iterator[Fi
         if count < _RARE * total and len(counts) <= _FEW_VALUES:
             name = repr(names[label]) if names else label
             said = f"class {name} has {count:,} of {total:,} training rows ({count / total:.1%})"
-            advice = "accuracy hides how it does: look at balanced accuracy, or weigh classes in the loss"
+            advice = 'accuracy hides how it does: judge by primary = "auroc" or "f1", or weigh classes in the loss'
             yield Finding("warning", "rare class", f"{said}; {advice}")
 
 
@@ -236,7 +397,10 @@ def _duplicates(
         keys = _keys(samples)
         for key in keys:
             where[key].add(name)
-        if again := len(keys) - len(set(keys)):
+        # Within a unit, equal rows may be repeated measurements.
+        units = samples.some().units
+        apart = keys if units is None else [key for _, key in {*zip(units.tolist(), keys)}]
+        if again := len(apart) - len(set(keys)):
             said = f"{again:,} of {len(keys):,} training rows of {name} repeat others; remove them if they are mistakes"
             yield Finding("warning", "duplicate rows", said)
     shared = Counter(tuple(sorted(names)) for names in where.values() if len(names) > 1)

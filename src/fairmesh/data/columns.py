@@ -42,6 +42,8 @@ class Column:
             sites, instead. Default: False.
         indicator: Whether a further input says that a value is missing, if a site has at least 5 such rows. Default:
             False.
+        missing_values: What stands for a missing value, besides empty cells, NA, NaN, null and none, such as ("?",
+            "-9"). Numbers are compared as numbers. Default: ().
 
     Example:
         >>> import fairmesh as fm
@@ -60,6 +62,15 @@ class Column:
     scale: float = 1.0
     standardize: bool = False
     indicator: bool = False
+    missing_values: tuple[str | float, ...] = ()
+
+    def completed(self) -> dict[str, tuple[str, ...]]:
+        """Returns its classes as values are compared with them: 4 for 4.0."""
+        text = tables.whole_number_text if self.type == "label" else tables.category_text
+        return {
+            "classes": tuple(map(text, self.classes)),
+            "missing_values": tuple(dict.fromkeys(map(tables.category_text, self.missing_values))),
+        }
 
     def __post_init__(self):
         given = (self.min, self.max, self.fill, self.center, self.scale)
@@ -77,6 +88,16 @@ class Column:
             raise BadInput(f"column {self.name!r}: standardize is for numbers that have no center and scale")
         if len(set(self.classes)) < len(self.classes):
             raise BadInput(f"column {self.name!r}: classes lists {named_twice(self.classes)!r} twice")
+        for marker in self.missing_values:
+            if marker in self.classes:
+                raise BadInput(
+                    f"column {self.name!r}: {marker!r} is one of its classes, so it cannot stand for a missing value; "
+                    "remove it from missing_values or from the classes"
+                )
+
+    def known(self, values: np.ndarray) -> np.ndarray:
+        """Returns the values of a table with gaps for those that stand for a missing one."""
+        return tables.with_gaps(values, self.missing_values)
 
     @property
     def has_classes(self) -> bool:

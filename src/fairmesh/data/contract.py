@@ -21,6 +21,7 @@ from fairmesh.data.datasets.table import Table
 from fairmesh.data.preprocessing import Preprocessing
 from fairmesh.data.samples import Samples
 from fairmesh.data.site import Site, with_sets
+from fairmesh.data.site_files import Columns, almost
 from fairmesh.data.tables import rows_in_words
 from fairmesh.errors import BadInput, nearest
 
@@ -84,6 +85,11 @@ class Contract:
         inputs: The inputs if they are arrays, such as images; None for any. Default: None.
         standardize: Whether columns of a table without center and scale are scaled to mean 0 and variance 1 over the
             training rows of all sites. Between organisations, sites then tell each other sums. Default: False.
+        unit: The column of a table that says what each row belongs to, such as its patient: rows of one unit are not
+            divided at any site. Samples that are no table name theirs in `Site(units=...)`. None for what each site
+            says. Default: None.
+        time: The column of a table with the time of each row: every site's latest rows are its test rows. None for
+            what each site says. Default: None.
 
     Example:
         >>> import fairmesh as fm
@@ -98,6 +104,8 @@ class Contract:
     target: Column | None = None
     inputs: Arrays | None = None
     standardize: bool = False
+    unit: str | None = None
+    time: str | None = None
 
     def __post_init__(self):
         names = [column.name for column in self.columns]
@@ -109,6 +117,9 @@ class Contract:
             _check_input(column)
         if self.target:
             _check_target(self.target, names)
+        for key, name in (("unit", self.unit), ("time", self.time)):
+            if name is not None and (self.inputs or (self.target and name == self.target.name)):
+                raise BadInput(f"{key} = {name!r} is a column of a table other than the target")
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -149,6 +160,8 @@ class Contract:
             if self.target:
                 predict = "labels" if self.target.type == "label" else "numbers"
                 settings |= {"target": self.target.name, "predict": predict, "classes": list(self.classes)}
+            said = {"unit": self.unit, "time": self.time}
+            settings |= {key: name for key, name in said.items() if name is not None}
         if name == "image-folder":
             settings |= {"classes": list(self.classes)} if self.classes else {}
             settings |= {"size": list(self.inputs.shape[-2:])} if self.inputs and self.inputs.shape else {}
@@ -158,30 +171,52 @@ class Contract:
         if data.innermost is not data:
             return replace(data, data=_Loaded(tuple(self._loaded(data.data)))).sites()  # type: ignore[type-var]
         if isinstance(data, Table):
-            columns = data.read()
-            self._check(columns, data.file)
+            agreed = self.reading(data)
+            columns = agreed._taken_from(data.read())
             data.input_names(columns)  # refuses settings that name a column which is not there
-            return data.sites_of(columns, self.plan(data.predicted, data.indicators))
+            return data.sites_of(columns, agreed.plan(agreed.predicted(data), data.indicators))
         return self.checked(data.sites())
 
     def plan(self, target: Column, indicators: bool = True) -> Preprocessing:
         """Returns how a table is treated."""
         return Preprocessing.planned(self.columns, target, self.standardize, self.standardize, indicators)
 
-    def _check(self, columns: Mapping[str, np.ndarray], file: str) -> None:
-        """Refuses columns of a table that are not as the contract says."""
+    def reading(self, table: Table) -> "Contract":
+        """Returns the contract with what stands for a missing value in this table, too."""
+        columns = [replace(c, missing_values=(*c.missing_values, *table.markers(c.name))) for c in self.columns]
+        return replace(self, columns=tuple(columns))
+
+    def predicted(self, table: Table) -> Column:
+        """Returns the column to predict, as the preprocessing of this table has it."""
+        unit, markers = (self.target.unit, self.target.missing_values) if self.target else ("", ())
+        return replace(table.predicted, unit=unit, missing_values=(*table.predicted.missing_values, *markers))
+
+    def _taken_from(self, columns: Columns) -> Columns:
+        """Returns the columns of a table. Refuses those that are not as the contract says. One that a file lacks is
+        missing there, if the contract allows it."""
+        listed = [column for column in (*self.columns, self.target) if column]
+        markers = {column.name: column.missing_values for column in listed}
+        columns = columns.without(lambda name: markers.get(name, ()))
         wrong = []
-        for column in filter(None, (*self.columns, self.target)):
-            if column.name in columns:
-                wrong += column.complaints(columns[column.name], file)
-            else:
-                lacking = f"{file} has no column {column.name!r}, which the contract lists"
-                wrong.append(f"{lacking}{nearest(column.name, columns)}; rename or add it")
+        for column in listed:
+            for part in columns.parts:
+                if column.name in part.names:
+                    wrong += column.complaints(columns[column.name][part.rows], part.path)
+                elif column.required or almost(column.name, part.names - markers.keys()):
+                    lacking = f"{part.path} has no column {column.name!r}, which the contract lists"
+                    wrong.append(f"{lacking}{nearest(column.name, part.names - markers.keys())}; rename or add it")
         refuse(wrong)
+        return columns.with_empty([column.name for column in listed])
 
     def checked(self, sites: Sequence[Site]) -> list[Site]:
         """Returns sites whose samples have no names, checked and as the model sees them. Columns are matched by
         position."""
+        for site in sites if self.unit else ():
+            if site.units is None and getattr(site.train, "units", None) is None:
+                raise BadInput(
+                    f"{site.name or 'a site'}: the contract says unit = {self.unit!r}, but these samples do not say "
+                    "which of them belong together; give them in fm.Site(..., units=...)"
+                )
         return with_sets(sites, lambda samples, where: self._taken(Samples.of(samples, where), where).parts())
 
     def _taken(self, samples: Samples, where: str) -> Samples:
@@ -213,7 +248,7 @@ class Contract:
                 )
         if self.standardize:
             raise BadInput(f"{where}: the contract says standardize, which only tables can, but these are arrays")
-        given = list(zip(self.columns, inputs.double().T.numpy()))
+        given = [(column, column.known(values)) for column, values in zip(self.columns, inputs.double().T.numpy())]
         refuse([complaint for column, values in given for complaint in column.complaints(values, where)])
         scaled = [column.transform(values, where) for column, values in given]
         dtype = inputs.dtype if inputs.is_floating_point() else torch.get_default_dtype()

@@ -13,13 +13,14 @@ import torch
 from torch import Tensor
 
 from fairmesh.config.tables import to_table
-from fairmesh.data.check import check_column
+from fairmesh.data.check import check_column, identifiers_in, repeats
 from fairmesh.data.columns import MEAN, Column
 from fairmesh.data.contract import Arrays, refuse
 from fairmesh.data.datasets.base import Data
 from fairmesh.data.datasets.table import Table
 from fairmesh.data.samples import Samples
-from fairmesh.data.tables import NAME_AT_MOST, category_text, encoded, in_order, missing_in
+from fairmesh.data.site_files import Columns
+from fairmesh.data.tables import NAME_AT_MOST, Kind, category_text, in_order, missing_in
 from fairmesh.errors import BadInput, nearest
 
 _SHOWN = 5  # categories in a comment
@@ -52,20 +53,37 @@ def _of_table(table: Table, without: Sequence[str]) -> tuple[str, list[str]]:
     for name in without:
         if name == table.target or name not in columns:
             why = "is the column to predict" if name == table.target else f"is no column{nearest(name, columns)}"
-            raise BadInput(f"--without {name}: {name!r} {why} in {table.file}")
+            raise BadInput(f"--without {name}: {name!r} {why} in {table.where}")
     names = [name for name in table.input_names(columns) if name not in without]
     if not names:
-        raise BadInput(f"{table.file} has no column to predict from; leave out fewer with --without")
-    findings = {name: list(check_column(table, name, columns[name])) for name in names}
-    refuse([said for name in names for said in _unusable(table, name, columns[name], findings[name])])
+        raise BadInput(f"{table.where} has no column to predict from; leave out fewer with --without")
+    findings = {name: list(check_column(table, name, columns)) for name in names}
+    refuse([said for name in names for said in _unusable(table, name, columns, findings[name])])
     identifiers = [name for name in names if any(finding.what == "identifier" for finding in findings[name])]
-    sections = [_OF_TABLE]
+    sections = [*_of_units(table), _OF_TABLE]
     for name in names:
-        column, comments = _column(table, name, columns[name])
+        column, comments = _column(table, name, columns)
         sections += [_IDENTIFIER] if name in identifiers else []
         sections.append(_section("[[contract.columns]]", column, comments) + "\n")
-    sections.append(_section("[contract.target]", *_target(table, columns[table.target])))
+    sections.append(_section("[contract.target]", *_target(table, columns)))
     return "\n".join(sections), identifiers
+
+
+def repeated_identifiers(data: Data) -> list[str]:
+    """Returns the inputs of a table that look like identifiers of units with several rows; nothing if it names one."""
+    if not isinstance(data, Table) or data.unit:
+        return []
+    columns = data.read()
+    one_site = np.zeros(len(columns[data.target]), np.int64)
+    names = data.input_names(columns)
+    return [name for name in names if repeats(name, identifiers_in(columns[name]), one_site, excluded=False)]
+
+
+def _of_units(table: Table) -> list[str]:
+    """Returns the lines of a contract that say how rows are divided at every site; none if it does not say it."""
+    said = {"unit": "rows of one unit are not divided", "time": "every site's latest rows are its test rows"}
+    lines = [f"{key} = {json.dumps(name)}  # {why}" for key, why in said.items() if (name := getattr(table, key))]
+    return [*(["[contract]"] if lines else []), *lines, *([""] if lines else [])]
 
 
 def _section(heading: str, described: Column | Arrays, comments: Mapping[str, str]) -> str:
@@ -80,38 +98,45 @@ def _section(heading: str, described: Column | Arrays, comments: Mapping[str, st
     return "\n".join([*lines, *(f"# {comment}" for key, comment in comments.items() if not key)])
 
 
-def _unusable(table: Table, name: str, values: np.ndarray, findings: Sequence[Any]) -> Iterator[str]:
+def _unusable(table: Table, name: str, columns: Columns, findings: Sequence[Any]) -> Iterator[str]:
     """Yields why a column cannot be an input, and what to do."""
     leave_out = f"--without {shlex.quote(name)}"
     for finding in findings:
         if finding.severity == "error" or finding.what == "empty column":
             said = finding.sentence.replace(f'exclude = ["{name}"]', leave_out)
-            yield said.replace("or say types", "or draft from an experiment file whose [data] has types")
+            for key in ("types", "missing_values"):
+                said = said.replace(f"say {key}", f"draft from an experiment file whose [data] has {key}")
+            yield said
             return
-    if table.kind_of_column(name, values) != "category":
+    if table.kind_of_column(columns, name) != "category":
         return
+    values = columns[name]
     texts = [category_text(value) for value in values[~missing_in(values)].tolist()]
     if len(set(texts)) == len(texts) > 1:
-        yield f"{table.file}: column {name!r} has another text in every row: an identifier? Leave it out: {leave_out}"
+        yield f"{table.where}: column {name!r} has another text in every row: an identifier? Leave it out: {leave_out}"
     elif len(longest := max(texts, key=len)) > NAME_AT_MOST:
         yield (
-            f"{table.file}: column {name!r} has a text of {len(longest):,} characters, as a remark has, and categories "
-            f"have at most {NAME_AT_MOST}; leave it out: {leave_out}"
+            f"{table.where}: column {name!r} has a text of {len(longest):,} characters, as a remark has, and "
+            f"categories have at most {NAME_AT_MOST}; leave it out: {leave_out}"
         )
 
 
-def _column(table: Table, name: str, values: np.ndarray) -> tuple[Column, dict[str, str]]:
+def _column(table: Table, name: str, columns: Columns) -> tuple[Column, dict[str, str]]:
     """Returns what the contract says about an input column, and comments on its settings."""
-    kind = table.kind_of_column(name, values)
-    read, missing = encoded(values, kind, name, table.file), missing_in(values)
-    known = read[~missing]
+    kind, missing = table.kind_of_column(columns, name), missing_in(columns[name])
+    known = table.encoded(columns, name, kind)[~missing]
+    column, comments = _described(table, name, kind, known, bool(missing.any()))
+    return replace(column, missing_values=table.markers(name)), comments
+
+
+def _described(table: Table, name: str, kind: Kind, known: np.ndarray, gaps: bool) -> tuple[Column, dict[str, str]]:
     if kind == "number":
         column = _numbers(name, known)
         if len(np.unique(known)) > 2:
             column = replace(column, center=_rounded(known.mean(), 2), scale=_rounded(known.std(), 2))
-        column = replace(column, fill=_rounded(np.median(known), 3) if missing.any() else None)
+        column = replace(column, fill=_rounded(np.median(known), 3) if gaps else None)
         return column, {"fill": "stands for a missing value; else none may be missing"}
-    column, comments = Column(name, kind, fill=MEAN if missing.any() else None), {}
+    column, comments = Column(name, kind, fill=MEAN if gaps else None), {}
     if kind == "category":
         counts, listed = Counter(known.tolist()), table.categories.get(name, ())
         column = replace(column, classes=(*listed, *sorted(counts.keys() - set(listed))))
@@ -130,16 +155,16 @@ def _column(table: Table, name: str, values: np.ndarray) -> tuple[Column, dict[s
     return column, comments | {"fill": "of all sites, for a missing value; else none may be missing"}
 
 
-def _target(table: Table, values: np.ndarray) -> tuple[Column, dict[str, str]]:
+def _target(table: Table, columns: Columns) -> tuple[Column, dict[str, str]]:
     if table.predict == "labels":
-        classes = table.classes or in_order(set(values.tolist()))
+        classes = table.classes or in_order(set(columns[table.target].tolist()))
         return Column(table.target, "label", classes=classes), {"classes": _IN_ORDER}
     try:
-        numbers = encoded(values, "number", table.target, table.file)
+        numbers = table.encoded(columns, table.target, "number")
     except BadInput as error:
         raise BadInput(f"{error}; leave out --numbers if the target is a label") from error
     if np.isnan(numbers).all():
-        raise BadInput(f"{table.file}: column {table.target!r} has no values; predict another one")
+        raise BadInput(f"{table.where}: column {table.target!r} has no values; predict another one")
     return _numbers(table.target, numbers[~np.isnan(numbers)]), {}
 
 

@@ -33,7 +33,7 @@ def made_up_site(contract: Contract) -> Site | None:
         labels = [target.classes.index(value) for value in values] if target.type == "label" else []
         targets = torch.tensor(labels) if labels else torch.tensor(values, dtype=torch.float32)
         return Site((_arrays(inputs, count), targets), name=_TRIED)
-    table = Table(_TRIED, partition=Even(1), **contract.settings("table"))
+    table = replace(Table(_TRIED, partition=Even(1), **contract.settings("table")), unit=None, time=None)
     columns = {column.name: np.array(_values(column, count)) for column in contract.columns}
     (site,) = table.sites_of(columns | {target.name: np.array(values)}, plan)
     return replace(site, name=_TRIED)

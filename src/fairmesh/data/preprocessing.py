@@ -18,8 +18,10 @@ _AS_THEY_ARE = "numbers, used as they are"
 _CATEGORIES = "categories, one input each and one for all others"
 _MARKED = "missing values are filled and marked by an input"
 _HOW = (
-    "Inputs are float32, in the order of `inputs`. For each of `columns`, in order: if type is number, whole, yes-no "
-    "or date, read the value x as a number (yes and true are 1, no and false 0; a date is its number of days since "
+    "Inputs are float32, in the order of `inputs`. A value is missing if it is empty, NA, N/A, NaN, null or none, or "
+    "one of the column's `missing_values`, of which -9 is also -9.0. A category or a label that is a whole number has "
+    "no decimals: 4 for 4.0. For each of `columns`, in order: if type is number, whole, yes-no or date, read the value "
+    "x as a number (yes and true are 1, no and false 0; a date is its number of days since "
     "1970-01-01), put `fill` for a missing one, and give (x - center) / scale; then, if `indicator`, give 1 if it was "
     "missing, else 0. If type is category, put `fill` for a missing value unless it is `mean`; give 1 or 0 for each of "
     "`classes`, then 1 if the value is none of them; then, if `indicator`, give 1 if it was missing (and 0 for all "
@@ -79,6 +81,17 @@ class Preprocessing:
             target = replace(target, center=0.0, scale=1.0, standardize=True)
         return Preprocessing(tuple(planned), target)
 
+    def reading(self, markers: Mapping[str, Sequence[str | float]]) -> "Preprocessing":
+        """Returns the same for tables in which these stand for missing values, by column."""
+        columns = [replace(column, missing_values=tuple(markers.get(column.name, ()))) for column in self.columns]
+        target = replace(self.target, missing_values=tuple(markers.get(self.target.name, ())))
+        return Preprocessing(tuple(columns), target)
+
+    @property
+    def markers(self) -> dict[str, tuple[str | float, ...]]:
+        """What stands for a missing value, by column."""
+        return {column.name: column.missing_values for column in (*self.columns, self.target)}
+
     @property
     def open(self) -> bool:
         """Whether something about it follows from the rows of all sites."""
@@ -104,7 +117,7 @@ class Preprocessing:
         Raises:
             BadInput: A column is missing, or a value cannot be read; the message names column and row.
         """
-        given = {column: column_of(columns, column.name, where) for column in self.columns}
+        given = {column: column.known(column_of(columns, column.name, where)) for column in self.columns}
         read = {column.name: encoded(values, column.kind, column.name, where) for column, values in given.items()}
         return self.transform_encoded(read, where)
 

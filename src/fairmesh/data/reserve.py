@@ -9,6 +9,7 @@ from torch import Tensor
 
 from fairmesh.data.samples import Samples
 from fairmesh.data.site import Site
+from fairmesh.data.units import FEWEST_UNITS, drawn_units, too_few_units, units_of, with_units
 from fairmesh.errors import BadInput
 from fairmesh.numerics import random_streams
 
@@ -18,12 +19,29 @@ FEWEST_ROWS = 10  # a site with fewer holds nothing out: two rows could not tell
 def order_by_class(samples: Samples, purpose: str) -> Tensor:
     """Returns a random order of the rows in which those of a class are together. Every k-th row of it has the classes
     in their proportions. The order depends on the targets alone, so it is the same wherever the site's data is."""
-    key = random_streams.keys(torch.zeros((), dtype=torch.int64), purpose, 0, torch.zeros(1, dtype=torch.int64))
-    order = random_streams.bits(key.squeeze(-1), len(samples)).argsort(stable=True)
+    order = random_streams.bits(key_for(purpose), len(samples)).argsort(stable=True)
     targets = samples.labels if samples.stream else samples.targets
     if not isinstance(targets, Tensor) or targets.is_floating_point() or targets.ndim != 1:
         return order
     return order[targets[order].argsort(stable=True)]
+
+
+def key_for(purpose: str) -> Tensor:
+    """Returns the key of the random numbers that divide a site's rows for a purpose."""
+    zero = torch.zeros((), dtype=torch.int64)
+    return random_streams.keys(zero, purpose, 0, zero.view(1)).squeeze(-1)
+
+
+def can_hold_out(samples: Samples) -> bool:
+    """Returns whether a set has enough rows and units to hold some out."""
+    return len(samples) >= FEWEST_ROWS and not too_few_units(samples)
+
+
+def too_few_in_words(samples: Samples) -> str:
+    """Returns why nothing is held out of a set that is too small."""
+    if len(samples) < FEWEST_ROWS:
+        return f"{len(samples)} rows are too few to hold any out; {FEWEST_ROWS} are needed"
+    return f"rows of {units_of(samples)} units are too few to hold any out; {FEWEST_UNITS} units are needed"
 
 
 def spread_over(order: Tensor, count: int) -> Tensor:
@@ -38,8 +56,9 @@ def reserve(sites: Sequence[Site], share: float = 0.2) -> list[Site]:
 
     A model looks better on rows that it was trained on. So a site that chooses between the common model and its own
     needs rows that neither has seen. `fm.personalize` compares them there, and then trains the site's own models on
-    all rows. Classes keep their proportions. Left as they are: a site with fewer than 10 rows, one that has reserved
-    rows already, and one with a validation set of its own, which serves the same purpose.
+    all rows. Classes keep their proportions. Rows of one unit stay together. Left as they are: a site with fewer than
+    10 rows or 4 units, one that has reserved rows already, and one with a validation set of its own, which serves the
+    same purpose.
 
     Args:
         sites: The sites.
@@ -61,6 +80,7 @@ def reserve(sites: Sequence[Site], share: float = 0.2) -> list[Site]:
     """
     if not 0 < share < 1:
         raise BadInput(f"share must lie in (0, 1), got {share}")
+    sites = with_units(sites)
     uses = Counter(id(site.validation) for site in sites)
     return [
         site
@@ -74,10 +94,13 @@ def _reserved(i: int, site: Site, share: float) -> Site:
     rows = Samples.of(site.train, f"site {i} ({site.name or 'unnamed'})")
     count = len(rows)
     taken = min(max(1, round(share * count)), count - 1)
-    if count < FEWEST_ROWS:
+    if not can_hold_out(rows):
         return site
     if not rows.here:
         kept, away = Samples.elsewhere(count - taken, rows), Samples.elsewhere(taken, rows)
         return dataclasses.replace(site, train=kept, reserved=away)
-    away = spread_over(order_by_class(rows, "reserved rows"), taken)
+    if rows.units is None:
+        away = spread_over(order_by_class(rows, "reserved rows"), taken)
+    else:
+        away = drawn_units(rows, taken, key_for("reserved rows"))
     return dataclasses.replace(site, train=rows.take(~away), reserved=rows.take(away))

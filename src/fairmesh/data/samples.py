@@ -33,6 +33,9 @@ class Samples:
             subgroups. Default: None.
         subgroup_names: The names of these numbers. Default: ().
         stream: Where the samples are read from, if they are not in memory. Default: None.
+        units: What each sample belongs to, such as its patient, as a number (samples,) int64: samples with equal
+            numbers are never divided between training and judging. It is no input, and never leaves the site. None if
+            every sample is a unit of its own. Default: None.
 
     Example:
         >>> import numpy as np
@@ -47,6 +50,7 @@ class Samples:
     subgroups: Tensor | None = None
     subgroup_names: tuple[str, ...] = ()
     stream: Stream | None = None
+    units: Tensor | None = None
 
     @staticmethod
     def elsewhere(count: int, like: "Samples") -> "Samples":
@@ -104,7 +108,9 @@ class Samples:
 
     def read(self, rows: Tensor) -> "Samples":
         """Returns some of the samples in memory, by their numbers."""
-        return Samples(*self.stream.read_here(rows.tolist())) if self.stream else self.take(rows)
+        if not self.stream:
+            return self.take(rows)
+        return Samples(*self.stream.read_here(rows.tolist()), units=_rows_of(self.units, rows))
 
     def class_counts(self, classes: int) -> list[int] | None:
         """Returns how many samples each class has. Samples without a label, such as -1, are left out. None if that is
@@ -134,14 +140,19 @@ class Samples:
     def take(self, rows: Tensor) -> "Samples":
         """Returns some of the samples, by their numbers or by a mask. Those of a stream are not read yet."""
         if self.stream:
-            return Samples.of_stream(self.stream.take(rows), self)
-        subgroups = None if self.subgroups is None else self.subgroups[rows]
-        return Samples(trees.at(self.inputs, rows), trees.at(self.targets, rows), subgroups, self.subgroup_names)
+            return replace(Samples.of_stream(self.stream.take(rows), self), units=_rows_of(self.units, rows))
+        return replace(
+            self,
+            inputs=trees.at(self.inputs, rows),
+            targets=trees.at(self.targets, rows),
+            subgroups=_rows_of(self.subgroups, rows),
+            units=_rows_of(self.units, rows),
+        )
 
     def parts(self) -> Any:
-        """Returns the pair (inputs, targets), or (inputs, targets, names of the subgroups); or a stream's samples as
-        they are."""
-        if self.stream:
+        """Returns the pair (inputs, targets), or (inputs, targets, names of the subgroups); samples of a stream, and
+        those that have units, as they are."""
+        if self.stream or self.units is not None:
             return self
         if self.subgroups is None:
             return self.inputs, self.targets
@@ -166,6 +177,8 @@ class Samples:
         if isinstance(source, Samples):
             if source.stream or not source.here:
                 return source  # not read yet
+            if source.units is not None:
+                return replace(Samples.of(replace(source, units=None), what), units=source.units)
             source, target = source.parts(), None
         refuse_no_map(source, what)
         if isinstance(source, TensorDataset):
@@ -181,6 +194,10 @@ class Samples:
 
     def __len__(self) -> int:
         return trees.length(self.inputs)
+
+
+def _rows_of(numbers: Tensor | None, rows: Tensor) -> Tensor | None:
+    return None if numbers is None else numbers[rows]
 
 
 def _read(source: Any, what: str, target: Targets) -> tuple[Tree, Tree, Any]:

@@ -30,6 +30,11 @@ class Site:
             whole numbers or names, one per test row. Intervals over several splits need to know which test rows splits
             share, and inputs do not tell it where each split scales them by its own training rows. `fm.data.Table` sets
             it. None to compare inputs. Default: None.
+        units: What each row belongs to, such as its patient or device, if several rows belong together: names or whole
+            numbers of the training rows, one per row, or a table of them by the names of the sets, as in {"train": ...,
+            "test": ...}. Rows of one unit are not divided when rows are held out, and intervals count units. No unit
+            may have rows in two sets: `fm.data.split` makes a test set of whole units. None if every row is a unit of
+            its own. Default: None.
 
     Example:
         >>> import torch
@@ -48,6 +53,7 @@ class Site:
     reserved: Any = None
     table: Any = None
     rows: Any = None
+    units: Any = None
 
 
 def with_sets(

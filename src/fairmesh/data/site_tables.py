@@ -7,10 +7,12 @@ from typing import Any
 import numpy as np
 import torch
 
+from fairmesh.data.columns import Column
 from fairmesh.data.preprocessing import Preprocessing
 from fairmesh.data.site import Site, with_sets
 from fairmesh.data.sums import TableSums, fitted, table_sums
 from fairmesh.data.tables import absent, whole_number_text
+from fairmesh.data.units import UNGROUPED, Grouped
 from fairmesh.errors import BadInput
 
 
@@ -27,6 +29,7 @@ class SiteTable:
             so that they cannot be made again. Default: {}.
         subgroups: The subgroup of each row; empty for none. Default: ().
         file: The name of the file, for error messages. Default: "".
+        grouped: The units and times of the rows. Default: none.
     """
 
     plan: Preprocessing
@@ -36,10 +39,11 @@ class SiteTable:
     rows: Mapping[str, np.ndarray] = field(default_factory=dict)
     subgroups: Sequence[str] = ()
     file: str = ""
+    grouped: Grouped = UNGROUPED
 
     def without_rows(self) -> "SiteTable":
         """Returns only the plan and the preprocessing, for a site whose samples have been changed."""
-        return replace(self, columns={}, target=np.array([]), rows={}, subgroups=())
+        return replace(self, columns={}, target=np.array([]), rows={}, subgroups=(), grouped=UNGROUPED)
 
     def sums(self) -> TableSums:
         """Returns what the site tells about its training rows."""
@@ -67,13 +71,32 @@ class SiteTable:
 
     def samples(self, rows: np.ndarray, preprocessing: Preprocessing) -> tuple[Any, ...]:
         """Returns some rows as inputs and targets, with the names of the subgroups if there are any."""
-        inputs = preprocessing.transform_encoded({name: v[rows] for name, v in self.columns.items()}, self.file)
+        read = {column.name: self._values(column)[rows] for column in preprocessing.columns}
+        inputs = preprocessing.transform_encoded(read, self.file)
         if self.plan.target.type == "label":
             targets = preprocessing.labels(self.target[rows], self.file)
         else:
             targets = self.target[rows].astype(np.float32)
         named = ([self.subgroups[row] for row in rows.tolist()],) if self.subgroups else ()
         return torch.from_numpy(inputs), torch.from_numpy(targets), *named
+
+    def _values(self, column: Column) -> np.ndarray:
+        """Returns the values of a column. All are missing if only other sites have it."""
+        gap, dtype = (None, object) if column.kind == "category" else (np.nan, np.float64)
+        return self.columns.get(column.name, np.full(len(self.target), gap, dtype))
+
+
+def without_values(sites: Sequence[Site]) -> dict[str, list[str]]:
+    """Returns the sites at which a column of their table has no values, by column."""
+    found: dict[str, list[str]] = {}
+    for i, site in enumerate(sites):
+        table = site.table
+        if table and table.rows:
+            rows = np.concatenate(list(table.rows.values()))
+            for column in table.preprocessing.columns:
+                if absent(table._values(column)[rows]).all():
+                    found.setdefault(column.name, []).append(site.name or f"node {i}")
+    return found
 
 
 def is_fitted(site: Site) -> bool:
@@ -111,4 +134,5 @@ def refitted(sites: Sequence[Site], preprocessing: Preprocessing) -> list[Site]:
         replace(site, table=replace(site.table, preprocessing=preprocessing), reserved=None, **site.table.rows)
         for site in sites
     ]
-    return with_sets(made, lambda rows, _: table.samples(rows, preprocessing))
+    made = with_sets(made, lambda rows, _: table.samples(rows, preprocessing))
+    return [table.grouped.named(site, site.table.rows) for site in made]

@@ -16,8 +16,9 @@ import numpy as np
 from fairmesh.config.tables import from_table, to_table
 from fairmesh.data.columns import MEAN, Column
 from fairmesh.data.preprocessing import Preprocessing
+from fairmesh.data.site_files import two_writings, without_common
 from fairmesh.data.tables import CATEGORIES_AT_MOST, LARGEST, NAME_AT_MOST, Kind, absent, in_order
-from fairmesh.errors import BadInput
+from fairmesh.errors import BadInput, listed
 
 FEWEST = 5  # rows of a site behind anything that it says about them
 COLUMNS_AT_MOST, LABELS_AT_MOST = 2_000, 1_000  # of a table between organisations, unless its labels are named
@@ -64,6 +65,12 @@ class TableSums:
         yield from self.columns.items()
         yield self.plan.target.name, self.target
 
+    @property
+    def lacking(self) -> Sums:
+        """What counts for a column that the site does not have: it is missing, in 5 rows or more if the site tells of
+        as many."""
+        return Sums(missing=FEWEST) if any(one.known or one.missing or one.names for _, one in self.each()) else Sums()
+
     def withheld(self) -> "TableSums":
         """Returns the same without any number, for a site that tells nothing about its values."""
         return replace(self, columns=dict.fromkeys(self.columns, Sums()), target=Sums(names=self.target.names))
@@ -77,7 +84,8 @@ class TableSums:
 
     def to_table(self) -> dict[str, Any]:
         """Returns it as a JSON table."""
-        table = {"plan": to_table(self.plan, defaults=False), "columns": self.columns, "target": self.target}
+        plan = self.plan.reading({})  # how a site writes missing values is its own affair
+        table = {"plan": to_table(plan, defaults=False), "columns": self.columns, "target": self.target}
         return json.loads(json.dumps(table))
 
     def contradiction(self, rows: int, ranges: Mapping[str, tuple[float, float]]) -> str:
@@ -128,6 +136,8 @@ def _plan(table: Mapping[str, Any]) -> Preprocessing:
         numbers = [number for number in (column.center, column.scale, column.fill) if isinstance(number, float)]
         if max(map(abs, numbers)) > LARGEST:
             raise ValueError("a number that is too large")
+        if column.missing_values:
+            raise ValueError("missing_values, which a site does not tell")
     return made
 
 
@@ -183,6 +193,22 @@ def table_sums(
     return TableSums(plan, told, Sums(names=() if plan.target.classes else tuple(labels)))
 
 
+def columns_of_two_sites(sums: Mapping[str, TableSums]) -> tuple[dict[str, TableSums], dict[str, str]]:
+    """Leaves out columns that one site alone has: it could have invented them, and each is an input of everybody's
+    model.
+
+    Returns:
+        The sums without them, by site; and which site has them, by column.
+    """
+    counts = Counter(name for told in sums.values() for name in told.columns)
+    alone = {name: site for site, told in sums.items() for name in told.columns if counts[name] == 1}
+    left = {}
+    for site, told in sums.items():
+        plan = replace(told.plan, columns=tuple(column for column in told.plan.columns if column.name not in alone))
+        left[site] = replace(told, plan=plan, columns={n: one for n, one in told.columns.items() if n not in alone})
+    return left, alone
+
+
 def of_two_sites(sums: Mapping[str, TableSums]) -> tuple[dict[str, TableSums], dict[str, dict[str, str]]]:
     """Leaves out categories and labels that one site alone tells: it could have invented them, and each is an input or
     an output of everybody's model.
@@ -212,44 +238,68 @@ class Misfit(BadInput):
 
 
 def fitted(sums: Mapping[str, TableSums]) -> Preprocessing:
-    """Returns the preprocessing that follows from what the sites tell about their tables.
+    """Returns the preprocessing that follows from what the sites tell about their tables. It has all their columns. One
+    that a site lacks counts as missing there.
 
     Args:
         sums: What each site tells, by its name. The first one's order of columns is that of the inputs.
 
     Raises:
-        Misfit: The tables do not have the same columns, kinds or settings.
+        Misfit: The tables do not have the same kinds or settings, or no column in common.
     """
     plan = _common_plan({site: told.plan for site, told in sums.items()})
-    columns = [_completed(column, [told.columns[column.name] for told in sums.values()]) for column in plan.columns]
+    columns = [
+        _completed(column, [told.columns.get(column.name, told.lacking) for told in sums.values()])
+        for column in plan.columns
+    ]
     return Preprocessing(tuple(columns), _completed(plan.target, [told.target for told in sums.values()]))
 
 
 def _common_plan(plans: Mapping[str, Preprocessing]) -> Preprocessing:
-    """Returns the plan of all sites, which may differ in the order of columns. Refuses others, and names the sites."""
-    columns_of = {site: {column.name: column for column in plan.columns} for site, plan in plans.items()}
-    forms = {site: (frozenset(plan.columns), plan.target) for site, plan in plans.items()}
-    most_common = Counter(forms.values()).most_common(1)[0][0]
-    first = next(site for site, form in forms.items() if form == most_common)
-    usual, unlike = columns_of[first], [site for site, form in forms.items() if form != most_common]
-    for site, theirs in columns_of.items():
-        for name in [*usual, *theirs]:
-            if name not in usual or name not in theirs:
-                lacking, having = (site, first) if name in usual else (first, site)
-                raise Misfit(
-                    unlike, f"{lacking} has no column {name!r}, but {having} has; add or rename it, or leave it out at "
-                    f'all sites: exclude = ["{name}"]'
-                )  # fmt: skip
-        pairs = [(f"column {name!r}", usual[name], theirs[name]) for name in usual]
-        for place, column, other in [*pairs, ("the target", plans[first].target, plans[site].target)]:
-            for key, value in vars(column).items():
-                if value != getattr(other, key):
-                    raise Misfit(
-                        unlike, f"{place}: {key} is {json.dumps(value)} at {first}, but "
-                        f"{json.dumps(getattr(other, key))} at {site}; write it in the same way, and give all tables "
-                        "the same settings"
-                    )  # fmt: skip
-    return plans[first]
+    """Returns the plan of all sites, which may differ in their columns. Refuses those that contradict each other, and
+    names the sites."""
+    holders: dict[str, dict[str, Column]] = {}
+    for site, plan in plans.items():
+        for column in plan.columns:
+            holders.setdefault(column.name, {})[site] = column
+    if written := two_writings({site: [c.name for c in plan.columns] for site, plan in plans.items()}):
+        usual, rarer = sorted(written, key=lambda name: -len(holders[name]))
+        raise Misfit(
+            list(holders[rarer]), f"{listed(holders[rarer])} has a column {rarer!r}, but {listed(holders[usual])} a "
+            f"column {usual!r}; write the name in the same way, or rename one"
+        )  # fmt: skip
+    columns = [_usual(f"column {name!r}", by_site) for name, by_site in holders.items()]
+    target = _usual("the target", {site: plan.target for site, plan in plans.items()})
+    for column in columns:
+        having = list(holders[column.name])
+        lacking = [site for site in plans if site not in having]
+        if lacking and column.required:
+            raise Misfit(
+                min(lacking, having, key=len), f"{listed(lacking)} has no column {column.name!r}, of which no value "
+                f'may be missing, but {listed(having)} has; add or rename it, write missing = "impute" at all sites, '
+                f'or leave it out: exclude = ["{column.name}"]'
+            )  # fmt: skip
+    if apart := without_common({site: {c.name for c in plan.columns} for site, plan in plans.items()}):
+        raise Misfit(apart, f"{listed(apart)} has no column in common with the others; give columns the same names")
+    if len(columns) > COLUMNS_AT_MOST:
+        most = max(plans, key=lambda site: sum(len(holders[c.name]) == 1 for c in plans[site].columns))
+        raise Misfit([most], f"the tables have {len(columns):,} columns, more than {COLUMNS_AT_MOST:,}; name fewer")
+    return Preprocessing(tuple(columns), target)
+
+
+def _usual(place: str, columns: Mapping[str, Column]) -> Column:
+    """Returns what most sites say about a column. Refuses another description, and names the sites."""
+    usual = Counter(columns.values()).most_common(1)[0][0]
+    first = next(site for site, column in columns.items() if column == usual)
+    unlike = [site for site, column in columns.items() if column != usual]
+    for site in unlike:
+        other = vars(columns[site])
+        key, value = next((key, value) for key, value in vars(usual).items() if value != other[key])
+        raise Misfit(
+            unlike, f"{place}: {key} is {json.dumps(value)} at {first}, but {json.dumps(other[key])} at {site}; write "
+            "it in the same way, and give all tables the same settings"
+        )  # fmt: skip
+    return usual
 
 
 def _completed(column: Column, sums: Sequence[Sums]) -> Column:

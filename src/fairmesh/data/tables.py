@@ -3,6 +3,7 @@
 import contextlib
 import csv
 import datetime
+import json
 import math
 import re
 from collections import Counter
@@ -16,6 +17,7 @@ from fairmesh.errors import BadInput, in_a_line, listed, optional, suggestion
 
 Kind = Literal["number", "yes-no", "date", "category"]
 KINDS: tuple[str, ...] = get_args(Kind)
+SUFFIXES = (".csv", ".parquet")  # of a table's file
 MISSING_WORDS = ("", "na", "n/a", "nan", "null", "none")  # how tables write a missing value, in any case of letters
 YES_WORDS, NO_WORDS = ("yes", "y", "true", "t", "1", "1.0"), ("no", "n", "false", "f", "0", "0.0")
 CATEGORIES_AT_MOST = 100  # of a column; with more, it is a text or an identifier
@@ -29,6 +31,7 @@ _OTHER_DATE = re.compile(r"\d{1,2}[./]\d{1,2}[./]\d{2,4}|\d{4}[./]\d{1,2}[./]\d{
 _WITH_COMMA = re.compile(
     r"[-+]?\d+(,\d+)+(\.\d+)?|[-+]?\d+(\.\d{3})*,\d+|[-+]?\d{1,3}([ '\u00a0\u202f]\d{3})+([.,]\d+)?"
 )
+_WITH_ZEROS = re.compile(r"-?\d{1,18}\.0*")  # a whole number with decimals
 _WITH_UNIT = re.compile(r"[-+]?\d+(?:[.,]\d+)?\s*([^\d\s.,;:-][^\d.,;:]*)")
 
 
@@ -91,7 +94,7 @@ def _parquet(path: Path) -> dict[str, np.ndarray]:
         raise BadInput(f"cannot read {path}: {_why(path, error)}") from error
     if not table.num_rows:
         raise BadInput(f"{path} has no rows")
-    return {name: table.column(name).to_numpy() for name in table.column_names}
+    return {name.strip(): table.column(name).to_numpy() for name in table.column_names}
 
 
 def _why(path: Path, error: Exception) -> str:
@@ -156,15 +159,33 @@ def no_value(where: str, name: str, values: np.ndarray, missing: np.ndarray) -> 
     )
 
 
+def with_gaps(values: np.ndarray, markers: Sequence[str | float]) -> np.ndarray:
+    """Returns a column in which the values that stand for a missing one are missing. Numbers are compared as numbers,
+    so that "-9" also stands for -9.0."""
+    texts = set(map(category_text, markers))
+    numbers = {number for number in map(number_in, markers) if not math.isnan(number)}
+    if values.dtype.kind in "fiub":
+        gone = np.isin(values, list(numbers))
+        return np.where(gone, np.nan, values) if gone.any() else values
+    gone = [category_text(value) in texts or number_in(value) in numbers for value in values.tolist()] if texts else []
+    if not any(gone):
+        return values
+    made = values.astype(values.dtype if values.dtype.kind == "U" else object)
+    made[np.array(gone)] = "" if values.dtype.kind == "U" else None
+    return made
+
+
 def category_text(value: Any) -> str:
-    """Returns a category as it is compared: without blanks around it, and a whole number without decimals."""
+    """Returns a category as it is compared: without blanks around it, and a whole number without decimals, so that 4
+    and 4.0 are one."""
     if isinstance(value, float | np.floating) and value == round(value) and abs(value) < 1e15:
         return str(int(value))
-    return str(value).strip()
+    text = str(value).strip()
+    return text.partition(".")[0] if _WITH_ZEROS.fullmatch(text) else text
 
 
 def two_spellings(texts: Iterable[str]) -> str:
-    """Returns that two different texts are the same number, as 4 and 4.0 are; nothing if there are none."""
+    """Returns that two different texts are the same number, as 4 and 04 are; nothing if there are none."""
     by_number: dict[float, str] = {}
     for text in dict.fromkeys(texts):
         number = number_in(text)
@@ -174,9 +195,9 @@ def two_spellings(texts: Iterable[str]) -> str:
 
 
 def whole_number_text(value: Any) -> str:
-    """Returns a label as a table's `classes` names it: whole numbers without leading zeros and blanks."""
-    text = str(value)
-    return str(int(text)) if re.fullmatch(r"\s*-?\d{1,18}\s*", text) else text
+    """Returns a label as a table's `classes` names it: a category, whole numbers without leading zeros."""
+    text = category_text(value)
+    return str(int(text)) if re.fullmatch(r"-?\d{1,18}", text) else text
 
 
 def in_order(labels: Sequence[str] | set[str]) -> tuple[str, ...]:
@@ -237,11 +258,13 @@ def kind_of(values: np.ndarray, name: str, where: str) -> Kind:
     Raises:
         BadInput: It has some numbers and some texts, or numbers in a form that is not understood.
     """
-    if values.dtype.kind in "fiub":
+    if values.dtype.kind in "fiu":
         return "number"
     known = [value for value in values.tolist() if not is_missing(value)]
     if not known:
         return "number"
+    if all(isinstance(value, bool) for value in known):
+        return "yes-no"
     distinct = list(dict.fromkeys(map(str, known)))
     numeric = [not math.isnan(number_in(value)) for value in distinct]
     candidates: tuple[Kind, ...] = ("number",) if any(numeric) else ("yes-no", "date")
@@ -252,12 +275,13 @@ def kind_of(values: np.ndarray, name: str, where: str) -> Kind:
     if any(numeric):
         counts = Counter(not math.isnan(number_in(value)) for value in known)
         odd = counts[False] <= counts[True]
-        text = str(next(value for value in known if math.isnan(number_in(value)) == odd))
+        unlike = list(dict.fromkeys(str(value) for value in known if math.isnan(number_in(value)) == odd))
         some = (
             f"is unlike {counts[odd]:,} other values, which are {'numbers' if odd else 'texts'}; correct it or leave it"
         )
-        remedy = f'empty, or say types = {{ "{name}" = "category" }} if the column has categories'
-        raise BadInput(_at_first(values, name, where, text, f"{some} {remedy}"))
+        marker = f', say missing_values = {{ "{name}" = {json.dumps(unlike)} }} if it stands for a missing value'
+        remedy = f'empty{marker if odd and len(unlike) <= _SHOWN else ""}, or say types = {{ "{name}" = "category" }}'
+        raise BadInput(_at_first(values, name, where, unlike[0], f"{some} {remedy} if the column has categories"))
     return "category"
 
 

@@ -63,14 +63,25 @@ def judged(
         tuple(str(site.name) for site in problem.sites),
         problem.primary,
         problem.higher_is_better(problem.primary),
-        tuple(answers),
+        tuple(_with_unit_numbers(answers)),
         tuple(of_sites),
         on,
         dict(problem.metrics),
         _trained_in_common(problem, list(rows)) if trained_alone else (),
         -math.inf if (lowest := lowest_loss(problem.loss)) is None else lowest,
         _guessed_overlaps(problem, list(rows)) if on == "test" else {},
+        target_unit=problem.preprocessing.target.unit if problem.preprocessing else "",
     )
+
+
+def _with_unit_numbers(answers: Sequence[Answers]) -> list[Answers]:
+    """Returns answers whose units are numbered 0, 1, ...: they are kept in files, where they must not tell by which
+    identifiers units are known."""
+    known = [one.units for one in answers if one.units is not None]
+    if not known:
+        return list(answers)
+    numbers = torch.cat(known).unique()
+    return [one if one.units is None else replace(one, units=torch.searchsorted(numbers, one.units)) for one in answers]
 
 
 def _guessed_overlaps(problem: Prepared, splits: Sequence[int]) -> dict[int, float]:
@@ -86,7 +97,7 @@ def _guessed_overlaps(problem: Prepared, splits: Sequence[int]) -> dict[int, flo
 
 def _guessed_overlap(of_splits: Sequence[Site]) -> float:
     """Returns the share of a site's test rows that random splits have in common; 0 if there is nothing to guess."""
-    if any(site.rows is not None or site.test is None for site in of_splits):
+    if any(site.rows is not None or site.test is None or site.test.units is not None for site in of_splits):
         return 0.0
     sets = [[one for one in (site.train, site.test, site.validation) if one is not None] for site in of_splits]
     if not all(one.here and not one.stream and isinstance(one.targets, Tensor) for of in sets for one in of):
@@ -103,8 +114,9 @@ def _trained_in_common(problem: Prepared, splits: Sequence[int]) -> tuple[float,
     of_splits = [[site.train for site in problem.of_split(split).sites] for split in splits]
     if len(splits) < 2 or not all(samples.here for of_split in of_splits for samples in of_split):
         return ()
-    known = [site.rows is None for site in problem.sites]  # else inputs need not be equal where rows are
-    shares = [in_common([_numbered(samples) for samples in of_site]) for of_site in zip(*of_splits)]
+    # Inputs need not be equal where rows are, if these have names.
+    known = [site.rows is None or site.train.units is not None for site in problem.sites]
+    shares = [in_common([_unit_names(samples) for samples in of_site]) for of_site in zip(*of_splits)]
     return tuple(share if told and share > 0 else 1.0 for share, told in zip(shares, known))
 
 
@@ -139,7 +151,13 @@ def _answers(problem: Prepared, samples: Samples, models: Tensor, known: dict[in
     right = torch.cat(rights, dim=1) if rights else None
     outputs = torch.cat(kept, dim=1) if kept else None
     return Answers(
-        digest, torch.cat(losses, dim=1), right, outputs, None if outputs is None else torch.cat(truths), numbers
+        digest,
+        torch.cat(losses, dim=1),
+        right,
+        outputs,
+        None if outputs is None else torch.cat(truths),
+        numbers,
+        samples.units,
     )
 
 
@@ -156,6 +174,11 @@ def digest_of(samples: Samples) -> str:
         hasher.update(f"{name}{tensor.dtype}{tuple(tensor.shape)}".encode())
         hasher.update(tensor.contiguous().flatten().view(torch.uint8).numpy().data)
     return hasher.hexdigest()[:16]
+
+
+def _unit_names(samples: Samples) -> Tensor:
+    """Returns the numbers of the units of some rows, or of the rows if every row is its own unit."""
+    return _numbered(samples) if samples.units is None else samples.units.unique()
 
 
 def _numbered(samples: Samples) -> Tensor:

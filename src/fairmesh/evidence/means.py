@@ -7,13 +7,14 @@ docs/concepts/evidence.md has the measured coverage.
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
 
 from fairmesh.evidence.intervals import ANY, Estimate, Number, PairedShare, Share
-from fairmesh.evidence.scores import Scores, interactions_of, moments_of, share_above_zero, spread
+from fairmesh.evidence.scores import Scores, interactions_of, moments_of, moments_of_units, share_above_zero, spread
+from fairmesh.evidence.units import Additions
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,12 +27,15 @@ class Stratum:
         rows: A number for each row, equal for equal rows: one array per split; None if that is not known. Default:
             None.
         overlap: The share of its rows that a split has in common with another, if `rows` are not known. Default: 0.0.
+        additions: What units of rows add to the metric, one entry per split; None if every row is its own unit.
+            Default: None.
     """
 
     scores: Scores
     weight: float
     rows: Sequence[np.ndarray] | None = None
     overlap: float = 0.0
+    additions: Sequence[Additions] | None = None
 
 
 def mean_share(strata: Sequence[Stratum], training: float = 1.0) -> Share:
@@ -176,22 +180,30 @@ class _Sum(NamedTuple):
     value: float
     row_count: int  # the mean over splits
     variance: float
-    freedom: float  # of what seeds and splits differ by
+    freedom: float  # of what seeds and splits differ by; of all, if there are units
     floor: float
     rows: float  # independent rows, if all have the same variance
     parts: list[tuple[float, float]]  # the variance due to each stratum's rows, and its degrees of freedom
     third: float  # the third cumulant
+    by_unit: bool  # whether rows belong to units
 
     def effective(self, of_one: float) -> tuple[float, float]:
+        if math.isnan(self.variance) and self.by_unit:  # one unit in all
+            return 0.0, math.inf
         return _effective(of_one, max(self.variance, self.floor), self.freedom, self.rows)
 
 
 def _sum_of(strata: Sequence[Stratum], training: float) -> _Sum:
+    by_unit = any(stratum.additions is not None for stratum in strata)
+    strata, evenness = zip(*map(_unit_by_unit, strata))
     splits = len(strata[0].scores)
     by_row = [[np.asarray(scores, dtype=np.float64).mean(axis=0) for scores in one.scores] for one in strata]
     weights = np.array([stratum.weight for stratum in strata])
     means = np.array([np.mean([rows.mean() for rows in of_splits]) for of_splits in by_row])
-    moments = [moments_of(of_splits) for of_splits in by_row]
+    moments = [
+        moments_of(of_splits) if one.additions is None else moments_of_units(of_splits, one.rows or ())
+        for one, of_splits in zip(strata, by_row)
+    ]
     variances, thirds, freedoms = (np.array(column) for column in zip(*moments))
     of_row = _filled(variances, freedoms, means)
     common = [_common(stratum, of_splits) for stratum, of_splits in zip(strata, by_row)]
@@ -214,6 +226,9 @@ def _sum_of(strata: Sequence[Stratum], training: float) -> _Sum:
     over_splits = squares / splits + (1.0 - 1.0 / splits) * alike * pairs
     if_alike = squares / splits + (1.0 - 1.0 / splits) * pairs
     own_freedoms = np.where(freedoms > 0, np.minimum(freedoms, distinct - 1.0), max(1.0, freedoms.sum()))
+    parts = list(zip(of_row * over_splits, own_freedoms * evenness if by_unit else own_freedoms))
+    if by_unit:
+        freedom = _freedom(variance, [*parts, (variance, freedom)])
     return _Sum(
         value,
         round(sum(len(rows) for of_splits in by_row for rows in of_splits) / splits),
@@ -221,9 +236,21 @@ def _sum_of(strata: Sequence[Stratum], training: float) -> _Sum:
         freedom,
         _floor(np.where(variances > 0, math.nan, means), weights, if_alike),
         1.0 / float(if_alike.sum()),
-        list(zip(of_row * over_splits, own_freedoms)),
+        parts,
         float((thirds * over_splits**2 / weights).sum()),
+        by_unit,
     )
+
+
+def _unit_by_unit(stratum: Stratum) -> tuple[Stratum, float]:
+    """Returns a stratum with what its units add to the mean instead of rows, and the degrees of freedom of that in
+    relation to those of units of equal size. One without units stays as it is."""
+    additions = stratum.additions
+    if additions is None:
+        return stratum, 1.0
+    evenness = [part.freedom / (len(part.numbers) - 1) for part in additions if len(part.numbers) > 1]
+    of_units = replace(stratum, scores=[part.scores for part in additions], rows=[part.numbers for part in additions])
+    return of_units, float(np.mean(evenness)) if evenness else 1.0
 
 
 class _Common(NamedTuple):

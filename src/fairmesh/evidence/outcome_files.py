@@ -16,7 +16,7 @@ from fairmesh.evidence.outcomes import Answers, Outcomes
 from fairmesh.metrics.base import NamedMetric
 
 _FORMAT = 2
-_TENSORS = ("losses", "right", "outputs", "targets", "rows")  # of Answers
+_TENSORS = ("losses", "right", "outputs", "targets", "rows", "units")  # of Answers
 
 
 def joined(parts: Sequence[Outcomes]) -> Outcomes:

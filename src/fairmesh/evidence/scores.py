@@ -1,7 +1,8 @@
 """Estimates from scores.
 
 Scores are arrays (seeds, rows), one per split of the data: what each seed's model scored at each test row. An interval
-covers the choice of the test rows; with several seeds it also covers the seeds, with several splits also the splits.
+covers the choice of the test rows; with several seeds it also covers the seeds, with several splits also the splits. If
+rows belong to units, such as patients, it covers the choice of the units.
 docs/concepts/evidence.md has the measured coverage.
 """
 
@@ -13,20 +14,23 @@ from typing import NamedTuple
 import numpy as np
 
 from fairmesh.evidence.intervals import ANY, Estimate, Number, PairedShare, Share
+from fairmesh.evidence.units import Additions, additions_to_mean, additions_to_metric, unit_freedom
 
 _RESAMPLES = 400  # of a metric that is no mean over rows; only its variance is used
 
 Scores = Sequence[np.ndarray]  # one array (seeds, rows) per split
+Units = Sequence[np.ndarray] | None  # the number of each row's unit, one array (rows,) per split
 
 
-def share(scores: Scores, overlap: float = 0.0, training: float = 1.0) -> Share:
+def share(scores: Scores, overlap: float = 0.0, training: float = 1.0, units: Units = None) -> Share:
     """Returns the estimate of a share.
 
     Args:
         scores: 1 where the answer is right and 0 where it is wrong: one array (seeds, rows) per split.
-        overlap: The share of its test rows that a split has in common with another. Default: 0.0.
+        overlap: The share of its test rows, or units, that a split has in common with another. Default: 0.0.
         training: The share of its training rows that a split has in common with another, which counts where it is less.
             Default: 1.0.
+        units: The number of each row's unit, one array (rows,) per split; None if every row is its own. Default: None.
 
     Example:
         >>> import numpy as np
@@ -38,6 +42,8 @@ def share(scores: Scores, overlap: float = 0.0, training: float = 1.0) -> Share:
     arrays = _arrays(scores)
     if not arrays:
         return Share(math.nan, 0)
+    if units is not None:
+        return OfUnits.mean(arrays, units, overlap, training).share(sum(a.shape[1] for a in arrays))
     of_rows = [float(a.mean(axis=0).var()) / a.shape[1] for a in arrays]
     return _as_share(*_spread_of(arrays, of_rows, overlap, training), arrays)
 
@@ -63,6 +69,7 @@ def mean(
     training: float = 1.0,
     skewness: float | None = None,
     limits: tuple[float, float] = ANY,
+    units: Units = None,
 ) -> Number:
     """Returns the estimate of a mean over rows, such as a loss.
 
@@ -74,6 +81,7 @@ def mean(
         skewness: The skewness of a row, where more rows than these tell it, such as those of all sites; None for that
             of these. Default: None.
         limits: The lowest and the highest possible value. Default: (-inf, inf).
+        units: The number of each row's unit, one array (rows,) per split; None if every row is its own. Default: None.
 
     Example:
         >>> import numpy as np
@@ -86,6 +94,8 @@ def mean(
     arrays = _arrays(scores)
     if not arrays:
         return Number(math.nan, 0, math.nan)
+    if units is not None:
+        return OfUnits.mean(arrays, units, overlap, training, skewness).number(limits)
     by_row = [a.mean(axis=0) for a in arrays]
     moments = moments_of(by_row)
     of_rows = [moments.variance / len(a) for a in by_row]
@@ -126,7 +136,29 @@ def moments_of(by_row: Sequence[np.ndarray]) -> Moments:
     return Moments(squares / freedom, cubes / weight if weight > 0 and math.isfinite(cubes) else 0.0, freedom)
 
 
-def paired(a: Scores, b: Scores, overlap: float = 0.0, shares: bool = True, training: float = 1.0) -> Estimate:
+def moments_of_units(by_unit: Sequence[np.ndarray], numbers: Sequence[np.ndarray]) -> Moments:
+    """Returns the moments of units around the mean of each split; those of the units of all splits, if every split has
+    a single one.
+
+    Args:
+        by_unit: What each unit adds (units,), one array per split.
+        numbers: Which units these are.
+    """
+    if any(len(one) > 1 for one in by_unit):
+        return moments_of(by_unit)
+    every, values = np.concatenate(list(numbers)), np.concatenate(list(by_unit))
+    return moments_of([np.array([values[every == number].mean() for number in np.unique(every)])])
+
+
+def paired(
+    a: Scores,
+    b: Scores,
+    overlap: float = 0.0,
+    shares: bool = True,
+    training: float = 1.0,
+    skewness: float | None = None,
+    units: Units = None,
+) -> Estimate:
     """Returns the estimate of the difference a - b of two models that answered the same test rows.
 
     For shares it is a `PairedShare`, which has an interval also where two models agree at all rows. Other numbers take
@@ -139,6 +171,8 @@ def paired(a: Scores, b: Scores, overlap: float = 0.0, shares: bool = True, trai
         shares: Whether scores are right (1) or wrong (0). Default: True.
         training: The share of its training rows that a split has in common with another, which counts where it is less.
             Default: 1.0.
+        skewness: The skewness of a row's difference, as in `mean`; shares have no use for it. Default: None.
+        units: The number of each row's unit, one array (rows,) per split; None if every row is its own. Default: None.
 
     Example:
         >>> import numpy as np
@@ -150,13 +184,18 @@ def paired(a: Scores, b: Scores, overlap: float = 0.0, shares: bool = True, trai
     """
     differences = [row_differences(x, y) for x, y in zip(_arrays(a), _arrays(b), strict=True)]
     if not shares:
-        return mean(differences, overlap, training)
+        return mean(differences, overlap, training, skewness, units=units)
     if not differences:
         return PairedShare(math.nan, math.nan, 0)
-    of_rows = [float(d.mean(axis=0).var()) / d.shape[1] for d in differences]
-    _, variance, freedom = _spread_of(differences, of_rows, overlap, training)
     only_a, only_b = (share_above_zero([sign * d for d in differences]) for sign in (1.0, -1.0))
     of_one = only_a + only_b - (only_a - only_b) ** 2
+    if units is not None:
+        found = OfUnits.mean(differences, units, overlap, training)
+        return PairedShare(
+            only_a, only_b, found.unit_count, *found.effective(of_one, sum(d.shape[1] for d in differences))
+        )
+    of_rows = [float(d.mean(axis=0).var()) / d.shape[1] for d in differences]
+    _, variance, freedom = _spread_of(differences, of_rows, overlap, training)
     return PairedShare(only_a, only_b, _rows(differences), *_effective(of_one, variance, freedom, differences))
 
 
@@ -208,8 +247,11 @@ def bootstrapped(
     difference: bool = False,
     training: float = 1.0,
     limits: tuple[float, float] = ANY,
+    deciding: Sequence[int] = (),
+    units: Units = None,
 ) -> Estimate:
-    """Returns the estimate of a metric of all rows together, such as an AUROC. A bootstrap finds its error.
+    """Returns the estimate of a metric of all rows together, such as an AUROC. A bootstrap finds its error; of units,
+    which may be few, each is left out once.
 
     Args:
         metric: (split, seed, counts) -> the metric of each resample, NaN where it is not defined. The counts
@@ -224,6 +266,9 @@ def bootstrapped(
             Default: 1.0.
         limits: The lowest and the highest possible value of a metric that is not `bounded`. If it cannot be negative,
             its interval is that of its logarithm. Default: (-inf, inf).
+        deciding: How many rows decide the metric in each split, such as those of the rarer class; () for all. A
+            bootstrap of few rows finds too small an error. Default: ().
+        units: The number of each row's unit, one array (rows,) per split; None if every row is its own. Default: None.
 
     Example:
         >>> import numpy as np
@@ -236,7 +281,16 @@ def bootstrapped(
         >>> low < found.value < high
         True
     """
-    points, variances = [], []
+    relative = not bounded and not difference and limits[0] == 0.0
+    limits = (-1.0, 1.0) if bounded else limits
+    if units is not None:
+        additions = [
+            additions_to_metric(lambda c, k=k, n=n: np.stack([metric(k, s, c) for s in range(n)], axis=1), of_split)
+            for k, (n, of_split) in enumerate(zip(seeds, units))
+        ]
+        found = OfUnits.of(additions, overlap, training).of_metric(bounded)
+        return found.share(sum(rows)) if bounded and not difference else found.number(limits, relative)
+    points, variances, beyond = [], [], [max(0.5, count - 1.0) for count in deciding or rows]
     for k, (count, repeats) in enumerate(zip(rows, seeds)):
         once, counts = np.ones((1, count)), _table(_width(count))[:, :count].astype(np.float64)
         points.append(np.array([float(metric(k, s, once)[0]) for s in range(repeats)]))
@@ -244,17 +298,83 @@ def bootstrapped(
         drawn = drawn[np.isfinite(drawn)]  # a resample may hold one class only
         enough = count > 1 and len(drawn) >= _RESAMPLES // 10
         variance = float(drawn.var(ddof=1)) if enough else math.nan
+        variance *= 1.0 + 1.0 / beyond[k]
         variances.append(max(variance, (count + 1.0) ** -2) if bounded and difference and enough else variance)
     value, variance, freedom = spread(points, variances, [0.0] * len(points), overlap, training)
+    freedom = min(freedom, max(1.0, sum(beyond)))
     empty = [np.zeros((s, n)) for s, n in zip(seeds, rows)]
     if bounded and not difference:
+        if value in (0.0, 1.0):  # no resample differs, so that only the number of rows tells how sure it is
+            return Share(value, _rows(empty), float(np.mean(deciding or rows)))
         return _as_share(value, variance, freedom, empty)
-    if math.isinf(freedom):
-        freedom = max(1.0, float(sum(rows) - len(rows)))
     error = math.sqrt(variance) if variance >= 0 else math.nan
-    limits = (-1.0, 1.0) if bounded else limits
-    relative = limits[0] == 0.0 and not difference
     return Number(value, _rows(empty), error, freedom, limits=limits, relative=relative)
+
+
+class OfUnits(NamedTuple):
+    """What the additions of units say about a metric: its value, its variance and the skewness of its distribution."""
+
+    value: float
+    unit_count: int  # of a split
+    variance: float
+    freedom: float
+    skew: float
+
+    @staticmethod
+    def mean(
+        arrays: Scores, units: Sequence[np.ndarray], overlap: float, training: float, skewness: float | None = None
+    ) -> "OfUnits":
+        """Returns it for a mean over rows."""
+        return OfUnits.of([additions_to_mean(a, of) for a, of in zip(arrays, units)], overlap, training, skewness)
+
+    @staticmethod
+    def of(additions: Sequence[Additions], overlap: float, training: float, skewness: float | None = None) -> "OfUnits":
+        """Returns it for additions, one entry per split.
+
+        Args:
+            additions: What the units of each split add.
+            overlap: The share of its test units that a split has in common with another.
+            training: As of `share`.
+            skewness: The skewness of a unit's addition; None for that of these. Default: None.
+        """
+        arrays = [part.scores for part in additions]
+        by_unit = [a.mean(axis=0) for a in arrays]
+        moments = moments_of_units(by_unit, [part.numbers for part in additions])
+        of_units = [moments.variance / len(a) for a in by_unit]
+        points = [part.values for part in additions]
+        value, variance, freedom = spread(points, of_units, interactions_of(arrays), overlap, training)
+        if not variance > 0:
+            return OfUnits(value, _rows(arrays), variance, math.inf, 0.0)
+        due = float(np.mean(of_units)) * (1.0 / len(by_unit) + (1.0 - 1.0 / len(by_unit)) * overlap)
+        uncertain = due**2 / max(1.0, unit_freedom(additions)) + variance**2 / freedom
+        of_one = moments.third / moments.variance**1.5 if skewness is None and moments.variance > 0 else skewness or 0.0
+        skew = of_one * due**2 / math.sqrt(moments.variance) / variance**1.5 if moments.variance > 0 else 0.0
+        return OfUnits(value, _rows(arrays), variance, variance**2 / uncertain, skew)
+
+    def of_metric(self, bounded: bool) -> "OfUnits":
+        """Returns the same for a metric that is no mean over rows. One in [0, 1] may compare rows of different units,
+        as an AUROC does; with one of two units left out, there is nothing to compare."""
+        return self._replace(variance=math.nan) if bounded and self.unit_count < 3 else self
+
+    def effective(self, of_one: float, rows: int) -> tuple[float, float]:
+        """Returns how many independent rows have this variance, if one has the variance `of_one`, and its degrees of
+        freedom. Units that are all alike count once each. Counts are whole numbers, so the variance is not zero."""
+        if math.isnan(self.variance):
+            return 0.0, math.inf
+        if of_one <= 0:
+            return float(self.unit_count), math.inf
+        return of_one / max(self.variance, self.unit_count / (12.0 * rows * rows)), self.freedom
+
+    def share(self, rows: int) -> Share:
+        """Returns the estimate of a share, or of another metric in [0, 1], of so many rows."""
+        if not 0.0 <= self.value <= 1.0:
+            return Share(math.nan, self.unit_count)
+        return Share(self.value, self.unit_count, *self.effective(self.value * (1.0 - self.value), rows))
+
+    def number(self, limits: tuple[float, float], relative: bool = False) -> Number:
+        """Returns the estimate of another number."""
+        error = math.sqrt(self.variance) if self.variance >= 0 else math.nan
+        return Number(self.value, self.unit_count, error, self.freedom, self.skew, limits, relative)
 
 
 def spread(

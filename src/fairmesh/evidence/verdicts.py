@@ -7,13 +7,13 @@ from typing import Any, Literal
 
 import numpy as np
 
-from fairmesh.config.registry import registered
 from fairmesh.errors import BadInput
 from fairmesh.evidence.intervals import LEVEL, Combined, Estimate, Share
+from fairmesh.evidence.many import chance_in_words, clear_among, excludes_zero
 from fairmesh.evidence.means import mean_number, mean_of, mean_paired_share
-from fairmesh.evidence.outcomes import Answers, Outcomes, resamples_of
+from fairmesh.evidence.outcomes import Answers, Outcomes, deciding_rows, resamples_of, skewness_of
 from fairmesh.evidence.scores import bootstrapped, paired, paired_counts, row_differences
-from fairmesh.metrics import NamedMetric
+from fairmesh.metrics.base import limits_of
 from fairmesh.metrics.units import Unit, defined
 
 Verdict = Literal["better", "worse", "unclear"]
@@ -26,8 +26,10 @@ class Difference:
     Args:
         difference: The metric of the one minus that of the other; NaN if it is not defined.
         interval: Its interval.
-        verdict: "better", "worse", or "unclear" if the interval contains 0 or is not known.
+        verdict: "better", "worse", or "unclear" if the interval contains 0 or is not known. One of many sites is also
+            "unclear" if its 95 % interval lies beside 0 no more clearly than chance explains.
         paired: Whether both answered the same test rows. If not, the interval is wider. Default: True.
+        level: The level of the interval: higher at a site that is better or worse among many. Default: 0.95.
 
     Example:
         >>> from fairmesh.evidence import versus_counts
@@ -40,21 +42,26 @@ class Difference:
     interval: tuple[float, float]
     verdict: Verdict
     paired: bool = True
+    level: float = LEVEL
+
+    @property
+    def stands_out(self) -> bool:
+        """Whether the interval excludes 0, whatever the verdict is among many sites."""
+        return excludes_zero(self.interval)
 
     def table(self) -> dict[str, Any]:
         """Returns the difference as it is written to JSON."""
-        return {"difference": self.difference, "interval": list(self.interval), "verdict": self.verdict}
+        fields = ("difference", "interval", "level", "verdict")
+        return {name: getattr(self, name) for name in fields} | {"interval": list(self.interval)}
 
-    def sentence(self, other: str, metric: str = "accuracy") -> str:
+    def sentence(self, other: str, unit: Unit = Unit("accuracy", share=True)) -> str:  # noqa: B008
         """Returns the verdict in words.
 
         Args:
             other: What was compared with, such as "alone".
-            metric: The metric. Default: "accuracy".
+            unit: How the metric is shown. Default: as accuracy.
         """
-        kind = registered(NamedMetric).get(metric)  # a user's own metric may be anything, and is no share
-        is_share = kind is not None and issubclass(kind, NamedMetric) and kind.is_share
-        return verdict_in_words(self.table(), Unit(metric, is_share), other)
+        return verdict_in_words(self.table(), unit, other)
 
 
 def verdict_in_words(compared: Mapping[str, Any], unit: Unit, other: str = "") -> str:
@@ -67,13 +74,15 @@ def verdict_in_words(compared: Mapping[str, Any], unit: Unit, other: str = "") -
     """
     verdict, interval = compared["verdict"], compared.get("interval")
     if "interval" in compared and not (interval and all(map(defined, interval))):
-        return f"not compared with {other}, since it is not measured or not defined" if other else "not compared"
+        reason = "it is not measured or not defined, or rows are of too few units"
+        return f"not compared with {other}, since {reason}" if other else "not compared"
     unclear = verdict == "unclear"
     said = "no clear difference" if unclear else verdict
     said += f" {'from' if unclear else 'than'} {other}" if other else ""
     if not interval:
         return said
     if unclear:
+        said += " among so many sites" if excludes_zero(interval) else ""
         return f"{said} ({unit.difference(interval)} {unit.of_differences})"
     return f"{said} by {unit.difference(sorted(map(abs, interval)), signed=False)} {unit.of_differences}"
 
@@ -86,27 +95,49 @@ def difference_of(estimate: Estimate, higher_is_better: bool, paired: bool = Tru
         higher_is_better: Whether a larger metric is better.
         paired: Whether both models answered the same rows. Default: True.
     """
-    low, high = estimate.interval()
-    verdict: Verdict = "unclear"
-    if low > 0 or high < 0:
-        verdict = "better" if (low > 0) == higher_is_better else "worse"
-    return Difference(estimate.value, (low, high), verdict, paired)
+    (found,) = differences_of([estimate], higher_is_better, [paired])
+    return found
 
 
-def versus_counts(rows: int, only_a: int, only_b: int) -> Difference:
+def differences_of(
+    estimates: Sequence[Estimate], higher_is_better: bool, paired: Sequence[bool], among: int = 1
+) -> tuple[Difference, ...]:
+    """Returns the verdicts that follow from the differences at several sites, adjusted for their number.
+
+    Args:
+        estimates: The estimate of each difference.
+        higher_is_better: Whether a larger metric is better.
+        paired: Whether both models answered the same rows, for each.
+        among: How many sites are compared, if others know the rest of them. Default: 1.
+    """
+    clear, found = clear_among(estimates, among), []
+    for i, estimate in enumerate(estimates):
+        level = clear.level if i in clear.which else LEVEL
+        low, high = estimate.interval(level)
+        verdict: Verdict = "better" if (low > 0) == higher_is_better else "worse"
+        verdict = verdict if i in clear.which else "unclear"
+        found.append(Difference(estimate.value, (low, high), verdict, paired[i], level))
+    return tuple(found)
+
+
+def versus_counts(rows: int, only_a: int, only_b: int, among: int = 1) -> Difference:
     """Returns how two models differ in their share of right answers, from counts alone.
 
     Args:
         rows: How many test rows there are.
         only_a: How many of them only the first model answers right.
         only_b: How many of them only the second model answers right.
+        among: How many sites are compared, each by its own counts. Default: 1.
 
     Example:
         >>> from fairmesh.evidence import versus_counts
         >>> versus_counts(20, only_a=0, only_b=0).verdict
         'unclear'
+        >>> versus_counts(60, only_a=9, only_b=1).verdict, versus_counts(60, only_a=9, only_b=1, among=100).verdict
+        ('better', 'unclear')
     """
-    return difference_of(paired_counts(rows, only_a, only_b), True)
+    (found,) = differences_of([paired_counts(rows, only_a, only_b)], True, [True], among)
+    return found
 
 
 @dataclass(frozen=True)
@@ -116,9 +147,10 @@ class Comparison:
     Args:
         metric: The metric.
         sites: The names of the sites.
-        at_sites: The difference at each site.
+        at_sites: The difference at each site. Verdicts are adjusted for the number of sites that were compared.
         worst: The difference of the two models' worst sites, which may be different sites.
         mean: The difference of the means over sites.
+        unit: How the metric is shown.
 
     Example:
         >>> import fairmesh as fm
@@ -135,6 +167,7 @@ class Comparison:
     at_sites: tuple[Difference, ...]
     worst: Difference
     mean: Difference
+    unit: Unit
 
     @property
     def paired(self) -> bool:
@@ -162,7 +195,14 @@ class Comparison:
         Args:
             other: What was compared with, such as "alone".
         """
-        return [f"{name}: {one.sentence(other, self.metric)}" for name, one in zip(self.sites, self.at_sites)]
+        return [f"{name}: {one.sentence(other, self.unit)}" for name, one in zip(self.sites, self.at_sites)]
+
+    def chance(self) -> str:
+        """Returns how many sites look different by themselves, if that is more than remain among so many sites;
+        nothing if it is not."""
+        known = [one for one in self.at_sites if not math.isnan(one.interval[0])]
+        remaining = self.count("better") + self.count("worse")
+        return chance_in_words(sum(one.stands_out for one in known), remaining, len(known))
 
     def sentence(self, other: str) -> str:
         """Returns one sentence for all sites.
@@ -174,22 +214,25 @@ class Comparison:
         counts = f"{self.count('better')} of {n} sites are better than {other}, {self.count('worse')} worse"
         counts += f", {self.count('unclear') - unknown} without a clear difference"
         counts += f", {unknown} not compared" if unknown else ""
+        counts += f"; {chance}" if (chance := self.chance()) else ""
         return (
-            f"{counts}; the worst site: {self.worst.sentence(other, self.metric)}; the mean over sites: "
-            f"{self.mean.sentence(other, self.metric)}"
+            f"{counts}; the worst site: {self.worst.sentence(other, self.unit)}; the mean over sites: "
+            f"{self.mean.sentence(other, self.unit)}"
         )
 
 
-def versus(a: Outcomes, b: Outcomes, metric: str | None = None) -> Comparison:
+def versus(a: Outcomes, b: Outcomes, metric: str | None = None, among: int = 1) -> Comparison:
     """Compares two models at the same sites.
 
     Where both answered the same test rows, they are compared row by row, and the interval is much narrower than those
-    of the two models suggest. Elsewhere it follows from the two intervals.
+    of the two models suggest. Elsewhere it follows from the two intervals. Verdicts by site are adjusted for their
+    number (`fairmesh.evidence.many`); those on the worst site and on the mean are single statements.
 
     Args:
         a: What the one answered.
         b: What the other answered.
         metric: The metric; None for the primary one of `a`. Default: None.
+        among: How many sites are compared, if others know the rest of them. Default: 1.
 
     Raises:
         BadInput: They have different sites.
@@ -206,33 +249,51 @@ def versus(a: Outcomes, b: Outcomes, metric: str | None = None) -> Comparison:
         raise BadInput(f"only models of the same sites can be compared; they have {list(a.sites)} and {list(b.sites)}")
     higher, of_a, of_b = a.higher(metric), a.estimates(metric), b.estimates(metric)
     same = [bool(a.at(i)) and a.rows_key(i) == b.rows_key(i) for i in range(len(a.sites))]
-    at_sites = []
-    for i, (one, other) in enumerate(zip(of_a, of_b)):
-        found = _paired(a, b, i, metric) if same[i] else Combined((one, other), (1.0, -1.0))
-        at_sites.append(difference_of(found, higher, same[i]))
+    skewness = _skewness(a, b, metric, same)
+    estimates = [
+        _paired(a, b, i, metric, skewness) if same[i] else Combined((one, other), (1.0, -1.0))
+        for i, (one, other) in enumerate(zip(of_a, of_b))
+    ]
     return Comparison(
         metric,
         a.sites,
-        tuple(at_sites),
+        differences_of(estimates, higher, same, among),
         difference_of(_of_worst(a, b, metric), higher, all(same)),
         difference_of(mean_difference(a, b, metric), higher, all(same)),
+        a.unit(metric),
     )
 
 
-def _paired(a: Outcomes, b: Outcomes, site: int, metric: str) -> Estimate:
+def _skewness(a: Outcomes, b: Outcomes, metric: str, same: Sequence[bool]) -> float | None:
+    """Returns the skewness of the difference of a row, or unit, from those of all sites: a single site does not show
+    its tails, which decide when many are compared. None for shares, and for that of each site's own rows if there is
+    one only."""
+    if a.counts_right(metric):
+        return None
+    scores = {i: (a.scores(i, metric), b.scores(i, metric)) for i, paired_here in enumerate(same) if paired_here}
+    differences = {i: [row_differences(x, y) for x, y in zip(*pair)] for i, pair in scores.items() if all(pair)}
+    by_unit = {i: [part.scores for part in a.additions(i, metric, of)] for i, of in differences.items()}
+    known = [by_unit[i] or of_site for i, of_site in differences.items()]
+    return skewness_of(known) if len(known) > 1 else None
+
+
+def _paired(a: Outcomes, b: Outcomes, site: int, metric: str, skewness: float | None = None) -> Estimate:
     if not all(one.predicted for one in (*a.at(site), *b.at(site))):
         return Share(math.nan, a.rows(site))
     mine, theirs = a.scores(site, metric), b.scores(site, metric)
     if mine and theirs:
-        training = _training_overlap(a, b, site, mine, theirs)
-        return paired(mine, theirs, a.overlaps[site], shares=a.counts_right(metric), training=training)
+        training, linear = _training_overlap(a, b, site, mine, theirs), getattr(a.function(metric), "linear", True)
+        skewness = skewness if linear else 0.0  # roots differ by about as much in both directions
+        overlap, units = a.overlaps[site], a.units(site)
+        return paired(mine, theirs, overlap, a.counts_right(metric), training, skewness, units)
     here, there, function = a.at(site), b.at(site), a.function(metric)
 
     def resample(split: int, seed: int, counts: np.ndarray) -> np.ndarray:
         return _mean_of(function, here[split], counts) - _mean_of(function, there[split], counts)
 
-    sizes, share = [len(one) for one in here], getattr(function, "is_share", False)
-    return bootstrapped(resample, sizes, [1] * len(here), a.overlaps[site], share, difference=True)
+    sizes, bounded = [len(one) for one in here], limits_of(function) == (0.0, 1.0)
+    more = {"deciding": deciding_rows(function, here), "units": a.units(site)}
+    return bootstrapped(resample, sizes, [1] * len(here), a.overlaps[site], bounded, difference=True, **more)
 
 
 def _training_overlap(
@@ -279,7 +340,9 @@ def _of_worst(a: Outcomes, b: Outcomes, metric: str) -> Estimate:
     if i is not None and k is not None and a.rows_key(i) and a.rows_key(i) == b.rows_key(k):
         mine, theirs = a.scores(i, metric), b.scores(k, metric)
         if mine and theirs:
-            correlation = float(np.mean([_correlation(x.mean(axis=0), y.mean(axis=0)) for x, y in zip(mine, theirs)]))
+            by_unit = ([part.scores for part in a.additions(i, metric, scores)] for scores in (mine, theirs))
+            pairs = zip(*by_unit) if a.units(i) else zip(mine, theirs)
+            correlation = float(np.mean([_correlation(x.mean(axis=0), y.mean(axis=0)) for x, y in pairs]))
     return Combined((one, other), (1.0, -1.0), max(0.0, correlation), debiased=i != k)
 
 
@@ -334,6 +397,7 @@ def evidence_table(
         "mean": evidence_row(outcomes.mean(metric), {name: one.mean for name, one in compared.items()}),
         "sites": [
             {"name": name, "n": outcomes.rows(i), "few_rows": name in few}
+            | ({} if outcomes.units(i) is None else {"units": outcomes.unit_count(i)})
             | evidence_row(estimates[i], {other: one.at_sites[i] for other, one in compared.items()})
             for i, name in enumerate(outcomes.sites)
         ],

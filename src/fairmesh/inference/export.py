@@ -137,7 +137,10 @@ def described(model: TrainedModel) -> dict[str, Any]:
     elif table is None:
         taken = {"kind": "array", "shape": list(model.shape), "dtype": model.dtype}
     else:
-        columns = [{"name": c.name, "kind": c.kind, "categories": list(c.classes)} for c in table.columns]
+        columns = [
+            {"name": c.name, "kind": c.kind, "categories": list(c.classes), "missing_values": list(c.missing_values)}
+            for c in table.columns
+        ]
         taken = {"kind": "table", "columns": columns}
     mixture = {"mixture": model.module.weights} if isinstance(model.module, PersonalModel) else {}
     return {

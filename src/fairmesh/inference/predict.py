@@ -155,7 +155,7 @@ def _of_table(model: TrainedModel, table: Preprocessing, data: Any) -> Predictio
     else:
         names = ", ".join(column.name for column in table.columns)
         raise BadInput(f"the model was trained on a table; give columns by name, or a .csv file, with {names}")
-    needed = {column.name: column_of(columns, column.name, where) for column in table.columns}
+    needed = {column.name: column.known(column_of(columns, column.name, where)) for column in table.columns}
     count = len(next(iter(needed.values())))
     bad = _unreadable(table, needed)
     if len(bad) > _BAD_AT_MOST or len(bad) == count:
@@ -167,7 +167,7 @@ def _of_table(model: TrainedModel, table: Preprocessing, data: Any) -> Predictio
     values[good] = finished(outputs, model.output).numpy()
     metrics, notes = {}, _unknown_categories(table, needed, good)
     if table.target.name in columns:
-        target = np.asarray(columns[table.target.name])[good]
+        target = table.target.known(np.asarray(columns[table.target.name])[good])
         known = np.array([not is_missing(value) for value in target.tolist()], bool)
         if known.any():
             if table.target.type == "label":

@@ -375,8 +375,9 @@ KINDS = {
     ),
     "versus_local": Announced(
         "at the end: how many of its test rows both the common model and one that it trained alone, only one of them, "
-        "or neither answers right, counts below 5 not told; of models that predict numbers, only whether the common "
-        "one is better, worse, or not clearly different; nothing of fewer than 20 rows",
+        "or neither answers right, counts below 5 not told; where another metric than accuracy decides, and of rows "
+        "that belong to units, only whether the common one is better, worse, or not clearly different; nothing of "
+        "fewer than 20 rows",
         fields={
             "generation": _GENERATION,
             "cells": either(record(), record(**dict.fromkeys(CELLS, either(one_of(FEW), _ROWS)))),

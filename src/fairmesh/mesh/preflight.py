@@ -21,8 +21,11 @@ from typing import Any, TypeVar
 
 from torch import Tensor
 
+from fairmesh.data.check import check_inputs
 from fairmesh.data.site import Site
-from fairmesh.errors import BadInput, in_a_line
+from fairmesh.data.site_tables import without_values
+from fairmesh.data.units import units_of
+from fairmesh.errors import BadInput, in_a_line, listed
 from fairmesh.experiment import Experiment
 from fairmesh.mesh.enrol.agreement import agreed, own_problem, own_site, refuse_undeployable
 from fairmesh.mesh.enrol.approval import import_allowed, refuse_unapproved
@@ -242,11 +245,16 @@ def _data_checks(site_file: SiteFile, experiment: Experiment, mesh: Mesh) -> Gen
         one_class = isinstance(labels, Tensor) and not labels.is_floating_point() and len(labels.unique()) == 1
         judged += ", all of one class: is the label column right?" if one_class else ""
         judged += ", so few that messages tell much about each" if len(site.train) < LEAST_ROWS else ""
+        empty = listed(without_values([site]))
+        judged += f", no values of {empty}, which count as missing" if empty else ""
         checked = " and the contract" if experiment.contract else "; there is no contract to check them by"
-        return f"{len(site.train):,} training samples{judged}; they fit the model{checked}"
+        grouped = "" if site.train.units is None else f" of {units_of(site.train):,} units"
+        return f"{len(site.train):,} training samples{grouped}{judged}; they fit the model{checked}"
 
     yield from _tried("data", data, f"see data in {site_file.path.name}")
     for site in sites:
+        for finding in () if experiment.contract else check_inputs(site):
+            yield Check("inputs", True, f"look again: {finding.sentence}")
         yield from disk_checks(site_file, site)
         return (yield from _round_checks(site_file, site))
     return None

@@ -68,6 +68,7 @@ class NamedMetric(ABC):
     tasks: ClassVar[tuple[Task, ...]]  # the problems that it fits
     higher_is_better: ClassVar[bool] = True
     is_share: ClassVar[bool] = False  # whether tables show it in per cent
+    in_target_units: ClassVar[bool] = False  # whether it is in the units of the numbers that are predicted
     limits: ClassVar[tuple[float, float]] = (-math.inf, math.inf)  # its lowest and highest possible value
 
     @abstractmethod
@@ -86,6 +87,10 @@ class NamedMetric(ABC):
     def __call__(self, outputs: Tensor, targets: Tensor) -> float:
         """Returns the metric of all samples."""
         return float(self.resampled(outputs, targets, torch.ones(1, len(targets), dtype=torch.float64))[0])
+
+    def deciding(self, targets: Tensor) -> int:
+        """Returns how many of the samples decide the metric: all, or those of a rare class. A bootstrap needs it."""
+        return len(targets)
 
     def check(self, name: str, task: Task, classes: int | None) -> None:
         """Raises BadInput if the metric does not fit a problem.
@@ -126,6 +131,8 @@ class NamedMetric(ABC):
 
 class MeanMetric(NamedMetric):
     """A metric that is the mean of a number per sample. Samples whose number is NaN are left out."""
+
+    linear: ClassVar[bool] = True  # whether a sample's number is the same among other samples
 
     @abstractmethod
     def each(self, outputs: Tensor, targets: Tensor) -> Tensor:
@@ -205,6 +212,25 @@ def chosen_metrics(
             raise BadInput(f"metrics: {name!r} is listed twice; give each a name of its own in a table [metrics]")
         found[name] = metric
     return found
+
+
+def check_primary(primary: Any, given: Sequence[str | NamedMetric] | Mapping[str, Any]) -> None:
+    """Raises BadInput if no metric has the name of the primary one.
+
+    Args:
+        primary: The name; None for the default.
+        given: The metrics of the problem.
+    """
+    if primary is None:
+        return
+    if not isinstance(primary, str):
+        raise BadInput(
+            f"primary is the name of a metric, got {primary!r}; one with settings gets its name in metrics: "
+            'metrics={"sens": fm.metrics.Sensitivity(threshold=0.3)}, primary="sens"'
+        )
+    known = {"accuracy", "loss", *chosen_metrics(given), *FAMILIES[NamedMetric]}
+    if primary not in known:
+        raise BadInput(f"primary: there is no metric {primary!r}{nearest(primary, known)}")
 
 
 def predicted_labels(outputs: Tensor) -> Tensor:

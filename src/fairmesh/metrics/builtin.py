@@ -61,6 +61,19 @@ def _read(outputs: Tensor, targets: Tensor) -> _Read:
     return _Read(outputs.softmax(dim=-1), truths, True)
 
 
+class _OfRareClasses(NamedMetric):
+    """A metric that is decided by the samples of rare classes."""
+
+    def deciding(self, targets: Tensor) -> int:
+        """Returns 1 and, for each class that is scored, how many more than one of the samples are of its rarer kind."""
+        truths = targets.reshape(len(targets), -1)
+        if truths.shape[1] == 1:
+            classes = truths.unique()
+            truths = (truths == classes).double() if len(classes) > 2 else (truths == classes[-1]).double()
+        ones = truths.sum(dim=0)
+        return 1 + int((ones.minimum(len(targets) - ones) - 1).clamp(min=0).sum())
+
+
 def _mean_of_defined(columns: list[Tensor]) -> Tensor:
     """Returns the mean over the classes where a metric is defined, NaN if there is none."""
     return torch.stack(columns, dim=-1).nanmean(dim=-1)
@@ -109,7 +122,7 @@ class Accuracy(_Share, MeanMetric):
 
 
 @dataclass(frozen=True)
-class BalancedAccuracy(_Share):
+class BalancedAccuracy(_Share, _OfRareClasses):
     """The mean over the classes at the site of the share of their samples that are recognised.
 
     Example:
@@ -125,7 +138,7 @@ class BalancedAccuracy(_Share):
         return torch.where(several, (right / true).nanmean(dim=1), torch.nan)
 
 
-class _OneVsRest(NamedMetric):
+class _OneVsRest(_OfRareClasses):
     """A metric of the scores of one class, the mean over the classes that have both kinds of samples at the site."""
 
     tasks: ClassVar = (*_ONE_CLASS, "multi-label")
@@ -197,6 +210,11 @@ class _AtThreshold(_Share):
         if isinstance(self.positive, int) and self.positive < 0:
             raise BadInput(f"positive must be the name of a class, or its number >= 0, got {self.positive}")
 
+    def deciding(self, targets: Tensor) -> int:
+        """Returns how many samples are of the kind that it is about."""
+        positives = int(targets.eq(self.positive).sum())  # type: ignore[arg-type]  # a number in a problem
+        return positives if self.of_positives else len(targets) - positives
+
     def resampled(self, outputs: Tensor, targets: Tensor, counts: Tensor) -> Tensor:
         if isinstance(self.positive, str):
             raise BadInput(
@@ -246,7 +264,7 @@ class Specificity(_AtThreshold):
 
 
 @dataclass(frozen=True)
-class F1(NamedMetric):
+class F1(_OfRareClasses):
     """The harmonic mean of precision and recall: 2 TP / (2 TP + FP + FN).
 
     Of more than two classes, or of several labels, it is the mean over those that occur at the site.
@@ -356,6 +374,7 @@ class _Error(NamedMetric):
     """A distance between predictions and targets."""
 
     tasks: ClassVar = ("numbers",)
+    in_target_units: ClassVar = True
     limits: ClassVar = (0.0, math.inf)
     higher_is_better: ClassVar = False
 
@@ -377,7 +396,7 @@ class MeanAbsoluteError(_Error, MeanMetric):
 
 
 @dataclass(frozen=True)
-class RMSE(_Error):
+class RMSE(_Error, MeanMetric):
     """The root of the mean squared difference between prediction and target; less is better.
 
     Example:
@@ -387,10 +406,21 @@ class RMSE(_Error):
         3.0
     """
 
+    linear: ClassVar = False
+
+    def each(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Returns what each sample adds to the root: numbers whose mean is the RMSE of these samples, and whose spread
+        is that of its error (a jackknife)."""
+        predicted, truths = _numbers(outputs, targets)
+        squares = (predicted - truths).square().mean(dim=1)
+        others = max(1, len(squares) - 1)
+        without = ((squares.sum() - squares).clamp(min=0.0) / others).sqrt()
+        return squares.mean().sqrt() + others * (without.mean() - without)
+
     def resampled(self, outputs: Tensor, targets: Tensor, counts: Tensor) -> Tensor:
         predicted, truths = _numbers(outputs, targets)
-        each = (predicted - truths).square().mean(dim=1)
-        return (counts.double() @ each / counts.double().sum(dim=1)).sqrt()
+        squares = (predicted - truths).square().mean(dim=1)
+        return (counts.double() @ squares / counts.double().sum(dim=1)).sqrt()
 
 
 @dataclass(frozen=True)

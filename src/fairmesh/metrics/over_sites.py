@@ -9,7 +9,7 @@ from torch import Tensor
 from fairmesh.errors import BadInput
 
 LEVEL = 0.2  # the share of the sites in the tail
-WORST_NEEDS_ROWS = 5  # test rows; with fewer, a site is the worst by chance
+WORST_NEEDS_ROWS = 5  # test rows, or units; with fewer, a site is the worst by chance
 
 
 def over_sites(

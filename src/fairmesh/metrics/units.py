@@ -1,7 +1,7 @@
 """How numbers of a metric are shown."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,10 +18,21 @@ class Unit:
     Args:
         metric: The name of the metric.
         share: Whether it is a share, from 0 to 1.
+        unit: The unit of its numbers, such as "mmHg"; empty if it has none or it is not known. Default: "".
     """
 
     metric: str
     share: bool
+    unit: str = ""
+
+    @staticmethod
+    def of(metric: str, table: Mapping[str, Any]) -> "Unit":
+        """Returns how a metric is shown, from what summary.json or report.json says about it."""
+        return Unit(metric, table["share"], table.get("unit") or "")
+
+    @property
+    def _suffix(self) -> str:
+        return " %" if self.share else f" {self.unit}".rstrip()
 
     @property
     def scale(self) -> int:
@@ -31,7 +42,7 @@ class Unit:
     @property
     def label(self) -> str:
         """Its name at the axis of a picture."""
-        return f"{self.metric}, %" if self.share else self.metric
+        return f"{self.metric}, {self._suffix.strip()}".removesuffix(", ")
 
     def _number(self, value: float) -> str:
         return f"{100 * value:.1f}" if self.share else f"{value:.4g}"
@@ -40,7 +51,7 @@ class Unit:
         """Returns a value, such as "81.0 %"."""
         if not defined(value):
             return "infinite" if isinstance(value, float) and math.isinf(value) else "not defined"
-        return self._number(value) + (" %" if self.share else "")
+        return self._number(value) + self._suffix
 
     def interval(self, ends: Sequence[float] | None) -> str:
         """Returns an interval of values, such as "71.0 to 80.2 %"; nothing if it is not known."""
@@ -50,8 +61,18 @@ class Unit:
 
     def with_interval(self, value: Any, ends: Sequence[float] | None) -> str:
         """Returns a value and its interval where it is known, such as "75.9 % (71.0 to 80.2)"."""
-        known = self.interval(ends).removesuffix(" %")
+        known = self.interval(ends).removesuffix(self._suffix)
         return self.shown(value) + (f" ({known})" if known else "")
+
+    def progress(self, records: Sequence[Mapping[str, Any]]) -> str:
+        """Returns the worst site and the mean over sites, averaged over the records of a measured round, in words."""
+
+        def shown(what: str) -> str:
+            values = [record[self.metric][what] for record in records]
+            return self.shown(sum(values) / len(values))
+
+        of = "" if self.metric == "accuracy" else f"'s {self.metric}"
+        return f"worst site{of} {shown('worst')}, mean {shown('mean')}"
 
     def gap(self, value: Any) -> str:
         """Returns a distance between two values, such as "3.4 points"."""
@@ -59,8 +80,8 @@ class Unit:
 
     @property
     def of_differences(self) -> str:
-        """What follows the number of a difference: "points", or in which metric it is."""
-        return "points" if self.share else f"in {self.metric}"
+        """What follows the number of a difference: "points", its unit, or in which metric it is."""
+        return "points" if self.share else self.unit or f"in {self.metric}"
 
     def difference(self, ends: Sequence[float], signed: bool = True) -> str:
         """Returns an interval of differences, such as "+3 to +9"."""

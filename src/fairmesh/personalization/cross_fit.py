@@ -9,9 +9,10 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from fairmesh.data.reserve import order_by_class
+from fairmesh.data.reserve import can_hold_out, key_for, order_by_class
 from fairmesh.data.samples import Samples
 from fairmesh.data.site import Site
+from fairmesh.data.units import folds_of_units, joined_units, units_of
 from fairmesh.errors import BadInput
 from fairmesh.numerics import trees
 from fairmesh.personalization.evidence import log_evidence
@@ -137,6 +138,8 @@ class CrossFit:
         self._outputs = over_models(problem.flat_model.to(device, dtype), problem.at_once(device))
         pools = [_pool(problem, i) for i in sites]
         self.sizes = torch.tensor([len(pool) for pool, _ in pools])
+        # Rows of one unit may all say the same, so together they are taken for one row of evidence.
+        self.independent = torch.tensor([units_of(pool) / len(pool) for pool, _ in pools], dtype=torch.float64)
         self.site_of_row = torch.repeat_interleave(torch.arange(len(sites)), self.sizes)
         self.fold_of_row = torch.cat([_folds_of(pool, unseen, folds) for pool, unseen in pools])
         self.unseen = torch.cat([unseen for _, unseen in pools])
@@ -208,8 +211,9 @@ class CrossFit:
         labels, every = self.problem.classes is not None, torch.ones_like(self.judged)
 
         def added(average: Average, k: int, models: Tensor, losses: Tensor, judges: Tensor) -> Average:
-            rows = self._sums(judges.double())
-            evidence = log_evidence(self._sums(losses.masked_fill(~judges, 0.0)), rows, labels)
+            rows = self._sums(judges.double()) * self.independent
+            total = self._sums(losses.masked_fill(~judges, 0.0)) * self.independent
+            evidence = log_evidence(total, rows, labels)
             return average.with_models(models, k, evidence + (math.log(_LOOKS) if tuned and k == 0 else 0.0))
 
         def looked(state: Averaging, k: int) -> Averaging:
@@ -363,22 +367,33 @@ def _pool(problem: Prepared, i: int) -> tuple[Samples, Tensor]:
     more = site.reserved if site.reserved is not None else None if shared else site.validation
     parts = [site.train] if more is None else [site.train, more]
     refuse_streams(parts, f"{site.name}: models of its own, and comparisons with them,")
-    pool = Samples(trees.joined([part.inputs for part in parts]), trees.joined([part.targets for part in parts]))
+    inputs, targets = (trees.joined([getattr(part, name) for part in parts]) for name in ("inputs", "targets"))
+    pool = Samples(inputs, targets, units=joined_units(parts))
     return pool, torch.arange(len(pool)) >= len(site.train)
 
 
 def _folds_of(pool: Samples, unseen: Tensor, folds: int) -> Tensor:
-    """Returns the fold of every row. Each has its share of the unseen rows and, as far as possible, of every class."""
+    """Returns the fold of every row, one for all rows of a unit. Each fold has its share of the unseen rows and, as far
+    as possible, of every class."""
     fold = torch.empty(len(pool), dtype=torch.int64)
     for part in (unseen, ~unseen):
         rows = part.nonzero().flatten()
-        fold[rows[order_by_class(pool.take(rows), "folds")]] = torch.arange(len(rows)) % folds
+        some = pool.take(rows)
+        if some.units is None:
+            fold[rows[order_by_class(some, "folds")]] = torch.arange(len(rows)) % folds
+        else:
+            fold[rows] = folds_of_units(some, folds, key_for("folds"))
     return fold
 
 
-def rows_to_learn_from(problem: Prepared, i: int) -> int:
-    """Returns how many rows a site may train its own model on."""
-    return len(_pool(problem, i)[0])
+def rows_to_learn_from(problem: Prepared, i: int) -> Samples:
+    """Returns the rows that a site may train its own model on."""
+    return _pool(problem, i)[0]
+
+
+def can_judge(problem: Prepared, i: int) -> bool:
+    """Returns whether a site has enough rows and units to judge models by rows that they have not seen."""
+    return can_hold_out(rows_to_learn_from(problem, i))
 
 
 def sites_at_once(
@@ -388,7 +403,7 @@ def sites_at_once(
     portions: list[list[int]] = []
     used = 0.0
     for i in sites:
-        numbers = rows_to_learn_from(problem, i) * trees.numbers_per_sample(problem.sites[i].train.inputs)
+        numbers = len(rows_to_learn_from(problem, i)) * trees.numbers_per_sample(problem.sites[i].train.inputs)
         size = (folds + 1) * (12 * penalties * problem.flat_model.dim + 2 * numbers) * dtype.itemsize
         if not portions or used + size > 1 << 30:
             portions.append([])

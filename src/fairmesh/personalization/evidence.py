@@ -32,7 +32,7 @@ def mixed(outputs: Sequence[Tensor], weights: Sequence[float], probabilities: bo
     return torch.stack([weight * out for out, weight in present]).sum(dim=0)
 
 
-def log_evidence(total: Tensor, rows: Tensor | int, labels: bool) -> Tensor:
+def log_evidence(total: Tensor, rows: Tensor | float, labels: bool) -> Tensor:
     """Returns the logarithm of how likely held-out rows are under a model, up to a constant; -inf if it is not finite.
 
     The loss of labels is a negative logarithm of their probability. The loss of numbers has an unknown scale, so its
@@ -41,7 +41,7 @@ def log_evidence(total: Tensor, rows: Tensor | int, labels: bool) -> Tensor:
 
     Args:
         total: The sum of the loss over the rows.
-        rows: The number of rows.
+        rows: The number of rows. If they belong to units, both are scaled to one row per unit.
         labels: Whether targets are class labels.
     """
     mean = total / rows
@@ -69,6 +69,7 @@ class Predictions:
         targets: The rows' targets.
         loss: (outputs, targets) -> mean over the rows.
         labels: Whether targets are class labels.
+        independent: How many of them are independent, as a share: units per row, if rows belong to units. Default: 1.0.
 
     Example:
         >>> import torch
@@ -82,8 +83,9 @@ class Predictions:
         True
     """
 
-    def __init__(self, outputs: dict[str, Tensor], targets: Tensor, loss: Loss, labels: bool):
+    def __init__(self, outputs: dict[str, Tensor], targets: Tensor, loss: Loss, labels: bool, independent: float = 1.0):
         self.outputs, self.targets, self._loss, self._labels = outputs, targets, loss, labels
+        self._independent = independent
         self._on_grid = cache(self._losses_on_grid)
 
     def losses(self, weights: dict[str, float]) -> Tensor:
@@ -112,7 +114,10 @@ class Predictions:
             return {name: float(name == names[0]) for name in names}
         grid, prior = _grid(len(usable))
         losses = self._on_grid(tuple(usable))[:, rows]
-        evidence = log_evidence(losses.sum(dim=-1), losses.shape[-1], self._labels) if losses.numel() else prior * 0.0
+        evidence = prior * 0.0
+        if losses.numel():
+            total, count = losses.sum(dim=-1) * self._independent, losses.shape[-1] * self._independent
+            evidence = log_evidence(total, count, self._labels)
         if not bool(evidence.isfinite().any()):  # no mixture is possible at all
             evidence = prior * 0.0
         mean = torch.softmax(prior + evidence, dim=0) @ grid

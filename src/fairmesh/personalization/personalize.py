@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fairmesh.config.registry import registered_name
 from fairmesh.config.tables import from_table
-from fairmesh.data.reserve import FEWEST_ROWS
+from fairmesh.data.reserve import too_few_in_words
 from fairmesh.data.samples import Samples
 from fairmesh.errors import BadInput
 from fairmesh.numerics import trees
@@ -18,6 +18,7 @@ from fairmesh.personalization.builtin import Mixture
 from fairmesh.personalization.cross_fit import (
     Carrier,
     CrossFit,
+    can_judge,
     refuse_streams,
     rows_to_learn_from,
     sites_at_once,
@@ -141,7 +142,7 @@ def personalized(
     problem.refuse_own_parts("personalization")
     method = from_table(Personalization, method, "personalization")
     device = device or torch.device("cpu")
-    able = [i for i in problem.here if rows_to_learn_from(problem, i) >= FEWEST_ROWS]
+    able = [i for i in problem.here if can_judge(problem, i)]
     portions = sites_at_once(problem, able, method.folds, dtype)
     steps = len(portions) * (method.local_steps + (method.steps if FINE_TUNED in method.components else 0))
     before = 0
@@ -196,7 +197,7 @@ def _chosen(
     labels, rows = problem.task == "classes", {name: of_sites[s] for name, of_sites in rows.items()}
     outputs = {name: of_sites[here] for name, of_sites in outputs.items()}
     targets, judged = fit.targets[here], fit.judged[here]
-    held_out = Predictions(outputs, targets, problem.output_loss, labels)
+    held_out = Predictions(outputs, targets, problem.output_loss, labels, float(fit.independent[s]))
     weights, note = method.weights(held_out, judged), None
     if unseen and LOCAL in weights:
         # The common model has seen the other rows, so they speak too well of it. If they favour the local model all
@@ -266,5 +267,5 @@ def _kept(problem: Prepared, i: int, row: Tensor) -> PersonalSite:
         unseen=False,
         held_out=dict.fromkeys((COMMON, LOCAL, PERSONAL), nothing),
         test=test,
-        note=f"the common model was kept: {rows} rows are too few to hold any out; {FEWEST_ROWS} are needed",
+        note=f"the common model was kept: {too_few_in_words(rows)}",
     )

@@ -4,6 +4,7 @@ import copy
 import dataclasses
 import functools
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -27,7 +28,7 @@ from fairmesh.problems.flat_model import FlatModel, has_adapters, own_copy
 from fairmesh.problems.lora import check_adapters
 from fairmesh.problems.outputs import PackedLoss, Readings, is_built_in, readings
 from fairmesh.problems.parts import ALL_SHARED, Parts
-from fairmesh.problems.row_loss import Loss, as_floats, bound, reads_logits
+from fairmesh.problems.row_loss import Loss, as_floats, bound, losses_of_samples, reads_logits
 from fairmesh.problems.site_samples import SiteSamples, few_samples
 
 if TYPE_CHECKING:
@@ -130,6 +131,21 @@ class BoundModel:
     def ignored(self) -> int | None:
         """The label of samples that the loss ignores."""
         return ignored_by(self.loss)
+
+    @property
+    def predicts_a_number(self) -> bool:
+        """Whether the output is the number that is predicted, one per sample, in the number's own units: the loss is
+        least where both are equal, and the same on both sides. That of the logarithm of a rate is not, nor that of a
+        quantile. It does not depend on the rows, which differ between sites."""
+        if self.task != "numbers" or isinstance(self.loss, ModelLoss | PackedLoss):
+            return False
+        with torch.no_grad(), suppress(Exception):  # a loss of the user's own may not accept these outputs
+            like = self.probe.model(self.probe.row, self.probe.inputs)[:1], self.probe.targets[:1]
+            truths = torch.tensor([0.5, 1.0, 2.0, 5.0])
+            outputs, targets = (truths.reshape(len(truths), *tensor.shape[1:]) for tensor in like)  # one number each
+            equal, below, above = (losses_of_samples(self.loss, outputs + away, targets) for away in (0.0, -0.25, 0.25))
+            return bool((above > equal).all()) and torch.allclose(below, above, rtol=1e-3)
+        return False
 
     def right(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Returns for each sample whether its class is predicted (samples,). One without a label, which the loss

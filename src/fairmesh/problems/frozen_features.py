@@ -153,7 +153,7 @@ def _features(encoder: nn.Module, samples: Samples, what: str, of_encoder: str, 
                 _write(path, encoder, rows, len(samples), what, batch, streamed)
         kept = _mapped(path)["kept"]
     features, targets = kept if streamed else (kept, samples.targets)
-    return Samples(features, targets, samples.subgroups, samples.subgroup_names).parts()
+    return replace(samples, inputs=features, targets=targets, stream=None).parts()
 
 
 def _mapped(path: Path) -> dict[str, Any]:

@@ -10,10 +10,11 @@ from torch import Tensor
 
 from fairmesh.data.samples import Samples
 from fairmesh.data.site import Site
+from fairmesh.data.units import units_of
 from fairmesh.errors import BadInput
 from fairmesh.numerics import random_streams
 from fairmesh.numerics.random_streams import SecretIdentities
-from fairmesh.problems.objective import held_out_last
+from fairmesh.problems.objective import held_out_rows
 
 if TYPE_CHECKING:
     from fairmesh.problems.prepared import Prepared
@@ -90,7 +91,8 @@ class Division:
         rejoin: The first round in which it trains on all; None for never, or if it always does.
         judged_from: The first of the rows that judge it, other than its batches (replicas, nodes, 1).
         judges: How many these are; 0 everywhere if batches judge.
-        apart: How many of them it does not train on.
+        apart: How many units of them it does not train on; as many as rows if each is a unit of its own. Rows of one
+            unit are alike, so that chance goes by units.
     """
 
     samples: list[Samples]
@@ -151,20 +153,22 @@ def _with_validation_sets(whole: Division, nodes: HostedNodes, trained: int) -> 
         samples=[*whole.samples, *sets],
         judged_from=nodes.of_sites(first[which]),
         judges=judges,
-        apart=judges,
+        apart=nodes.of_sites(torch.tensor([units_of(samples) for samples in sets])[which]),
     )
 
 
 def _with_held_out_rows(whole: Division, nodes: HostedNodes, sizes: Tensor, starts: Tensor) -> Division:
     """Returns the division in which each site's held-out rows, which judge it, come last among its rows."""
     problem = nodes.problem
-    held_out = [problem.objective.held_out_of(size) for size in sizes.tolist()]
-    begins = starts.tolist()
-    orders = [
-        begins[k * problem.n + i] + held_out_last(split.sites[i].train, i, held_out[k * problem.n + i])
-        for k, split in enumerate(problem.every_split)
-        for i in problem.here
-    ]
+    held_out, units = [0] * len(sizes), [0] * len(sizes)  # no node here is of a site elsewhere
+    begins, orders = starts.tolist(), []
+    for k, split in enumerate(problem.every_split):
+        for i in problem.here:
+            samples, place = split.sites[i].train, k * problem.n + i
+            held = held_out_rows(samples, i, problem.objective)
+            held_out[place] = int(held.sum())
+            units[place] = held_out[place] if samples.units is None else len(samples.units[held].unique())
+            orders += [begins[place] + part.nonzero().flatten() for part in (~held, held)]
     counts = torch.tensor(held_out, device=sizes.device)
     judges = torch.where(counts == 0, sizes, counts)  # one too small to hold any out is judged on its training rows
     return replace(
@@ -174,5 +178,5 @@ def _with_held_out_rows(whole: Division, nodes: HostedNodes, sizes: Tensor, star
         rejoin=problem.objective.rejoin_round(),
         judged_from=nodes.of_sites(starts + sizes - judges),
         judges=nodes.of_sites(judges),
-        apart=nodes.of_sites(counts),
+        apart=nodes.of_sites(torch.tensor(units, device=sizes.device)),
     )

@@ -30,6 +30,7 @@ NOT_PART: dict[str, tuple[str, ...]] = {
         *("model", "sites", "prior", "test", "validation", "targets", "splits"),  # they are in "model" and "data"
         *("models_at_once", "class_names"),  # they change rounding errors, and what people read
         "metrics",  # those of the user's own are in "own metrics"; the others compute what their names say
+        "primary",  # only `keep_best` computes anything by it: it is in "best by" of a run that does
     ),
     "Objective": ("local_losses", "untrained_losses", "constant_losses", "penalties"),  # found when the run starts
     "LocalTrainer": ("function",),  # may be mended during a run
@@ -65,7 +66,9 @@ def fingerprint(samples: Samples) -> str:
     parts: list[Any] = []
     if samples.stream:
         parts += [f"{len(samples)} streamed", "" if samples.stream.whole else samples.stream.rows]
-        samples = samples.seen
+    if samples.units is not None:  # by which rows are held out
+        parts += ["units", samples.units]
+    samples = samples.seen
     if samples.subgroups is not None:
         parts.append(samples.subgroup_names)
     return hashed(*parts, *itertools.chain(*samples.named_tensors()), digits=64)

@@ -7,7 +7,7 @@ from typing import Any, Literal, get_args
 from torch import Tensor
 
 from fairmesh.errors import BadInput, nearest
-from fairmesh.metrics.base import NamedMetric
+from fairmesh.metrics.base import NamedMetric, check_primary
 from fairmesh.problems.augmentation import Augmentation
 from fairmesh.problems.batch_norm import BatchNormPolicy
 from fairmesh.problems.gradient_path import GradientSettings, gradient_path
@@ -35,6 +35,8 @@ class Learning(GradientSettings):
             a table of names, to built-in ones, `fm.metrics.Metric` (in a file a table with `function` and
             `higher_is_better`), or functions (outputs, targets) of a whole test set -> number, higher is better (in a
             file "file.py:name"). Accuracy, if targets are labels, and loss are always measured. Default: {}.
+        primary: The metric by which sites and models are compared: one of `metrics`, "loss", or a built-in one such as
+            "auroc". None for "accuracy" of labels, "rmse" of one number per sample, else "loss". Default: None.
         objective: Which losses the robust weights follow. Default: Objective(), the training losses.
         models_at_once: How many models (nodes times replicas) are evaluated at once: "all" by vmap, a number k >= 1 to
             bound the memory, 1 for one after another, which takes any module. "auto" is "all" or 1, by the kind of
@@ -54,6 +56,7 @@ class Learning(GradientSettings):
     metrics: Mapping[str, str | Callable[[Tensor, Tensor], Any]] | Sequence[str | NamedMetric] = field(
         default_factory=dict
     )
+    primary: str | None = None
     objective: Objective = field(default_factory=Objective)
     models_at_once: int | Literal["auto", "all"] = "auto"
     parts: Parts = ALL_SHARED
@@ -65,6 +68,7 @@ class Learning(GradientSettings):
 
     def __post_init__(self):
         gradient_path(self)  # which checks its settings
+        check_primary(self.primary, self.metrics)
         if self.batch_norm not in get_args(BatchNormPolicy):
             raise BadInput(f"batch_norm: {self.batch_norm!r}{nearest(self.batch_norm, get_args(BatchNormPolicy))}")
         number = type(self.models_at_once) is int and self.models_at_once >= 1

@@ -22,7 +22,7 @@ from fairmesh.problems.batches import Batches
 from fairmesh.problems.flat_model import FlatModel, tensors_of
 from fairmesh.problems.gradient_path import refuse_for_updates
 from fairmesh.problems.hosted_nodes import Division, HostedNodes
-from fairmesh.problems.objective import held_out_last
+from fairmesh.problems.objective import held_out_rows
 from fairmesh.problems.row_loss import as_floats
 from fairmesh.trainers.local_trainer import LocalContext, LocalTrainer, SiteData
 
@@ -174,7 +174,7 @@ class LocalWorker:
         i, site = self._nodes.site(node.replica, node.place)
         samples = site.train
         if count < len(samples):
-            samples = samples.take(held_out_last(samples, i, len(samples) - count)[:count])
+            samples = samples.take((~held_out_rows(samples, i, self._nodes.problem.objective)).nonzero().flatten())
         return SiteData(samples, functools.partial(as_floats, dtype=self._nodes.dtype))
 
     def _trained(self, start: Tensor, data: SiteData, context: LocalContext) -> tuple[float, Tensor]:

@@ -6,11 +6,15 @@ import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fairmesh.data.rows import stays_apart
+from fairmesh.data.site_tables import without_values
 from fairmesh.data.streams import HELD_UP_TO
+from fairmesh.data.units import FEWEST_UNITS, too_few_units
+from fairmesh.errors import listed
 from fairmesh.losses.builtin import squared_error
 from fairmesh.problems.flat_model import has_adapters
 from fairmesh.problems.lora import said_of_adapters
 
+_SHOWN = 4  # sites of a column in a sentence
 _NORMS = {
     "frozen": "keep their statistics",
     "local": "keep statistics and affine parameters at their site",
@@ -19,6 +23,13 @@ _NORMS = {
 
 if TYPE_CHECKING:
     from fairmesh.problems.prepared import Prepared
+
+
+def on_empty_columns(problem: "Prepared") -> str | None:
+    """Returns which columns of tables have no values at some sites."""
+    empty = without_values(problem.sites)
+    said = (f"{column} at {listed(sites, _SHOWN)}" for column, sites in empty.items())
+    return f"columns without values, which count as missing: {listed(said)}" if empty else None
 
 
 def on_stacking(problem: "Prepared", device: torch.device) -> str | None:
@@ -99,6 +110,14 @@ def on_binary_numbers(problem: "Prepared") -> str | None:
     )
 
 
+def on_single_classes(problem: "Prepared") -> str | None:
+    """Returns which sites have training rows of one class only, or None."""
+    labels = {problem.sites[i].name: problem.sites[i].train.labels for i in problem.here} if problem.classes else {}
+    single = [name for name, of_site in labels.items() if of_site is not None and bool((of_site == of_site[0]).all())]
+    said = f"the training rows of {listed(single, 10)} are all of one class"
+    return f"{said}: a model trained there alone can only answer it" if single else None
+
+
 def on_parts(problem: "Prepared") -> str | None:
     """Returns which parts of the model stay at their site or are not trained, and what BatchNorm layers do, or None
     if there is nothing to say."""
@@ -116,3 +135,14 @@ def on_parts(problem: "Prepared") -> str | None:
         still = every - flat.dim - flat.local_dim
         said.append(f"parameters: {flat.dim:,} shared, {flat.local_dim:,} local and never sent, {still:,} frozen")
     return "; ".join(filter(None, said)) or None
+
+
+def on_units(problem: "Prepared") -> str | None:
+    """Returns at which sites no rows are held out since they have too few units, or None."""
+    few = [problem.sites[i].name for i in problem.here if too_few_units(problem.sites[i].train)]
+    if not few or problem.objective.judged_on != "held-out":
+        return None
+    return (
+        f"fewer than {FEWEST_UNITS} units at {listed(few, 4)}: no rows are held out there, and the weight follows the "
+        "loss on training rows"
+    )

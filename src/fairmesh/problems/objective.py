@@ -12,8 +12,9 @@ from fairmesh.config.ranges import Positive, Within
 from fairmesh.config.tables import checked
 from fairmesh.data.reserve import FEWEST_ROWS, spread_over
 from fairmesh.data.samples import Samples
+from fairmesh.data.units import drawn_units, sortable_targets, too_few_units
 from fairmesh.errors import BadInput
-from fairmesh.numerics import random_streams, trees
+from fairmesh.numerics import random_streams
 
 LEARNABLE = 0.5  # a site where a model can learn away this share of the untrained model's loss counts in full
 BY_CHANCE = 3.0  # variance of a row's loss, as a multiple of the squared mean loss
@@ -180,7 +181,7 @@ class Objective:
         return math.ceil(self.rejoin * self.rounds)
 
     def held_out_of(self, rows: int) -> int:
-        """Returns how many of a site's training rows are held out."""
+        """Returns how many of a site's training rows are held out, if each is a unit of its own."""
         if self.judged_on != "held-out" or rows < FEWEST_ROWS:
             return 0
         return max(1, round(self.share * rows))
@@ -238,17 +239,21 @@ def beyond_chance(units: Tensor, rows: Tensor) -> Tensor:
     return 1.0 + apart * (1.0 - chance).clamp(min=0.0)
 
 
-def held_out_last(samples: Samples, site: int, count: int) -> Tensor:
-    """Returns an order of a site's rows: those to train on, then the `count` rows to hold out.
+def held_out_rows(samples: Samples, site: int, objective: Objective) -> Tensor:
+    """Returns a mask of the rows of a site that judge it, and are not trained on before they rejoin.
 
-    Held-out rows are spread evenly over the classes, or over the range of other targets."""
-    rows = len(samples)
+    They are spread evenly over the classes, or over the range of other targets. Of samples with units they are whole
+    units; a site with too few of these holds none out."""
+    rows, count = len(samples), objective.held_out_of(len(samples))
+    if not count or too_few_units(samples):
+        return torch.zeros(rows, dtype=torch.bool)
     key = random_streams.keys(torch.tensor([site]), "held-out rows", 0, torch.tensor([0]))
+    if samples.units is not None:
+        return drawn_units(samples, count, key)
+    targets = sortable_targets(samples)
     order = random_streams.bits(key, rows).flatten().argsort(stable=True)
-    targets = samples.labels if samples.stream else trees.leaves(samples.targets)[0].reshape(rows, -1)[:, 0]
     if samples.subgroups is not None:
         order = order[samples.subgroups[order].argsort(stable=True)]
     if targets is not None:  # they are if a stream does not know its labels
         order = order[targets[order].argsort(stable=True)]  # by target and subgroup, and in random order within one
-    held = spread_over(order, count)
-    return torch.cat([(~held).nonzero().flatten(), held.nonzero().flatten()])
+    return spread_over(order, count)

@@ -13,6 +13,7 @@ from fairmesh.data.samples import Samples, Targets
 from fairmesh.errors import BadInput
 from fairmesh.losses import NamedLoss
 from fairmesh.metrics.base import Metric, NamedMetric
+from fairmesh.metrics.units import Unit
 from fairmesh.numerics import trees
 from fairmesh.problems.batches import Sampling
 from fairmesh.problems.bound_model import BoundModel
@@ -47,6 +48,7 @@ class Prepared(Learning, SiteSamples, BoundModel):
     targets: Targets
     class_names: Sequence[str]
     metrics: dict[str, Callable[[Tensor, Tensor], Any]] = field(default_factory=dict)
+    primary: str = "loss"  # the metric that sites are compared by
     trainer: LocalTrainer | None = None
     further: Mapping[str, Any]  # the problem's settings without a field here, also of a user's own class
     splits: tuple["Prepared", ...] = ()  # splits 1, 2, ...; this problem is split 0
@@ -111,11 +113,6 @@ class Prepared(Learning, SiteSamples, BoundModel):
 
     # Metrics ----------------------------------------------------------------------------------------------------------
 
-    @property
-    def primary(self) -> str:
-        """The metric that sites are compared by: "accuracy" if targets are labels or `metrics` has it, else "loss"."""
-        return "accuracy" if self.classes or "accuracy" in self.metrics else "loss"
-
     def higher_is_better(self, metric: str) -> bool:
         """Returns whether a larger value of a metric is better."""
         chosen = self.metrics.get(metric)
@@ -125,6 +122,13 @@ class Prepared(Learning, SiteSamples, BoundModel):
         """Returns whether a metric is a share, which tables show in per cent."""
         chosen = self.metrics.get(metric)
         return chosen.is_share if isinstance(chosen, NamedMetric) else metric == "accuracy"
+
+    def unit(self, metric: str = "") -> Unit:
+        """Returns how a metric is shown; the primary one without a name."""
+        chosen = self.metrics.get(metric := metric or self.primary)
+        target = self.preprocessing.target.unit if self.preprocessing else ""
+        in_units = isinstance(chosen, NamedMetric) and chosen.in_target_units
+        return Unit(metric, self.is_share(metric), target if in_units else "")
 
     # How models are evaluated -----------------------------------------------------------------------------------------
 

@@ -10,10 +10,11 @@ from torch import Tensor, nn
 from fairmesh.data.preprocessing import Preprocessing
 from fairmesh.data.samples import Targets
 from fairmesh.data.site import Site
+from fairmesh.data.units import warn_of_spanning
 from fairmesh.errors import BadInput
 from fairmesh.metrics.base import NamedMetric, Task, chosen_metrics
 from fairmesh.problems.batches import Sampling
-from fairmesh.problems.bound_model import bind
+from fairmesh.problems.bound_model import BoundModel, bind
 from fairmesh.problems.checks import refuse_autocast
 from fairmesh.problems.flat_model import FlatModel
 from fairmesh.problems.learning import Learning
@@ -113,11 +114,6 @@ class Problem(Learning):
         return self.prepared.task
 
     @property
-    def primary(self) -> str:
-        """The metric that sites are compared by: "accuracy" if targets are labels or `metrics` has it, else "loss"."""
-        return self.prepared.primary
-
-    @property
     def flat_model(self) -> FlatModel:
         """The model as one row of its trainable parameters."""
         return self.prepared.flat_model
@@ -169,12 +165,15 @@ def _prepared(problem: Problem) -> Prepared:
     given = {setting.name: getattr(problem, setting.name) for setting in fields(problem)}
     shared = {"test": problem.test, "validation": problem.validation}
     samples = SiteSamples(sites=read_sites(problem.sites, shared, problem.targets), prior=problem.prior)
+    warn_of_spanning(samples.sites)
     check_forms(samples)
-    settings = given | vars(samples) | vars(bind(problem, samples))
+    bound = bind(problem, samples)
+    settings = given | vars(samples) | vars(bound)
     names = {setting.name for setting in fields(Prepared)}
     taken = names & {setting.name for setting in fields(Problem)} | {"model", "test", "validation"}
     further = {name: value for name, value in given.items() if name not in taken}
-    settings |= {"metrics": _metrics(problem), "splits": (), "kind": type(problem), "further": further}
+    settings |= {"splits": (), "kind": type(problem), "further": further}
+    settings["primary"], settings["metrics"] = _with_primary(problem.primary, _metrics(problem), bound)
     if problem.trainer is not None and not isinstance(problem.trainer, LocalTrainer):
         settings["trainer"] = LocalTrainer(problem.trainer)
     made = Prepared(**{name: settings[name] for name in settings.keys() & names})
@@ -190,3 +189,12 @@ def _metrics(problem: Problem) -> dict[str, Any]:
         if isinstance(metric, NamedMetric):
             metrics[name] = metric.of_classes(name, problem.class_names)
     return metrics
+
+
+def _with_primary(primary: str | None, metrics: dict[str, Any], bound: BoundModel) -> tuple[str, dict[str, Any]]:
+    """Returns the metric that sites are compared by, and the metrics with it."""
+    if primary is None:
+        labelled = bound.classes or "accuracy" in metrics
+        primary = "accuracy" if labelled else "rmse" if "rmse" in metrics or bound.predicts_a_number else "loss"
+    measured = primary in metrics or primary == "loss" or (primary == "accuracy" and bound.classes)
+    return primary, metrics if measured else metrics | chosen_metrics([primary])

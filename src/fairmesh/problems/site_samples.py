@@ -16,6 +16,7 @@ from torch import Tensor
 from fairmesh.data.preprocessing import Preprocessing
 from fairmesh.data.samples import Samples, Targets
 from fairmesh.data.site import Site
+from fairmesh.data.units import with_units
 from fairmesh.errors import BadInput
 from fairmesh.numerics import trees
 from fairmesh.numerics.trees import Tree
@@ -127,7 +128,8 @@ def read_sites(sites: Sequence[Any], shared: Mapping[str, Any], targets: Targets
         rows = _row_numbers(site, sets["test"], name)
         return dataclasses.replace(site, name=name, group=name if site.group is None else site.group, rows=rows, **sets)
 
-    return [read(i, site if isinstance(site, Site) else Site(site)) for i, site in enumerate(sites)]
+    given = with_units([site if isinstance(site, Site) else Site(site) for site in sites], targets)
+    return [read(i, site) for i, site in enumerate(given)]
 
 
 def _row_numbers(site: Site, test: Samples | None, name: str) -> Tensor | None:

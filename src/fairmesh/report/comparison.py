@@ -64,6 +64,21 @@ class ComparedRuns:
                 columns.append([f"{other.label} against {first.label}", *at_sites])
         return [list(row) for row in zip(*columns)]
 
+    def by_concern(self) -> list[int]:
+        """Returns the sites in the order in which they matter: those where another run is worse than the first, those
+        where one is better, then the first run's worst first."""
+        first, *others = self.shown
+        compared = [self.verdicts[key] for other in others if (key := (other.label, first.label)) in self.verdicts]
+        of_sites = [{found.at_sites[i].verdict for found in compared} for i in range(len(first.summary["sites"]))]
+        return sorted(first.worst_first(), key=lambda i: ("worse" not in of_sites[i], "better" not in of_sites[i]))
+
+    def by_chance(self) -> list[str]:
+        """Returns against which runs more sites look different by themselves than remain, in sentences."""
+        first, *others = self.shown
+        pairs = [(other.label, first.label) for other in others if (other.label, first.label) in self.verdicts]
+        said = {pair: self.verdicts[pair].chance() for pair in pairs}
+        return [f"{run} against {other}: {chance}" for (run, other), chance in said.items() if chance]
+
     def as_json(self) -> dict[str, Any]:
         """Returns all runs, also those that are not shown, and the verdicts on every two that are."""
         return {

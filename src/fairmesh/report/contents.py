@@ -80,7 +80,7 @@ def _metric(run: Run, name: str) -> Json:
     table = run.summary["metrics"][name]
     if not run.summary["diverged"]:  # these are measured without regard to replicas that diverged
         numbers |= {key: table[key] for key in ("worst_share", "cvar", "std", "jain")}
-    return {"share": table["share"], "higher_is_better": table["higher_is_better"]} | numbers
+    return {key: table[key] for key in ("share", "unit", "higher_is_better") if key in table} | numbers
 
 
 def _intervals(run: Run) -> Json:
@@ -107,6 +107,7 @@ def _sites(run: Run) -> list[Json]:
                 "name": name,
                 "group": str(summary["groups"][i]),
                 "n": n,
+                "units": known.get("units"),  # of which the samples are, such as patients
                 "n_at_least": bool(known.get("n_at_least")),  # counts below five do not travel between organisations
                 "support": counted.get("classes"),
                 "measured": n != 0 and run.is_measured(i),

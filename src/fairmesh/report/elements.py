@@ -6,7 +6,7 @@ from typing import Any
 
 from fairmesh.report.style import svg
 
-ROWS = 24  # of a table; more are folded
+ROWS, UNFOLDED = 24, 12  # rows of a table; of more than the first number, all but so many are folded
 
 
 def escaped(value: object) -> str:
@@ -70,7 +70,7 @@ def table(
 
     if len(body) <= fold:
         return part(body)
-    fold = min(fold, 12)
+    fold = min(fold, UNFOLDED)
     return part(body[:fold]) + folded(f"{len(body) - fold} more rows", part(body[fold:]))
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from fairmesh.report import plots
 from fairmesh.report.contents import contents
-from fairmesh.report.elements import escaped, figure, items, lead, note, pictures, table
+from fairmesh.report.elements import ROWS, UNFOLDED, escaped, figure, items, lead, note, pictures, table
 from fairmesh.report.runs import (
     SHOWN,
     Run,
@@ -22,7 +22,7 @@ from fairmesh.report.runs import (
 )
 from fairmesh.report.sections import Json, View, in_order, sections
 from fairmesh.report.sections.curves import curves
-from fairmesh.report.sections.sites import DOTS
+from fairmesh.report.sections.sites import distribution
 from fairmesh.report.sentences import unit_of
 
 # Nothing is executed or loaded, even if a text of another site were taken for markup. Pictures have styles
@@ -74,7 +74,7 @@ def _side_by_side(every: Sequence[Run], cards: Sequence[Json]) -> Iterable[str]:
     order, unit, low = in_order(cards[0]), unit_of(cards[0]), worst_sites(runs)
     header, *rows = site_table([replace(run, label=card["label"]) for run, card in zip(runs, cards)])
     yield table([header, *(rows[i] for i in order)], {at for at, i in enumerate(order) if i in low})
-    pictured, order = cards[:SHOWN], order[:DOTS]
+    pictured, order = cards[:SHOWN], order if len(order) <= ROWS else order[:UNFOLDED]
     names = [cards[0]["sites"][i]["name"] for i in order]
     values: dict[str, Any] = {}
     weights: dict[str, Any] = {}
@@ -85,7 +85,14 @@ def _side_by_side(every: Sequence[Run], cards: Sequence[Json]) -> Iterable[str]:
         if lambdas[0] is not None:
             weights[card["label"]] = {"values": lambdas, "style": k, "origins": priors}
     drawn = plots.dots(names, values, unit.label)
-    made = [figure(drawn, f"{unit.metric} of every site under each run", f"{unit.metric} site by site.")]
+    few = len(names) < len(cards[0]["sites"])
+    some = f", the first {len(names)} of the table" if few else ""
+    made = [figure(drawn, f"{unit.metric} of every site under each run", f"{unit.metric} site by site{some}.")]
+    if few:
+        scaled = {
+            card["label"]: [unit.scale * site["metrics"][unit.metric] for site in card["sites"]] for card in pictured
+        }
+        made.append(distribution(scaled, unit))
     if weights:
         said = (
             f"How much each site counts in {', '.join(weights)}. Arrows begin at the site's prior, its share of all "

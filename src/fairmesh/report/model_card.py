@@ -93,11 +93,13 @@ def _data(card: Json) -> Iterable[str]:
 def _limits(card: Json) -> Iterable[str]:
     """Yields limits that the numbers show."""
     unmeasured = [site["name"] for site in card["sites"] if not site["measured"]]
-    small = [site["name"] for site in card["sites"] if site["measured"] and site["n"] is not None and site["n"] < 50]
+    counts = {site["name"]: site["units"] or site["n"] for site in card["sites"] if site["measured"]}
+    small = [name for name, count in counts.items() if count is not None and count < 50]
+    rows = "units" if any(site["units"] for site in card["sites"]) else "samples"
     worse = [site["name"] for site in card["sites"] if site["versus"].get("local", {}).get("verdict") == "worse"]
     for names, said in (
         (unmeasured, "No number says how the model does at"),
-        (small, "Fewer than 50 samples judge the model at"),
+        (small, f"Fewer than 50 {rows} judge the model at"),
         (worse, "The model is worse than the site's own model at"),
     ):
         if names:

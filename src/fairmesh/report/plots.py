@@ -123,6 +123,29 @@ def dots(names: Sequence[str], series: Mapping[str, Mapping[str, Any]], axis_lab
     return figure
 
 
+def distributions(series: Mapping[str, Sequence[float]], axis_label: str) -> Any:
+    """Draws the share of sites with at most each value, a line for each series.
+
+    Args:
+        series: The values of all sites, by label.
+        axis_label: What is measured.
+    """
+    figure, (axis,) = new_figure(4.8, 3.0 + 0.19 * len(series), font=10)
+    for k, (label, values) in enumerate(series.items()):
+        known = sorted(value for value in values if math.isfinite(value))
+        shares = [100 * (i + 1) / len(known) for i in range(len(known))]
+        axis.step(
+            known, shares, where="post", color=COLOURS[k % len(COLOURS)], lw=2 if k == 0 else 1.2, label=plain(label)
+        )
+    axis.set_xlabel(plain(axis_label))
+    axis.set_ylabel("sites, %")
+    axis.set_ylim(0, 101)
+    axis.grid(alpha=0.25)
+    if len(series) > 1:
+        figure.legend(frameon=False, fontsize=9, loc="outside upper left", ncols=1 if len(series) > 4 else 2)
+    return figure
+
+
 def _short(name: str, most: int) -> str:
     return plain(name if len(name) < most else name[: most - 2] + "…")
 

@@ -103,8 +103,23 @@ class Run:
             metric: The metric; None for the primary one.
         """
         metric = metric or self.metric
-        tables = self.alive if split == "test" else [record.get(split, {}) for record in self.alive]
-        return mean_of([table[metric][what] for table in tables if metric in table])
+        if split != "test":
+            return mean_of([record[split][metric][what] for record in self.alive if metric in record.get(split, {})])
+        return mean_of([self._over_sites_of(record, what, metric) for record in self.alive if metric in record])
+
+    def _over_sites_of(self, record: Mapping[str, Any], what: str, metric: str) -> float:
+        """Returns what a record says over the sites, of which those with too few test rows cannot be the worst one."""
+        table, few = record[metric], self._few_rows
+        values = [value for i, value in enumerate(table.get("sites", ())) if i not in few and not math.isnan(value)]
+        if what not in ("worst", "gap") or not few or not values:
+            return table[what]
+        worst = min(values) if self.summary["metrics"][metric]["higher_is_better"] else max(values)
+        return worst if what == "worst" else abs(table["best"] - worst)
+
+    @property
+    def _few_rows(self) -> set[int]:
+        """Returns the numbers of the sites with too few test rows to be the worst one."""
+        return {i for i, site in enumerate(self.evidence.get("sites", ())) if site.get("few_rows")}
 
     def spread_by(self) -> str:
         """Returns what the replicas differ in, such as "5 splits"; nothing if there is only one."""
@@ -133,20 +148,20 @@ class Run:
     def unit(self, metric: str | None = None) -> Unit:
         """Returns how values of a metric are shown; None for the primary one."""
         metric = metric or self.metric
-        return Unit(metric, self.summary["metrics"][metric]["share"])
+        return Unit.of(metric, self.summary["metrics"][metric])
 
     def curve(self, what: str, against: str) -> tuple[list[float], list[float], list[float], list[float]]:
         """Returns x, and the mean, lowest and highest over replicas of worst, mean, ... at each measured round. A value
         that is not defined, or not finite, is left out."""
         points: dict[int, list[dict]] = {}
         for record in self.records:
-            if math.isfinite(record[self.metric][what]):
+            if math.isfinite(self._over_sites_of(record, what, self.metric)):
                 points.setdefault(record["round"], []).append(record)
         rounds = sorted(points)
         xs = list(map(float, rounds))
         if against != "rounds":
             xs = [max(record[against] for record in points[k]) / PER_MB[against] for k in rounds]
-        values = [[record[self.metric][what] for record in points[k]] for k in rounds]
+        values = [[self._over_sites_of(record, what, self.metric) for record in points[k]] for k in rounds]
         return xs, [sum(row) / len(row) for row in values], list(map(min, values)), list(map(max, values))
 
     def by_site(self, metric: str | None = None) -> list[float]:
@@ -158,9 +173,16 @@ class Run:
     def worst_first(self) -> list[int]:
         """Returns the numbers of the sites, the worst first. Those with too few test rows to be the worst come later,
         and those without a value last."""
-        few = {i for i, site in enumerate(self.evidence.get("sites", ())) if site.get("few_rows")}
+        few = self._few_rows
         sign, values = 1 if self.higher_is_better else -1, self.by_site()
         return sorted(range(len(values)), key=lambda i: (math.isnan(values[i]), i in few, sign * values[i]))
+
+    def worse_off_first(self) -> list[int]:
+        """Returns the numbers of the sites in the order in which they matter: those that are worse than alone, then the
+        worst first."""
+        versus = [site.get("versus", {}).get("local") or {} for site in self.evidence.get("sites", ())]
+        worse = {i for i, difference in enumerate(versus) if difference.get("verdict") == "worse"}
+        return sorted(self.worst_first(), key=lambda i: i not in worse)
 
     def is_measured(self, i: int) -> bool:
         """Returns whether site i has data to be judged by; it is taken to, while a run is in progress."""
@@ -251,7 +273,7 @@ def caption_of(runs: Sequence[Run]) -> str:
     labels: dict[str, list[str]] = {}
     for run in runs:
         if run.alive and run.evidence:
-            covers = run.evidence["covers"].replace("samples", f"{run.summary['judged_on']} samples")
+            covers = f"{run.summary['judged_on']} {run.evidence['covers']}"  # which begins with samples or units
             by = f" (means over {run.spread_by()})" if run.spread_by() else ""
             text = f"{100 * run.evidence['level']:.0f} % intervals over {covers}{by}"
             labels.setdefault(text, []).append(run.label)
@@ -347,22 +369,34 @@ def worst_sites(runs: Sequence[Run]) -> set[int]:
     return {i for run in runs if defined(run.by_site()[i := run.worst_first()[0]])}
 
 
-def of_worst_sites(table: list[list[str]], run: Run) -> list[list[str]]:
-    """Returns a table of sites with the rows of the worst ones, the worst first, if there are many sites."""
+def few_sites(run: Run) -> list[int]:
+    """Returns the sites that tables on a terminal show, in their order; of many, the ten that matter most."""
+    n = len(run.summary["sites"])
+    return run.worse_off_first()[:SITES_SHOWN] if n > SITES_SHOWN + 2 else list(range(n))
+
+
+def few_rows(table: list[list[str]], run: Run) -> list[list[str]]:
+    """Returns a table of sites; of many, with the rows of those that matter most, and how many more there are."""
     names = [str(name) for name in run.summary["sites"]]
-    if len(names) <= SITES_SHOWN + 2 or not table:
-        return table
-    first = [names[i] for i in run.worst_first()[:SITES_SHOWN]]
-    return [table[0], *sorted((row for row in table[1:] if row[0] in first), key=lambda row: first.index(row[0]))]
+    first = [names[i] for i in few_sites(run)]
+    rows = [row for row in table[1:] if row[0] in first]
+    return table[:1] + with_count(sorted(rows, key=lambda row: first.index(row[0])), run)
 
 
-def some_sentences(sentences: Sequence[str], word: str) -> list[str]:
-    """Returns sentences about sites; of many, the first ten, before all those with a word, and how many others there
-    are."""
+def with_count(rows: list[list[str]], run: Run) -> list[list[str]]:
+    """Returns the rows of `few_sites`, and one that says how many more sites there are."""
+    more = len(run.summary["sites"]) - len(few_sites(run))
+    return [*rows, [f"... and {more} more, in the report", *[""] * (len(rows[0]) - 1)]] if more and rows else rows
+
+
+def few_sentences(sentences: Sequence[str], verdicts: Sequence[str]) -> list[str]:
+    """Returns sentences about sites; of many, those of sites with a verdict, first the bad ones, ten at most."""
     if len(sentences) <= SITES_SHOWN + 2:
         return list(sentences)
-    shown = sorted(sentences, key=lambda text: word not in text)[:SITES_SHOWN]
-    return [*shown, f"and {len(sentences) - SITES_SHOWN} more sites, which are in the report and in summary.json"]
+    ranks = ["worse", "hurt", "better", "helped"]
+    said = sorted((ranks.index(verdict), i) for i, verdict in enumerate(verdicts) if verdict in ranks)
+    more = f"... and {len(said) - SITES_SHOWN} more, which are in the report and in summary.json"
+    return [*(sentences[i] for _, i in said[:SITES_SHOWN]), *([more] if len(said) > SITES_SHOWN else [])]
 
 
 def worst_in_words(run: Run, most: int = 3) -> str:

@@ -4,6 +4,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fairmesh.comparisons.reference_models import TITLES
+from fairmesh.errors import counted
+from fairmesh.evidence.many import chance_in_words, excludes_zero
 from fairmesh.evidence.verdicts import verdict_in_words
 from fairmesh.metrics.units import Unit, defined
 
@@ -15,7 +17,7 @@ REFERENCES = TITLES | {ALONE: "alone"}
 def unit_of(card: Mapping[str, Any], metric: str | None = None) -> Unit:
     """Returns how a card shows a metric; None for the primary one."""
     metric = str(metric or card["metric"])
-    return Unit(metric, card["metrics"][metric]["share"])
+    return Unit.of(metric, card["metrics"][metric])
 
 
 def site_sentence(site: Mapping[str, Any], card: Mapping[str, Any]) -> str:
@@ -26,6 +28,7 @@ def site_sentence(site: Mapping[str, Any], card: Mapping[str, Any]) -> str:
     interval = unit.interval(site["interval"])
     at_least = "at least " if site["n_at_least"] else ""
     of = f" on {at_least}{site['n']} {card['judged_on']} samples" if site["n"] else ""
+    of += f" of {counted(site['units'], 'unit')}" if site["units"] else ""
     told = f"{unit.metric} {unit.shown(value)}{f' ({interval})' if interval else ''}{of}"
     if ALONE not in site["versus"]:
         return told + (f"; not compared with alone: {site['why_not_compared']}" if site["why_not_compared"] else "")
@@ -52,7 +55,8 @@ def network_sentence(card: Mapping[str, Any]) -> str:
     if counts:
         total = sum(counts.values())
         first = f"Better than alone at {counts['better']} of {total} sites, worse at {counts['worse']}"
-        parts.insert(0, f"{first}, no clear difference at {counts['unclear']}.")
+        chance = chance_in_words(_by_themselves(sites), counts["better"] + counts["worse"], total)
+        parts.insert(0, f"{first}, no clear difference at {counts['unclear']}.{f' {chance}.' if chance else ''}")
     if card["diverged"]:
         parts.append(f"{card['diverged']} of {card['replicas']} replicas diverged and are left out.")
     return " ".join(parts)
@@ -62,6 +66,12 @@ def verdicts(sites: Sequence[Mapping[str, Any]], other: str = ALONE) -> dict[str
     """Returns how many sites are better, worse, or not clearly different; nothing if none was compared."""
     found = [site["versus"][other]["verdict"] for site in sites if other in site["versus"]]
     return {kind: found.count(kind) for kind in ("better", "unclear", "worse")} if found else {}
+
+
+def _by_themselves(sites: Sequence[Mapping[str, Any]], other: str = ALONE) -> int:
+    """Returns how many sites differ if one looks at each alone; of those that tell no interval, how many say so."""
+    found = [site["versus"][other] for site in sites if other in site["versus"]]
+    return sum(excludes_zero(one["interval"]) if one.get("interval") else one["verdict"] != "unclear" for one in found)
 
 
 def hints(card: Mapping[str, Any]) -> list[str]:

@@ -6,10 +6,8 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 from fairmesh.metrics.units import Unit, defined
-from fairmesh.report.sections import Json
+from fairmesh.report.sections import Json, Rows
 from fairmesh.report.sentences import REFERENCES, unit_of
-
-Rows = list[list[str]]
 
 CLASSES = 6  # as many have room in one cell
 _OVER_SITES = {
@@ -44,6 +42,7 @@ def of_sites(card: Json, order: Sequence[int]) -> Rows:
     columns: dict[str, Callable[[Json], str]] = {  # "" for what a site has not told
         "site": site_name,
         "n": _count,
+        "units": lambda site: str(site["units"] or ""),
         "\n".join(["per class", *([" / ".join(card["classes"])] if card["classes"] else [])]): (
             lambda site: " / ".join(map(str, site["support"] or ())) if few_classes else ""
         ),
@@ -74,6 +73,11 @@ def captions(card: Json) -> Iterable[str]:
         yield "λ is how much each site counts in training."
     if any(site["versus"] for site in sites):
         yield "The mark at each other model says how this run differs from it."
+    if len(sites) > 1 and any("level" in one for site in sites for one in site["versus"].values()):
+        yield (
+            "Marks are adjusted for the number of sites: few of those that are better or worse are so by chance. Their "
+            "intervals allow for that too, and are wider than 95 % ones."
+        )
 
 
 def of_metrics(card: Json, order: Sequence[int]) -> Rows:

@@ -7,18 +7,19 @@ from typing import Any, NamedTuple
 from fairmesh.comparisons.reference_models import ReferenceComparison, constant_sentence
 from fairmesh.report.contents import card
 from fairmesh.report.runs import (
-    SITES_SHOWN,
     Run,
     best_few,
     caption_of,
     choices_in_words,
+    few_rows,
+    few_sentences,
+    few_sites,
     mean_of,
     models_in_words,
-    of_worst_sites,
     personal_table,
     rows_of,
-    some_sentences,
     subgroup_table,
+    with_count,
     worst_in_words,
 )
 from fairmesh.report.tables import of_metrics
@@ -55,17 +56,18 @@ def run_in_words(
     yield from (caption_of(shown), *choices_in_words([run]), others, *map(worst_in_words, shown))
     for variant in shown:
         of_variant = "" if variant is run else f": {variant.label}"
-        if set(variant.metrics) - {"loss", "accuracy"}:
-            n, worst_first = result.problem.n, variant.worst_first()
-            order = worst_first[:SITES_SHOWN] if n > SITES_SHOWN + 2 else range(n)
-            yield Table(of_metrics(card(variant), order), f"All metrics{of_variant}")
-        yield Table(of_worst_sites(personal_table(variant), variant), f"The sites' own models{of_variant}")
-    yield Table(of_worst_sites(subgroup_table(run), shown[0]), "Subgroups inside the sites")
+        if set(variant.metrics) - {"loss", "accuracy", variant.metric}:
+            rows = of_metrics(card(variant), few_sites(variant))
+            yield Table(with_count(rows, variant), f"All metrics{of_variant}")
+        yield Table(few_rows(personal_table(variant), variant), f"The sites' own models{of_variant}")
+    yield Table(few_rows(subgroup_table(run), shown[0]), "Subgroups inside the sites")
     yield from (note for note in run.notes() if note not in result.notes)  # those were said when they were found
     if references:
-        yield Table(of_worst_sites(references.table(), run), "Next to references")
-        *of_sites, of_all = references.sentences() or [""]
-        yield from (*some_sentences(of_sites, "worse"), of_all, references.constant_sentence())
+        yield Table(few_rows(references.table(), run), "Next to references")
+        if compared := references.versus_alone():
+            verdicts = [difference.verdict for difference in compared.at_sites]
+            yield from (*few_sentences(compared.sentences("alone"), verdicts), compared.sentence("alone"))
+        yield references.constant_sentence()
         yield from (f"the reference {name} failed: {reason}" for name, reason in references.failed.items())
     elif data_is_here:
         yield constant_sentence(result)
@@ -73,13 +75,13 @@ def run_in_words(
         means = map(mean_of, zip(*left_out["values"][run.metric]))
         rows = [[str(site), run.unit().shown(mean)] for site, mean in zip(left_out["sites"], means)]
         table = [["site", f"{run.metric}, {left_out['judged_on']} data"], *rows]
-        yield Table(of_worst_sites(table, run), "Each site by a model that was trained without it")
+        yield Table(few_rows(table, run), "Each site by a model that was trained without it")
     if result.diverged:
         yield f"diverged replicas: {result.diverged}"
     if result.fixed is not None:
-        in_all, *of_sites = result.weights_verdict().sentences()
-        yield from (in_all, *some_sentences(of_sites, "hurt;"))
+        weighed = result.weights_verdict()
+        in_all, *of_sites = weighed.sentences()
+        outcomes = [site.outcome for site in weighed.sites if site.outcome != "no difference"]
+        yield from (in_all, *few_sentences(of_sites[: len(outcomes)], outcomes), weighed.warning or "")
     yield models_in_words(run.summary)
-    if result.problem.n > SITES_SHOWN + 2:
-        yield f"tables by site show the {SITES_SHOWN} worst of {result.problem.n}; the report and summary.json have all"
     yield f"written to {folder}; for a page with plots: fairmesh report {folder}"

@@ -339,6 +339,8 @@ def final_table(
         low, high = zip(*(row["interval"] for row in rows))
         share = f"{100 * evidence['level']:g} %"
         columns |= {f"{share} from": low, f"{share} to": high, "test rows": [row["n"] for row in rows]}
+        if any("units" in row for row in rows):
+            columns["test units"] = [row.get("units") for row in rows]
     if "lambda" in final:
         columns["lambda"] = final["lambda"]
     return FinalTable(list(columns), list(map(list, zip(*columns.values())))), intervals

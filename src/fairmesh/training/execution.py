@@ -132,7 +132,11 @@ class Execution:
             recorded = (record for record in folder.records() if record["round"] <= done)
             # If the run is now longer, its former last round was measured off schedule.
             every = self.plan.options.measure_every
-            run.records = [r for r in recorded if r["round"] % every == 0 or r["round"] == rounds]
+            due = [r for r in recorded if r["round"] % every == 0 or r["round"] == rounds]
+            run.records = [r for r in due if training.problem.primary in r]
+            if len(run.records) < len(due):
+                metric, last = training.problem.primary, due[-1]["round"]
+                self.meter.note(f"{metric} was not measured before round {last}, so the measurements begin there")
             folder.replace_records(run.records)
         folder.write_settings(run.settings)
         saved = run.round if folder.resuming else None

@@ -118,6 +118,7 @@ class Training:
             "splits": [replica.split for replica in self.replicas],
             "problem": self.problem.identity({site: text for held in digests for site, text in held}),
             "options": self.options.identity(),
+            **({"best by": self.problem.primary} if self.options.keep_best else {}),
         }
 
     def roles(self, state: TrainingState) -> dict[str, Role]:

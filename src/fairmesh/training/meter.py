@@ -10,10 +10,13 @@ from torch import Tensor
 from fairmesh.algorithms.companions.own_parts import OwnState
 from fairmesh.algorithms.fitting import trains_alone
 from fairmesh.errors import BadInput
+from fairmesh.metrics.base import NamedMetric
 from fairmesh.metrics.over_sites import group_means, spread
 from fairmesh.networks.base import Traffic
+from fairmesh.networks.process_group import ProcessGroup
 from fairmesh.problems.evaluator import Evaluator, Trouble, support
 from fairmesh.problems.prepared import Prepared
+from fairmesh.problems.primary import undefined_everywhere, undefined_in_words, undefined_sites
 from fairmesh.regularizers.simplex import normalized
 from fairmesh.storage.run_folder import Record
 from fairmesh.training.loop import Training
@@ -44,6 +47,8 @@ class Meter:
         if not self._judge:
             self._judge = Evaluator(problem, "train", *placed, splits=self._splits)
         self._validation = Evaluator(problem, "validation", *placed, splits=self._splits)
+        if undefined := undefined_primary(problem, network.process_group, self.judged_on):
+            self.note(undefined_in_words(problem, undefined, self.judged_on))
 
     def own_of_sites(self, own: OwnState | None) -> Tensor | None:
         """Returns the own part of every site (replicas, sites, own_dim), from those of the hosted nodes; None if
@@ -161,6 +166,22 @@ class Meter:
             if duals_apart is not None:
                 column["consensus_duals"] = float(duals_apart[r])
         return columns
+
+
+def undefined_primary(problem: Prepared, process_group: ProcessGroup, split: Split) -> list[int]:
+    """Returns the sites, of all processes, whose rows do not define the primary metric.
+
+    Raises:
+        BadInput: It is defined at no site.
+    """
+    if not isinstance(problem.metrics.get(problem.primary), NamedMetric):
+        return []
+    found = {i for sites in process_group.all_gather_json(undefined_sites(problem, split)) for i in sites}
+    judged = {i for i, site in enumerate(problem.sites) if getattr(site, split) is not None}
+    with process_group.fail_together():
+        if judged and judged <= found:
+            raise undefined_everywhere(problem, split)
+    return sorted(found)
 
 
 def traffic(bits: Tensor, size: Tensor, server_bits: float = 0.0, server_bytes: float = 0.0) -> Record:

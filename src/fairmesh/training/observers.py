@@ -376,9 +376,6 @@ class Ending(Observer):
                 raise Interrupted(f"stopped after round {round} of {run.rounds}{kept}")
 
 
-Watching = Callable[[int, list[Record]], None]
-
-
 class Watch(Observer):
     """Calls a function after every round with how many rounds are done, and with what was measured.
 
@@ -390,11 +387,22 @@ class Watch(Observer):
         >>> progress = fm.observers.Watch(lambda done, records: None)
     """
 
-    def __init__(self, function: Watching):
+    def __init__(self, function: Callable[[int, list[Record]], None]):
         self._function = function
 
     def after_round(self, round: int, state: TrainingState) -> None:
         self._function(round, self.run.new_records)
+
+
+class Progress(Observer):
+    """Calls a function after every round with how many rounds are done, and with what was measured, in words."""
+
+    def __init__(self, function: Callable[[int, str], None]):
+        self._function = function
+
+    def after_round(self, round: int, state: TrainingState) -> None:
+        records = self.run.new_records
+        self._function(round, self.run.training.problem.unit().progress(records) if records else "")
 
 
 @dataclass

@@ -44,8 +44,8 @@ class Options:
             and nothing else is kept. Default: "worst".
         cvar_level: The share of the sites that "cvar" and "worst_share" are means over, in summaries, in the report and
             for `best_by`, in (0, 1]. Default: 0.2.
-        worst_needs_rows: How many test rows a site needs to be the worst one in tables, reports and comparisons, >= 0.
-            If no site has as many, all count. Default: 5.
+        worst_needs_rows: How many test rows a site needs to be the worst one in tables, reports and comparisons, >= 0;
+            how many units, if rows belong to units. If no site has as many, all count. Default: 5.
         on_divergence: "stop" raises `Diverged`; "mark" lets the other replicas continue. Default: "stop".
         compare_weights: Whether to train once more with fixed weights, before the run, and to say afterwards at which
             sites the weights helped. Takes twice as long. None for yes if the algorithm was left out. Default: None.

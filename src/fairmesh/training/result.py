@@ -13,7 +13,7 @@ from fairmesh.algorithms.fitting import trains_alone
 from fairmesh.comparisons.weights import WeightsVerdict, verdict_of
 from fairmesh.config.overrides import flat_table
 from fairmesh.config.tables import to_table
-from fairmesh.errors import BadInput, nearest
+from fairmesh.errors import BadInput, counted, nearest
 from fairmesh.evidence.answering import judged
 from fairmesh.evidence.outcomes import Outcomes
 from fairmesh.evidence.verdicts import evidence_table
@@ -30,7 +30,7 @@ from fairmesh.training.meter import with_own_parts
 from fairmesh.training.replicas import Replica
 from fairmesh.training.subgroups import SubgroupOutcome, outcomes
 
-_SITES_SHOWN = 20
+_SITES_SHOWN = 10
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> str:
@@ -78,7 +78,7 @@ class Result:
         notes: What a reader of the numbers must know, such as where a metric is not defined. Default: [].
         answered: What the models answered on the test rows, if several processes trained and gathered it. Default: {}.
         cvar_level: The share of the sites that "cvar" and "worst_share" are means over. Default: 0.2.
-        worst_needs_rows: How many test rows a site needs to be the worst one. Default: 5.
+        worst_needs_rows: How many test rows, or units, a site needs to be the worst one. Default: 5.
 
     Example:
         >>> import fairmesh as fm
@@ -118,30 +118,31 @@ class Result:
         if len(self.diverged) == len(self.replicas):
             return f"{self!r}: all replicas diverged; use smaller steps"
         found = self.evidence()
-        share, higher = self.problem.is_share(found["metric"]), self.problem.higher_is_better(found["metric"])
+        unit, higher = self.problem.unit(found["metric"]), self.problem.higher_is_better(found["metric"])
 
         def row(name: str, one: Mapping[str, Any]) -> list[str]:
-            numbers = (f"{100 * x:.1f}" if share else f"{x:.4g}" for x in (one["value"], *one["interval"]))
+            numbers = (f"{100 * x:.1f}" if unit.share else f"{x:.4g}" for x in (one["value"], *one["interval"]))
             value, low, high = ("not defined" if "nan" in x else x for x in numbers)
-            return [name, value, "" if "not defined" in (low, high) else f"{low} to {high}", str(one.get("n", ""))]
+            count = f"{one.get('n', '')}" + (f" of {counted(one['units'], 'unit')}" if "units" in one else "")
+            return [name, value, "" if "not defined" in (low, high) else f"{low} to {high}", count]
 
         def sort_key(one: Mapping[str, Any]) -> float:
             return math.inf if not math.isfinite(one["value"]) else one["value"] if higher else -one["value"]
 
-        columns = [f"{found['metric']}{', %' if share else ''}", "", f"{100 * found['level']:.0f} % interval"]
+        columns = [unit.label, "", f"{100 * found['level']:.0f} % interval"]
         rows = [
             [*columns, f"{self.judged_on} samples"],
             row("worst site", found["worst"]),
             row("mean over sites", found["mean"]),
         ]
         sites = [one for one in found["sites"] if not one["few_rows"]]
-        shown = sorted(sites, key=sort_key)[:_SITES_SHOWN] if len(sites) > _SITES_SHOWN else sites
-        rows += [row(one["name"], one) for one in shown]
-        if len(sites) > len(shown):
-            rows.append([f"and {len(sites) - len(shown)} more", "", "", ""])
-        apart = [row(one["name"], one) for one in found["sites"] if one["few_rows"]][:_SITES_SHOWN]
-        if apart:
-            rows += [[f"fewer than {self.worst_needs_rows} rows:", "", "", ""], *apart]
+        apart = [one for one in found["sites"] if one["few_rows"]]
+        few = "units" if any("units" in one for one in found["sites"]) else "rows"
+        for title, kind in (("", sites), (f"fewer than {self.worst_needs_rows} {few}:", apart)):
+            shown = kind if len(kind) <= _SITES_SHOWN + 2 else sorted(kind, key=sort_key)[:_SITES_SHOWN]
+            rows += [[title, "", "", ""]] if title and kind else []
+            rows += [row(one["name"], one) for one in shown]
+            rows += [[f"and {len(kind) - len(shown)} more", "", "", ""]] if len(kind) > len(shown) else []
         return "\n".join([aligned(rows), *found["notes"]])
 
     @cached_property

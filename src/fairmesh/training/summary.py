@@ -99,15 +99,17 @@ def by_own_models(record: Record) -> Record:
 
 
 def metric_tables(result: Result, records: Sequence[Record]) -> dict[str, dict[str, Any]]:
-    """Returns, for each metric, its direction, whether it is a share, and what its values say about all sites, as the
-    mean over some records. Of sites without a value it is the largest number."""
+    """Returns, for each metric, its direction, whether it is a share, its unit if it has one, and what its values say
+    about all sites, as the mean over some records. Of sites without a value it is the largest number."""
     found, problem = {}, result.problem
     for name in measured_names(problem):
         higher = problem.higher_is_better(name)
         tables = [over_sites(record[name]["sites"], higher, result.cvar_level) for record in records]
         numbers = {key: sum(table[key] for table in tables) / len(tables) for key in tables[0]}
         counts = {"defined": min(t["defined"] for t in tables), "undefined": max(t["undefined"] for t in tables)}
-        found[name] = {"higher_is_better": higher, "share": problem.is_share(name)} | numbers | counts
+        unit = problem.unit(name)
+        shown = {"share": unit.share} | ({"unit": unit.unit} if unit.unit else {})
+        found[name] = {"higher_is_better": higher} | shown | numbers | counts
     return found
 
 

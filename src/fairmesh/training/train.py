@@ -22,6 +22,7 @@ from fairmesh.training.defaults import ROUNDS
 from fairmesh.training.execution import Announce, Ready, Surroundings, execution, with_network, with_reference_losses
 from fairmesh.training.finish import finish, on_host
 from fairmesh.training.loop import TrainingState
+from fairmesh.training.meter import undefined_primary
 from fairmesh.training.observers import Observer, as_observers, stop_signals
 from fairmesh.training.options import home_of_data, with_threads
 from fairmesh.training.plan import Plan, with_fixed_weights
@@ -127,6 +128,8 @@ def train_plan(
     """Carries out a plan and returns its result. The arguments are those of `train`; empty settings stand for those of
     the topology and the algorithm."""
     ready = with_network(plan)
+    for split in ("test", "validation") if plan.options.keep_best else ("test",):
+        undefined_primary(plan.problem, plan.process_group, split)  # refuses one that no site defines
     folder = None if out is None else _opened(out, resume, plan.process_group, announce)
     with stop_signals(handle_signals) as stop:
         around = Surroundings(stop, announce, folder)
@@ -178,10 +181,13 @@ def _say_choices(ready: Ready, announce: Announce) -> None:
     plan, problem, device = ready.plan, ready.plan.problem, ready.network.device
     special = (
         notes.on_binary_numbers(problem),
+        notes.on_single_classes(problem) if announce else None,
+        notes.on_empty_columns(problem),
         notes.on_parts(problem),
         notes.on_short_floats(problem),
         notes.on_stacking(problem, device),
         notes.on_augmentation(problem),
+        notes.on_units(problem),
         *dict.fromkeys(on_updates(replica.algorithm, problem, plan.rounds) for replica in plan.replicas),
     )
     switched_off = notes.on_evaluation_mode(problem)

@@ -16,6 +16,7 @@ from fairmesh.config.ranges import Count, Natural, Share, Within
 from fairmesh.data.partitions import BySite
 from fairmesh.data.samples import Samples
 from fairmesh.data.site import Site, with_sets
+from fairmesh.data.units import divided, joined_units, sortable_targets, units_of, with_units
 from fairmesh.errors import BadInput
 from fairmesh.numerics import random_streams, trees
 
@@ -52,6 +53,11 @@ class Data(ABC):
         Raises:
             BadInput: The data does not draw its split by a seed.
         """
+        if getattr(self, "time", None) is not None:
+            raise BadInput(
+                "splits: with time, the latest rows are the test rows, so that all splits would be the same; write "
+                "splits = 1, or remove time"
+            )
         inner, seed = getattr(self, "data", None), getattr(self, "seed", None)
         changes: dict[str, Any] = {} if inner is None else {"data": inner.resplit(k)}
         changes |= {} if seed is None else {"seed": seed + k}
@@ -64,14 +70,20 @@ class Data(ABC):
 
 
 def check_split(data: Any) -> None:
-    """Raises BadInput if a split leaves no rows to train on, or its partition needs a site column."""
+    """Raises BadInput if a split leaves no rows to train on or goes by the target, or a site column is needed."""
     if not 0 <= getattr(data, "validation_share", 0) < 1 - getattr(data, "test_share", 0):
         raise BadInput(
             f"validation_share must lie in [0, 1 - test_share), got {data.validation_share} with test_share = "
             f"{data.test_share}"
         )
-    if getattr(data, "site", "") is None and isinstance(data.partition, BySite):
-        raise BadInput("name the site column, or give a partition that needs none, such as even")
+    for key in ("unit", "time"):
+        if (named := getattr(data, key, None)) is not None and named == data.target:
+            raise BadInput(f"{key} = {data.target!r} is the target, which says neither whose a row is nor when it was")
+    has_sites = getattr(data, "site", "") is not None or getattr(data, "has_files", False)
+    if not has_sites and isinstance(data.partition, BySite):
+        raise BadInput(
+            "name the site column, give one file per site, or give a partition that needs no sites, such as even"
+        )
 
 
 @dataclass(frozen=True)
@@ -127,16 +139,16 @@ class HeldOut(Data):
 
     def sites(self) -> list[Site]:
         kept, held = [], {}
-        given = self.data.sites()
+        given = with_units(self.data.sites())
         groups = [site.group or site.name or f"node {i}" for i, site in enumerate(given)]
         for i, (site, group) in enumerate(zip(given, groups)):
             where = f"site {i} ({site.name or 'unnamed'})"
             samples = Samples.of(site.train, where)
-            count = max(1, round(self.share * len(samples)))
-            if count >= len(samples):
-                raise BadInput(f"{where} has {len(samples)} training samples: too few to hold some out")
-            order = torch.from_numpy(np.random.default_rng((self.seed, i)).permutation(len(samples)))
-            out, rest = order[:count].sort().values, order[count:].sort().values
+            if max(1, round(self.share * len(samples))) >= len(samples) or units_of(samples) < 2:
+                few = f"{len(samples)} training samples of {units_of(samples)} units"
+                raise BadInput(f"{where} has {few}: too few to hold some out")
+            generator = np.random.default_rng((self.seed, i))
+            rest, out = divided(len(samples), self.share, generator, samples.units, sortable_targets(samples))
             kept.append(samples.take(rest).parts())
             held.setdefault(group, []).append(samples.take(out).parts())
         judges = {group: _joined(sets) for group, sets in held.items()}
@@ -155,13 +167,16 @@ def _joined(sets: list[Any]) -> Any:
     """Returns sets of samples as one."""
     if len(sets) == 1:
         return sets[0]
-    if any(isinstance(samples, Samples) for samples in sets):
+    if any(isinstance(samples, Samples) and samples.stream for samples in sets):
         raise BadInput(
             "sites of one group share what they hold out, which Datasets that are not in memory cannot; give every "
             "site a group of its own"
         )
-    inputs, targets, *subgroups = zip(*sets)
-    return torch.cat(inputs), torch.cat(targets), *(list(chain.from_iterable(names)) for names in subgroups)
+    whole = [Samples.of(samples, "held-out samples") for samples in sets]
+    inputs, targets, *subgroups = zip(*(replace(samples, units=None).parts() for samples in whole))
+    joined = torch.cat(inputs), torch.cat(targets), *(list(chain.from_iterable(names)) for names in subgroups)
+    units = joined_units(whole)
+    return joined if units is None else replace(Samples.of(joined, "held-out samples"), units=units)
 
 
 @dataclass(frozen=True)
@@ -185,7 +200,7 @@ class Fewer(Data):
     test: Count = 50
 
     def sites(self) -> list[Site]:
-        made = self.data.sites()
+        made = with_units(self.data.sites())
         for name, count in (("train", self.train), ("test", self.test)):
             made = with_sets(made, partial(_first, count), (name,))
         return [replace(site, table=_changed(site)) for site in made]
@@ -225,7 +240,7 @@ class Corrupted(Data):
             raise BadInput(f"corrupted lists different sites by their numbers from 0, got {list(self.corrupted)}")
 
     def sites(self) -> list[Site]:
-        made = self.data.sites()
+        made = with_units(self.data.sites())
         if max(self.corrupted) >= len(made):
             raise BadInput(f"corrupted names site {max(self.corrupted)}, but there are {len(made)}, numbered from 0")
         samples = [Samples.of(site.train, f"site {i} ({site.name or 'unnamed'})") for i, site in enumerate(made)]

@@ -1,6 +1,7 @@
 """A user's own files: a folder of images, arrays."""
 
 import functools
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -18,25 +19,35 @@ from fairmesh.data.partitions import BySite, Contrast, Instrument, Pair, Partiti
 from fairmesh.data.site import Site, with_sets
 from fairmesh.data.streams import HELD_UP_TO, Streamed
 from fairmesh.data.tables import numbered_labels
+from fairmesh.data.units import UNGROUPED, Grouped, grouped_by, read_groups, warn_of_left_out
 from fairmesh.errors import BadInput, optional, refusing
 
 IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".gif", ".webp")
 
 
-def split_by_site(samples: Pair, sites: ArrayLike | None, share: float, seed: int) -> Pool:
-    """Returns a pool in which a share of each site's samples, drawn at random, at least one, is for testing. A site
-    with a single sample trains on it and is not measured."""
+def split_by_site(
+    samples: Pair, sites: ArrayLike | None, share: float, seed: int, grouped: Grouped = UNGROUPED
+) -> Pool:
+    """Returns a pool in which a share of each site's samples, drawn at random, at least one, is for testing: whole
+    units if there are any, and the latest if there are times. A site with a single sample or unit trains on it and is
+    not measured."""
     names, index = indexed(sites if sites is not None else [""] * len(samples[0]))
-    testing = np.zeros(len(index), bool)
     generator = np.random.default_rng(seed)
+    testing, training = np.zeros(len(index), bool), np.ones(len(index), bool)
     for k in range(len(names)):
-        mine = generator.permutation(np.flatnonzero(index == k))
-        testing[mine[: min(max(1, round(share * len(mine))), len(mine) - 1)]] = True
+        mine = np.flatnonzero(index == k)
+        if grouped is UNGROUPED:
+            mine = generator.permutation(mine)
+            testing[mine[: min(max(1, round(share * len(mine))), len(mine) - 1)]] = True
+        else:
+            testing[mine], training[mine] = grouped.division(mine, samples[1][mine], share, generator)
+    training &= ~testing
     if not testing.any():
-        raise BadInput(f"there are too few samples ({len(index)}) to train and to test; give more")
-    test, of_sample = torch.from_numpy(testing), torch.from_numpy(index)
-    train, judge = ((samples[0][which], samples[1][which]) for which in (~test, test))
-    pool = Pool(train, judge, of_sample[~test], of_sample[test], names)
+        raise BadInput(f"there are too few {grouped.noun} ({len(index)} samples) to train and to test; give more")
+    warn_of_left_out(int((~training & ~testing).sum()), len(index))
+    of_sample, stays, tests = torch.from_numpy(index), torch.from_numpy(training), torch.from_numpy(testing)
+    train, judge = ((samples[0][which], samples[1][which]) for which in (stays, tests))
+    pool = Pool(train, judge, of_sample[stays], of_sample[tests], names)
     return Pool(train, judge) if sites is None else pool
 
 
@@ -73,28 +84,53 @@ class FileRows(Dataset):
 
 
 def streamed_sites(
-    targets: Tensor, names: Sequence[str] | None, data: Any, read: Callable[[int], Tensor]
+    targets: Tensor,
+    names: Sequence[str] | None,
+    data: Any,
+    read: Callable[[int], Tensor],
+    grouped: Grouped = UNGROUPED,
 ) -> list[Site]:
-    """Returns sites whose samples are dealt by the numbers of their rows, and streamed.
+    """Returns sites whose samples are streamed.
 
     Args:
         targets: The target of every row.
         names: The site of every row, or None.
         data: The source, with a partition, a split, and settings of the stream.
         read: The number of a row -> its inputs. Worker processes get it.
+        grouped: The units and times of the rows. Default: none.
     """
-    if isinstance(data.partition, Contrast | Instrument):
-        raise BadInput(
-            f"partition: {type(data.partition).__name__} changes images, which needs all of them in memory; use "
-            "another partition, or smaller images"
-        )
 
     def streamed(pair: Pair, where: str) -> Streamed:
         labels = None if pair[1].is_floating_point() else pair[1]
         return Streamed(FileRows(read, *pair), data.workers, data.prefetch, labels=labels)
 
-    pool = split_by_site((torch.arange(len(targets)), targets), names, data.test_share, data.seed)
-    return with_sets(data.partition.sites(pool), streamed, ("train", "test"))
+    return sites_by_number(targets, names, data, streamed, grouped)
+
+
+def sites_by_number(
+    targets: Tensor, names: ArrayLike | None, data: Any, made: Callable[[Pair, str], Any], grouped: Grouped
+) -> list[Site]:
+    """Returns sites whose samples are dealt by the numbers of their rows.
+
+    Args:
+        targets: The target of every row.
+        names: The site of every row, or None.
+        data: The source, with a partition and a split.
+        made: Numbers of rows and their targets, and whose they are -> a set of samples.
+        grouped: The units and times of the rows.
+    """
+    if isinstance(data.partition, Contrast | Instrument):
+        raise BadInput(
+            f"partition: {type(data.partition).__name__} changes images, which needs all of them in memory, and no "
+            "units and times; use another partition, or smaller images"
+        )
+    pool = split_by_site((torch.arange(len(targets)), targets), names, data.test_share, data.seed, grouped)
+    dealt = data.partition.sites(pool)
+    sites = with_sets(dealt, made, ("train", "test"))
+    return [
+        grouped.named(site, {"train": rows.train[0], "test": rows.test and rows.test[0]})
+        for site, rows in zip(sites, dealt)
+    ]
 
 
 @dataclass(frozen=True)
@@ -117,6 +153,9 @@ class ImageFolder(Data):
         prefetch: As for `Streamed`. Default: 2.
         channels: 1 if images are grey, or 3; None to find out, from all images in memory, or from the first of a
             stream. Default: None.
+        unit: What the names of files of one unit, such as a patient, have in common: a regular expression, of which the
+            first group is the unit, such as "^([^_]+)_" for "P7_left.png". Images of one unit are not divided. None if
+            every image is a unit of its own. Default: None.
 
     Example:
         >>> import fairmesh as fm
@@ -135,6 +174,7 @@ class ImageFolder(Data):
     workers: int = 0
     prefetch: int = 2
     channels: int | None = None
+    unit: str | None = None
 
     def __post_init__(self):
         if self.channels not in (None, 1, 3):
@@ -146,14 +186,31 @@ class ImageFolder(Data):
         files = _image_files(Path(self.folder))
         labels = torch.from_numpy(labels_of([path.parent.name for path in files], self.classes, self.folder))
         names = [path.parent.parent.name for path in files]
+        grouped = grouped_by(self._units_of(files), self.folder)
         first = read_image(files[0], self.size)
         channels = self.channels or (3 if first.ndim == 3 else 1)
         size = len(files) * channels * first.shape[0] * first.shape[1]
         if self.stream or (self.stream is None and size > HELD_UP_TO):
-            return streamed_sites(labels, names, self, functools.partial(_planes_of, files, self.size, channels))
+            read = functools.partial(_planes_of, files, self.size, channels)
+            return streamed_sites(labels, names, self, read, grouped)
         stamped = tuple(path.stat().st_mtime_ns for path in files)
         images = _images(tuple(files), self.size, stamped, self.channels)
+        if grouped is not UNGROUPED:
+            return sites_by_number(labels, names, self, lambda pair, _: (images[pair[0]], pair[1]), grouped)
         return self.partition.sites(split_by_site((images, labels), names, self.test_share, self.seed))
+
+    def _units_of(self, files: Sequence[Path]) -> list[str] | None:
+        if self.unit is None:
+            return None
+        with refusing(f"unit = {self.unit!r} is no regular expression", re.error):
+            pattern = re.compile(self.unit)
+        if pattern.groups < 1:
+            raise BadInput(f"unit = {self.unit!r} has no group in brackets that is the unit, such as '^([^_]+)_'")
+        matches = [(path, pattern.search(path.name)) for path in files]
+        for path, match in matches:
+            if match is None:
+                raise BadInput(f"unit = {self.unit!r} does not fit the name of {path}; rename it, or change unit")
+        return [str(match[1]) for _, match in matches if match]
 
     def class_names(self) -> tuple[str, ...]:
         return self.classes or indexed([path.parent.name for path in _image_files(Path(self.folder))])[0]
@@ -220,6 +277,9 @@ class Npz(Data):
         test_share: Share of each site's samples, drawn at random, that judges it if the file has no test samples, in
             (0, 1). Default: 0.2.
         seed: Seed of the split into training and test samples, >= 0. Default: 0.
+        unit: The array that says what each sample belongs to, such as its patient; samples of one unit are not divided.
+            None if every sample is a unit of its own. Default: None.
+        time: The array with the time of each sample, as for `Table`. Default: None.
 
     Example:
         >>> import tempfile
@@ -235,12 +295,24 @@ class Npz(Data):
     partition: Partition = field(default_factory=BySite)
     test_share: Share = 0.2
     seed: Natural = 0
+    unit: str | None = None
+    time: str | None = None
 
     def sites(self) -> list[Site]:
         arrays = read_arrays(Path(self.file))
         train = self._pair(arrays, "")
         if "x_test" not in arrays:
+            grouped = read_groups(self, lambda name: self._array(arrays, name))
+            if grouped is not UNGROUPED:
+                return sites_by_number(
+                    train[1], arrays.get("site"), self, lambda pair, _: (train[0][pair[0]], pair[1]), grouped
+                )
             return self.partition.sites(split_by_site(train, arrays.get("site"), self.test_share, self.seed))
+        if self.unit or self.time:
+            raise BadInput(
+                f"{self.file} has test samples of its own (x_test), so that unit and time divide nothing; remove "
+                "them, or put all samples into x"
+            )
         pool = Pool(train, self._pair(arrays, "_test"))
         if "site" in arrays:
             if "site_test" not in arrays:
@@ -250,11 +322,13 @@ class Npz(Data):
             pool = replace(pool, sites=sites, test_sites=test_sites, site_names=names)
         return self.partition.sites(pool)
 
+    def _array(self, arrays: dict[str, np.ndarray], name: str) -> np.ndarray:
+        if name not in arrays:
+            raise BadInput(f"{self.file} has no array {name!r}; it has {', '.join(arrays) or 'none'}")
+        return arrays[name]
+
     def _pair(self, arrays: dict[str, np.ndarray], suffix: str) -> Pair:
-        for name in (f"x{suffix}", f"y{suffix}"):
-            if name not in arrays:
-                raise BadInput(f"{self.file} has no array {name!r}; it has {', '.join(arrays) or 'none'}")
-        inputs, targets = (torch.from_numpy(np.ascontiguousarray(arrays[f"{k}{suffix}"])) for k in "xy")
+        inputs, targets = (torch.from_numpy(np.ascontiguousarray(self._array(arrays, f"{k}{suffix}"))) for k in "xy")
         sites = arrays.get(f"site{suffix}")
         if len(inputs) != len(targets) or (sites is not None and len(sites) != len(inputs)):
             lengths = [len(array) for array in (inputs, targets, sites) if array is not None]

@@ -18,6 +18,7 @@ from fairmesh.data.datasets.base import Data, check_split
 from fairmesh.data.datasets.own import image_planes, indexed, labels_of, read_image, streamed_sites
 from fairmesh.data.partitions import BySite, Partition
 from fairmesh.data.site import Site
+from fairmesh.data.units import read_groups
 from fairmesh.errors import BadInput, optional, refusing
 
 _GROUPS = 2  # row groups of parquet files that a process keeps
@@ -36,7 +37,7 @@ class ParquetRows(Data):
         file: The path of a file, or of a folder of .parquet files with the same columns.
         target: The column to predict.
         site: The column that says where a row was taken; None if the partition does not need it. Default: None.
-        inputs: The columns to predict from; empty for all but `target` and `site`. Default: ().
+        inputs: The columns to predict from; empty for all but `target`, `site`, `unit` and `time`. Default: ().
         predict: What the target is: "labels", numbered in order or as `classes` lists them, or "numbers". Default:
             "labels".
         partition: How the rows are dealt to nodes. Default: BySite(), one node per site.
@@ -47,6 +48,8 @@ class ParquetRows(Data):
             height, width), grey ones too. Default: None.
         workers: As for `Streamed`. Default: 0.
         prefetch: As for `Streamed`. Default: 2.
+        unit: The column that says what each row belongs to, as for `Table`. Default: None.
+        time: The column with the time of each row, as for `Table`. Default: None.
 
     Example:
         >>> import fairmesh as fm
@@ -67,6 +70,8 @@ class ParquetRows(Data):
     size: tuple[int, ...] | None = None
     workers: int = 0
     prefetch: int = 2
+    unit: str | None = None
+    time: str | None = None
 
     def __post_init__(self):
         check_split(self)
@@ -78,11 +83,13 @@ class ParquetRows(Data):
             targets = torch.from_numpy(np.asarray(values, np.float32))
         else:
             targets = torch.from_numpy(labels_of(values, self.classes, self.file))
-        inputs = self.inputs or tuple(name for name in groups.names if name not in (self.target, self.site))
+        others = (self.target, self.site, self.unit, self.time)
+        inputs = self.inputs or tuple(name for name in groups.names if name not in others)
         for name in inputs:
             groups.check(name)
         names = None if self.site is None else [str(name) for name in groups.column(self.site)]
-        return streamed_sites(targets, names, self, functools.partial(_inputs_of, groups, inputs, self.size))
+        read = functools.partial(_inputs_of, groups, inputs, self.size)
+        return streamed_sites(targets, names, self, read, read_groups(self, groups.column))
 
     def class_names(self) -> tuple[str, ...]:
         if self.predict == "numbers":

@@ -1,5 +1,6 @@
 """An experiment between organisations: what all sites must agree on, what is refused, and a site's own data."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from fairmesh.config.registry import registered_name
 from fairmesh.config.tables import from_table, to_table
 from fairmesh.data.datasets import Data
 from fairmesh.data.site import Site
+from fairmesh.data.site_files import in_folder
 from fairmesh.errors import BadInput
 from fairmesh.experiment import Experiment
 from fairmesh.mesh.enrol.roster import OF_ONE_SITE, OF_THE_EXPERIMENT, Mesh, SiteFile
@@ -129,8 +131,8 @@ def _in_folder(data: Data, folder: Path) -> Data:
         value = getattr(data, field.name)
         if isinstance(value, Data):
             found[field.name] = _in_folder(value, folder)
-        elif field.name in ("file", "folder") and isinstance(value, str):
-            found[field.name] = str(folder / value)
+        elif field.name in ("file", "folder") and isinstance(value, str | tuple | Mapping):
+            found[field.name] = in_folder(value, folder)
     return replace(data, **found) if found else data  # type: ignore[type-var]
 
 

@@ -7,7 +7,8 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fairmesh.errors import BadInput
+from fairmesh.data.site_tables import without_values
+from fairmesh.errors import BadInput, listed
 from fairmesh.mesh.node import life
 from fairmesh.mesh.node.data_consent import unaccepted
 from fairmesh.mesh.node.membership import (
@@ -21,7 +22,7 @@ from fairmesh.mesh.node.membership import (
 )
 from fairmesh.mesh.node.node import Node
 from fairmesh.mesh.node.oversight import Notices
-from fairmesh.mesh.node.site_statistics import WITHHELD, columns_of, statistics_of, unusual
+from fairmesh.mesh.node.site_statistics import WITHHELD, columns_of, in_common, statistics_of, unusual
 from fairmesh.mesh.node.start import Start
 from fairmesh.mesh.wire.mailroom import Mailroom
 from fairmesh.mesh.wire.transport import FIRST_ROUND
@@ -39,6 +40,8 @@ def announce(node: Node) -> None:
     if node.facts:
         node.own = node.tables.prepared(membership.names, membership.experiment)
         return
+    if empty := without_values([node.own]):
+        node.log("warning", "columns without values here count as missing", columns=listed(empty))
     tells = membership.site.announce_statistics
     node.tables.announce(tells)
     node.say("statistics", statistics_of(node.own) if tells else WITHHELD)
@@ -115,6 +118,8 @@ def _agreed_facts(node: Node) -> dict[str, Any]:
     if alone:
         what = "categories that one site alone has count as other; to use them, name them in a contract"
         node.log("warning", what, categories=alone)
+    for what, columns in node.tables.lacking(present).items():
+        node.log("warning", what, columns=columns)
     node.tables.freeze(present)
     node.own = node.tables.prepared(present, node.membership.experiment)
     freeze_facts(node.folder, agreed, node.digest, node.outputs_for(agreed))
@@ -170,6 +175,7 @@ def _unusual(node: Node, known: Mapping[str, Any]) -> dict[str, list[str]]:
     contract, announced = node.membership.experiment.contract, node.bulletin.of_all("statistics")
     said = {name: announced[name] for name in node.membership.names if name in announced}
     columns = columns_of(node.own, contract.columns if contract else ())
+    said, columns = in_common(said, node.tables.number_names(list(said)), columns)
     looks = node.aside.tried("the comparison of the sites' statistics", lambda: unusual(said, columns), {})
     heavy = too_heavy(node.membership, known)
     return {name: heavy.get(name, []) + looks.get(name, []) for name in said if name in heavy or name in looks}

@@ -8,6 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fairmesh.config.registry import registered
 from fairmesh.data.samples import Samples
 from fairmesh.data.site import Site
 from fairmesh.data.site_tables import is_fitted
@@ -24,7 +25,7 @@ from fairmesh.mesh.node.claims import HOW_TO_RESTORE, PUT_BACK
 from fairmesh.mesh.node.ledger import still_in
 from fairmesh.mesh.wire.greeting import greeting
 from fairmesh.mesh.wire.links import Credentials, Neighbour
-from fairmesh.metrics.base import chosen_metrics, limits_of
+from fairmesh.metrics.base import NamedMetric, chosen_metrics, limits_of
 from fairmesh.numerics import trees
 from fairmesh.problems.model_for_sites import shape_of
 from fairmesh.problems.prepared import Prepared
@@ -124,7 +125,9 @@ class Membership:
     def terms(self) -> Terms:
         """Returns what announcements are checked against, the same at every site."""
         neighbours, experiment = {member.name: member.neighbours for member in self.mesh.members}, self.experiment
-        limits = {name: limits_of(metric) for name, metric in chosen_metrics(experiment.metrics).items()}
+        primary = registered(NamedMetric).keys() & {experiment.primary}
+        metrics = chosen_metrics(sorted(primary)) | chosen_metrics(experiment.metrics)
+        limits = {name: limits_of(metric) for name, metric in metrics.items()}
         return Terms(neighbours, experiment.rounds, outputs_allowed(experiment), BUILT_IN_METRICS | limits)
 
     @property

@@ -32,6 +32,7 @@ from fairmesh.numerics.random_streams import SecretIdentities
 from fairmesh.problems.evaluator import Evaluator
 from fairmesh.problems.identity import fingerprint
 from fairmesh.problems.prepared import Prepared
+from fairmesh.problems.primary import undefined_in_words, undefined_sites
 from fairmesh.storage.occupied import ALONE
 from fairmesh.storage.run_folder import Record
 from fairmesh.topology.mixing import union_of
@@ -212,6 +213,9 @@ class Rounds:
         if worker is not None:
             worker.done, worker.watch = store.work, oversight.works_locally
         self.identity, self.judge = identity_of(membership, problem), self.evaluator(judged_on(problem))
+        if undefined := undefined_sites(problem, on := judged_on(problem)):
+            what = "the metric that decides is not defined here, so this site has no verdict"
+            node.aside.once((what,), "warning", what, reason=undefined_in_words(problem, undefined, on))
         self._compared = _neighbours_in_every_graph(membership)
         self._run = ObservedRun(self.training, membership.experiment.rounds, self.training.initial())
 

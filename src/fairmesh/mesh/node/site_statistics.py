@@ -78,6 +78,32 @@ def columns_of(site: Site, contract: Sequence[Column] = ()) -> Sequence[Column]:
     return [Column(name) for name in site.table.number_names] if fitted else contract
 
 
+def in_common(
+    said: Mapping[str, Mapping[str, Sequence[float]]], names: Mapping[str, Sequence[str]], columns: Sequence[Column]
+) -> tuple[Mapping[str, Mapping[str, Sequence[float]]], Sequence[Column]]:
+    """Returns statistics of the columns that all sites have, and these columns, so that each is compared with itself.
+
+    Args:
+        said: What each site has announced.
+        names: The columns that it is about, by site, in order; none where they are the same everywhere.
+        columns: The columns of this site.
+    """
+    if len(set(names.values())) < 2:
+        return said, columns
+    shared = sorted(set.intersection(*map(set, names.values())))
+
+    def taken(site: str) -> Mapping[str, Sequence[float]]:
+        place = {name: k for k, name in enumerate(names.get(site, ()))}
+        short = {
+            what: [numbers[place[name]] for name in shared]
+            for what, numbers in said[site].items()
+            if what != "shares" and len(numbers) == len(place)
+        }
+        return {**said[site], **short}
+
+    return {site: taken(site) for site in said}, [Column(name) for name in shared]
+
+
 def unusual_sites(sites: Sequence[Site]) -> dict[str, list[str]]:
     """Returns the sites whose data looks different, and how, as nodes would say it."""
     said = {site.name or f"node {i}": statistics_of(site) for i, site in enumerate(sites)}

@@ -17,8 +17,17 @@ from fairmesh.data.contract import Contract
 from fairmesh.data.preprocessing import Preprocessing
 from fairmesh.data.site import Site
 from fairmesh.data.site_tables import is_fitted, refitted
-from fairmesh.data.sums import COLUMNS_AT_MOST, LABELS_AT_MOST, Misfit, Sums, TableSums, fitted, of_two_sites
-from fairmesh.errors import BadInput
+from fairmesh.data.sums import (
+    COLUMNS_AT_MOST,
+    LABELS_AT_MOST,
+    Misfit,
+    Sums,
+    TableSums,
+    columns_of_two_sites,
+    fitted,
+    of_two_sites,
+)
+from fairmesh.errors import BadInput, listed
 from fairmesh.experiment import Experiment
 from fairmesh.mesh.announcements import TABLE_AT_MOST
 from fairmesh.mesh.enrol.agreement import own_problem
@@ -107,13 +116,38 @@ class TableAgreement:
         if frozen:
             return Preprocessing.from_json(json.dumps(frozen))
         told = self._fitting(present)
-        return fitted(of_two_sites(told)[0]) if told else None
+        return fitted(of_two_sites(columns_of_two_sites(told)[0])[0]) if told else None
 
     def alone(self, present: Sequence[str]) -> str:
         """Returns the categories that do not count, since one site alone has them, with that site; "" if none."""
-        _, alone = of_two_sites(self._fitting(present))
+        _, alone = of_two_sites(columns_of_two_sites(self._fitting(present))[0])
         shown = (f"{column} = {name} ({site})" for column, sites in alone.items() for name, site in sites.items())
         return shortened(", ".join(shown), 1000)
+
+    def lacking(self, present: Sequence[str]) -> dict[str, str]:
+        """Returns what becomes of columns that some sites lack, in words: those that one site alone has are left out,
+        others count as missing where they lack. Nothing if all have the same."""
+        told = self._fitting(present)
+        left, alone = columns_of_two_sites(told)
+        names = dict.fromkeys(name for sums in left.values() for name in sums.columns)
+        where = {name: [site for site, sums in left.items() if name not in sums.columns] for name in names}
+        said = {
+            "columns that one site alone has are left out; to use them, name them in a contract with a fill": (
+                f"{name} ({site})" for name, site in alone.items()
+            ),
+            "columns that a site does not have count as missing there": (
+                f"{name} ({listed(sites)})" for name, sites in where.items() if sites
+            ),
+        }
+        return {words: shown for words, some in said.items() if (shown := shortened(", ".join(some), 1000))}
+
+    def number_names(self, present: Sequence[str]) -> dict[str, tuple[str, ...]]:
+        """Returns the names of the columns with numbers that a site's statistics are about, by site."""
+        told = self._fitting(present)
+        return {
+            site: tuple(sorted(c.name for c in sums.plan.columns if c.kind != "category"))
+            for site, sums in told.items()
+        }
 
     def freeze(self, present: Sequence[str]) -> None:
         """Records the preprocessing, as the run begins with it, and announces whose sums it was fitted by."""
@@ -128,6 +162,7 @@ class TableAgreement:
         made = self.agreed(present)
         if made is None:
             return self._own
+        made = made.reading(self._own.table.plan.markers)  # for predictions at this site
         (site,) = own_problem(refitted([self._own], made)[0], experiment).sites
         return site
 
@@ -172,8 +207,8 @@ def _outweighing(told: Mapping[str, TableSums]) -> Objection:
     """Returns a site whose values alone make the spread of a column so large that the rows of all others look equal in
     it, and what to do; or None."""
     by_site = {site: {**one.columns, one.plan.target.name: one.target} for site, one in told.items()}
-    for name in next(iter(by_site.values()), {}):
-        sums = {site: of_site[name] for site, of_site in by_site.items() if of_site[name].known}
+    for name in dict.fromkeys(name for of_site in by_site.values() for name in of_site):
+        sums = {site: of_site[name] for site, of_site in by_site.items() if name in of_site and of_site[name].known}
         if len(sums) < 2:
             continue
         middle = statistics.median(one.mean for one in sums.values())

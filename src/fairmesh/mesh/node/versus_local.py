@@ -1,16 +1,18 @@
 """Whether the common model is better for a site than the one that it could train alone.
 
 Each site trains its own model, compares both on its own test rows, and announces four counts, signed: how many rows
-both models, only the common one, only its own one, or neither answers right. A count below five is not told. Of models
-that predict numbers it announces the verdict only; the difference and its interval stay in the site's folder. So every
-site can show the verdicts of all sites.
+both models, only the common one, only its own one, or neither answers right. A count below five is not told. Where
+another metric than accuracy decides, such as an AUROC or the RMSE of numbers, and of rows that belong to units such as
+patients, about which counts say nothing, it announces the verdict only; the difference and its interval stay in the
+site's folder. So every site can show the verdicts of all sites. Each verdict is that of one among n sites (Bonferroni).
+It depends on the site's own numbers only, so that nobody's false numbers move the verdict on another.
 """
 
-import dataclasses
 import itertools
 import json
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,12 +33,12 @@ from fairmesh.comparisons.alone import (
     with_enough_rows,
 )
 from fairmesh.data.site import Site
-from fairmesh.errors import BadInput, Diverged, in_a_line
+from fairmesh.errors import BadInput, Diverged, in_a_line, listed
 from fairmesh.evidence import LEVEL, Difference, Number, Share, Worst, versus, versus_counts
 from fairmesh.evidence.answering import judged
 from fairmesh.evidence.intervals import Estimate
 from fairmesh.evidence.means import mean_of
-from fairmesh.evidence.verdicts import evidence_row
+from fairmesh.evidence.verdicts import evidence_row, verdict_in_words
 from fairmesh.mesh.announcements import CELLS, FEW, FEWEST, KINDS, ROWS_AT_LEAST, least_rows, most_rows
 from fairmesh.mesh.node.life import COMPARING
 from fairmesh.mesh.node.membership import Membership
@@ -45,6 +47,7 @@ from fairmesh.mesh.node.rounds import Rounds, alone_identity, alone_run
 from fairmesh.mesh.node.store import new_folder
 from fairmesh.mesh.node.watching import Aside
 from fairmesh.mesh.wire.journal import storing
+from fairmesh.metrics.units import Unit
 from fairmesh.personalization.cross_fit import LARGE, CrossFit
 from fairmesh.problems.objective import Objective
 from fairmesh.problems.prepared import Prepared
@@ -54,14 +57,18 @@ from fairmesh.storage.strict_json import as_json
 from fairmesh.training.loop import Training
 
 KIND = "versus_local"  # of announcement
-_ACCURACY, _LOSS = "accuracy", "loss"
+_ACCURACY = "accuracy"
 _APART = 0.01  # of the rows, by which counts and an accuracy that were computed differently may differ; and one row
-_SAID = {"better": "better than alone", "worse": "worse than alone", "unclear": "no clear difference from alone"}
 _FAILED = "failed; the reason is in the site's log"
 _CONTRADICTS = "its counts contradict its accuracy"
+_UNASKED = "it has told counts of right answers, but the metric that decides is another one"
 _SILENT = (
     f"These sites have told no counts of test rows, as with fewer than {ROWS_AT_LEAST} of them, and cannot be the "
     "worst site: {}. The mean over sites includes them; its interval takes each for a site with one row."
+)
+_BY_UNIT = (
+    "These sites have told their verdict by units without counts of rows, so that others know no interval: {}. The "
+    "interval of the mean over sites takes each for a site with one unit."
 )
 
 
@@ -92,10 +99,11 @@ def compared(rounds: Rounds, common: Path, folder: Path) -> dict[str, Any]:
             theirs = flat.row_of_state_dict(load_file(common)).to(own)
             theirs = theirs if part is None else flat.at_site(theirs, part.rows[0, 0])
             here = rounds.problem.changed(sites=[mine], prior=None, objective=Objective())
-            if here.classes:
+            if here.primary == _ACCURACY and here.classes and mine.test.units is None:
                 cells = _counted(here, theirs, own)
+            elif math.isnan((found := _judged_here(here, theirs, own, len(membership.names))).interval[0]):
+                why_not = f"{here.primary} is not defined on its test rows"
             else:
-                found = _of_numbers(here, theirs, own)
                 verdict, at_home = found.verdict, {"metric": here.primary} | found.table()
     except (BadInput, Diverged, RuntimeError) as error:  # the result is complete without it
         why_not = _FAILED  # the error may name files or values of this site
@@ -114,6 +122,8 @@ def _not_compared(membership: Membership, problem: Prepared, mine: Site) -> str:
         return "sites train with code of their own"
     if mine.test is None:
         return "no test rows"
+    if mine.test.units is not None and len(mine.test.units.unique()) < 2:
+        return "fewer than 2 test units"
     return f"fewer than {ROWS_AT_LEAST} test rows" if len(mine.test) < ROWS_AT_LEAST else ""
 
 
@@ -174,12 +184,10 @@ def _looks(rounds: int) -> set[int]:
     return {max(1, round(rounds * (k / LOOKS) ** 2)) for k in range(1, LOOKS + 1)}
 
 
-def _of_numbers(here: Prepared, common: Tensor, own: Tensor) -> Difference:
-    """Returns how two models that predict numbers differ on this site's test rows."""
+def _judged_here(here: Prepared, common: Tensor, own: Tensor, among: int) -> Difference:
+    """Returns how two models differ on this site's test rows by the metric that decides, as one among several sites."""
     ours, alone = (judged(here, {0: row[None]}) for row in (common, own))
-    (found,) = versus(ours, alone).at_sites
-    if math.isnan(found.interval[0]):
-        raise BadInput(f"{here.primary} is not defined on this site's test rows")
+    (found,) = versus(ours, alone, among=among).at_sites
     return found
 
 
@@ -194,50 +202,62 @@ def _counted(here: Prepared, common: Tensor, own: Tensor) -> dict[str, int | str
     return {name: count if count >= FEWEST else FEW for name, count in found.items()}
 
 
-def difference(cells: Mapping[str, int | str]) -> Difference | None:
+def difference(cells: Mapping[str, int | str], among: int = 1) -> Difference | None:
     """Returns how the common model differs from a site's own, from the counts that the site told; None if it told
     none. For counts that were not told, every possible value is tried: the verdict holds for all of them.
 
     Args:
         cells: The counts.
+        among: How many sites there are. Default: 1.
     """
     if not cells:
         return None
     choices = [(0, FEWEST - 1) if cells[name] == FEW else (int(cells[name]),) for name in CELLS]
-    possible = [versus_counts(sum(counts), counts[1], counts[2]) for counts in itertools.product(*choices)]
+    counts = [(sum(every), every[1], every[2]) for every in itertools.product(*choices)]
+    possible = [versus_counts(*of_rows, among) for of_rows in counts]
+    if len({each.verdict for each in possible}) > 1:
+        possible = [replace(versus_counts(*of_rows), verdict="unclear") for of_rows in counts]
+    lows, highs = zip(*(each.interval for each in possible))
     values = [each.difference for each in possible]
-    agree = all(each.verdict == possible[0].verdict for each in possible)
-    ends = min(each.interval[0] for each in possible), max(each.interval[1] for each in possible)
-    return Difference((min(values) + max(values)) / 2, ends, possible[0].verdict if agree else "unclear")
+    return replace(possible[0], difference=(min(values) + max(values)) / 2, interval=(min(lows), max(highs)))
 
 
 def evidence_of(
-    announced: Mapping[str, Mapping[str, Any]], names: Sequence[str], values: Sequence[float | None], metric: str
+    announced: Mapping[str, Mapping[str, Any]],
+    names: Sequence[str],
+    values: Sequence[float | None],
+    metric: str,
+    higher_is_better: bool = True,
 ) -> dict[str, Any]:
     """Returns the intervals and verdicts of all sites, in the form in which a simulation has them in its summary. A
-    site that has told no counts may have a single test row: it counts as such in the mean, and cannot be the worst.
+    site that has told no counts may have a single test row: it counts as such in the mean, and cannot be the worst. One
+    that has told a verdict instead has units; such sites can be the worst if no site has told counts.
 
     Args:
         announced: What each site announced.
         names: The sites.
         values: The metric of the common model at each of them; None where it is not known.
-        metric: "accuracy", or "loss" of models that predict numbers.
+        metric: The metric that decides. Only of accuracy do sites tell counts.
+        higher_is_better: Whether a larger value of it is better. Default: True.
     """
     every = [
         _AtSite(name, math.nan if v is None else v, metric, **_told(announced[name])) for name, v in zip(names, values)
     ]
-    counted = [site for site in every if not site.silent]
-    worst = Worst(tuple(site.estimate for site in counted), higher_is_better=metric == _ACCURACY)
-    mean = mean_of([Share(site.value, 1) if site.silent else site.estimate for site in every])
-    silent = [site.name for site in every if site.silent and not math.isnan(site.value)]
+    told_counts = [site for site in every if not site.silent and not site.by_unit]
+    counted = told_counts or [site for site in every if site.by_unit]
+    worst = Worst(tuple(site.estimate for site in counted), higher_is_better)
+    mean = mean_of([Share(site.value, 1) if site.silent or site.by_unit else site.estimate for site in every])
+    measured = [site for site in every if not math.isnan(site.value)]
+    silent, by_unit = ([site.name for site in measured if getattr(site, kind)] for kind in ("silent", "by_unit"))
+    notes = ((_SILENT, silent), (_BY_UNIT, by_unit))
     return {
         "level": LEVEL,
         "metric": metric,
-        "covers": "samples",
-        "notes": [_SILENT.format(", ".join(silent))] if silent else [],
+        "covers": "units" if by_unit and not told_counts else "samples",
+        "notes": [note.format(listed(sites)) for note, sites in notes if sites],
         "worst": {"site": None if worst.which is None else counted[worst.which].name} | evidence_row(worst),
         "mean": evidence_row(mean),
-        "sites": [site.row() for site in every],
+        "sites": [site.row(len(names)) for site in every],
     }
 
 
@@ -245,7 +265,7 @@ def _told(body: Mapping[str, Any]) -> dict[str, Any]:
     return {key: body[key] for key in ("cells", "verdict", "why_not")}
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class _AtSite:
     """The common model at one site, and what the site told of it next to its own."""
 
@@ -262,8 +282,13 @@ class _AtSite:
 
     @property
     def silent(self) -> bool:
-        """Whether it has told no counts, so that it may have a single test row."""
-        return self.metric == _ACCURACY and not self.cells
+        """Whether it has told neither counts nor a verdict, so that it may have a single test row."""
+        return self.metric == _ACCURACY and not self.cells and not self.verdict
+
+    @property
+    def by_unit(self) -> bool:
+        """Whether it has told a verdict instead of counts, since its rows belong to units."""
+        return self.metric == _ACCURACY and not self.cells and bool(self.verdict)
 
     @property
     def estimate(self) -> Estimate:
@@ -271,10 +296,10 @@ class _AtSite:
             return Share(self.value, sum(self._counts))
         return Number(self.value, 0, math.nan)
 
-    def row(self) -> dict[str, Any]:
-        """Returns the site's row of the evidence."""
+    def row(self, among: int) -> dict[str, Any]:
+        """Returns the row of the evidence of a site among several."""
         versus = {"verdict": self.verdict} if self.verdict else {}
-        if (found := difference(self.cells)) is not None:
+        if (found := difference(self.cells, among)) is not None:
             versus = found.table()
         row = {"name": self.name, "n": self.estimate.rows or None, "few_rows": self.silent}
         row |= evidence_row(self.estimate) | {"versus": {"local": versus} if versus else {}}
@@ -305,25 +330,26 @@ def evidence(
     folder: Path,
     announced: Mapping[str, Mapping[str, Any]],
     rows: Mapping[str, int],
+    problem: Prepared,
     same: bool,
     aside: Aside,
 ) -> dict[str, Any] | None:
     """Returns the evidence that the summary of a result gets; None if no site has told counts or a verdict. Counts that
     contradict what a site has said of its accuracy, if both are of the `same` model, or how many test rows it has
-    declared (`rows`), are ignored."""
-    names = list(rows)
-    counts, verdicts = (any(announced[name][key] for name in names) for key in ("cells", "verdict"))
-    metric = _ACCURACY if counts else _LOSS
+    declared (`rows`), are ignored; so are all if another metric decides."""
+    names, metric = list(rows), problem.primary
     values = metrics_by_site(folder).get(metric)
-    if values is None or not (counts or verdicts):
+    if values is None or not any(announced[name]["cells"] or announced[name]["verdict"] for name in names):
         return None
-    told, values = dict(announced), list(values)
-    for k, name in enumerate(names) if metric == _ACCURACY else ():
-        reason = contradiction(told[name]["cells"], values[k] if same else None, rows[name])
+    told, values, counting = dict(announced), list(values), metric == _ACCURACY
+    for k, name in enumerate(names):
+        cells, accuracy = told[name]["cells"], values[k] if same else None
+        reason = contradiction(cells, accuracy, rows[name]) if counting else _UNASKED if cells else ""
         if reason:
             aside.ignore(name, "counts", reason)
-            told[name], values[k] = {**told[name], "cells": {}, "why_not": _CONTRADICTS}, None
-    return evidence_of(told, names, values, metric)
+            told[name] = {**told[name], "cells": {}, "why_not": _CONTRADICTS if counting else _UNASKED}
+            values[k] = None if counting else values[k]
+    return evidence_of(told, names, values, metric, problem.higher_is_better(metric))
 
 
 def add_evidence(rounds: Rounds, folder: Path) -> None:
@@ -333,7 +359,7 @@ def add_evidence(rounds: Rounds, folder: Path) -> None:
     same = rounds.state.own is None and "accuracy" not in rounds.problem.metrics  # which may be another one
 
     def of_all() -> dict[str, Any] | None:
-        return evidence(folder, node.bulletin.of_all(KIND), rows, same, node.aside)
+        return evidence(folder, node.bulletin.of_all(KIND), rows, rounds.problem, same, node.aside)
 
     found = node.aside.tried("the comparison of all sites", of_all, None)
     if found is not None:
@@ -343,12 +369,6 @@ def add_evidence(rounds: Rounds, folder: Path) -> None:
 
 def sentences(summary: Mapping[str, Any]) -> list[str]:
     """Returns for each site with a verdict one sentence, from the summary of a result."""
-    found = []
-    for site in (summary.get("evidence") or {}).get("sites", []):
-        one = site["versus"].get("local")
-        if one is not None and "interval" not in one:
-            found.append(f"{site['name']}: {_SAID[one['verdict']]}")
-        elif one is not None:
-            said = Difference(one["difference"], tuple(one["interval"]), one["verdict"]).sentence("alone")
-            found.append(f"{site['name']}: {said}")
-    return found
+    versus = {site["name"]: site["versus"].get("local") for site in (summary.get("evidence") or {}).get("sites", [])}
+    accuracy = Unit(_ACCURACY, share=True)
+    return [f"{name}: {verdict_in_words(one, accuracy, 'alone')}" for name, one in versus.items() if one]

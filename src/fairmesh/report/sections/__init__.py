@@ -16,9 +16,10 @@ from typing import Any
 from fairmesh.metrics.units import Unit
 from fairmesh.report.elements import ROWS
 from fairmesh.report.runs import Run
-from fairmesh.report.sentences import unit_of
+from fairmesh.report.sentences import ALONE, unit_of
 
 Json = dict[str, Any]
+Rows = list[list[str]]
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,11 @@ class View:
         """The sites from top to bottom."""
         return [self.card["sites"][i] for i in self.order]
 
+    def ordered(self, rows: Rows) -> Rows:
+        """Returns a table of sites, with its header, in this order."""
+        places = {" ".join(str(site["name"]).split()): place for place, site in enumerate(self.sites)}
+        return rows[:1] + sorted(rows[1:], key=lambda row: places.get(" ".join(row[0].split()), len(places)))
+
     @property
     def unit(self) -> Unit:
         """How the primary metric is shown."""
@@ -52,8 +58,12 @@ class View:
 
 
 def in_order(card: Json) -> Sequence[int]:
-    """Returns the numbers of the sites in their own order or, of many sites, the worst first."""
-    return range(len(card["sites"])) if len(card["sites"]) <= ROWS else card["worst_first"]
+    """Returns the numbers of the sites in their own order; of many sites, those that are worse than alone come first,
+    then the worst."""
+    sites = card["sites"]
+    if len(sites) <= ROWS:
+        return range(len(sites))
+    return sorted(card["worst_first"], key=lambda i: sites[i]["versus"].get(ALONE, {}).get("verdict") != "worse")
 
 
 @cache

@@ -8,6 +8,7 @@ from fairmesh.report.sentences import verdicts
 
 PLACE = 10
 _SENTENCES = 12  # sites; the sentences of more are folded
+_NAMED = 10  # of them, with one verdict
 
 
 def shown(view: View) -> Iterable[str]:
@@ -18,13 +19,17 @@ def shown(view: View) -> Iterable[str]:
 
 
 def _of_sites(card: Json) -> str:
-    """Returns a sentence per site. Of many sites, those that are worse off come first, and the others are folded."""
+    """Returns a sentence per site. Of many sites, some of those that are worse or better off, or the worst ones, come
+    first, and all are folded."""
     sites = card["sites"]
     said = [(site["name"], site["sentence"], site["versus"].get("local", {}).get("verdict", "")) for site in sites]
     if len(sites) <= _SENTENCES:
         return items(said)
-    first, heading = [item for item in said if item[2] == "worse"], "Worse than alone:"
-    if not verdicts(sites):  # nothing to compare with: the worst ones
-        first, heading = [said[i] for i in card["worst_first"][:5]], "The five worst sites:"
-    every = folded(f"A sentence for each of the {len(sites)} sites", items(said))
-    return (f"<p>{heading}</p>{items(first)}" if first else "") + every
+    found = []
+    for verdict in ("worse", "better"):
+        named = [item for item in said if item[2] == verdict]
+        some = f", {_NAMED} of {len(named)}" if len(named) > _NAMED else ""
+        found.append(f"<p>{verdict.capitalize()} than alone{some}:</p>{items(named[:_NAMED])}" if named else "")
+    if not verdicts(sites):  # nothing to compare with
+        found = ["<p>The five worst sites:</p>", items([said[i] for i in card["worst_first"][:5]])]
+    return "".join(found) + folded(f"A sentence for each of the {len(sites)} sites", items(said))

@@ -12,6 +12,6 @@ PLACE = 80
 def shown(view: View) -> Iterable[str]:
     chosen = view.variants[0]
     if rows := personal_table(chosen):
-        yield f"<h3>The sites' own models</h3>{table(rows)}"
+        yield f"<h3>The sites' own models</h3>{table(view.ordered(rows))}"
         notes = {site["note"] for own in chosen.summary["personal"] for site in own["sites"] if "note" in site}
         yield from map(note, sorted(notes))

@@ -1,16 +1,15 @@
 """The table of the sites, their picture, and who talks to whom."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 
-from fairmesh.metrics.units import defined
+from fairmesh.metrics.units import Unit, defined
 from fairmesh.report import plots
-from fairmesh.report.elements import ROWS, figure, note, pictures, table
+from fairmesh.report.elements import ROWS, UNFOLDED, figure, note, pictures, table
 from fairmesh.report.sections import View
 from fairmesh.report.sentences import REFERENCES
 from fairmesh.report.tables import captions, kinds_of, of_sites
 
 PLACE = 30
-DOTS = 60  # sites in one picture
 
 
 def shown(view: View) -> Iterable[str]:
@@ -20,27 +19,38 @@ def shown(view: View) -> Iterable[str]:
     yield table(of_sites(card, view.order), marked)
     drawn = []
     if view.alone or any(site["references"] or site["interval"] for site in card["sites"]):
-        drawn.append(_values(view))  # else the picture of all runs shows the same
+        drawn += _values(view)  # else the picture of all runs shows the same
     if card["graph"]:
         drawn.append(_network(view))
     yield pictures(drawn) if drawn else ""
 
 
-def _values(view: View) -> str:
-    """Returns the picture of the sites: the run, and each model that it is compared with."""
-    unit, sites, count = view.unit, view.sites[:DOTS], len(view.card["sites"])
-    rows = [{"value": site["metrics"][unit.metric], "interval": site["interval"]} for site in sites]
+def _values(view: View) -> Iterable[str]:
+    """Yields the picture of the sites: the run, and each model that it is compared with. Of many sites it shows some,
+    and a second one shows how the values of all are distributed."""
+    unit, count = view.unit, len(view.card["sites"])
+    rows = [{"value": site["metrics"][unit.metric], "interval": site["interval"]} for site in view.sites]
     series = {"this run": plots.scaled_series(rows, unit.scale)}
     for kind in kinds_of(view.card):
-        rows = [{"value": site["references"].get(kind)} for site in sites]
+        rows = [{"value": site["references"].get(kind)} for site in view.sites]
         if any(defined(row["value"]) for row in rows):
             series[REFERENCES.get(kind, kind)] = plots.scaled_series(rows, unit.scale)
-    drawn = plots.dots([site["name"] for site in sites], series, unit.label)
-    which = "every site" if count <= DOTS else f"the {DOTS} worst sites"
-    caption = f"{unit.metric} of {which}" + (", the worst at the top" if count > ROWS else "")
+    shown = count if count <= ROWS else UNFOLDED
+    few = {label: {key: column[:shown] for key, column in one.items()} for label, one in series.items()}
+    drawn = plots.dots([site["name"] for site in view.sites[:shown]], few, unit.label)
+    caption = f"{unit.metric} of {'every site' if shown == count else f'the first {shown} sites of the table'}"
     known = any(series["this run"]["intervals"])
     caption += f"; lines are {100 * view.card['intervals']['level']:.0f} % intervals." if known else "."
-    return figure(drawn, f"{unit.metric} of every site", caption)
+    yield figure(drawn, caption, caption)
+    if shown < count:
+        yield distribution({label: one["values"] for label, one in series.items()}, unit)
+
+
+def distribution(values: Mapping[str, Sequence[float]], unit: Unit) -> str:
+    """Returns the picture of how the values of many sites are distributed, a line for each label."""
+    count = max(map(len, values.values()))
+    caption = f"{unit.metric} of all {count} sites: the share of sites with at most this value."
+    return figure(plots.distributions(values, unit.label), caption, caption)
 
 
 def _network(view: View) -> str:
