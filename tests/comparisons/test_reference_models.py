@@ -9,7 +9,7 @@ import torch
 import fairmesh as fm
 from fairmesh.comparisons import reference_models
 from fairmesh.comparisons.constants import best_constant, constant_values
-from fairmesh.personalization.cross_fit import CrossFit, _Steps
+from fairmesh.personalization.cross_fit import CrossFit
 from fairmesh.personalization.outcome import PersonalModel
 from tests.refusals import missing_from, refused
 
@@ -137,33 +137,6 @@ def test_constant_of_a_few_large_numbers_is_near_their_mean(loss):
     named = fm.losses.SquaredError() if loss == "squared-error" else fm.losses.Huber()
     problem = fm.Problem(torch.nn.Linear(2, 1), [(torch.randn(20, 2), prices)], loss=named).prepared
     assert float(best_constant(problem, 0)) == pytest.approx(250_000, rel=0.01)
-
-
-def test_local_model_stops_early_where_held_out_rows_say_so_and_only_there():
-    generator = torch.Generator().manual_seed(0)
-
-    def site(noise: float) -> fm.Site:
-        x = torch.randn(240, 12, generator=generator)
-        y = (1 - noise) * 0.5 * x[:, :1] + noise * torch.randn(240, 1, generator=generator)
-        return fm.Site((x[:25], y[:25]), test=(x[25:], y[25:]))
-
-    problem = fm.Problem(
-        torch.nn.Linear(12, 1),
-        [site(1.0), site(0.0)],
-        loss=torch.nn.functional.mse_loss,
-    ).prepared
-    fit = CrossFit(problem, [0, 1], 5, 0, torch.device("cpu"), torch.float32)
-    start = problem.initial_row(0).float().expand(2, -1)
-    stopped = fit.stopped(fit.same(start), 120, 0.7)
-    assert stopped.steps[0] < 120
-    assert stopped.steps[1] == 120
-    *_, (_, walk) = fit._walk(fit._at(fit.same(start)), 0, _Steps(120, 0.7, 3.0))
-    ended = walk.models.view(2, 6, -1)
-    test = problem.sites[0].test
-    losses = [
-        problem.loss(problem.flat_model(one[0, -1], test.inputs), test.targets) for one in (stopped.models, ended)
-    ]
-    assert losses[0] < 0.9 * losses[1]
 
 
 def test_references_of_a_yes_or_no_model_with_one_output():

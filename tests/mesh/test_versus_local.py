@@ -284,7 +284,7 @@ def a_comparison_that_fails(run: Run) -> None:
         raise Diverged("the loss of row 17 of patients.csv is not finite")
 
     def before() -> None:
-        versus_local.early_stopped_models = diverges  # in the process of the node
+        versus_local._regularised = diverges  # in the process of the node
 
     run.start("a", "b")
     run.start("c", before=before)

@@ -43,10 +43,11 @@ def check_updates(algorithm: Algorithm, objective: Objective) -> None:
             f"algorithm.optimizer is for gradients, but {name} gets the updates of a trainer; leave it out, and use "
             "any optimizer inside the training function"
         )
-    if objective.needs_local_models:
+    if objective.needs_local_models or objective.needs_penalties:
         raise BadInput(
             "objective: sites are compared with models of their own, for which the trainer would have to train every "
-            "site alone first; give objective.local_losses as a table, or leave out discount_noise and against"
+            "site alone first; give objective.local_losses as a table, or leave out discount_noise, against and "
+            "validated_decay"
         )
 
 

@@ -20,6 +20,9 @@ class Local(ScaledSteps):
         v_i <- beta2 v_i + (1 - beta2) g_i^2
         theta_i <- theta_i - eta g_i / sqrt(dim v_i)
 
+    These are plain: no penalty is chosen for a site. The reference model of a site alone, which `--with-references` and
+    `fm.compare_with_references` train, has one that held-out rows support, and is the better yardstick.
+
     Train with `own_models=True` to measure each node's own model at its own site.
 
     Args:

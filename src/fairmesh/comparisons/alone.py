@@ -1,18 +1,21 @@
 """The model that a site trains alone, on its own rows only.
 
-Three questions need one, and each needs another model, since the rows that must not be seen in training differ:
+Several questions need one, and each needs another model, since the rows that must not be seen in training differ:
 
 - What could the site reach on the rows that judge it, for an objective with `against` or `discount_noise`? The model
   has seen none of these rows, a third of the training rows by default (`reference_losses.py`).
-- Is the common model better for the site than its own, between organisations? The model stops early by a fifth of the
-  training rows, or by the validation rows, and is judged on test rows (`mesh/node/versus_local.py`).
-- The same question in a simulation, where there is time: the model is trained on all rows, for as many steps as a
-  cross-validation with five folds finds (`reference_models.py`).
+- Is the common model better for the site than its own? In a simulation (`reference_models.py`) and between
+  organisations (`mesh/node/versus_local.py`) it is trained on all rows, with penalties on its size that five folds of
+  the rows support (`regularised`). In a mesh, a large model, or one whose folds cannot be trained at once
+  (`takes_folds`), stops early by a fifth of the rows instead.
+- How small should models be, for an objective with `validated_decay`? The folds are those of the training rows alone
+  (`penalties.py`).
 
 Each is trained once in a run, by `Phases`, which continues it after a restart.
 """
 
 import dataclasses
+import math
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -22,18 +25,22 @@ from torch import Tensor
 from fairmesh.algorithms.local import Local
 from fairmesh.algorithms.schedules import with_run_length
 from fairmesh.comparisons.phases import Phases
+from fairmesh.data.reserve import FEWEST_ROWS
 from fairmesh.data.samples import Samples
 from fairmesh.data.site import Site
 from fairmesh.networks.base import Network
+from fairmesh.personalization.cross_fit import CrossFit, Fitted, can_judge
 from fairmesh.problems.evaluator import Evaluator
 from fairmesh.problems.objective import Objective, held_out_rows
 from fairmesh.problems.prepared import Prepared
+from fairmesh.problems.row_loss import BoundModelLoss
 from fairmesh.topology.graphs import Topology
 from fairmesh.training.loop import Training, TrainingState
 from fairmesh.training.options import Options
 from fairmesh.training.replicas import Replica
 
 LOOKS = 20  # how often a model is measured; the best time counts, as with early stopping
+FOLDS = 5
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -106,6 +113,40 @@ def early_stopped_models(
 
     first = EarlyStopped(start, unmeasured, training.whole_models(start))
     return run.phases.carried_out(what, name, identity, run.rounds, first, onwards)
+
+
+def whole_model(problem: Prepared) -> Prepared:
+    """Returns the problem of sites that train alone: all that is trained is one row, without parts that are shared."""
+    return problem.changed(parts=dataclasses.replace(problem.parts, local=()), objective=Objective())
+
+
+def takes_folds(problem: Prepared, i: int) -> bool:
+    """Returns whether many models of a site can be trained at once, each on some of its rows: they are in memory, and
+    neither a loss that calls the model, nor BatchNorm statistics, nor code of the site's own is in the way."""
+    flat, rows = problem.flat_model, [problem.sites[i].train, problem.sites[i].validation, problem.sites[i].reserved]
+    plain = problem.trainer is None and problem.structured is None and not isinstance(problem.loss, BoundModelLoss)
+    return plain and flat.own_dim == flat.local_dim and not any(samples and samples.stream for samples in rows)
+
+
+def regularised(fit: CrossFit, starts: Tensor, rounds: int) -> Fitted:
+    """Returns the models of sites alone, from their starts (sites, dim), by the steps of `Local()`."""
+    return fit.regularised(fit.same(starts), rounds, first_step())
+
+
+def first_step() -> float:
+    """Returns the length of the first step of a site alone."""
+    return Local().primal_step.start  # type: ignore[union-attr]
+
+
+def with_enough_rows(problem: Prepared, i: int) -> Site:
+    """Returns a site, with its rows repeated if they or their units are too few to hold any out. Held-out rows are then
+    known to the models, so nothing speaks for a penalty."""
+    site = problem.sites[i]
+    if can_judge(problem, i):
+        return site
+    times = max(2, math.ceil(FEWEST_ROWS / len(site.train)))
+    again = site.train.take(torch.arange(times * len(site.train)) % len(site.train))
+    return dataclasses.replace(site, train=dataclasses.replace(again, units=None))
 
 
 def judged_apart(problem: Prepared) -> Prepared:

@@ -10,13 +10,14 @@ from torch import Tensor
 
 from fairmesh.comparisons.alone import LOOKS, AloneRun, early_stopped_models, judged_apart
 from fairmesh.comparisons.constants import answered, best_constant, initial_outputs
+from fairmesh.comparisons.penalties import validated_penalties
 from fairmesh.errors import BadInput
 from fairmesh.problems.objective import Objective
 from fairmesh.problems.prepared import Prepared, with_splits
 from fairmesh.problems.row_loss import BoundModelLoss, as_floats
 
 FINDING = "finding reference losses"
-_FIELDS = ("local_losses", "untrained_losses", "constant_losses")  # of an objective
+_FIELDS = ("local_losses", "untrained_losses", "constant_losses", "penalties")  # of an objective
 
 
 def with_references(
@@ -32,7 +33,7 @@ def with_references(
         told: Whether processes tell each other their losses. Nodes between organisations do not. Default: True.
     """
     objective = problem.objective.with_run_length(run.rounds)
-    if not (objective.needs_local_models or objective.needs_constants):
+    if not objective.needs_references:
         if objective is problem.objective:
             return problem
         return problem.each(lambda split: split.changed(objective=objective))
@@ -44,7 +45,7 @@ def with_references(
         if not losses:
             losses = _found(problem, objective, run, name, identity)
             run.phases.finish(name, identity, losses)
-            run.phases.forget(f"{name}-begun")
+            run.phases.forget(f"{name}-begun*")
     here = {field: dict(zip(sites, rows.T.tolist())) for field, rows in losses.items()}  # by site, one of each split
     everywhere = group.all_gather_json(here) if told else [here]
     fitted = []
@@ -61,7 +62,7 @@ def with_references(
 def with_any_references(problem: Prepared, rounds: int, sites: Sequence[str]) -> Prepared:
     """Returns the problem with losses of these sites that mean nothing, for rounds of which no result is used."""
     objective = problem.objective.with_run_length(rounds)
-    if objective.needs_local_models or objective.needs_constants:
+    if objective.needs_references:
         objective = dataclasses.replace(objective, **{field: dict.fromkeys(sites, 1.0) for field in _FIELDS})
     return problem.changed(objective=objective)
 
@@ -77,6 +78,12 @@ def _found(
         every = max(1, run.rounds // LOOKS)
         looks = {*range(every, run.rounds + 1, every), run.rounds}
         losses["local_losses"] = early_stopped_models(judged, run, looks, FINDING, f"{name}-begun", identity).losses
+    if objective.needs_penalties:
+        found = [
+            validated_penalties(split, sites, run, f"{name}-begun-{k}", identity)
+            for k, split in enumerate(problem.every_split)
+        ]
+        losses["penalties"] = torch.stack(found)
     for field, rows in losses.items():
         for row in rows.tolist():
             for i, loss in zip(sites, row):

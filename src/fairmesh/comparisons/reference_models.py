@@ -18,11 +18,10 @@ from fairmesh.algorithms.fed_avg import FedAvg
 from fairmesh.algorithms.local import Local
 from fairmesh.algorithms.pooled import Pooled
 from fairmesh.algorithms.steps import Moved
+from fairmesh.comparisons.alone import FOLDS, regularised, whole_model, with_enough_rows
 from fairmesh.comparisons.constants import best_constant, constant_values
 from fairmesh.comparisons.phases import Notices, Phases
 from fairmesh.config.tables import to_table
-from fairmesh.data.reserve import FEWEST_ROWS
-from fairmesh.data.site import Site
 from fairmesh.data.units import units_of
 from fairmesh.errors import BadInput, FairmeshError, Interrupted, listed, nearest
 from fairmesh.evidence import Comparison, versus
@@ -31,7 +30,7 @@ from fairmesh.losses import ModelLoss
 from fairmesh.networks.base import Traffic
 from fairmesh.networks.memory import SingleProcess
 from fairmesh.personalization.builtin import FineTuned
-from fairmesh.personalization.cross_fit import CrossFit, Fitted, can_judge, sites_at_once
+from fairmesh.personalization.cross_fit import CrossFit, Fitted, can_judge, penalties_for, sites_at_once
 from fairmesh.personalization.outcome import PersonalSite
 from fairmesh.problems.evaluator import Evaluator
 from fairmesh.problems.objective import Objective
@@ -262,8 +261,8 @@ def compare_with_references(
     It answers what every site asks first: is the common model better for us than what we could have without it? The
     references are
 
-    - "local": each site alone. A site divides its rows, also those of its validation set, into five folds, and stops
-      early where held-out rows say so.
+    - "local": each site alone. A site divides its rows, also those of its validation set, into five folds, and keeps
+      its model as small as held-out rows support.
     - "average": the same algorithm with fixed weights, or FedAvg if the algorithm has no others.
     - "pooled": all data in one place, which sites that keep their data cannot have.
     - "fine-tuned": the common model after validated local steps at each site, as `fm.personalization.FineTuned`.
@@ -395,8 +394,7 @@ class _Work:
         self._replicas = [Replica(seed, tuple(range(n)), Local(), split) for split, seed in first]
         self._sites = [(replica, i) for replica in self._replicas for i in range(n)]
         self._problem = result.problem.each(lambda split: split.changed(objective=Objective()))
-        # A site alone has no parts that are shared, so all that is trained is one row.
-        self._alone = self._problem.each(lambda split: split.changed(parts=replace(split.parts, local=())))
+        self._alone = self._problem.each(whole_model)
 
     def reference(self, name: str) -> Result:
         """Returns a reference, trained or as it was kept."""
@@ -450,8 +448,8 @@ class _Work:
         if self._alone.flat_model.own_dim:
             return self._local_with_statistics()
         starts = torch.stack([self._alone.initial_row(replica.seed) for replica, _ in self._sites])
-        step, rounds = Local().primal_step.start, self._result.rounds  # type: ignore[union-attr]
-        return self._of_fits("local", lambda fit, rows: fit.stopped(fit.same(rows), rounds, step), starts)
+        rounds, penalties = self._result.rounds, len(penalties_for(self._alone))
+        return self._of_fits("local", lambda fit, rows: regularised(fit, rows, rounds), starts, penalties)
 
     def _local_with_statistics(self) -> Tensor:
         """Returns each site's model with the statistics of its BatchNorm layers. Folds would need statistics of their
@@ -484,13 +482,15 @@ class _Work:
         whole = self._result.whole_row(r, site=str(self._problem.sites[site].name))
         return self._alone.flat_model.row_of_state_dict(self._problem.flat_model.state_dict(whole.cpu()))
 
-    def _of_fits(self, name: str, fitted: Callable[[CrossFit, Tensor], Fitted], starts: Tensor) -> Tensor:
+    def _of_fits(
+        self, name: str, fitted: Callable[[CrossFit, Tensor], Fitted], starts: Tensor, penalties: int = 1
+    ) -> Tensor:
         """Returns each site's model (replicas, sites, dim), trained from its start, as many sites at once as fit."""
-        sites = [_enough(self._alone.of_split(replica.split), i) for replica, i in self._sites]
+        sites = [with_enough_rows(self._alone.of_split(replica.split), i) for replica, i in self._sites]
         together = self._alone.changed(sites=sites, prior=None)
-        folds, seed, trace = FineTuned().folds, self._replicas[0].seed, self._options.trace == "auto"
+        folds, seed, trace = FOLDS, self._replicas[0].seed, self._options.trace == "auto"
         rows = torch.empty(len(starts), starts.shape[-1], dtype=self._dtype)
-        for part in sites_at_once(together, range(len(sites)), folds, self._dtype):
+        for part in sites_at_once(together, range(len(sites)), folds, self._dtype, penalties):
 
             def carrier(how: str, *work: Any, part: list[int] = part) -> Any:
                 return self.phases.carried_out(f"training {TITLES[name]}", f"{name}-{part[0]}", self._identity(), *work)
@@ -584,14 +584,3 @@ def _emptied(path: Path) -> Path:
     if path.is_dir():
         shutil.rmtree(path)
     return path
-
-
-def _enough(problem: Prepared, i: int) -> Site:
-    """Returns a site, with its rows repeated if they or their units are too few to hold any out. Held-out rows are then
-    known to the models, so none is stopped early."""
-    site = problem.sites[i]
-    if can_judge(problem, i):
-        return site
-    times = max(2, math.ceil(FEWEST_ROWS / len(site.train)))
-    again = site.train.take(torch.arange(times * len(site.train)) % len(site.train))
-    return replace(site, train=replace(again, units=None))

@@ -6,6 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
+import torch
+from torch import Tensor
+
 
 @dataclass(frozen=True)
 class Layout:
@@ -43,6 +46,12 @@ class Layout:
     def dim(self) -> int:
         """The length of a row."""
         return sum(self.sizes)
+
+    def without_biases(self) -> Tensor:
+        """Returns 1 for the numbers of a row that a penalty on its size is for, and 0 for biases and other vectors; 1
+        for all if there is nothing but vectors."""
+        vectors = [len(shape) < 2 for shape in self.shapes]
+        return torch.cat([torch.full((n,), float(all(vectors) or not v)) for n, v in zip(self.sizes, vectors)])
 
     def __iter__(self) -> Iterator[tuple[str, tuple[int, ...], slice]]:
         """Yields name, shape and place of each parameter."""

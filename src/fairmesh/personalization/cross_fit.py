@@ -1,9 +1,10 @@
 """Trains many models at once: for every site one on all of its rows, and one without each fold of them."""
 
 import collections
+import dataclasses
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -24,9 +25,11 @@ from fairmesh.problems.stacking import over_models
 _BETA1, _BETA2, _TINY = 0.9, 0.99, 1e-8  # of the scaled steps, as in Tracked AD-GDA
 _LOOKS = 20  # models along a path that are judged; early ones are closer together
 _FLOATS_AT_ONCE = 1 << 23  # of inputs times models
-
-
-_State = TypeVar("_State", "Stopping", "Averaging")
+_SMALL, _BATCH = 200, 200  # parameters of a model whose batches have at least so many rows
+LARGE = 10_000  # parameters; a larger model is trained with few penalties
+PENALTIES = (0.0, 1.0, 10.0, 30.0, 100.0, 1e3)
+OF_LABELS = (0.0, 1.0, 3.0, 10.0)  # with more, small differences of the biases decide, which folds do not show
+FEW_PENALTIES = (0.0, 1.0, 10.0)
 
 
 class Fitted(NamedTuple):
@@ -50,16 +53,6 @@ class Walk(NamedTuple):
     models: Tensor
     momenta: Tensor
     squares: Tensor
-
-
-class Stopping(NamedTuple):
-    """Models in training that may stop early."""
-
-    walk: Walk
-    best: Tensor  # the models of every site that did best so far (sites, folds + 1, dim)
-    best_scores: Tensor  # of their outputs for every row
-    scores: Tensor  # of the outputs at the last look
-    steps: Tensor  # that the best models took (sites,)
 
 
 class Average(NamedTuple):
@@ -89,6 +82,14 @@ class Average(NamedTuple):
         weight = self.weight.to(self.total.device, self.total.dtype)[:, None, None]
         models = torch.where(weight > 0, self.total / weight, start)
         return Fitted(models, self.steps / self.weight.clamp(min=1e-300))
+
+
+class Penalised(NamedTuple):
+    """Models of several penalties (penalties, sites, folds + 1, dim), and the loss of every row by the model of its
+    penalty and site that was trained without it (penalties, rows): 0 or 1 if targets are labels."""
+
+    models: Tensor
+    losses: Tensor
 
 
 class Averaging(NamedTuple):
@@ -226,32 +227,46 @@ class CrossFit:
         empty = Average.empty(start)
         return self._trained_along(name, plan, Averaging(self._at(start), empty, empty if tuned else None), looked)
 
-    def stopped(self, start: Tensor, steps: int, step: float) -> Fitted:
-        """Trains every site's models from a start that knows no data, and stops each site early where its held-out rows
-        say so.
+    def regularised(self, start: Tensor, steps: int, step: float) -> Fitted:
+        """Trains every site's models from a start that knows no data, each with several penalties on its size, and
+        averages each site's over the penalties by how well held-out rows support them.
 
-        Rows are judged as sites are: by right or wrong if targets are labels, else by the loss. A site takes the number
-        of steps at which its held-out rows do best, if they do better than at the end by more than one standard error;
-        else it takes all steps. So a site of few rows is not stopped by chance."""
+        Rows are judged as sites are: by right or wrong if targets are labels, else by the loss. The penalty of a model
+        of n rows is Lambda / (2 n) times its squared norm, without biases, added to the mean loss: that of ridge
+        regression, or of logistic regression with an L2 penalty. The average is steadier than a choice where few rows
+        judge. A penalty whose outcome is not finite does not count."""
+        ended = self.penalised(start, steps, step, penalties_for(self.problem), self._in_large_batches())
+        average = Average.empty(start)
+        for models, losses in zip(ended.models, ended.losses):
+            # One wrong answer more than there are: no penalty is certain to make none.
+            total = self._sums(losses) + (0.0 if self.problem.classes is None else 1.0)
+            average = average.with_models(models, steps, log_evidence(total, self.sizes, labels=False))
+        return average.mean(start)
 
-        def looked(state: Stopping, k: int) -> Stopping:
-            models = state.walk.models.view_as(start)
-            scores = self._scores(self.outputs(models))
-            more = self._means(scores) >= self._means(state.best_scores)
-            best = torch.where(more.to(models.device)[:, None, None], models, state.best)
-            best_scores = torch.where(more[self.site_of_row], scores, state.best_scores)
-            return Stopping(state.walk, best, best_scores, scores, torch.where(more, float(k), state.steps))
+    def penalised(
+        self, start: Tensor, steps: int, step: float, penalties: Sequence[float], trained: Prepared | None = None
+    ) -> Penalised:
+        """Trains every site's models from a start that knows no data, each with several penalties, on the folds or on
+        what is `trained` instead."""
+        plan, first = _Steps(steps, step, 3.0), self._at(start, len(penalties))
+        last = self._carrier("alone", steps, first, lambda walk, done: self._walk(walk, done, plan, penalties, trained))
+        models = last.models.unflatten(1, start.shape[:2])
+        return Penalised(models, torch.stack([-self._scores(self.outputs(of_penalty)) for of_penalty in models]))
 
-        nothing = torch.full((len(self.site_of_row),), -torch.inf, dtype=torch.float64)
-        first = Stopping(self._at(start), start, nothing, nothing, torch.zeros(len(start), dtype=torch.float64))
-        last = self._trained_along("stopped", _Steps(steps, step, 3.0), first, looked)
-        ahead = last.best_scores - last.scores
-        mean = self._means(ahead)
-        squares = self._means((ahead - mean[self.site_of_row]).square())
-        early = mean > (squares / (self.sizes - 1).clamp(min=1)).sqrt()
-        early |= ~self._means(last.scores).isfinite()
-        chosen = torch.where(early.to(start.device)[:, None, None], last.best, last.walk.models.view_as(start))
-        return Fitted(chosen, torch.where(early, last.steps, float(steps)))
+    def least_penalties(
+        self, start: Tensor, steps: int, step: float, penalties: Sequence[float], errors: float = 1.0
+    ) -> Tensor:
+        """Returns the smallest penalty of every site (sites,) that does as well as the best on held-out rows: it is
+        behind by at most so many standard errors."""
+        losses = self.penalised(start, steps, step, penalties).losses.nan_to_num(nan=torch.inf)
+        means = torch.stack([self._means(rows) for rows in losses])
+        best = means.argmin(dim=0)
+        behind = losses - losses.gather(0, best[self.site_of_row].unsqueeze(0))
+        distance = torch.stack([self._means(rows) for rows in behind])
+        spread = torch.stack([self._means(rows.square()) for rows in behind]) - distance.square()
+        error = (spread.clamp(min=0.0) / (self.sizes - 1).clamp(min=1)).sqrt()
+        as_good = (distance <= errors * error).int()  # false where it is not finite
+        return torch.tensor(penalties, dtype=torch.float64)[as_good.argmax(dim=0)]
 
     def _scores(self, outputs: Tensor) -> Tensor:
         """Returns how good the output for every row is; more is better, and what is not finite is worst."""
@@ -269,16 +284,18 @@ class CrossFit:
         """Returns the mean of the rows' numbers at every site."""
         return self._sums(values) / self.sizes
 
-    def _at(self, start: Tensor) -> Walk:
-        """Returns models (sites, folds + 1, dim) before their first step."""
-        models = start.to(self._device, self._dtype).reshape(1, len(self._trained.sites), -1)
+    def _at(self, start: Tensor, times: int = 1) -> Walk:
+        """Returns models (sites, folds + 1, dim) before their first step, as often as there are penalties."""
+        models = start.to(self._device, self._dtype).reshape(1, len(self._trained.sites), -1).repeat(times, 1, 1)
         return Walk(models, torch.zeros_like(models), torch.zeros_like(models))
 
-    def _trained_along(self, name: str, plan: _Steps, first: _State, looked: Callable[[_State, int], _State]) -> _State:
+    def _trained_along(
+        self, name: str, plan: _Steps, first: Averaging, looked: Callable[[Averaging, int], Averaging]
+    ) -> Averaging:
         """Returns the state after all steps, where `looked` judges the models after some of them."""
         looks = {round(plan.steps * (j / _LOOKS) ** 2) for j in range(_LOOKS + 1)}
 
-        def onwards(state: _State, done: int) -> Iterator[tuple[int, _State]]:
+        def onwards(state: Averaging, done: int) -> Iterator[tuple[int, Averaging]]:
             for k, walk in self._walk(state.walk, done, plan):
                 state = state._replace(walk=walk)
                 if k in looks and (k > done or k == 0):
@@ -287,25 +304,51 @@ class CrossFit:
 
         return self._carrier(name, plan.steps, first, onwards)
 
-    def _walk(self, walk: Walk, done: int, plan: _Steps) -> Iterator[tuple[int, Walk]]:
+    def _walk(
+        self, walk: Walk, done: int, plan: _Steps, penalties: Sequence[float] = (), trained: Prepared | None = None
+    ) -> Iterator[tuple[int, Walk]]:
         """Yields how many steps are done and the models then, from `done` on."""
         oracle = Oracle(
-            self._trained,
+            trained or self._trained,
             torch.arange(len(self._trained.sites), device=self._device),
             self._identities.to(self._device),
-            seeds=[self._seed],
+            seeds=[self._seed] * len(walk.models),  # the same batches for all penalties
             dtype=self._dtype,
             trace=self._trace,
         )
         models, momenta, squares = walk
+        decay = self._decay(penalties) if penalties else None
         yield done, walk
         for t in range(done, plan.steps):
             _, gradients = oracle.losses_and_gradients(models, torch.tensor(t, device=self._device), 0)
+            if decay is not None:
+                gradients = gradients.addcmul(decay, models)
             momenta = torch.lerp(momenta, gradients, 1.0 - _BETA1)
             squares = torch.lerp(momenta.square(), squares, _BETA2)
             length = plan.length * (1.0 - t / plan.steps) ** plan.power / models.shape[-1] ** 0.5
             models = models - length * momenta / ((squares / (1.0 - _BETA2 ** (t + 1))).sqrt() + _TINY)
             yield t + 1, Walk(models, momenta, squares)
+
+    def _decay(self, penalties: Sequence[float]) -> Tensor:
+        """Returns the multiple of each model that its penalty adds to the gradient of its mean loss."""
+        rows = torch.tensor([len(site.train) for site in self._trained.sites], device=self._device)
+        by_row = torch.tensor(penalties, dtype=self._dtype, device=self._device)[:, None, None] / rows[:, None]
+        return by_row * self.problem.flat_model.layout.without_biases().to(by_row)
+
+    def _in_large_batches(self) -> Prepared:
+        """Returns the problem with batches that are nearly all rows of small sites, if the model is small: their noise
+        would keep it away from the minimum that a penalty has."""
+        sampling = self._trained.sampling
+        if self.problem.flat_model.dim > _SMALL or sampling.batch >= _BATCH:
+            return self._trained
+        return self._trained.changed(sampling=dataclasses.replace(sampling, batch=_BATCH))
+
+
+def penalties_for(problem: Prepared) -> tuple[float, ...]:
+    """Returns the penalties that a site alone tries."""
+    if problem.flat_model.dim > LARGE:
+        return FEW_PENALTIES
+    return PENALTIES if problem.classes is None else OF_LABELS
 
 
 def refuse_streams(sets: Sequence[Samples], what: str) -> None:
@@ -353,13 +396,15 @@ def can_judge(problem: Prepared, i: int) -> bool:
     return can_hold_out(rows_to_learn_from(problem, i))
 
 
-def sites_at_once(problem: Prepared, sites: Sequence[int], folds: int, dtype: torch.dtype) -> list[list[int]]:
+def sites_at_once(
+    problem: Prepared, sites: Sequence[int], folds: int, dtype: torch.dtype, penalties: int = 1
+) -> list[list[int]]:
     """Returns the sites in portions whose rows and models take about a gibibyte."""
     portions: list[list[int]] = []
     used = 0.0
     for i in sites:
         numbers = len(rows_to_learn_from(problem, i)) * trees.numbers_per_sample(problem.sites[i].train.inputs)
-        size = (folds + 1) * (12 * problem.flat_model.dim + 2 * numbers) * dtype.itemsize
+        size = (folds + 1) * (12 * penalties * problem.flat_model.dim + 2 * numbers) * dtype.itemsize
         if not portions or used + size > 1 << 30:
             portions.append([])
             used = 0.0

@@ -71,6 +71,18 @@ class WeightDecay(Link):
         gradients.add_(asked.models, alpha=self.factor)
 
 
+@dataclass(frozen=True, eq=False)
+class SiteDecay(Link):
+    """Adds a multiple of the model that each node has found, without biases."""
+
+    factors: Tensor  # (replicas, nodes, 1)
+    decayed: Tensor  # 1 for what decays, else 0 (dim,)
+
+    def apply(self, gradients: Tensor, asked: AskedGradients) -> None:
+        dim = len(self.decayed)  # local parts follow, which a site has for itself
+        gradients[..., :dim].addcmul_(asked.models[..., :dim], self.factors * self.decayed)
+
+
 def _setting(default: Any, link: type[Link]) -> Any:
     return field(default=default, metadata={"link": link})
 

@@ -32,7 +32,7 @@ NOT_PART: dict[str, tuple[str, ...]] = {
         "metrics",  # those of the user's own are in "own metrics"; the others compute what their names say
         "primary",  # only `keep_best` computes anything by it: it is in "best by" of a run that does
     ),
-    "Objective": ("local_losses", "untrained_losses", "constant_losses"),  # found when the run starts
+    "Objective": ("local_losses", "untrained_losses", "constant_losses", "penalties"),  # found when the run starts
     "LocalTrainer": ("function",),  # may be mended during a run
     "BoundModelLoss": ("each", "by_vmap"),  # found by running the function
     "PackedLoss": ("packing",),  # follows from the model's outputs

@@ -63,6 +63,12 @@ class Objective:
         discount_noise: Whether losses that no model can lower, and differences that chance explains, count less. Each
             site trains a model of its own before the run, which sends nothing. Needs an algorithm whose nodes know the
             mean loss: `TrackedADGDA` with its default weighting. Default: False.
+        validated_decay: Whether models are kept small, as far as held-out rows say that this helps. Before the run,
+            each site i trains models of its own with several penalties, in folds of its training rows, and finds
+            Lambda_i, the smallest penalty that does as well as the best, at most 30. It sends nothing. It adds
+            Lambda_i / N times the model, without biases, to its gradients; N is the number of all sites' training rows.
+            Lambda_i is 0 for a model of more than 10,000 parameters, and for a site of fewer than 10 rows. Default:
+            False.
         subgroups: None for no weights of subgroups; "within": each site weighs the subgroups of its own rows, and sends
             nothing more; "across": all sites weigh the subgroups that span them, and a message has two more numbers per
             subgroup. Needs sites with (inputs, targets, subgroups). Default: None.
@@ -75,6 +81,7 @@ class Objective:
         untrained_losses: u_i by the site's name; None to find it when the run starts. Default: None.
         constant_losses: The loss of the best constant output by the site's name; None to find it when the run starts.
             Default: None.
+        penalties: Lambda_i by the site's name; None to find it when the run starts. Default: None.
 
     Example:
         >>> import fairmesh as fm
@@ -94,6 +101,7 @@ class Objective:
     rejoin: Annotated[float, Within("(0, 1]", "1 keeps rows out to the end")] = 0.1
     against: Literal["local", "constant"] | Mapping[str, float] | None = None
     discount_noise: bool = False
+    validated_decay: bool = False
     subgroups: Literal["within", "across"] | None = None
     subgroup_names: tuple[str, ...] = ()
     subgroup_strength: Positive = 0.5
@@ -101,12 +109,13 @@ class Objective:
     local_losses: Mapping[str, float] | None = None
     untrained_losses: Mapping[str, float] | None = None
     constant_losses: Mapping[str, float] | None = None
+    penalties: Mapping[str, float] | None = None
 
     def __post_init__(self):
         for wrong, refusal in self._combinations():
             if wrong:
                 raise BadInput(f"objective.{refusal}")
-        for field in ("against", "local_losses", "untrained_losses", "constant_losses"):
+        for field in ("against", "local_losses", "untrained_losses", "constant_losses", "penalties"):
             table = getattr(self, field)
             for name, value in (table if isinstance(table, Mapping) else {}).items():
                 if not math.isfinite(value):
@@ -149,6 +158,16 @@ class Objective:
             self.discount_noise and self.untrained_losses is None
         )
 
+    @property
+    def needs_penalties(self) -> bool:
+        """Whether each site finds the penalty on its model's size before the run."""
+        return self.validated_decay and self.penalties is None
+
+    @property
+    def needs_references(self) -> bool:
+        """Whether sites compute something alone before the run."""
+        return self.needs_local_models or self.needs_constants or self.needs_penalties
+
     def with_run_length(self, rounds: int) -> "Objective":
         """Returns the objective of a run of this many rounds."""
         return self if self.judged_on != "held-out" or self.rounds is not None else replace(self, rounds=rounds)
@@ -185,6 +204,12 @@ class Objective:
             _by_site(self.local_losses, names, here, "local_losses"),
             _by_site(self.untrained_losses, names, here, "untrained_losses"),
         )
+
+    def penalties_of(self, names: list[str], here: Collection[int]) -> Tensor:
+        """Returns Lambda_i of every site, (n,) float64. The numbers of sites that are not here are NaN."""
+        if self.penalties is None:
+            raise BadInput("objective.validated_decay has no numbers yet; fm.train and fm.run find them")
+        return _by_site(self.penalties, names, here, "penalties")
 
 
 def _by_site(table: Mapping[str, float], names: list[str], here: Collection[int], field: str) -> Tensor:

@@ -22,8 +22,8 @@ FOR_UPDATES = TrackedADGDA(
 
 
 def default_objective() -> Objective:
-    """Returns weights that follow held-out rows and discount noise."""
-    return Objective(judged_on="held-out", share=0.35, discount_noise=True)
+    """Returns weights that follow held-out rows and discount noise, and a decay that held-out rows support."""
+    return Objective(judged_on="held-out", share=0.35, discount_noise=True, validated_decay=True)
 
 
 def only_subgroups(objective: Objective, like: Objective | None = None) -> Objective:
@@ -45,17 +45,17 @@ class Default(NamedTuple):
         return replace(options, compare_weights=self.compare_weights if given is None else given)
 
 
-def default_for(objective: Objective, updates: bool = False) -> Default:
+def default_for(objective: Objective, updates: bool = False, weight_decay: float = 0.0) -> Default:
     """Returns what a run uses whose problem has this objective, if it names no algorithm.
 
-    An objective that says nothing but subgroups becomes the default one. Where subgroups that span sites have weights,
-    the sites have fixed ones. Updates of training functions (`updates`) are applied whole, and damped: the weights
-    multiply whole epochs, and then follow the losses in few rounds. `python -m reproduction.trainers --show` compares
-    this with others."""
+    An objective that says nothing but subgroups becomes the default one, without a decay of its own if the problem has
+    a `weight_decay`. Where subgroups that span sites have weights, the sites have fixed ones. Updates of training
+    functions (`updates`) are applied whole, and damped: the weights multiply whole epochs, and then follow the losses
+    in few rounds. `python -m reproduction.trainers --show` compares this with others."""
     if updates:
         return Default(FOR_UPDATES, objective, compare_weights=False)
     if objective == only_subgroups(objective):
-        objective = only_subgroups(objective, default_objective())
+        objective = only_subgroups(objective, replace(default_objective(), validated_decay=not weight_decay))
     if objective.subgroups == "across":
         return Default(TrackedADGDA(weighting=PriorWeights()), objective, compare_weights=False)
     return Default(DEFAULT_ALGORITHM, objective, compare_weights=True)

@@ -73,8 +73,7 @@ class Surroundings(NamedTuple):
 def with_reference_losses(ready: Ready, around: Surroundings) -> Ready:
     """Returns the plan with the reference losses that its objective needs. To find them, sites may train alone."""
     plan, objective = ready.plan, ready.plan.problem.objective
-    needed = objective.needs_local_models or objective.needs_constants
-    if not needed and objective.with_run_length(plan.rounds) is objective:
+    if not objective.needs_references and objective.with_run_length(plan.rounds) is objective:
         return ready
     seed = plan.replicas[0].seed
     alone = AloneRun(plan.topology, plan.rounds, seed, plan.options, ready.network, around.phases())

@@ -116,7 +116,7 @@ def with_fixed_weights(plan: Plan) -> Plan:
 
 def _with_defaults(problem: Prepared, options: Options) -> tuple[Prepared, Algorithm, Options]:
     """Returns what a run has that names no algorithm: its objective, its algorithm, and `compare_weights`."""
-    default = default_for(problem.objective, updates=bool(problem.trainer))
+    default = default_for(problem.objective, bool(problem.trainer), problem.weight_decay)
     if default.objective is not problem.objective:
         problem = problem.each(lambda split: split.changed(objective=default.objective))
     return problem, default.algorithm, default.completed(options)

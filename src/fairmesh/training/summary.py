@@ -29,7 +29,7 @@ def summary_of(result: Result) -> dict[str, Any]:
 
 _summaries: WeakKeyDictionary[Result, dict[str, Any]] = WeakKeyDictionary()  # evidence takes long to compute
 _OPTIONAL = ("judged_by", "weights", "subgroups", "stopped_early", "best_round", "site_models", "support", "personal")
-_OPTIONAL += ("above_constant", "measured")
+_OPTIONAL += ("above_constant", "measured", "penalties")
 
 
 def _entries(result: Result) -> dict[str, Any]:
@@ -54,6 +54,7 @@ def _entries(result: Result) -> dict[str, Any]:
             for records in [[final[r] for r in variant["replicas"]]]
         ],
         **evidence[result.chosen_variant],
+        "penalties": [split.objective.penalties for split in problem.every_split if split.objective.penalties],
         "diverged": result.diverged,
         "above_constant": result.above_constant,
         "measured": result.measured,

@@ -33,6 +33,7 @@ class State(NamedTuple):
 
 STARTING, ON_DATA, ON_START = "starting", "agreeing on the data", "agreeing on the model to start from"
 REFERENCES, TRAINING, LOCAL_TRAINING = "finding reference losses", "training", "local training"
+DECAY = "finding the decay of models"
 COLLECTING, SUMMING, CONFIRMING = "waiting for the metrics of all", "summing up", "waiting for the results of all"
 COMPARING, COMPARED = "comparing with this site alone", "waiting for the comparisons of all"
 CHOOSING, ENDING, FINISHED = "choosing the site's own model", "waiting until all have the result", "finished"
@@ -48,8 +49,9 @@ STATES = {
     # A generation of the mesh
     ON_DATA: State((ON_START, TRAINING, RESTORING), "generation:agree_on_data"),
     ON_START: State((TRAINING,), "generation:agree_on_start"),
-    TRAINING: State((REFERENCES, LOCAL_TRAINING, COLLECTING, ENDING), "generation:train"),
+    TRAINING: State((REFERENCES, DECAY, LOCAL_TRAINING, COLLECTING, ENDING), "generation:train"),
     REFERENCES: State((TRAINING,), may_take_long=True),
+    DECAY: State((TRAINING,), may_take_long=True),
     LOCAL_TRAINING: State((TRAINING,), may_take_long=True),
     # Its end
     COLLECTING: State((SUMMING,), "ending:collect"),
@@ -62,7 +64,7 @@ STATES = {
     FINISHED: State((), "ending:part"),
     # Decisions of the sites, which end a generation
     VOTING: State((ON_DATA, LOST)),
-    DECIDING: State((ON_DATA, LOST, RESTORING, REFERENCES, LOCAL_TRAINING), "deciding:decide"),
+    DECIDING: State((ON_DATA, LOST, RESTORING, REFERENCES, DECAY, LOCAL_TRAINING), "deciding:decide"),
     LOST: State((), "deciding:await_restoring"),
     RESTORING: State((ON_DATA,)),
     # What ends a node early

@@ -21,7 +21,17 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from fairmesh.comparisons.alone import LOOKS, early_stopped_models, judged_apart
+from fairmesh.comparisons.alone import (
+    FOLDS,
+    LOOKS,
+    AloneRun,
+    early_stopped_models,
+    judged_apart,
+    regularised,
+    takes_folds,
+    whole_model,
+    with_enough_rows,
+)
 from fairmesh.data.site import Site
 from fairmesh.errors import BadInput, Diverged, in_a_line, listed
 from fairmesh.evidence import LEVEL, Difference, Number, Share, Worst, versus, versus_counts
@@ -38,11 +48,13 @@ from fairmesh.mesh.node.store import new_folder
 from fairmesh.mesh.node.watching import Aside
 from fairmesh.mesh.wire.journal import storing
 from fairmesh.metrics.units import Unit
+from fairmesh.personalization.cross_fit import LARGE, CrossFit
 from fairmesh.problems.objective import Objective
 from fairmesh.problems.prepared import Prepared
 from fairmesh.storage.files import read_bytes, read_record, write_atomically, write_record
 from fairmesh.storage.run_folder import SUMMARY
 from fairmesh.storage.strict_json import as_json
+from fairmesh.training.loop import Training
 
 KIND = "versus_local"  # of announcement
 _ACCURACY = "accuracy"
@@ -118,17 +130,44 @@ def _not_compared(membership: Membership, problem: Prepared, mine: Site) -> str:
 def _own_model(rounds: Rounds, mine: Site, folder: Path) -> Tensor:
     """Returns the model of this site alone, as a row. It is kept in the folder."""
     problem, training, membership = rounds.problem, rounds.training, rounds.membership
-    file = folder / "model.safetensors"
+    file, number = folder / "model.safetensors", problem.sites.index(mine)
     if not is_readable(file):  # not trained yet, or damaged
         objective = Objective(judged_on="held-out" if mine.validation is None else "validation")
         apart, run = problem.changed(objective=objective), alone_run(rounds.node, training.network)
-        looks, identity = _looks(run.rounds), alone_identity(apart, membership)
-        models = early_stopped_models(judged_apart(apart), run, looks, COMPARING, "compared", identity).models
+        trained = _regularised if takes_folds(problem, number) and problem.flat_model.dim <= LARGE else _early_stopped
+        state = trained(apart, number, run, training, alone_identity(apart, membership))
         about = {"architecture": problem.flat_model.architecture, "which": "local", "site": membership.name}
         with new_folder(folder) as into:
-            into.write_model("model", problem.flat_model.state_dict(models[0, 0]), about)
+            into.write_model("model", state, about)
         run.phases.forget("compared")
     return problem.flat_model.row_of_state_dict(load_file(file)).to(training.device, training.dtype)
+
+
+def _regularised(
+    problem: Prepared, number: int, run: AloneRun, training: Training, identity: Mapping[str, Any]
+) -> dict[str, Tensor]:
+    """Returns the model of this site, trained on all rows with the penalties that folds of them support: that of a
+    simulation."""
+    alone = whole_model(problem)
+    sites = [with_enough_rows(alone, i) if i == number else site for i, site in enumerate(alone.sites)]
+
+    def carrier(how: str, *work: Any) -> Any:
+        return run.phases.carried_out(COMPARING, "compared", identity, *work)
+
+    device, dtype, trace = training.device, training.dtype, run.options.trace == "auto"
+    fit = CrossFit(alone.changed(sites=sites), [number], FOLDS, run.seed, device, dtype, trace, carrier)
+    start = alone.initial_row(run.seed).to(device, dtype).unsqueeze(0)
+    return alone.flat_model.state_dict(regularised(fit, start, run.rounds).models[0, -1].cpu())
+
+
+def _early_stopped(
+    problem: Prepared, number: int, run: AloneRun, training: Training, identity: Mapping[str, Any]
+) -> dict[str, Tensor]:
+    """Returns the model of this site that does best on rows that it was not trained on: one training, for large models
+    and where folds cannot be trained."""
+    apart, looks = judged_apart(problem), _looks(run.rounds)
+    models = early_stopped_models(apart, run, looks, COMPARING, "compared", identity).models
+    return problem.flat_model.state_dict(models[0, 0])
 
 
 def is_readable(file: Path) -> bool:
