@@ -79,8 +79,8 @@ def tracked(algorithm: TrackedADGDA, strengths: Sequence[float] = (0.05, 0.5)) -
     )
 
 
-# The rows are of the default as it was without its decay. results/decay.json has what that changes, for the half of
-# development: `python -m reproduction.decay`.
+# The default has no decay where labels are predicted, so these rows are of the default. results/decay.json has what a
+# decay would change: `python -m reproduction.decay`.
 _RECORDED = replace(default_objective(), validated_decay=False)
 _STEPS = (0.125, 0.25, 0.5, 1.0, 2.0, 4.0)
 _TRACKED = TrackedADGDA()

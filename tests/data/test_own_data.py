@@ -137,7 +137,7 @@ def test_table_of_numbers_to_predict_with_chosen_columns_and_no_site_column(tmp_
     made = data.sites()
     assert len(made) == 4
     assert torch.equal(made[0].train[1], made[0].train[0][:, 0] + 30.5)
-    options = {"topology": fm.Ring(), "algorithm": fm.algorithms.DSGD(), "rounds": 1, "loss": "squared-error"}
+    options = {"topology": fm.Ring(), "algorithm": fm.algorithms.DSGD(0.6), "rounds": 1, "loss": "squared-error"}
     with pytest.warns(UserWarning, match="constant answer"):  # after one round
         assert "loss" in fm.run(fm.Experiment(data=data, **options)).final[0]
 

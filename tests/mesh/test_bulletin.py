@@ -24,7 +24,10 @@ TERMS = terms_of(NAMES, rounds=30)
 SOUND = {kind: fuzz.sound(kind, TERMS.by("a"), Random(4)) for kind in KINDS}
 SOUND["statistics"] = {"mean": [1.0, 60.0], "spread": [1.0, 9.0], "shares": [0.5, 0.5], "relation": [0.5, -0.1]}
 SOUND["versus_local"] |= {"cells": dict(zip(CELLS, (60, 10, 5, 25))), "verdict": "", "why_not": ""}
-SOUND["measured"] |= {"rows": [[done, 0.5, 0.5, 0.3, 8.0 * done, done, None] for done in (0, 10, 20)]}
+SOUND["measured"] |= {
+    "columns": ["accuracy", "loss", "weight", "bits", "bytes", "sent"],
+    "rows": [[done, 0.5, 0.5, 0.3, 8.0 * done, done, None] for done in (0, 10, 20)],
+}
 SOUND["status"] |= {"waiting_for": {}}
 SOUND["diverged"] |= {"since": 3, "round": 4}
 SOUND["vote"] |= {"sites": ["c"], "generation": 1}

@@ -229,6 +229,7 @@ def loss(model, batch):
 def test_experiment_file_names_a_model_loss_by_its_function(tmp_path: Path):
     (tmp_path / "mine.py").write_text(FILE)
     text = 'rounds = 2\nloss = { function = "mine.py:loss" }\n[data]\nname = "digits"\nnodes = 3\nodd = 1\n'
+    text += '[algorithm]\nname = "tracked-ad-gda"\n'  # the default's decay needs a loss of outputs
     (tmp_path / "mine.toml").write_text(text)
     experiment = fm.load_experiment(tmp_path / "mine.toml")
     assert isinstance(experiment.loss, fm.losses.ModelLoss)

@@ -34,6 +34,8 @@ def validated_penalties(
         identity: All that determines its outcome.
     """
     found = torch.zeros(len(sites), dtype=torch.float64)
+    if problem.objective.validated_decay == "numbers" and problem.classes:
+        return found
     able = [i for i in sites if takes_folds(problem, i) and can_hold_out(problem.sites[i].train)]
     if not able or problem.flat_model.dim + problem.flat_model.own_dim > _LARGEST_MODEL:
         return found

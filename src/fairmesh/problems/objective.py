@@ -63,12 +63,12 @@ class Objective:
         discount_noise: Whether losses that no model can lower, and differences that chance explains, count less. Each
             site trains a model of its own before the run, which sends nothing. Needs an algorithm whose nodes know the
             mean loss: `TrackedADGDA` with its default weighting. Default: False.
-        validated_decay: Whether models are kept small, as far as held-out rows say that this helps. Before the run,
-            each site i trains models of its own with several penalties, in folds of its training rows, and finds
-            Lambda_i, the smallest penalty that does as well as the best, at most 30. It sends nothing. It adds
-            Lambda_i / N times the model, without biases, to its gradients; N is the number of all sites' training rows.
-            Lambda_i is 0 for a model of more than 10,000 parameters, and for a site of fewer than 10 rows. Default:
-            False.
+        validated_decay: Whether models are kept small, as far as held-out rows say that this helps; "numbers" for only
+            if they predict numbers, where it helps most: the search takes time. Before the run, each site i trains
+            models of its own with several penalties, in folds of its training rows, and finds Lambda_i, the smallest
+            penalty that does as well as the best, at most 30. It sends nothing. It adds Lambda_i / N times the model,
+            without biases, to its gradients; N is the number of all sites' training rows. Lambda_i is 0 for a model of
+            more than 10,000 parameters, and for a site of fewer than 10 rows. Default: False.
         subgroups: None for no weights of subgroups; "within": each site weighs the subgroups of its own rows, and sends
             nothing more; "across": all sites weigh the subgroups that span them, and a message has two more numbers per
             subgroup. Needs sites with (inputs, targets, subgroups). Default: None.
@@ -101,7 +101,7 @@ class Objective:
     rejoin: Annotated[float, Within("(0, 1]", "1 keeps rows out to the end")] = 0.1
     against: Literal["local", "constant"] | Mapping[str, float] | None = None
     discount_noise: bool = False
-    validated_decay: bool = False
+    validated_decay: bool | Literal["numbers"] = False
     subgroups: Literal["within", "across"] | None = None
     subgroup_names: tuple[str, ...] = ()
     subgroup_strength: Positive = 0.5
@@ -161,7 +161,7 @@ class Objective:
     @property
     def needs_penalties(self) -> bool:
         """Whether each site finds the penalty on its model's size before the run."""
-        return self.validated_decay and self.penalties is None
+        return bool(self.validated_decay) and self.penalties is None
 
     @property
     def needs_references(self) -> bool:

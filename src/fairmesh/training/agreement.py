@@ -12,6 +12,7 @@ from fairmesh.topology.mixing import Mixing
 from fairmesh.training.graph_choice import ENOUGH, FINER, USUAL_LENGTH, Mixed, gossips, sparsest
 from fairmesh.training.result import Result
 
+_A_TRIAL = 10  # rounds; a shorter run only tries whether all works
 _TOO_FEW = 8.0  # rounds in units of 1 / (gamma rho), in which sites that differ cannot agree
 _APART = 0.03  # of the way that the average has moved; runs that have converged end below 0.005
 _FAR_APART = 0.3  # the same over graphs that suffice, where it is the last steps that differ, if they are not small
@@ -23,7 +24,7 @@ def on_too_few_rounds(
     cycle: Sequence[Mixing], rounds: int, algorithm: Algorithm, dim: int = USUAL_LENGTH
 ) -> str | None:
     """Returns a sentence, before a run, if models of `dim` parameters cannot agree over its graphs in its rounds."""
-    if cycle[0].n == 1 or not gossips(algorithm):
+    if _says_nothing(cycle, rounds, algorithm):
         return None
     mixed = Mixed.over(cycle, algorithm, dim)
     if mixed.times(rounds) >= _TOO_FEW:
@@ -38,7 +39,7 @@ def on_disagreement(result: Result, cycle: Sequence[Mixing]) -> str | None:
     """Returns a sentence, after a run over these graphs, if the sites' models are not close to their average. Their
     distance is compared with how far the average has moved from the start."""
     algorithm, dim = result.replicas[0].algorithm, result.problem.flat_model.dim
-    if result.problem.n == 1 or not gossips(algorithm):
+    if _says_nothing(cycle, result.rounds, algorithm):
         return None
     shares = [_apart(result, r, record) for r, record in enumerate(result.final) if r not in result.diverged]
     share = max(shares, default=0.0)
@@ -50,6 +51,11 @@ def on_disagreement(result: Result, cycle: Sequence[Mixing]) -> str | None:
         f"the sites' models have not agreed: they differ from their average by {100 * share:.0f} % of the way that it "
         f"has moved, so the average is not what more rounds would give; what helps: {remedies}"
     )
+
+
+def _says_nothing(cycle: Sequence[Mixing], rounds: int, algorithm: Algorithm) -> bool:
+    """Returns whether models are not meant to agree: a single site, a trial, or an algorithm without gossip."""
+    return cycle[0].n == 1 or rounds < _A_TRIAL or not gossips(algorithm)
 
 
 def _apart(result: Result, replica: int, record: dict[str, Any]) -> float:

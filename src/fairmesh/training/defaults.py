@@ -22,8 +22,8 @@ FOR_UPDATES = TrackedADGDA(
 
 
 def default_objective() -> Objective:
-    """Returns weights that follow held-out rows and discount noise, and a decay that held-out rows support."""
-    return Objective(judged_on="held-out", share=0.35, discount_noise=True, validated_decay=True)
+    """Returns weights that follow held-out rows and discount noise, and a decay of models that predict numbers."""
+    return Objective(judged_on="held-out", share=0.35, discount_noise=True, validated_decay="numbers")
 
 
 def only_subgroups(objective: Objective, like: Objective | None = None) -> Objective:
@@ -55,7 +55,8 @@ def default_for(objective: Objective, updates: bool = False, weight_decay: float
     if updates:
         return Default(FOR_UPDATES, objective, compare_weights=False)
     if objective == only_subgroups(objective):
-        objective = only_subgroups(objective, replace(default_objective(), validated_decay=not weight_decay))
+        like = replace(default_objective(), validated_decay=False) if weight_decay else default_objective()
+        objective = only_subgroups(objective, like)
     if objective.subgroups == "across":
         return Default(TrackedADGDA(weighting=PriorWeights()), objective, compare_weights=False)
     return Default(DEFAULT_ALGORITHM, objective, compare_weights=True)

@@ -39,6 +39,7 @@ def _entries(result: Result) -> dict[str, Any]:
     final = [by_own_models(record) if alone else record for record in result.final]
     variants = variants_of(result.replicas)
     evidence = [_evidence_of(result, k, variant["replicas"]) for k, variant in enumerate(variants)]
+    penalties = [split.objective.penalties or {} for split in problem.every_split]
     return {
         "algorithm": registered_name(result.replicas[0].algorithm),
         "metric": primary,
@@ -54,7 +55,7 @@ def _entries(result: Result) -> dict[str, Any]:
             for records in [[final[r] for r in variant["replicas"]]]
         ],
         **evidence[result.chosen_variant],
-        "penalties": [split.objective.penalties for split in problem.every_split if split.objective.penalties],
+        "penalties": penalties if any(any(of_split.values()) for of_split in penalties) else [],
         "diverged": result.diverged,
         "above_constant": result.above_constant,
         "measured": result.measured,
