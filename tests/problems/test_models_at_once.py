@@ -260,9 +260,9 @@ def test_gradients_that_an_algorithm_keeps_are_not_overwritten_in_the_next_round
 def test_module_in_evaluation_mode_trains_without_dropout_and_says_how_to_change_it():
     module, said = nn.Sequential(nn.Linear(FEATURES, 8), nn.Dropout(0.4), nn.Linear(8, CLASSES)).eval(), []
     problem = toys.problem(2, model=module)
-    fm.train(problem, fm.Ring(), fm.algorithms.DSGD(), 1, announce=said.append)
+    fm.train(problem, fm.Ring(), fm.algorithms.DSGD(0.2), 1, announce=said.append)
     assert missing_from(said[0], "Dropout", "evaluation mode", "model.train()") == []
     with pytest.warns(UserWarning, match="evaluation mode"):
-        fm.train(problem, fm.Ring(), fm.algorithms.DSGD(), 1)
+        fm.train(problem, fm.Ring(), fm.algorithms.DSGD(0.2), 1)
     assert notes.on_evaluation_mode(toys.problem(2, model=module.train())) is None
     assert notes.on_evaluation_mode(toys.problem(2, model=nn.Linear(FEATURES, CLASSES).eval())) is None

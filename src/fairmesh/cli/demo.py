@@ -247,7 +247,8 @@ def _trained(task: _Task) -> tuple[str, Run, Outcomes]:
     name, seed, rounds, splits, out = task
     contender = contenders()[name]
     folder = out and out / name
-    result = run_experiment(experiment(contender, seed, rounds, splits), out=folder)
+    # What candidates say that are not chosen would only confuse; the page has the notes of the chosen ones.
+    result = run_experiment(experiment(contender, seed, rounds, splits), out=folder, announce=lambda said: None)
     worst = _worst_on_validation(result, contender.alone)
     chosen = [
         max(
