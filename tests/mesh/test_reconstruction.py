@@ -83,7 +83,7 @@ def _seen(setting: Setting, secrets: list[bytes] | None) -> Seen:
     for t in range(ROUNDS):
         copies.append(state.algorithm.copies.own[0].clone())
         chosen = guessed.batches.indices(torch.tensor([t]), 0, 1).view(setting.sites, BATCH)[VICTIM]
-        rows.append(chosen - int(guessed._starts[0, VICTIM, 0]))
+        rows.append(chosen - int(guessed.division.starts[0, VICTIM, 0]))
         weights += [] if tracked else [state.algorithm.duals[0, VICTIM, VICTIM]]
         trackers += [state.algorithm.tracker_copies.own[0].clone()] if tracked else []
         state = training.advance(state, t)

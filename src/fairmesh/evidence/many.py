@@ -40,19 +40,28 @@ def clear_among(estimates: Sequence[Estimate], among: int = 1) -> Clear:
     """
     intervals = [estimate.interval() for estimate in estimates]
     compared = max(among, sum(low <= high for low, high in intervals))  # false of NaN
-    remaining = {i for i, interval in enumerate(intervals) if excludes_zero(interval)}
+    by_itself = frozenset(i for i, interval in enumerate(intervals) if excludes_zero(interval))
+    # How many rows are needed depends on how many differ, and not on how many of these have enough rows.
+    needed = _rows_needed(len(_passing(estimates, by_itself, compared).which), compared)
+    known_well = {i for i in by_itself if estimates[i].rows >= needed or not isinstance(estimates[i], Number)}
+    return _passing(estimates, frozenset(known_well), compared)
+
+
+def _passing(estimates: Sequence[Estimate], remaining: frozenset[int], compared: int) -> Clear:
+    """Returns which of the remaining estimates differ clearly from 0, if so many are compared."""
     level, share = LEVEL, 1.0
     while 0 < len(remaining) < share * compared:  # from above, so that it ends at the largest set that passes
         share = len(remaining) / compared
         level = 1.0 - (1.0 - LEVEL) * share
-        needed = _ROWS - _ROWS_PER_DOUBLING * math.log2(share)
-        remaining = {
-            i
-            for i in remaining
-            if (estimates[i].rows >= needed or not isinstance(estimates[i], Number))
-            and excludes_zero(estimates[i].interval(level))
-        }
-    return Clear(frozenset(remaining), level)
+        remaining = frozenset(i for i in remaining if excludes_zero(estimates[i].interval(level)))
+    return Clear(remaining, level)
+
+
+def _rows_needed(differing: int, compared: int) -> float:
+    """Returns how many rows a mean needs, if so many of all differ; any number will do for one that is alone."""
+    if compared == 1 or differing == compared:
+        return 0.0
+    return _ROWS - _ROWS_PER_DOUBLING * math.log2(max(1, differing) / compared)
 
 
 def excludes_zero(interval: Iterable[float]) -> bool:
@@ -81,5 +90,5 @@ def chance_in_words(by_themselves: int, remaining: int, compared: int) -> str:
     left = "none remains" if not remaining else "1 remains" if remaining == 1 else f"{remaining} remain"
     return (
         f"{by_themselves} of {compared} sites {look}, and about {(1 - LEVEL) * compared:.2g} would by chance; adjusted "
-        f"for their number, {left}"
+        f"for their number, and with enough rows to tell, {left}"
     )
