@@ -81,7 +81,9 @@ def test_per_node_loop_and_stack_learn_the_same_problem():
     problem = setting.problem()
     matrix = fm.Ring().build(6)[0].matrix
     around = [{int(j): float(matrix[i, j]) for j in matrix[[i]].indices} for i in range(6)]
-    loop = PerNodeLoop(problem.model, [(s.train.inputs, s.train.targets) for s in problem.sites], around, batch=20)
+    loop = PerNodeLoop(
+        problem.initial.model, [(s.train.inputs, s.train.targets) for s in problem.sites], around, batch=20
+    )
     for _ in range(150):
         loop.step()
     result = fm.train(problem, fm.Ring(), setting.algorithm(), 150)

@@ -64,7 +64,7 @@ def test_data_show_draws_who_holds_what_and_prints_a_table(cli, tmp_path):
     lines = [line.split("\t") for line in out.splitlines()]
     assert code == 0
     assert lines[0] == ["site", "group", "train", "test", "classes"]
-    assert lines[14] == ["site 13 (class 3)", "class 3", "20", "20", "only 3"]
+    assert lines[4] == ["site 3 (class 3)", "class 3", "20", "20", "only 3"]
     assert (tmp_path / "held.png").read_bytes().startswith(b"\x89PNG")
     assert "held.png" in err
 

@@ -144,3 +144,20 @@ def test_site_finds_the_penalty_alone_that_it_finds_next_to_others():
     for i in range(4):
         here = problem.keeping([i])  # as at a node, which knows only the sizes of the other sites
         assert penalties.validated_penalties(here, [i], run, "name", {}).tolist() == [together[i]]
+
+
+def test_rows_of_one_unit_count_once_where_penalties_are_compared():
+    single = _site(2.0, rows=20)
+    x, y = (part.repeat_interleave(10, dim=0) for part in single.train)
+    repeated = fm.Site((x, y), units=torch.arange(20).repeat_interleave(10))
+    fit, _ = _fit(_problem(replace(single, test=None), repeated))
+    deviations = torch.randn(20, generator=torch.Generator().manual_seed(0)).double()
+    of_sites = fit._error(torch.cat([deviations, deviations.repeat_interleave(10)]))
+    assert of_sites[0] == pytest.approx(float(of_sites[1]))
+    assert (fit.sizes * fit.independent).tolist() == [20, 20]
+    losses = torch.rand(2, 220, generator=torch.Generator().manual_seed(1)).double()
+    losses[:, 20:] = losses[:, :20].repeat_interleave(10, dim=1)
+    models = torch.stack([torch.zeros(2, 6, 13), torch.ones(2, 6, 13)])
+    fit.penalised = lambda *_: type("Ended", (), {"models": models, "losses": losses})()
+    averaged = fit.regularised(torch.zeros(2, 6, 13), 5, 0.7).models
+    assert averaged[0, 0, 0] == pytest.approx(float(averaged[1, 0, 0]))

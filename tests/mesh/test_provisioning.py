@@ -517,7 +517,7 @@ def test_agreed_fields_do_not_depend_on_where_files_lie(tmp_path):
         ({"rounds": 31}, ["rounds", "30 here", "31 there"]),
         ({"seeds": (1,)}, ["seeds", "the default here", "[1] there"]),
         ({"clip_norm": 1.0}, ["clip_norm", "1.0 there"]),
-        ({"topology": fm.topologies.Star()}, ["topology.name", "the default here", '"star" there']),
+        ({"topology": fm.topologies.Star()}, ["topology", '"star"']),
         ({"options": fm.Options(dtype="float64")}, ["options.dtype", "the default here", '"float64" there']),
         ({"options": fm.Options(measure_every=7)}, ["options.measure_every", "the default here", "7 there"]),
         ({"sampling": fm.Sampling(batch=5)}, ["sampling.batch", "the default here", "5 there"]),

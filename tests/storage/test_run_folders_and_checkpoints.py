@@ -142,7 +142,7 @@ def test_checkpoint_that_is_a_model_file_is_refused(folder):
         (["placements"], {"placements": [(2, 1, 0)]}),
         (["dtype", "'float64'", "default"], {"dtype": "float64"}),
         (["precision", "'bf16'", "default"], {"precision": "bf16"}),
-        (["algorithms"], {"algorithm": fm.algorithms.DSGD()}),
+        (["algorithms"], {"algorithm": fm.algorithms.DSGD(0.1)}),
         (
             ["primal_step"],
             {"algorithm": fm.ChocoSGD(primal_step=0.2, consensus_step=0.5, compressor=fm.compressors.TopK(0.5))},

@@ -73,12 +73,18 @@ class WeightsVerdict:
         """Returns how many sites have this outcome."""
         return sum(site.outcome == outcome for site in self.sites)
 
+    def _others(self) -> str:
+        """Returns what is said of the sites that were neither helped nor hurt."""
+        unknown, alike = self.count("not compared"), self.count("no difference")
+        if not unknown:
+            return "the others do not differ clearly"
+        return f"{alike} do not differ clearly, and {unknown} could not be compared"
+
     def sentences(self) -> list[str]:
         """Returns the verdict in words."""
         lines = [
             f"against fixed weights, the weights helped {self.count('helped')} of {len(self.sites)} sites and hurt "
-            f"{self.count('hurt')}; {'the others' if not self.count('not compared') else self.count('no difference')} "
-            "do not differ clearly"
+            f"{self.count('hurt')}; {self._others()}"
         ]
         known = [site.interval for site in self.sites if not math.isnan(site.interval[0])]
         if chance := chance_in_words(

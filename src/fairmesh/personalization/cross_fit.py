@@ -141,6 +141,13 @@ class CrossFit:
         # Rows of one unit may all say the same, so together they are taken for one row of evidence.
         self.independent = torch.tensor([units_of(pool) / len(pool) for pool, _ in pools], dtype=torch.float64)
         self.site_of_row = torch.repeat_interleave(torch.arange(len(sites)), self.sizes)
+        counts = torch.tensor([units_of(pool) for pool, _ in pools])
+        places = [
+            torch.arange(len(pool)) if pool.units is None else pool.units.unique(return_inverse=True)[1]
+            for pool, _ in pools
+        ]
+        self._unit_of_row = torch.cat(places) + torch.repeat_interleave(counts.cumsum(0) - counts, self.sizes)
+        self._site_of_unit = torch.repeat_interleave(torch.arange(len(sites)), counts)
         self.fold_of_row = torch.cat([_folds_of(pool, unseen, folds) for pool, unseen in pools])
         self.unseen = torch.cat([unseen for _, unseen in pools])
         self._inputs = trees.joined([pool.inputs for pool, _ in pools])
@@ -239,8 +246,9 @@ class CrossFit:
         average = Average.empty(start)
         for models, losses in zip(ended.models, ended.losses):
             # One wrong answer more than there are: no penalty is certain to make none.
-            total = self._sums(losses) + (0.0 if self.problem.classes is None else 1.0)
-            average = average.with_models(models, steps, log_evidence(total, self.sizes, labels=False))
+            total = self._sums(losses) * self.independent + (0.0 if self.problem.classes is None else 1.0)
+            evidence = log_evidence(total, self.sizes * self.independent, labels=False)
+            average = average.with_models(models, steps, evidence)
         return average.mean(start)
 
     def penalised(
@@ -263,8 +271,7 @@ class CrossFit:
         best = means.argmin(dim=0)
         behind = losses - losses.gather(0, best[self.site_of_row].unsqueeze(0))
         distance = torch.stack([self._means(rows) for rows in behind])
-        spread = torch.stack([self._means(rows.square()) for rows in behind]) - distance.square()
-        error = (spread.clamp(min=0.0) / (self.sizes - 1).clamp(min=1)).sqrt()
+        error = torch.stack([self._error(rows - mean[self.site_of_row]) for rows, mean in zip(behind, distance)])
         as_good = (distance <= errors * error).int()  # false where it is not finite
         return torch.tensor(penalties, dtype=torch.float64)[as_good.argmax(dim=0)]
 
@@ -283,6 +290,14 @@ class CrossFit:
     def _means(self, values: Tensor) -> Tensor:
         """Returns the mean of the rows' numbers at every site."""
         return self._sums(values) / self.sizes
+
+    def _error(self, deviations: Tensor) -> Tensor:
+        """Returns the standard error of every site's mean, by what its units deviate from it."""
+        of_units = torch.zeros(len(self._site_of_unit), dtype=torch.float64)
+        of_units = of_units.index_add_(0, self._unit_of_row, deviations).square()
+        total = torch.zeros(len(self.sizes), dtype=torch.float64).index_add_(0, self._site_of_unit, of_units)
+        counts = torch.bincount(self._site_of_unit, minlength=len(self.sizes))
+        return (total * counts / (counts - 1).clamp(min=1)).sqrt() / self.sizes
 
     def _at(self, start: Tensor, times: int = 1) -> Walk:
         """Returns models (sites, folds + 1, dim) before their first step, as often as there are penalties."""

@@ -10,11 +10,11 @@ from fairmesh.config.tables import to_table
 from fairmesh.topology.graphs import Topology
 from fairmesh.topology.mixing import Mixing
 from fairmesh.training.graph_choice import ENOUGH, FINER, USUAL_LENGTH, Mixed, gossips, sparsest
-from fairmesh.training.result import Result
+from fairmesh.training.result import Result, variants_of
 
 _A_TRIAL = 10  # rounds; a shorter run only tries whether all works
 _TOO_FEW = 8.0  # rounds in units of 1 / (gamma rho), in which sites that differ cannot agree
-_APART = 0.03  # of the way that the average has moved; runs that have converged end below 0.005
+_APART = 0.05  # of the way that the average has moved; runs that have converged end below 0.005
 _FAR_APART = 0.3  # the same over graphs that suffice, where it is the last steps that differ, if they are not small
 _WORTH = 1.5  # times the spreading of news, for which a denser graph is worth its bytes
 _MOST = 8  # times the rounds
@@ -38,11 +38,11 @@ def on_too_few_rounds(
 def on_disagreement(result: Result, cycle: Sequence[Mixing]) -> str | None:
     """Returns a sentence, after a run over these graphs, if the sites' models are not close to their average. Their
     distance is compared with how far the average has moved from the start."""
-    algorithm, dim = result.replicas[0].algorithm, result.problem.flat_model.dim
+    variant = variants_of(result.replicas)[result.chosen_variant]["replicas"]  # of a sweep, the one that is shown
+    algorithm, dim = result.replicas[variant[0]].algorithm, result.problem.flat_model.dim
     if _says_nothing(cycle, result.rounds, algorithm):
         return None
-    shares = [_apart(result, r, record) for r, record in enumerate(result.final) if r not in result.diverged]
-    share = max(shares, default=0.0)
+    share = max((_apart(result, r, result.final[r]) for r in variant if r not in result.diverged), default=0.0)
     suffices = Mixed.over(cycle, algorithm, dim).times(result.rounds) >= ENOUGH
     if share <= (_FAR_APART if suffices else _APART):
         return None
@@ -63,7 +63,8 @@ def _apart(result: Result, replica: int, record: dict[str, Any]) -> float:
     row, of = result.row()[replica].cpu().double(), result.replicas[replica]
     start = result.problem.of_split(of.split).initial_whole_row(of.seed)[: len(row)].double()
     moved = float((row - start).square().sum())
-    return math.sqrt(record["consensus_models"] / moved) if moved > 0 else 0.0
+    apart = max(0.0, record["consensus_models"])  # between organisations it is a sum of what sites tell
+    return math.sqrt(apart / moved) if moved > 0 and math.isfinite(apart) else 0.0
 
 
 def _remedies(cycle: Sequence[Mixing], rounds: int, algorithm: Algorithm, dim: int) -> str:
@@ -72,6 +73,11 @@ def _remedies(cycle: Sequence[Mixing], rounds: int, algorithm: Algorithm, dim: i
     denser = sparsest(n, rounds, algorithm)
     over_denser = Mixed.over(denser.build(n), algorithm, dim)
     remedies = []
+    if settings and settings.consensus_step is not None:
+        chosen = Mixed.over(cycle, replace(algorithm, consensus_step=None), dim)  # type: ignore[type-var]
+        if chosen.times(rounds) > _WORTH * mixed.times(rounds):
+            remedies.append("no consensus_step in [algorithm], since the one that is chosen by itself is larger")
+            mixed = chosen
     if over_denser.times(rounds) > _WORTH * mixed.times(rounds):
         enough = over_denser.times(rounds) >= ENOUGH
         more = "" if enough else f" and about {rounded_up(over_denser.rounds_for()):,} rounds"

@@ -12,6 +12,7 @@ from fairmesh.comparisons.phases import Phases
 from fairmesh.config.tables import to_table
 from fairmesh.networks.base import Network
 from fairmesh.problems.oracle import Oracle
+from fairmesh.training.agreement import in_a_file
 from fairmesh.training.plan import Plan
 
 _LOOKS = 12  # batches, and steps of the power iteration
@@ -54,15 +55,12 @@ def in_words(plan: Plan) -> str:
         return f"measured before round 0: {' and '.join(plan.measured)} of every algorithm of the sweep"
     algorithm = plan.replicas[0].algorithm
     numbers = [f"{name} = {_told(getattr(algorithm, name))}" for name in plan.measured]
-    return f"measured before round 0: {', '.join(numbers)}; a run that names the same numbers is the same"
+    return f"measured before round 0: {', '.join(numbers)}"
 
 
 def _told(value: Any) -> str:
-    if isinstance(value, Limited):
-        return f"{value.start:g} with local steps up to {value.limit:g}"
-    if not isinstance(value, Measured):
-        return f"{value:g}"
-    return f"{value.start:g}, falling to 0" + (f", up to {value.limit:g} at a node" if value.limit else "")
+    """Returns a number as an experiment file can have it: with these settings a run is the same."""
+    return in_a_file(value) if isinstance(value, Limited | Measured) else f"{value:g}"
 
 
 def measured_table(plan: Plan) -> dict[str, Any]:

@@ -194,9 +194,11 @@ def _log_once(line: str) -> None:
 def _say_choices(ready: Ready, announce: Announce) -> None:
     """Announces all that was chosen for a run. Without `announce`, logs once per process what is special about it."""
     plan, problem, device = ready.plan, ready.plan.problem, ready.network.device
+    algorithm = plan.replicas[0].algorithm
+    several = any(replica.algorithm != algorithm for replica in plan.replicas)  # each spreads news at its own pace
     special = (
         notes.on_binary_numbers(problem),
-        on_too_few_rounds(plan.cycle, plan.rounds, plan.replicas[0].algorithm, problem.flat_model.dim),
+        None if several else on_too_few_rounds(plan.cycle, plan.rounds, algorithm, problem.flat_model.dim),
         notes.on_single_classes(problem) if announce else None,
         notes.on_empty_columns(problem),
         notes.on_parts(problem),
