@@ -15,7 +15,7 @@ from fairmesh.networks.remote import RemoteNetwork
 from fairmesh.problems.prepared import Prepared
 from fairmesh.rehearsal import LENGTHS, rehearsed
 from fairmesh.topology.graphs import Ring, Topology
-from fairmesh.training.agreement import in_a_file, rounded_up
+from fairmesh.training.agreement import TOO_FEW, in_a_file, on_too_few_rounds, rounded_up
 from fairmesh.training.defaults import DEFAULT_ALGORITHM, ROUNDS, default_for, only_subgroups
 from fairmesh.training.graph_choice import ENOUGH, Mixed, sparsest
 from fairmesh.training.loop import TrainingState
@@ -215,6 +215,12 @@ def advise(
     rounds, why = _rounds(plain, problem, graph, announce)
     topology = experiment.topology and graph  # left out, it follows from the rounds
     chosen = replace(plain, topology=topology, rounds=rounds)
+    if topology != experiment.topology and on_too_few_rounds(
+        graph.build(problem.n), rounds, plain.algorithm, problem.flat_model.dim
+    ):  # the run would object to what is written here
+        rounds = min(_MOST, rounded_up(_mixed(chosen, problem).rounds_for(TOO_FEW)))
+        chosen = replace(chosen, rounds=rounds)
+        why = Recommended("rounds", f"{rounds:,}", "fewer would do for the loss, but not for the sites to agree")
     mixed = _mixed(chosen, problem)
     recommended = (
         _algorithm(experiment, chosen),

@@ -1,6 +1,7 @@
 """The graph of a run that names none, and what is said where sites cannot agree over a graph, or have not."""
 
 import json
+import math
 import tomllib
 
 import numpy as np
@@ -8,7 +9,7 @@ import pytest
 import torch
 
 import fairmesh as fm
-from fairmesh.training.agreement import on_too_few_rounds
+from fairmesh.training.agreement import on_disagreement, on_too_few_rounds
 from fairmesh.training.graph_choice import ENOUGH, RING_UP_TO, Mixed, default_topology
 from tests.refusals import missing_from
 
@@ -143,3 +144,11 @@ def test_a_run_whose_models_have_not_agreed_ends_with_a_note_and_over_the_defaul
     fm.train(_levels(24), rounds=40, announce=told.append, **run)
     assert told
     assert not any("agree" in text for text in told)
+
+
+def test_distances_that_members_lie_about_end_no_run():
+    result = fm.run(fm.Experiment(fm.data.Digits(nodes=4), rounds=10))
+    cycle = fm.Ring().build(4)
+    for told in (-50.0, math.inf, math.nan):
+        result.final[0]["consensus_models"] = told
+        assert on_disagreement(result, cycle) is None

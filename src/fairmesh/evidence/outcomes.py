@@ -329,8 +329,7 @@ class Outcomes:
         """
         higher = self.higher(metric) if higher_is_better is None else higher_is_better
         every = self.estimates(metric)
-        counted = self.counted()
-        distinct = {id(every[i]): every[i] for i in counted}  # sites that share rows and model are one
+        distinct = {id(every[i]): every[i] for i in self._known(every)}  # sites that share rows and model are one
         return Worst(tuple(distinct.values()), higher)
 
     def counted(self) -> list[int]:
@@ -340,6 +339,12 @@ class Outcomes:
         enough = [i for i in every if self.unit_count(i) >= self.worst_needs_rows]
         several = [i for i in every if self.units(i) is None or self.unit_count(i) > 1]
         return enough or several or list(every)
+
+    def _known(self, estimates: Sequence[Estimate]) -> list[int]:
+        """Returns the sites that may be the worst by these estimates: those with an interval, or all that are counted
+        if none has one. A value that nobody knows how far to trust would be outside the interval of the worst."""
+        counted = self.counted()
+        return [i for i in counted if not math.isnan(estimates[i].interval()[0])] or counted
 
     @property
     def few_rows(self) -> list[str]:
@@ -397,7 +402,8 @@ class Outcomes:
         Args:
             metric: The metric; None for the primary one. Default: None.
         """
-        every, counted = self.estimates(metric), self.counted()
+        every = self.estimates(metric)
+        counted = self._known(every)
         which = Worst(tuple(every[i] for i in counted), self.higher(metric)).which
         return None if which is None else counted[which]
 

@@ -13,7 +13,7 @@ from fairmesh.training.graph_choice import ENOUGH, FINER, USUAL_LENGTH, Mixed, g
 from fairmesh.training.result import Result, variants_of
 
 _A_TRIAL = 10  # rounds; a shorter run only tries whether all works
-_TOO_FEW = 8.0  # rounds in units of 1 / (gamma rho), in which sites that differ cannot agree
+TOO_FEW = 8.0  # rounds in units of 1 / (gamma rho), in which sites that differ cannot agree
 _APART = 0.05  # of the way that the average has moved; runs that have converged end below 0.005
 _FAR_APART = 0.3  # the same over graphs that suffice, where it is the last steps that differ, if they are not small
 _WORTH = 1.5  # times the spreading of news, for which a denser graph is worth its bytes
@@ -27,7 +27,7 @@ def on_too_few_rounds(
     if _says_nothing(cycle, rounds, algorithm):
         return None
     mixed = Mixed.over(cycle, algorithm, dim)
-    if mixed.times(rounds) >= _TOO_FEW:
+    if mixed.times(rounds) >= TOO_FEW:
         return None
     return (
         f"{rounds:,} rounds are too few for the models of {cycle[0].n} sites to agree over this graph (spectral gap "
