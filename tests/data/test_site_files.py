@@ -105,6 +105,22 @@ def test_files_that_do_not_fit_together_are_refused_by_file_and_column(case, tmp
         fm.data.Table(str(tmp_path / "hospitals" / "*.csv"), "ill").sites()
 
 
+def test_site_that_lacks_a_column_predicts_on_its_own_file(files, tmp_path):
+    experiment = fm.Experiment(fm.data.Table(files, "ill"), algorithm=fm.algorithms.DSGD(0.5), rounds=3)
+    model = fm.inference.TrainedModel.of(fm.run(experiment))
+    found = fm.predict(model, tmp_path / "hospitals" / "lyon.csv")
+    (note,) = found.notes
+    assert (len(found.labels), missing_from(note, "lyon.csv", "'bmi'", "'crp'")) == (40, [])
+    empty = {name: [""] * 40 for name in ("bmi", "crp")} | fm.data.read_table(tmp_path / "hospitals" / "lyon.csv")
+    np.testing.assert_array_equal(found.values, fm.predict(model, empty).values)
+    required = tuple(replace(c, fill=None) if c.name == "bmi" else c for c in model.preprocessing.columns)
+    with refused("lyon.csv", "'bmi'"):
+        fm.predict(
+            replace(model, preprocessing=replace(model.preprocessing, columns=required)),
+            tmp_path / "hospitals" / "lyon.csv",
+        )
+
+
 def test_files_that_cannot_be_sites_are_refused(files, tmp_path):
     again = tmp_path / "copy" / "lyon.csv"
     again.parent.mkdir()
