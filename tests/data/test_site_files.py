@@ -1,5 +1,6 @@
 """Tables as hospitals have them: a file per site with columns of its own, marks for missing values, 4 and 4.0."""
 
+import contextlib
 import json
 from dataclasses import replace
 from types import SimpleNamespace
@@ -9,7 +10,8 @@ import pytest
 
 import fairmesh as fm
 from fairmesh.data.check import check_table
-from fairmesh.data.sums import TableSums, columns_of_two_sites, fitted
+from fairmesh.data.preprocessing import Preprocessing
+from fairmesh.data.sums import Misfit, Sums, TableSums, columns_of_two_sites, fitted
 from fairmesh.mesh.announcements import KINDS
 from fairmesh.mesh.enrol.agreement import own_site
 from fairmesh.mesh.node.site_statistics import in_common
@@ -85,6 +87,8 @@ REFUSED = {
     "no match": (lambda f: {}, ["no file matches", "*.csv"]),
     "no column in common": (lambda f: {"a": hospital(0), "b": {"crp": range(9), "ill": list("yn") * 4 + ["y"]}},
                             ["b.csv", "in common", "a.csv", "age"]),
+    "the first apart": (lambda f: {"a": {"crp": range(9), "ill": list("yn") * 4 + ["y"]}, "b": hospital(0),
+                                   "c": hospital(1)}, ["a.csv has no input in common with", "b.csv, which has age"]),
     "no target": (lambda f: {"a": hospital(0), "b": without(hospital(1), "ill")}, ["b.csv", "'ill'"]),
     "case": (lambda f: {"a": hospital(0), "b": without(hospital(1), "age") | {"Age ": range(40)}},
              ["a.csv", "'age'", "b.csv", "'Age'", "same way"]),
@@ -103,6 +107,47 @@ def test_files_that_do_not_fit_together_are_refused_by_file_and_column(case, tmp
     folder_of(tmp_path, **make(None))
     with refused(*names):
         fm.data.Table(str(tmp_path / "hospitals" / "*.csv"), "ill").sites()
+
+
+@pytest.mark.quick_cases("all")
+@pytest.mark.parametrize(
+    ("names", "apart"),
+    [
+        (["zzz", "age", "age"], "a"),
+        (["age", "age", "zzz"], "c"),
+        (["zzz", "age bmi", "bmi crp", "crp"], "a"),
+        (["age", "bmi", "crp"], "abc"),
+        (["age", "age", "zzz", "zzz", "crp"], "abcde"),
+        (["age", "age crp", "crp"], ""),
+        (["age"], ""),
+    ],
+)
+def test_sites_outside_the_largest_group_with_common_columns_are_named_in_any_order(names, apart):
+    def told(*columns: str) -> TableSums:
+        made = tuple(fm.data.Column(name, fill="mean") for name in columns)
+        plan = Preprocessing(made, fm.data.Column("ill", "label", classes=("no", "yes")))
+        return TableSums(plan, dict.fromkeys(columns, Sums()), Sums())
+
+    sites = {site: told(*columns.split()) for site, columns in zip("abcde", names)}
+    with refused("in common", *apart, error=Misfit) if apart else contextlib.nullcontext() as caught:
+        fitted(sites)
+    assert not apart or caught.value.sites == list(apart)
+
+
+def test_site_that_lacks_a_column_predicts_on_its_own_file(files, tmp_path):
+    experiment = fm.Experiment(fm.data.Table(files, "ill"), algorithm=fm.algorithms.DSGD(0.5), rounds=3)
+    model = fm.inference.TrainedModel.of(fm.run(experiment))
+    found = fm.predict(model, tmp_path / "hospitals" / "lyon.csv")
+    (note,) = found.notes
+    assert (len(found.labels), missing_from(note, "lyon.csv", "'bmi'", "'crp'")) == (40, [])
+    empty = {name: [""] * 40 for name in ("bmi", "crp")} | fm.data.read_table(tmp_path / "hospitals" / "lyon.csv")
+    np.testing.assert_array_equal(found.values, fm.predict(model, empty).values)
+    required = tuple(replace(c, fill=None) if c.name == "bmi" else c for c in model.preprocessing.columns)
+    with refused("lyon.csv", "'bmi'"):
+        fm.predict(
+            replace(model, preprocessing=replace(model.preprocessing, columns=required)),
+            tmp_path / "hospitals" / "lyon.csv",
+        )
 
 
 def test_files_that_cannot_be_sites_are_refused(files, tmp_path):

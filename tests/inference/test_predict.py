@@ -94,9 +94,10 @@ def test_unknown_categories_and_rows_without_a_target_are_told(labels):
 def test_missing_column_and_table_of_bad_rows_are_refused(labels):
     model = fm.inference.load_model(labels)
     given = columns()
-    del given["ward"]
-    with refused("ward"):
-        fm.predict(model, given)
+    with refused("'ward'", "'Ward'"):
+        fm.predict(model, given | {"Ward": given.pop("ward")})
+    with refused("'age'", "height"):
+        fm.predict(model, {"height": [1, 2]})
     with refused("age", "row 1"):
         fm.predict(model, columns(age=["old", "young"]))
 

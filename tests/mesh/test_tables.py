@@ -14,7 +14,7 @@ import pytest
 import fairmesh as fm
 from fairmesh.data.preprocessing import Preprocessing
 from fairmesh.data.site_tables import SiteTable
-from fairmesh.data.sums import Misfit, TableSums, fitted
+from fairmesh.data.sums import Misfit, Sums, TableSums, fitted
 from fairmesh.data.tables import in_order
 from fairmesh.mesh.announcements import KINDS
 from fairmesh.mesh.node import data_agreement
@@ -411,6 +411,28 @@ def test_one_member_cannot_blame_a_site_for_a_column_that_only_these_two_have(tm
     declared = {"samples": rows, "reserved": 0, "test": 12, "validation": 0, "outputs": 2}
     sites, reason = TableAgreement("a", site, board, tmp_path).misfit(NAMES, dict.fromkeys(NAMES, declared))
     assert (sites, missing_from(reason, "'age'", "ask a and b")) == (["a", "b"], [])
+
+
+@pytest.mark.quick_cases("all")
+@pytest.mark.parametrize("liar", ["a", "c"])
+@pytest.mark.parametrize("lie", ["writing", "kind"])
+def test_lie_about_a_column_that_one_site_alone_has_names_both_and_ends_neither(liar, lie):
+    def told(**kinds: str) -> TableSums:
+        columns = tuple(fm.data.Column(name, kind, fill="mean") for name, kind in kinds.items())
+        plan = Preprocessing(columns, fm.data.Column("ill", "label", classes=("no", "yes")))
+        return TableSums(plan, dict.fromkeys(kinds, Sums()), Sums())
+
+    lies = {"writing": told(age="number", Shoe="number"), "kind": told(age="number", shoe="category")}
+    sites = dict.fromkeys("abc", told(age="number")) | {"b": told(age="number", shoe="number"), liar: lies[lie]}
+    with refused("shoe", "b", liar, error=Misfit) as caught:
+        fitted(sites)
+    assert sorted(caught.value.sites) == sorted(["b", liar])
+    honest = SimpleNamespace(membership=SimpleNamespace(name="b", mesh=SimpleNamespace(present="abc")))
+    objection = Objection(caught.value.sites, caught.value.reason)
+    data_agreement._stop_if_alone(honest, objection, 3, Notices(since=0.0))
+    with refused("shoe", error=Misfit) as caught:  # with a second honest site, the liar alone is named
+        fitted(sites | {"d": sites["b"]})
+    assert caught.value.sites == [liar]
 
 
 def test_two_of_four_with_another_form_name_both_others_and_end_neither(tmp_path):

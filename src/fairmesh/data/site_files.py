@@ -89,11 +89,16 @@ class Columns(dict[str, np.ndarray]):
 
     def refuse_apart(self, inputs: Sequence[str]) -> None:
         """Refuses files that have no input in common with the others."""
-        apart = without_common({part.path: part.names & set(inputs) for part in self.parts})
+        names_of = {part.path: part.names & set(inputs) for part in self.parts}
+        apart = without_common(names_of)
         if apart:
+            usual = next((part for part in self.parts if part.path not in apart), self.parts[0])
+            unlike = [path for path in apart if path != usual.path]
+            if len(apart) == len(self.parts):  # no group of files is the largest
+                unlike = [path for path in unlike if path not in _near(names_of, usual.path)]
             raise BadInput(
-                f"{listed(apart, _SHOWN)} has no input in common with {self.parts[0].path}, which has "
-                f"{listed(sorted(self.parts[0].names & set(inputs)), _SHOWN)}; give columns the same names in all files"
+                f"{listed(unlike, _SHOWN)} has no input in common with {usual.path}, which has "
+                f"{listed(sorted(names_of[usual.path]), _SHOWN)}; give columns the same names in all files"
             )
 
 
@@ -231,9 +236,23 @@ def _plain(name: str) -> str:
 
 
 def without_common(names_of: Mapping[str, AbstractSet[str]]) -> list[str]:
-    """Returns who has no name in common with the first, nor with anybody who has."""
+    """Returns who is not in the largest group whose members have names in common, directly or by way of others.
+    Everybody, if several groups are the largest: each of them may be right."""
+    groups = list[set[str]]()
+    for who in names_of:
+        if not any(who in group for group in groups):
+            groups.append(_near(names_of, who))
+    largest = max(map(len, groups))
+    largest_groups = [group for group in groups if len(group) == largest]
+    if len(largest_groups) > 1:
+        return list(names_of)
+    return [who for who in names_of if who not in largest_groups[0]]
+
+
+def _near(names_of: Mapping[str, AbstractSet[str]], first: str) -> set[str]:
+    """Returns who has a name in common with the first, or with anybody who has; the first, too."""
     apart = {who: set(names) for who, names in names_of.items()}
-    shared = apart.pop(next(iter(apart)))
+    shared = apart.pop(first)
     while near := [who for who, names in apart.items() if names & shared]:
         shared = shared.union(*(apart.pop(who) for who in near))
-    return list(apart)
+    return {who for who in names_of if who not in apart}

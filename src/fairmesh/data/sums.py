@@ -264,10 +264,12 @@ def _common_plan(plans: Mapping[str, Preprocessing]) -> Preprocessing:
             holders.setdefault(column.name, {})[site] = column
     if written := two_writings({site: [c.name for c in plan.columns] for site, plan in plans.items()}):
         usual, rarer = sorted(written, key=lambda name: -len(holders[name]))
+        tied = holders[usual] if len(holders[usual]) == len(holders[rarer]) else {}  # either may be wrong, or lie
         raise Misfit(
-            list(holders[rarer]), f"{listed(holders[rarer])} has a column {rarer!r}, but {listed(holders[usual])} a "
-            f"column {usual!r}; write the name in the same way, or rename one"
-        )  # fmt: skip
+            [*tied, *holders[rarer]],
+            f"{listed(holders[rarer])} has a column {rarer!r}, but {listed(holders[usual])} a column {usual!r}; write "
+            "the name in the same way, or rename one",
+        )
     columns = [_usual(f"column {name!r}", by_site) for name, by_site in holders.items()]
     target = _usual("the target", {site: plan.target for site, plan in plans.items()})
     for column in columns:
@@ -280,7 +282,12 @@ def _common_plan(plans: Mapping[str, Preprocessing]) -> Preprocessing:
                 f'or leave it out: exclude = ["{column.name}"]'
             )  # fmt: skip
     if apart := without_common({site: {c.name for c in plan.columns} for site, plan in plans.items()}):
-        raise Misfit(apart, f"{listed(apart)} has no column in common with the others; give columns the same names")
+        said = f"{listed(apart)} has no column in common with the others"
+        if len(apart) == len(plans):
+            said = (
+                f"some of {listed(apart)} have no column in common with the others, and no group of them is the largest"
+            )
+        raise Misfit(apart, f"{said}; give columns the same names")
     if len(columns) > COLUMNS_AT_MOST:
         most = max(plans, key=lambda site: sum(len(holders[c.name]) == 1 for c in plans[site].columns))
         raise Misfit([most], f"the tables have {len(columns):,} columns, more than {COLUMNS_AT_MOST:,}; name fewer")
@@ -296,9 +303,10 @@ def _usual(place: str, columns: Mapping[str, Column]) -> Column:
         other = vars(columns[site])
         key, value = next((key, value) for key, value in vars(usual).items() if value != other[key])
         raise Misfit(
-            unlike, f"{place}: {key} is {json.dumps(value)} at {first}, but {json.dumps(other[key])} at {site}; write "
-            "it in the same way, and give all tables the same settings"
-        )  # fmt: skip
+            list(columns) if len(columns) == 2 else unlike,  # of two, either may be wrong, or lie
+            f"{place}: {key} is {json.dumps(value)} at {first}, but {json.dumps(other[key])} at {site}; write "
+            "it in the same way, and give all tables the same settings",
+        )
     return usual
 
 

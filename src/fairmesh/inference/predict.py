@@ -12,8 +12,9 @@ from torch import Tensor
 
 from fairmesh.data.datasets.own import IMAGES, image_planes, read_arrays, read_image
 from fairmesh.data.preprocessing import Preprocessing
+from fairmesh.data.site_files import almost
 from fairmesh.data.tables import column_of, encoded, is_missing, read_table
-from fairmesh.errors import BadInput
+from fairmesh.errors import BadInput, listed
 from fairmesh.inference.predictor import finished
 from fairmesh.inference.trained import TrainedModel, as_trained
 from fairmesh.metrics.base import chosen_metrics
@@ -96,7 +97,7 @@ def predict(
         One prediction per row. A row that cannot be read has none, and `bad` says why.
 
     Raises:
-        BadInput: The data has another form than the training data, or a column is missing.
+        BadInput: The data has another form than the training data, or lacks a column of which no value may be missing.
 
     Example:
         >>> import fairmesh as fm
@@ -155,6 +156,7 @@ def _of_table(model: TrainedModel, table: Preprocessing, data: Any) -> Predictio
     else:
         names = ", ".join(column.name for column in table.columns)
         raise BadInput(f"the model was trained on a table; give columns by name, or a .csv file, with {names}")
+    columns, lacking = _with_empty(table, columns, where)
     needed = {column.name: column.known(column_of(columns, column.name, where)) for column in table.columns}
     count = len(next(iter(needed.values())))
     bad = _unreadable(table, needed)
@@ -165,7 +167,7 @@ def _of_table(model: TrainedModel, table: Preprocessing, data: Any) -> Predictio
     outputs = _outputs(model, torch.from_numpy(table.transform({n: v[good] for n, v in needed.items()}, where)))
     values = np.full((count, outputs.shape[1]), np.nan)
     values[good] = finished(outputs, model.output).numpy()
-    metrics, notes = {}, _unknown_categories(table, needed, good)
+    metrics, notes = {}, lacking + _unknown_categories(table, needed, good)
     if table.target.name in columns:
         target = table.target.known(np.asarray(columns[table.target.name])[good])
         known = np.array([not is_missing(value) for value in target.tolist()], bool)
@@ -179,6 +181,28 @@ def _of_table(model: TrainedModel, table: Preprocessing, data: Any) -> Predictio
             notes.append(f"{int((~known).sum())} rows have no {table.target.name}, so metrics leave them out")
     names = _class_names(model, outputs.shape[1]) if table.target.type == "label" else ()
     return Predictions(values, names, [str(k + 1) for k in range(count)], bad, notes, metrics)
+
+
+def _with_empty(
+    table: Preprocessing, columns: Mapping[str, np.ndarray], where: str
+) -> tuple[Mapping[str, np.ndarray], list[str]]:
+    """Returns the columns, with missing values for those that a site may lack, and a sentence that names them. Refuses
+    a table that lacks others or all of them, or has one under almost the same name."""
+    inputs = [column.name for column in table.columns]
+    there = [name for name in inputs if name in columns]
+    others = columns.keys() - {*inputs, table.target.name}
+    lacking = []
+    for column in table.columns:
+        if column.name in columns:
+            continue
+        if column.required or not there or almost(column.name, others):
+            column_of(columns, column.name, where)
+        lacking.append(column.name)
+    if not lacking:
+        return columns, []
+    empty = np.full(len(columns[there[0]]), "")
+    note = f"{where} has no column {listed(map(repr, lacking))}; it counts as missing in all rows"
+    return {**columns, **dict.fromkeys(lacking, empty)}, [note]
 
 
 def _unreadable(table: Preprocessing, columns: Mapping[str, np.ndarray]) -> dict[int, str]:
