@@ -19,6 +19,7 @@ from fairmesh.data.datasets import Data
 from fairmesh.data.reserve import reserve
 from fairmesh.data.site import Site
 from fairmesh.data.site_tables import aligned
+from fairmesh.data.units import announced
 from fairmesh.errors import BadInput
 from fairmesh.losses import ModelLoss, NamedLoss
 from fairmesh.metrics import Metric, NamedMetric, chosen_metrics
@@ -231,7 +232,8 @@ def run(
     process_group = process_group or SingleProcess()
     with process_group.fail_together():
         watching = as_observers([*experiment.observers, *observers])  # which refuse at once what cannot work
-        problem = experiment.problem()
+        with announced(announce):
+            problem = experiment.problem()
         if check:
             check(problem)
         topology = experiment.topology or topology_to_resume(out, resume)

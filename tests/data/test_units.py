@@ -220,6 +220,20 @@ def test_table_with_times_tests_on_rows_after_its_training_rows_and_says_what_it
     assert f"{len(columns['ill']) - sum(len(r) for s in sites for r in s.table.rows.values())} of" in said[0]
 
 
+def test_run_announces_once_what_is_to_look_at_in_the_division_of_all_splits(table):
+    columns, said = visits(), []
+    columns["patient_id"] = np.array([int(name[1:]) % 8 for name in columns["patient_id"].tolist()])
+    experiment = fm.Experiment(table(columns), rounds=1, splits=3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        fm.run(experiment, announce=said.append)
+    assert sum("trained on at another" in sentence for sentence in said) == 1
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        fm.run(experiment)
+    assert [issubclass(warning.category, DivisionWarning) for warning in caught] == [True]
+
+
 def test_splits_of_times_are_refused_since_they_would_all_be_the_same(table):
     with refused("splits", "time"):
         table(time="date").resplit(1)
