@@ -245,7 +245,7 @@ def test_splits_of_times_are_refused_since_they_would_all_be_the_same(table):
         ({"date": ["", *visits()["date"][1:]]}, ["'date'", "row 1", "no time"]),
         ({"date": ["soon", *visits()["date"][1:]]}, ["'date'", "row 1", "'soon'", "2026-11-30"]),
         ({"patient_id": ["", *visits()["patient_id"][1:]]}, ["'patient_id'", "row 1", "unit"]),
-        ({"patient_id": visits()["clinic"]}, ["units", "train", "test"]),
+        ({"patient_id": visits()["clinic"]}, ["every site", "single unit", "'patient_id'", "test"]),
         ({"date": ["2024-01-01"] * 144}, ["times", "train", "test"]),
     ],
 )

@@ -261,7 +261,7 @@ class Table(Data):
         where = self.site_of_rows(columns)
         subgroups = _texts(_known(columns, self.subgroup, self.where)).tolist() if self.subgroup else ()
         grouped = read_groups(self, Columns.of(columns, self.where).in_all_files)
-        pool = split_by_site((torch.arange(len(target)), pooled), where, self.test_share, self.seed, grouped)
+        pool = split_by_site((torch.arange(len(target)), pooled), where, self.test_share, self.seed, grouped, self.unit)
         table = SiteTable(plan, read, target, plan, subgroups=subgroups, file=self.where, grouped=grouped)
         # What is dealt to sites are the numbers of rows.
         sites = with_sets(self.partition.sites(pool), lambda pair, _: pair[0].numpy(), ("train", "test"))
