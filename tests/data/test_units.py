@@ -199,9 +199,11 @@ def test_table_divides_no_unit(table, settings):
     assert ("reserved" in sets) == ("validation" not in sets)
 
 
-def test_unit_and_time_are_inputs_only_if_inputs_names_them(table):
+def test_time_is_an_input_only_if_inputs_names_it_and_unit_is_none(table):
     assert table(time="date").input_names(visits()) == ("mass",)
-    assert table(inputs=("mass", "patient_id"), time="date").input_names(visits()) == ("mass", "patient_id")
+    assert table(inputs=("mass", "date"), time="date").input_names(visits()) == ("mass", "date")
+    with refused("unit", "'patient_id'", "inputs"):
+        table(inputs=("mass", "patient_id"))
 
 
 def test_splits_test_on_other_units(table):

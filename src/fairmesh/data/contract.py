@@ -120,6 +120,8 @@ class Contract:
         for key, name in (("unit", self.unit), ("time", self.time)):
             if name is not None and (self.inputs or (self.target and name == self.target.name)):
                 raise BadInput(f"{key} = {name!r} is a column of a table other than the target")
+        if self.unit in names:
+            raise BadInput(f"unit = {self.unit!r} is among the columns, which are inputs; remove it there, or here")
 
     @property
     def classes(self) -> tuple[str, ...]:
