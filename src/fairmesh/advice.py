@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from fairmesh.comparisons.reference_losses import with_any_references
 from fairmesh.config.tables import to_table
+from fairmesh.data.units import announced
 from fairmesh.errors import BadInput
 from fairmesh.experiment import Experiment, topology_of
 from fairmesh.networks.remote import RemoteNetwork
@@ -208,7 +209,8 @@ def advise(
         objective=only_subgroups(experiment.objective),
         options=replace(experiment.options, compare_weights=None),
     )
-    problem = plain.problem()
+    with announced(announce):
+        problem = plain.problem()
     if problem.n < 2:
         raise BadInput("the data has one site, so there is nobody to train with; fm.algorithms.Local() trains it")
     graph = _graph(experiment, plain, problem)

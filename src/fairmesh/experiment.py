@@ -15,10 +15,11 @@ from fairmesh.config.overrides import flat_table, overridden, read_toml, resolve
 from fairmesh.config.ranges import Count
 from fairmesh.config.tables import checked, from_table, to_table
 from fairmesh.data.contract import Contract
-from fairmesh.data.datasets import Data
+from fairmesh.data.datasets import Data, Table
 from fairmesh.data.reserve import reserve
 from fairmesh.data.site import Site
 from fairmesh.data.site_tables import aligned
+from fairmesh.data.units import announced
 from fairmesh.errors import BadInput
 from fairmesh.losses import ModelLoss, NamedLoss
 from fairmesh.metrics import Metric, NamedMetric, chosen_metrics
@@ -165,6 +166,8 @@ class Experiment(Learning):
         data = self.known_data()
         splits = [data] if self.splits == 1 else [data.resplit(k) for k in range(self.splits)]
         loaded = aligned([self.sites(split) for split in splits])
+        if isinstance(data.innermost, Table):
+            _refuse_single_class(loaded[0], data.innermost.where)
         if self.personalization:
             loaded = [reserve(sites, self.personalization.share) for sites in loaded]
         names = names or data.class_names()
@@ -183,6 +186,16 @@ class Experiment(Learning):
         if self.personalization:
             problem.refuse_own_parts("personalization")
         return problem
+
+
+def _refuse_single_class(sites: Sequence[Site], where: str) -> None:
+    """Refuses a table whose target is the same label in all rows of all sites."""
+    target = next((site.table.preprocessing.target for site in sites if site.table), None)
+    if target and target.type == "label" and len(target.classes) == 1:
+        raise BadInput(
+            f"{where}: the target {target.name!r} has one class only, {target.classes[0]!r}, so there is nothing to "
+            "learn; is it the right column? If sites that are not here have others, list them all as classes"
+        )
 
 
 def topology_of(experiment: Experiment, n: int) -> Topology:
@@ -231,7 +244,8 @@ def run(
     process_group = process_group or SingleProcess()
     with process_group.fail_together():
         watching = as_observers([*experiment.observers, *observers])  # which refuse at once what cannot work
-        problem = experiment.problem()
+        with announced(announce):
+            problem = experiment.problem()
         if check:
             check(problem)
         topology = experiment.topology or topology_to_resume(out, resume)

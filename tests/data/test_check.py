@@ -60,7 +60,9 @@ CASES = {
     "no values at sites": (at("south", "", "mass"), ["warning", "'mass'", "south", "missing"]),
     "marker": (changed("mass", np.where(np.arange(300) % 7, rows()["mass"], -9)), ["'mass'", "-9", "missing_values"]),
     "categories differ": (at("east", np.char.add("ward ", rows()["ward"]), "ward"), ["'ward'", "east", "ward a"]),
-    "kinds differ": (at("east", "2024-01-01", "ward"), ["east", "date"]),
+    "kinds differ": (
+        at("east", np.where(rows()["ward"] == "a", "2024-01-01", "2024-01-02"), "ward"), ["east", "date"],
+    ),
     "test rows in training": (repeated(), ["error", "test rows"]),
     "duplicate rows": (repeated(), ["warning", "training rows"]),
     "few test rows": ({k: v[:60] for k, v in rows().items()}, ["warning", "(4)", "test_share"]),
@@ -79,6 +81,12 @@ def test_check_names_what_is_wrong_with_a_table(case, tmp_path):
 
 def test_check_finds_nothing_wrong_with_a_good_table(tmp_path):
     assert found(tmp_path, rows(600)) == {}
+
+
+def test_check_takes_no_single_value_at_a_site_for_another_kind(tmp_path):
+    sex = np.where(rows(600)["ward"] == "a", "f", "m")
+    columns = rows(600) | {"ward": np.where(rows(600)["site"] == "east", "f", sex)}  # alone, "f" may mean "no"
+    assert "kinds differ" not in found(tmp_path, columns)
 
 
 def test_check_finds_a_number_that_tells_the_number_to_predict(tmp_path):

@@ -115,6 +115,7 @@ def test_missing_value_is_filled_if_the_contract_says_with_what(tmp_path):
     [
         ({"classes": ["yes", "no"]}, ["data.classes", '["yes", "no"] here', '["no", "yes"]', "remove classes"]),
         ({"standardize": True}, ["data.standardize", "true here", "says false", "remove"]),
+        ({"scale_target": True}, ["data.scale_target", "now false", "remove", "standardize in [contract]"]),
         ({"inputs": ["creatinine", "age"]}, ["data.inputs", '["age", "creatinine"]']),
         ({"predict": "numbers"}, ["data.predict", '"labels"']),
         ({"target": "age"}, ["data.target", '"ill"']),
@@ -226,6 +227,21 @@ def test_drafted_contract_fits_its_table_and_refuses_another_unit(drafted, calle
         with refused("'creatinine'"):
             read.problem()
     assert called("data", "contract", tmp_path / "rows.csv")[0] == 2
+
+
+def test_drafted_contract_for_numbers_scales_the_target_which_has_no_scale_of_its_own(called, tmp_path):
+    file = table(tmp_path / "rows.csv", rows()).file
+    code, out, _ = called("data", "contract", file, "--target", "age", "--without", "ill", "--numbers")
+    assert code == 0
+    where = f'[data]\nname = "table"\nfile = "{file}"\npartition = {{ name = "even", nodes = 1 }}\n'
+    (tmp_path / "trial.toml").write_text(where + out)
+    read = fm.load_experiment(tmp_path / "trial.toml")
+    target = read.problem().preprocessing.target
+    assert read.contract.standardize
+    assert target.center > 18
+    assert target.scale > 1
+    with refused("'age'", "scale", "standardize = true in [contract]"):
+        fm.load_experiment(tmp_path / "trial.toml", ["contract.target.scale=17"])
 
 
 @pytest.mark.parametrize("images", [False, True])

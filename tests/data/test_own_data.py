@@ -264,6 +264,14 @@ def test_site_with_one_image_or_row_trains_on_it_and_is_not_measured(tmp_path):
         table_with(tmp_path, "7,tiny,y\n").sites()
 
 
+def test_target_of_one_class_is_refused_but_not_a_site_of_one_class(tmp_path):
+    rows = "".join(f"{i},{'ab'[i % 2]},y\n" for i in range(20))
+    with refused("'ill'", "one class", "'y'", "classes"):
+        fm.Experiment(table_with(tmp_path, rows), rounds=1).problem()
+    for data in (table_with(tmp_path, rows, classes=("n", "y")), table_with(tmp_path, rows.replace("b,y", "b,n"))):
+        assert fm.Experiment(data, rounds=1).problem().classes == 2
+
+
 def test_labels_that_are_another_number_in_every_row_are_refused_unless_they_are_listed(tmp_path):
     rows = "".join(f"{i},{'ab'[i % 2]},{i}.5\n" for i in range(200))
     with refused("'ill'", "200", 'predict = "numbers"', "classes"):

@@ -199,9 +199,11 @@ def test_table_divides_no_unit(table, settings):
     assert ("reserved" in sets) == ("validation" not in sets)
 
 
-def test_unit_and_time_are_inputs_only_if_inputs_names_them(table):
+def test_time_is_an_input_only_if_inputs_names_it_and_unit_is_none(table):
     assert table(time="date").input_names(visits()) == ("mass",)
-    assert table(inputs=("mass", "patient_id"), time="date").input_names(visits()) == ("mass", "patient_id")
+    assert table(inputs=("mass", "date"), time="date").input_names(visits()) == ("mass", "date")
+    with refused("unit", "'patient_id'", "inputs"):
+        table(inputs=("mass", "patient_id"))
 
 
 def test_splits_test_on_other_units(table):
@@ -220,6 +222,20 @@ def test_table_with_times_tests_on_rows_after_its_training_rows_and_says_what_it
     assert f"{len(columns['ill']) - sum(len(r) for s in sites for r in s.table.rows.values())} of" in said[0]
 
 
+def test_run_announces_once_what_is_to_look_at_in_the_division_of_all_splits(table):
+    columns, said = visits(), []
+    columns["patient_id"] = np.array([int(name[1:]) % 8 for name in columns["patient_id"].tolist()])
+    experiment = fm.Experiment(table(columns), rounds=1, splits=3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        fm.run(experiment, announce=said.append)
+    assert sum("trained on at another" in sentence for sentence in said) == 1
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        fm.run(experiment)
+    assert [issubclass(warning.category, DivisionWarning) for warning in caught] == [True]
+
+
 def test_splits_of_times_are_refused_since_they_would_all_be_the_same(table):
     with refused("splits", "time"):
         table(time="date").resplit(1)
@@ -231,7 +247,7 @@ def test_splits_of_times_are_refused_since_they_would_all_be_the_same(table):
         ({"date": ["", *visits()["date"][1:]]}, ["'date'", "row 1", "no time"]),
         ({"date": ["soon", *visits()["date"][1:]]}, ["'date'", "row 1", "'soon'", "2026-11-30"]),
         ({"patient_id": ["", *visits()["patient_id"][1:]]}, ["'patient_id'", "row 1", "unit"]),
-        ({"patient_id": visits()["clinic"]}, ["units", "train", "test"]),
+        ({"patient_id": visits()["clinic"]}, ["every site", "single unit", "'patient_id'", "test"]),
         ({"date": ["2024-01-01"] * 144}, ["times", "train", "test"]),
     ],
 )

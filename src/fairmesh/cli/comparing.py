@@ -1,5 +1,6 @@
 """What `fairmesh run` trains next to a run: its reference models, and models without each site."""
 
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -7,6 +8,7 @@ from typing import Any, NamedTuple
 from fairmesh.comparisons.leave_one_out import LEFT_OUT, add_left_out, check_enough_sites
 from fairmesh.comparisons.reference_models import FOLDER as REFERENCES_FOLDER
 from fairmesh.comparisons.reference_models import ReferenceComparison, add_references, check_one_algorithm
+from fairmesh.data.units import DivisionWarning
 from fairmesh.experiment import Experiment
 from fairmesh.problems.prepared import Prepared
 from fairmesh.training.result import Result
@@ -59,11 +61,14 @@ class Comparing(NamedTuple):
         """Trains it, and writes it into the run's folder. It takes the data of all sites, which a process of several
         reads again."""
         options, references, left_out = experiment.options, None, {}
-        if self.references:
-            if not all(site.train.here for site in result.problem.sites):
-                result = result.with_data_of(experiment.problem())
-            told = {"resume": resume, "announce": announce, "handle_signals": True}
-            references = add_references(result, options, out=out, **told)
-        if self.left_out:
-            left_out = add_left_out(result, experiment.problem(), experiment.topology, options, out, resume, announce)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DivisionWarning)  # the run has said it
+            if self.references:
+                if not all(site.train.here for site in result.problem.sites):
+                    result = result.with_data_of(experiment.problem())
+                told = {"resume": resume, "announce": announce, "handle_signals": True}
+                references = add_references(result, options, out=out, **told)
+            if self.left_out:
+                problem = experiment.problem()
+                left_out = add_left_out(result, problem, experiment.topology, options, out, resume, announce)
         return Compared(references, left_out)

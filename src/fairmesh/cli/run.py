@@ -172,7 +172,8 @@ def run(
         comparing.check_experiment(loaded)
         silent = process_group is not None and not process_group.is_leader
         tell = None if json_ or silent else say
-        for line in few_of_each(made.get("findings", ()), "fairmesh data check ... --json") if tell else ():
+        findings = [f for f in made.get("findings", ()) if f.what != "division of rows"]  # which the run says itself
+        for line in few_of_each(findings, "fairmesh data check ... --json") if tell else ():
             say(as_options(line))
         if overwrite and not silent and (aside := set_aside(folder)):
             say(f"the run that was in {folder} is now in {aside}")

@@ -198,7 +198,8 @@ def _in_words(names: list[str], count: int, total: float, squares: float) -> str
     error = math.sqrt(max(0.0, squares - total * total / count) * count / max(1, count - 1))
     if count > 1 and total > quantile(1 - _SURE, count - 1) * error:
         at = f", and at {listed(names, 3)} than a constant of their own" if names else ""
-        remedy = "train longer, with other steps, or on scaled targets"
+        scaled = "scaled targets (scale_target of a table, standardize of a contract)"
+        remedy = f"train longer, with other steps, or on {scaled}"
         return f"clearly worse than one constant answer for all sites{at}: {remedy}"
     if not names:
         return ""

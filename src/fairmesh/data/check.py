@@ -291,8 +291,9 @@ def _between_sites(table: Table, name: str, values: np.ndarray, sites: np.ndarra
         why = "a model may learn the site from it"
         yield Finding("warning", "missing values differ", f"column {name!r}: {said}; {why}")
     kinds = {site: _kind_at(mine, name, table.where) for site, mine in known.items() if len(mine)}
-    if len(set(kinds.values())) > 1:
-        at = {kind: listed([s for s, k in kinds.items() if k == kind], _SHOWN) for kind in kinds.values()}
+    telling = {site: kind for site, kind in kinds.items() if _has_two_values(known[site])}  # "f" alone may mean "no"
+    if len(set(telling.values())) > 1:
+        at = {kind: listed([s for s, k in telling.items() if k == kind], _SHOWN) for kind in telling.values()}
         said = "; ".join(f"{kind} at {some}" for kind, some in at.items())
         sentence = f"column {name!r} is not the same everywhere: {said}; write it in the same way"
         yield Finding("warning", "kinds differ", sentence)
@@ -309,6 +310,10 @@ def _categories_apart(name: str, known: Mapping[str, np.ndarray]) -> Iterator[Fi
         if len(alone) > len(texts) / 2:
             said = f"{listed(alone, _SHOWN)}, which no other site has; perhaps another spelling"
             yield Finding("warning", "categories differ", f"column {name!r} at {site}: {said}")
+
+
+def _has_two_values(values: np.ndarray) -> bool:
+    return len({tables.category_text(value) for value in values.tolist()}) > 1
 
 
 def _kind_at(values: np.ndarray, name: str, file: str) -> str:

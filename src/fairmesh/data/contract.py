@@ -83,8 +83,9 @@ class Contract:
         columns: The input columns, in the order in which the model sees them. Default: ().
         target: The column to predict; None for any. Default: None.
         inputs: The inputs if they are arrays, such as images; None for any. Default: None.
-        standardize: Whether columns of a table without center and scale are scaled to mean 0 and variance 1 over the
-            training rows of all sites. Between organisations, sites then tell each other sums. Default: False.
+        standardize: Whether columns of a table without center and scale, and a target that is a number, are scaled to
+            mean 0 and variance 1 over the training rows of all sites. Between organisations, sites then tell each other
+            sums. Default: False.
         unit: The column of a table that says what each row belongs to, such as its patient: rows of one unit are not
             divided at any site. Samples that are no table name theirs in `Site(units=...)`. None for what each site
             says. Default: None.
@@ -120,6 +121,8 @@ class Contract:
         for key, name in (("unit", self.unit), ("time", self.time)):
             if name is not None and (self.inputs or (self.target and name == self.target.name)):
                 raise BadInput(f"{key} = {name!r} is a column of a table other than the target")
+        if self.unit in names:
+            raise BadInput(f"unit = {self.unit!r} is among the columns, which are inputs; remove it there, or here")
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -141,6 +144,12 @@ class Contract:
         done = dict(table)
         if isinstance(table.get("data"), Mapping):
             done["data"] = self.settled(table["data"])
+        if table.get("scale_target", self.standardize) != self.standardize:
+            raise BadInput(
+                f"data.scale_target = {json.dumps(table['scale_target'])} here, but with a contract its standardize "
+                f"says whether the target is scaled, now {json.dumps(self.standardize)}; remove scale_target here, and "
+                "write standardize in [contract]"
+            )
         for key, wanted in self.settings(table.get("name")).items():
             if key in table and table[key] != wanted:
                 raise BadInput(
@@ -294,6 +303,11 @@ def _check_target(target: Column, inputs: Sequence[str]) -> None:
     _check_classes(target)
     if target.name in inputs or not target.required or target.indicator:
         raise BadInput(f"target {target.name!r} is not an input, and no target may be missing")
+    if target.has_scale:
+        raise BadInput(
+            f"target {target.name!r}: center and scale are for inputs; with standardize = true in [contract], the "
+            "model learns the target in multiples of its standard deviation over all sites"
+        )
     if target.standardize:
         raise BadInput(f"target {target.name!r}: it is scaled like the columns; write standardize in [contract]")
 

@@ -30,6 +30,10 @@ _OF_TABLE = """\
 # Unit and range of every column, in words and numbers: correct them. Ranges are wider than those seen.
 # The model sees (value - center) / scale. Columns are matched by name at every site."""
 _IN_ORDER = "in the order of their numbers"
+_STANDARDIZE = """\
+# The model learns the target, and sees columns without center and scale, in multiples of their standard deviation over
+# all sites, which tell each other sums for it.
+standardize = true"""
 _IDENTIFIER = "# This looks like an identifier: a different whole number in every row. If it is one, remove it."
 
 
@@ -60,7 +64,7 @@ def _of_table(table: Table, without: Sequence[str]) -> tuple[str, list[str]]:
     findings = {name: list(check_column(table, name, columns)) for name in names}
     refuse([said for name in names for said in _unusable(table, name, columns, findings[name])])
     identifiers = [name for name in names if any(finding.what == "identifier" for finding in findings[name])]
-    sections = [*_of_units(table), _OF_TABLE]
+    sections = [*_of_all(table), _OF_TABLE]
     for name in names:
         column, comments = _column(table, name, columns)
         sections += [_IDENTIFIER] if name in identifiers else []
@@ -79,11 +83,13 @@ def repeated_identifiers(data: Data) -> list[str]:
     return [name for name in names if repeats(name, identifiers_in(columns[name]), one_site, excluded=False)]
 
 
-def _of_units(table: Table) -> list[str]:
-    """Returns the lines of a contract that say how rows are divided at every site; none if it does not say it."""
+def _of_all(table: Table) -> list[str]:
+    """Returns the lines of a contract about the whole table: how rows are divided at every site, and whether numbers to
+    predict are scaled; none if there is nothing to say."""
     said = {"unit": "rows of one unit are not divided", "time": "every site's latest rows are its test rows"}
     lines = [f"{key} = {json.dumps(name)}  # {why}" for key, why in said.items() if (name := getattr(table, key))]
-    return [*(["[contract]"] if lines else []), *lines, *([""] if lines else [])]
+    lines += [_STANDARDIZE] if table.predict == "numbers" and table.scale_target else []
+    return ["[contract]", *lines, ""] if lines else []
 
 
 def _section(heading: str, described: Column | Arrays, comments: Mapping[str, str]) -> str:

@@ -34,15 +34,49 @@ class DivisionWarning(UserWarning):
     """Something to look at in how rows are divided."""
 
 
+class SpanningWarning(DivisionWarning):
+    """Units that are tested on at one site and trained on at another."""
+
+
+class FutureTimesWarning(DivisionWarning):
+    """Times that have not come."""
+
+
+class LeftOutWarning(DivisionWarning):
+    """Rows that are neither for training nor for testing."""
+
+
 @contextmanager
 def noticed(said: list[str]) -> Iterator[None]:
     """Adds what is to look at in the division of rows to a list, instead of warning of it."""
+    with _caught() as found:
+        yield
+    said += map(str, found)
+
+
+@contextmanager
+def announced(announce: Callable[[str], None] | None) -> Iterator[None]:
+    """Announces what is to look at in the division of rows, or warns of it: one sentence of each kind, though every
+    split of the rows has its own."""
+    with _caught() as found:
+        yield
+    for warning in {type(warning): warning for warning in reversed(found)}.values():
+        if announce:
+            announce(str(warning))
+        else:
+            warnings.warn(warning, stacklevel=3)
+
+
+@contextmanager
+def _caught() -> Iterator[list[DivisionWarning]]:
+    """Yields a list that has the warnings of the division of rows in the end. Others are shown as ever."""
+    found: list[DivisionWarning] = []
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        yield
+        yield found
     for warning in caught:
-        if issubclass(warning.category, DivisionWarning):
-            said.append(str(warning.message))
+        if isinstance(warning.message, DivisionWarning):
+            found.append(warning.message)
         else:
             warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
 
@@ -176,7 +210,7 @@ def warn_of_spanning(sites: Sequence[Site]) -> None:
             f"{many} tested on at one site and trained on at another, such as {tested} and {trained}. If sites number "
             "their units by themselves, these are different ones, and all is well; else metrics may be too good: leave "
             "such units to one site",
-            DivisionWarning,
+            SpanningWarning,
             stacklevel=3,
         )
 
@@ -288,7 +322,7 @@ def times_of(values: np.ndarray, where: str) -> Tensor:
         some = f"{where}: {late} of {len(seconds)} times are in the future"
         warnings.warn(
             f"{some}; correct them if they are mistakes, since they decide what is tested on",
-            DivisionWarning,
+            FutureTimesWarning,
             stacklevel=3,
         )
     return seconds
@@ -312,7 +346,7 @@ def warn_of_left_out(count: int, rows: int) -> None:
         warnings.warn(
             f"{count:,} of {rows:,} rows are left out, in training and in testing: they are of units that began before "
             "the test units, but not earlier than the first test row of their site; without time, all rows are used",
-            DivisionWarning,
+            LeftOutWarning,
             stacklevel=4,
         )
 

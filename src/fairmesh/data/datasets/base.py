@@ -70,7 +70,8 @@ class Data(ABC):
 
 
 def check_split(data: Any) -> None:
-    """Raises BadInput if a split leaves no rows to train on or goes by the target, or a site column is needed."""
+    """Raises BadInput if a split leaves no rows to train on or goes by the target, a unit is an input, or a site
+    column is needed."""
     if not 0 <= getattr(data, "validation_share", 0) < 1 - getattr(data, "test_share", 0):
         raise BadInput(
             f"validation_share must lie in [0, 1 - test_share), got {data.validation_share} with test_share = "
@@ -79,6 +80,11 @@ def check_split(data: Any) -> None:
     for key in ("unit", "time"):
         if (named := getattr(data, key, None)) is not None and named == data.target:
             raise BadInput(f"{key} = {data.target!r} is the target, which says neither whose a row is nor when it was")
+    if (unit := getattr(data, "unit", None)) is not None and unit in getattr(data, "inputs", ()):
+        raise BadInput(
+            f"unit = {unit!r} is among the inputs, so that the model would know units by it and be of no use for new "
+            "ones; remove it from inputs, or name another unit"
+        )
     has_sites = getattr(data, "site", "") is not None or getattr(data, "has_files", False)
     if not has_sites and isinstance(data.partition, BySite):
         raise BadInput(

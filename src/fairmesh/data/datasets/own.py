@@ -26,7 +26,12 @@ IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".gif", ".webp")
 
 
 def split_by_site(
-    samples: Pair, sites: ArrayLike | None, share: float, seed: int, grouped: Grouped = UNGROUPED
+    samples: Pair,
+    sites: ArrayLike | None,
+    share: float,
+    seed: int,
+    grouped: Grouped = UNGROUPED,
+    unit: str | None = None,
 ) -> Pool:
     """Returns a pool in which a share of each site's samples, drawn at random, at least one, is for testing: whole
     units if there are any, and the latest if there are times. A site with a single sample or unit trains on it and is
@@ -43,6 +48,12 @@ def split_by_site(
             testing[mine], training[mine] = grouped.division(mine, samples[1][mine], share, generator)
     training &= ~testing
     if not testing.any():
+        if grouped.noun == "units" and len(index):
+            called = f", the same {unit!r} in all its rows" if unit else ""
+            raise BadInput(
+                f"every site has a single unit{called}, so that none is left to test on; give sites with several "
+                "units, or name a column in which rows that belong together are equal"
+            )
         raise BadInput(f"there are too few {grouped.noun} ({len(index)} samples) to train and to test; give more")
     warn_of_left_out(int((~training & ~testing).sum()), len(index))
     of_sample, stays, tests = torch.from_numpy(index), torch.from_numpy(training), torch.from_numpy(testing)

@@ -76,8 +76,8 @@ class Table(Data):
             columns, or lists by column, with "*" for all. Numbers are compared as numbers. Default: ().
         unit: The column that says what each row belongs to, such as its patient or device, if several rows belong
             together. Rows of one unit are not divided between training, test, validation and held-out rows, and
-            intervals count units. It never leaves the site, and is an input only if `inputs` names it. None if every
-            row is a unit of its own. Default: None.
+            intervals count units. It never leaves the site, and cannot be an input. None if every row is a unit of its
+            own. Default: None.
         time: The column with the time of each row, a date such as 2026-11-30 or a number. The latest rows of each site
             are then its test rows; with `unit`, those of the units that begin last, and rows of other units that are
             not before all test rows are left out. None to draw test rows at random. Default: None.
@@ -261,7 +261,7 @@ class Table(Data):
         where = self.site_of_rows(columns)
         subgroups = _texts(_known(columns, self.subgroup, self.where)).tolist() if self.subgroup else ()
         grouped = read_groups(self, Columns.of(columns, self.where).in_all_files)
-        pool = split_by_site((torch.arange(len(target)), pooled), where, self.test_share, self.seed, grouped)
+        pool = split_by_site((torch.arange(len(target)), pooled), where, self.test_share, self.seed, grouped, self.unit)
         table = SiteTable(plan, read, target, plan, subgroups=subgroups, file=self.where, grouped=grouped)
         # What is dealt to sites are the numbers of rows.
         sites = with_sets(self.partition.sites(pool), lambda pair, _: pair[0].numpy(), ("train", "test"))
