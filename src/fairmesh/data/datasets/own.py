@@ -165,8 +165,8 @@ class ImageFolder(Data):
         channels: 1 if images are grey, or 3; None to find out, from all images in memory, or from the first of a
             stream. Default: None.
         unit: What the names of files of one unit, such as a patient, have in common: a regular expression, of which the
-            first group is the unit, such as "^([^_]+)_" for "P7_left.png". Images of one unit are not divided. None if
-            every image is a unit of its own. Default: None.
+            first group is the unit, such as `"^([^_]+)_"` for `"P7_left.png"`. Images of one unit are not divided.
+            None if every image is a unit of its own. Default: None.
 
     Example:
         >>> import fairmesh as fm

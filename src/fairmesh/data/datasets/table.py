@@ -40,8 +40,8 @@ class Table(Data):
     categories, is computed over the training rows of all sites and then frozen: `Preprocessing`.
 
     Args:
-        file: The path of the file. If every site has a file of its own: a folder, a pattern such as "hospitals/*.csv",
-            or a list of paths, where sites are called as their files, or a table of paths by the names of the sites.
+        file: The path of the file. If every site has a file of its own: a folder, a pattern such as
+            `"hospitals/*.csv"`, or a list of paths, where sites are called as their files, or a table of paths by the names of the sites.
         target: The column to predict.
         site: The column that says where a row was taken; None if every site has a file, or the partition does not need
             it. Default: None.
@@ -73,7 +73,7 @@ class Table(Data):
         validation_share: Share of each site's rows, from those that are not test rows, that `keep_best` chooses the
             round by, in [0, 1 - test_share). Default: 0.0.
         missing_values: What stands for a missing value, besides empty cells, NA, NaN, null and none: a list for all
-            columns, or lists by column, with "*" for all. Numbers are compared as numbers. Default: ().
+            columns, or lists by column, with `"*"` for all. Numbers are compared as numbers. Default: ().
         unit: The column that says what each row belongs to, such as its patient or device, if several rows belong
             together. Rows of one unit are not divided between training, test, validation and held-out rows, and
             intervals count units. It never leaves the site, and cannot be an input. None if every row is a unit of its
