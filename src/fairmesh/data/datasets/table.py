@@ -41,8 +41,8 @@ class Table(Data):
 
     Args:
         file: The path of the file. If every site has a file of its own: a folder, a pattern such as
-            `"hospitals/*.csv"`, or a list of paths, where sites are called as their files, or a table of paths by the names
-            of the sites.
+            `"hospitals/*.csv"`, or a list of paths, where sites are called as their files, or a table of paths by the
+            names of the sites.
         target: The column to predict.
         site: The column that says where a row was taken; None if every site has a file, or the partition does not need
             it. Default: None.
