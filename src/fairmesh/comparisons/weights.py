@@ -31,7 +31,7 @@ class SiteVerdict:
             `fm.evidence.Difference`. NaN if it is not known.
         weight: lambda_i, its final weight.
         prior: p_i, its fixed weight.
-        outcome: "helped", "hurt", "no difference" that is clear among so many sites, or "not compared" where the metric
+        outcome: "helped", "hurt", "no difference" if none is clear, or "not compared" where the metric
             is not defined.
     """
 

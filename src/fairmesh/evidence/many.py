@@ -48,7 +48,7 @@ def clear_among(estimates: Sequence[Estimate], among: int = 1) -> Clear:
 
 
 def _passing(estimates: Sequence[Estimate], remaining: frozenset[int], compared: int) -> Clear:
-    """Returns which of the remaining estimates differ clearly from 0, if so many are compared."""
+    """Returns which of the remaining estimates differ clearly from 0, given how many were compared."""
     level, share = LEVEL, 1.0
     while 0 < len(remaining) < share * compared:  # from above, so that it ends at the largest set that passes
         share = len(remaining) / compared
@@ -58,7 +58,8 @@ def _passing(estimates: Sequence[Estimate], remaining: frozenset[int], compared:
 
 
 def _rows_needed(differing: int, compared: int) -> float:
-    """Returns how many rows a mean needs, if so many of all differ; any number will do for one that is alone."""
+    """Returns how many rows a mean needs for a verdict, given how many of the compared ones differ. A single one needs
+    no more than its interval does."""
     if compared == 1 or differing == compared:
         return 0.0
     return _ROWS - _ROWS_PER_DOUBLING * math.log2(max(1, differing) / compared)

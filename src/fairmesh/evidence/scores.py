@@ -366,7 +366,7 @@ class OfUnits(NamedTuple):
         return of_one / max(self.variance, self.unit_count / (12.0 * rows * rows)), self.freedom
 
     def share(self, rows: int) -> Share:
-        """Returns the estimate of a share, or of another metric in [0, 1], of so many rows."""
+        """Returns the estimate of a share, or of another metric in [0, 1], of this number of rows."""
         if not 0.0 <= self.value <= 1.0:
             return Share(math.nan, self.unit_count)
         return Share(self.value, self.unit_count, *self.effective(self.value * (1.0 - self.value), rows))

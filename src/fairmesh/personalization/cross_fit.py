@@ -12,7 +12,7 @@ from torch import Tensor
 from fairmesh.data.reserve import can_hold_out, key_for, order_by_class
 from fairmesh.data.samples import Samples
 from fairmesh.data.site import Site
-from fairmesh.data.units import folds_of_units, joined_units, units_of
+from fairmesh.data.units import folds_of_units, joined_units
 from fairmesh.errors import BadInput
 from fairmesh.numerics import trees
 from fairmesh.personalization.evidence import log_evidence
@@ -138,15 +138,12 @@ class CrossFit:
         self._outputs = over_models(problem.flat_model.to(device, dtype), problem.at_once(device))
         pools = [_pool(problem, i) for i in sites]
         self.sizes = torch.tensor([len(pool) for pool, _ in pools])
+        places = [_place_of_unit(pool) for pool, _ in pools]
+        counts = torch.tensor([int(place.max()) + 1 for place in places])
         # Rows of one unit may all say the same, so together they are taken for one row of evidence.
-        self.independent = torch.tensor([units_of(pool) / len(pool) for pool, _ in pools], dtype=torch.float64)
+        self.independent = counts.double() / self.sizes
         self.site_of_row = torch.repeat_interleave(torch.arange(len(sites)), self.sizes)
-        counts = torch.tensor([units_of(pool) for pool, _ in pools])
-        places = [
-            torch.arange(len(pool)) if pool.units is None else pool.units.unique(return_inverse=True)[1]
-            for pool, _ in pools
-        ]
-        self._unit_of_row = torch.cat(places) + torch.repeat_interleave(counts.cumsum(0) - counts, self.sizes)
+        self._unit_of_row = torch.cat(places) + (counts.cumsum(0) - counts)[self.site_of_row]
         self._site_of_unit = torch.repeat_interleave(torch.arange(len(sites)), counts)
         self.fold_of_row = torch.cat([_folds_of(pool, unseen, folds) for pool, unseen in pools])
         self.unseen = torch.cat([unseen for _, unseen in pools])
@@ -385,6 +382,11 @@ def _pool(problem: Prepared, i: int) -> tuple[Samples, Tensor]:
     inputs, targets = (trees.joined([getattr(part, name) for part in parts]) for name in ("inputs", "targets"))
     pool = Samples(inputs, targets, units=joined_units(parts))
     return pool, torch.arange(len(pool)) >= len(site.train)
+
+
+def _place_of_unit(pool: Samples) -> Tensor:
+    """Returns the place of each row's unit among those of the site; each row is its own if none are known."""
+    return torch.arange(len(pool)) if pool.units is None else pool.units.unique(return_inverse=True)[1]
 
 
 def _folds_of(pool: Samples, unseen: Tensor, folds: int) -> Tensor:
