@@ -9,13 +9,17 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
 from fairmesh.errors import BadInput
+from fairmesh.numerics.layout import Layout
 from fairmesh.numerics.random_streams import Draw
+
+if TYPE_CHECKING:
+    from fairmesh.problems.hosted_nodes import HostedNodes
 
 
 class AskedGradients(NamedTuple):
@@ -113,6 +117,25 @@ def gradient_path(settings: GradientSettings) -> dict[str, Link]:
         for setting in dataclasses.fields(settings)
         if "link" in setting.metadata and getattr(settings, setting.name) != setting.default
     }
+
+
+def validated_decay(nodes: "HostedNodes", all_sizes: Tensor, layout: Layout, dtype: torch.dtype) -> list[Link]:
+    """Returns what keeps models small, if the objective asks for it and some site has found that it helps.
+
+    Args:
+        nodes: The hosted nodes, with the problem.
+        all_sizes: How many training rows every node has (replicas, 1, n).
+        layout: Which parameters are biases.
+        dtype: Of the models.
+    """
+    if not nodes.problem.objective.validated_decay:
+        return []
+    every = nodes.problem.every_split
+    penalties = [split.objective.penalties_of([str(s.name) for s in split.sites], split.here) for split in every]
+    factors = nodes.of_sites(torch.cat(penalties)) / all_sizes.sum(dim=-1, keepdim=True)
+    if not bool(factors.any()):
+        return []
+    return [SiteDecay(factors.to(dtype), layout.without_biases().to(factors.device, dtype))]
 
 
 def refuse_for_updates(settings: GradientSettings) -> None:

@@ -15,7 +15,7 @@ from fairmesh.errors import BadInput
 from fairmesh.numerics.random_streams import Draw, SecretIdentities
 from fairmesh.numerics.round_cache import RoundCache
 from fairmesh.problems.batches import Batches
-from fairmesh.problems.gradient_path import AskedGradients, Link, SiteDecay, gradient_path
+from fairmesh.problems.gradient_path import AskedGradients, gradient_path, validated_decay
 from fairmesh.problems.hosted_nodes import HostedNodes, division_of
 from fairmesh.problems.judge import judge_of, standard_of
 from fairmesh.problems.local_work import LocalWorker, Work
@@ -64,19 +64,8 @@ class Oracle:
         self.division, self.source = division, self.batches.source
         self._losses = Losses(nodes, self.model, self.batches.weighted, trace, precision)
         self._judge, self.standard = judge_of(nodes, division, self.batches, self._losses), standard_of(nodes)
-        self._path = (*gradient_path(problem).values(), *self._validated_decay())
-
-    def _validated_decay(self) -> list[Link]:
-        """Returns what keeps models small, if the objective asks for it and some site has found that it helps."""
-        if not self.problem.objective.validated_decay:
-            return []
-        every = self.problem.every_split
-        penalties = [split.objective.penalties_of([str(s.name) for s in split.sites], split.here) for split in every]
-        factors = self._nodes.of_sites(torch.cat(penalties)) / self.all_sizes.sum(dim=-1, keepdim=True)
-        if not bool(factors.any()):
-            return []
-        decayed = self.model.layout.without_biases().to(factors.device, self.dtype)
-        return [SiteDecay(factors.to(self.dtype), decayed)]
+        decay = validated_decay(nodes, self.all_sizes, self.model.layout, dtype)
+        self._path = (*gradient_path(problem).values(), *decay)
 
     @functools.cached_property
     def worker(self) -> LocalWorker | None:
