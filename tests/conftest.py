@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.examples import THOROUGH, load_profile
-from tests.recordings import shared_recordings, without_recordings
+from tests.recordings import shared_recordings, with_recordings, without_recordings
 
 load_profile()
 
@@ -52,9 +52,16 @@ def recordings():
 
 @pytest.fixture(autouse=True, scope="module")
 def few_recordings(request):
-    """In the quick run gradients are recorded only in modules that are marked as `recorded`: to record them takes as
-    long as to evaluate them some forty times, and few tests have more rounds."""
+    """In the quick run gradients are recorded only where a module or a test is marked as `recorded`: to record them
+    takes as long as to evaluate them some forty times, and few tests have more rounds."""
     with contextlib.nullcontext() if THOROUGH or request.node.get_closest_marker("recorded") else without_recordings():
+        yield
+
+
+@pytest.fixture(autouse=True)
+def recorded_alone(request, few_recordings):
+    """A test that is marked itself records, too: a module does not see the marks of its tests."""
+    with with_recordings() if request.node.get_closest_marker("recorded") else contextlib.nullcontext():
         yield
 
 

@@ -9,7 +9,9 @@ from unittest import mock
 from fairmesh.numerics.tracing import Traced
 from fairmesh.numerics.trees import Tree
 from fairmesh.problems.oracle import Oracle
-from fairmesh.problems.problem import Problem
+from fairmesh.problems.prepared import Prepared
+
+_recorded_call = Traced.__call__
 
 
 @contextlib.contextmanager
@@ -24,13 +26,20 @@ def without_recordings() -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def with_recordings() -> Iterator[None]:
+    """Within it, gradients are recorded and replayed, as in users' runs, also inside of `without_recordings`."""
+    with mock.patch.object(Traced, "__call__", _recorded_call):
+        yield
+
+
+@contextlib.contextmanager
 def shared_recordings() -> Iterator[None]:
     """Within it, oracles of the same problem, precision and shape replay one recording of the gradients. A recording
     depends on nothing else: batches, seeds and models are arguments of the recorded function."""
     kept: dict[int, dict[Any, Any]] = {}
     initialise = Oracle.__init__
 
-    def and_share(self: Oracle, problem: Problem, *arguments: Any, **settings: Any) -> None:
+    def and_share(self: Oracle, problem: Prepared, *arguments: Any, **settings: Any) -> None:
         initialise(self, problem, *arguments, **settings)
         if id(problem) not in kept:
             kept[id(problem)] = {}
