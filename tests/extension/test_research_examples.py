@@ -17,6 +17,7 @@ from fairmesh.problems.oracle import Oracle
 from fairmesh.storage.state_tree import flatten_state, unflatten_state
 from fairmesh.testing import check_algorithm, small_problem
 from tests import toys
+from tests.refusals import refused
 
 FOLDER = Path(__file__).parents[2] / "examples" / "research"
 
@@ -27,6 +28,7 @@ def of(file: str, name: str):
 
 EXTRA, BEER, DMHSGD = of("extra", "EXTRA"), of("beer", "BEER"), of("dm_hsgd", "DMHSGD")
 GraphQFFL, LowRankGossip = of("q_ffl_graph", "GraphQFFL"), of("low_rank", "LowRankGossip")
+FGDROKL, DAdaST, AAggFFS = of("fgdro_kl", "FGDROKL"), of("d_adast", "DAdaST"), of("aaggff", "AAggFFS")
 ALGORITHMS = {
     "extra": EXTRA(),
     "beer": BEER(),
@@ -34,7 +36,14 @@ ALGORITHMS = {
     "q-ffl": GraphQFFL(q=2.0),
     "low-rank": LowRankGossip(),
     "low-rank, two columns": LowRankGossip(rank=2),
+    "fgdro-kl": FGDROKL(),
+    "fgdro-kl, by prior": FGDROKL(by_prior=True),
+    "d-adast": DAdaST(),
+    "d-adast, without tracking": DAdaST(tracking=False),
+    "aaggff": AAggFFS(),
+    "aaggff, unscaled": AAggFFS(0.1, beta1=0.0, beta2=0.0, response="normal"),
 }
+RIVALS = ("fgdro_kl", "d_adast", "aaggff")
 
 
 @pytest.mark.slow
@@ -115,6 +124,74 @@ def test_low_rank_gossip_sends_the_bytes_of_its_products():
     numbers = rank * 64 + 64 + rank * 10 + 10
     whole = 64 * 64 + 64 + 64 * 10 + 10
     assert sent[1] / sent[0] == pytest.approx(numbers / whole, rel=0.03)
+
+
+@pytest.mark.parametrize("file", RIVALS)
+def test_candidates_of_a_rival_differ_only_in_numbers(file):
+    candidates = of(file, "CANDIDATES")
+    assert len(set(candidates)) == 6
+    fm.train(small_problem(), fm.Ring(), candidates, 1, trace="no")  # as one batch
+
+
+def test_fgdro_kl_weighs_clients_by_the_formula_while_the_model_stays():
+    problem, strength = convex(toys.sites(8)), 0.3
+    run = fm.train(
+        problem, fm.Ring(), FGDROKL(0.0, strength, by_prior=True), 30, dtype="float64", measure_every=30, trace="no"
+    )
+    state = run.state.algorithm
+    network, oracle = toys.on_stack(problem, fm.Ring())
+    losses = Round(torch.tensor(0), oracle, network).losses(state.models.expand(-1, 8, -1))[0, :, 0]
+    scores = losses / strength + problem.prior_of_sites.log()
+    assert torch.allclose(state.losses[0, 0], losses, rtol=1e-6)
+    assert torch.allclose(state.duals[0, 0], scores.softmax(dim=-1), rtol=1e-6)
+    assert float(state.logs) == pytest.approx(float(scores.logsumexp(dim=-1)), rel=1e-6)
+
+
+def test_d_adast_refuses_an_ascent_that_is_slower_than_the_descent():
+    with refused("alpha", "beta", 0.4, 0.6):
+        fm.train(small_problem(), fm.Ring(), DAdaST(alpha=0.4, beta=0.6), 1, trace="no")
+
+
+def test_d_adast_makes_the_steps_of_nodes_agree():
+    ends = [
+        fm.train(convex(toys.sites(8)), fm.Ring(), DAdaST(tracking=tracking), 100, measure_every=100, trace="no")
+        for tracking in (False, True)
+    ]
+    without, with_tracking = (
+        float(scales.amax() / scales.amin()) - 1
+        for scales in (end.state.algorithm.accumulators.amax(dim=-1) for end in ends)
+    )
+    assert with_tracking < 0.2 * without
+
+
+def test_aaggff_decides_by_a_minimum_over_the_simplex():
+    generator = torch.Generator().manual_seed(0)
+    gradients = -torch.rand(200, 6, generator=generator, dtype=torch.float64)
+    slopes, curvatures = 0.05 * gradients.sum(dim=0)[None, None], 0.02 * (gradients.T @ gradients)[None]
+    found = of("aaggff", "minimiser")(slopes, 2.0, curvatures, torch.full_like(slopes, 1 / 6))
+    slope = slopes + 2.0 * found + found @ curvatures
+    least = slope.min()
+    assert float(found.sum()) == pytest.approx(1.0)
+    assert float((found * (slope - least)).abs().max()) < 1e-6  # only entries of the least slope are positive
+
+
+@pytest.mark.parametrize("response", ["weibull", "exponential", "frechet", "normal", "gumbel", "logistic"])
+def test_aaggff_responses_grow_from_0_to_1(response):
+    values = of("aaggff", "responded")(torch.linspace(0.0, 50.0, 100), response)
+    assert bool((values.diff() >= 0).all())
+    assert 0 <= float(values[0]) < 0.5 < 0.97 < float(values[-1]) <= 1
+
+
+@pytest.mark.slow
+def test_fgdro_kl_helps_the_worst_site():
+    worst = of("fgdro_kl", "worst")
+    assert worst(0.2) > worst(100.0) + 0.03
+
+
+@pytest.mark.slow
+def test_aaggff_helps_the_worst_site():
+    worst = of("aaggff", "worst")
+    assert worst(AAggFFS()) > worst(fm.algorithms.FedAvg()) + 0.05
 
 
 @pytest.mark.slow
