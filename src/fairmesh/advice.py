@@ -45,6 +45,7 @@ _FEW = 50  # held-out rows, which may not show that a site's loss can be lowered
 _MEASURED_ROUNDS = 40
 _ENOUGH = 16  # rounds, after which the time counts
 _MEASURED_S, _PATIENCE_S = 3.0, 20.0  # seconds to spend if there are enough rounds, and if there are not
+_RUNS_THAT_CHOOSE = 6  # that the rounds of a run take, with the models of folds and with fixed weights
 _MIB = 2.0**20
 
 
@@ -146,7 +147,9 @@ class Advice:
     def predicted_in_words(self) -> list[tuple[str, str]]:
         """Returns the predictions as names and texts."""
         p = self.predicted
-        twice = ", once more with fixed weights" if self.experiment.options.compare_weights else ""
+        options = self.experiment.options
+        twice = ", once more with fixed weights" if options.compare_weights else ""
+        twice = ", with models without folds of the rows and with fixed weights" if options.choose_weights else twice
         between_sites = [("time between sites", self.network.in_words())] if self.network else []
         return [
             ("time", f"{duration(p.seconds)} ({1000 * p.seconds_per_round:.3g} ms per round{twice})"),
@@ -207,7 +210,7 @@ def advise(
         algorithm=DEFAULT_ALGORITHM,
         sweep={},
         objective=only_subgroups(experiment.objective),
-        options=replace(experiment.options, compare_weights=None),
+        options=replace(experiment.options, compare_weights=None, choose_weights=None),
     )
     with announced(announce):
         problem = plain.problem()
@@ -434,7 +437,7 @@ def _predicted(chosen: Experiment, problem: Prepared, announce: Callable[[str], 
     clock, some = _Clock(), min(chosen.rounds, 2 if chosen.trainer else _MEASURED_ROUNDS)
     if announce:
         announce(f"training up to {some} rounds to see how long they take")
-    options = replace(chosen.options, measure_every=some, compare_weights=False, keep_best=False)
+    options = replace(chosen.options, measure_every=some, compare_weights=False, choose_weights=False, keep_best=False)
     begun = time.perf_counter()
     result = train(
         problem,
@@ -451,7 +454,7 @@ def _predicted(chosen: Experiment, problem: Prepared, announce: Callable[[str], 
     replicas = replicas_of(chosen.algorithms(), chosen.seeds, chosen.placements, problem.n, chosen.splits)
     memory = footprint(problem, replicas[0].algorithm, chosen.options).of(len(replicas))
     sent = max(record.get("bytes_busiest_node", math.nan) for record in result.final) / result.rounds
-    runs = 2 if chosen.options.compare_weights else 1
+    runs = _RUNS_THAT_CHOOSE if chosen.options.choose_weights else 2 if chosen.options.compare_weights else 1
     return Predicted(
         runs * chosen.rounds * per_round,
         per_round,

@@ -112,7 +112,9 @@ def _judged(site: Site) -> Site:
 
 def _error_of(part: Prepared, topology: Topology, algorithm: Algorithm, options: Options, rounds: int) -> float:
     """Returns the mean error of runs of this length."""
-    options = replace(options, measure_every=rounds, compare_weights=False, keep_best=False, own_models=False)
+    options = replace(
+        options, measure_every=rounds, compare_weights=False, choose_weights=False, keep_best=False, own_models=False
+    )
     result = train(part, topology, algorithm, rounds, announce=lambda text: None, **to_table(options))
     return mean_error(result.final[0], part)
 

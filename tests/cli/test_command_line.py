@@ -142,6 +142,20 @@ def test_resume_extends_a_finished_run(cli, tmp_path):
     assert (tmp_path / "grown/model.safetensors").read_bytes() == (tmp_path / "whole/model.safetensors").read_bytes()
 
 
+@pytest.mark.slow
+@pytest.mark.recorded
+def test_processes_that_run_one_file_end_with_the_same_bits(cli, tmp_path):
+    more = ("--set", "rounds=150")
+    for seed in ("1", "2"):  # of Python's hashes, which order sets and thereby what memory is free where
+        command = [sys.executable, "-m", "fairmesh", "run", "quick.toml", "--out", f"process {seed}", *more]
+        environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONHASHSEED": seed}
+        subprocess.run(command, cwd=tmp_path, env=environment, check=True, capture_output=True, timeout=120)
+    assert cli("run", "quick.toml", "--out", "here", *more)[0] == 0
+    for name in ("model.safetensors", "model-time-average.safetensors", "metrics.jsonl"):
+        contents = {(tmp_path / folder / name).read_bytes() for folder in ("process 1", "process 2", "here")}
+        assert len(contents) == 1, name
+
+
 @pytest.mark.slow  # cluster/test_launching.py and training/test_resuming.py have the like
 @pytest.mark.recorded  # as in the command's own process
 def test_run_keeps_a_checkpoint_on_ctrl_c_and_resumes_to_the_same_end(cli, tmp_path):

@@ -70,7 +70,7 @@ def test_train_warns_of_weights_that_went_to_another_site_than_the_worst(monkeyp
 
 
 def test_train_without_an_algorithm_uses_the_default_and_compares_it_with_fixed_weights(tmp_path):
-    result = fm.train(toys.problem(), rounds=12, out=tmp_path)
+    result = fm.train(toys.problem(), rounds=12, out=tmp_path, choose_weights=False)
     assert result.replicas[0].algorithm.regularizer == DEFAULT_ALGORITHM.regularizer
     assert result.problem.objective.judged_on == default_objective().judged_on == "held-out"
     assert result.fixed is not None

@@ -255,7 +255,7 @@ def test_personalization_refuses_settings_by_name(field, value, shown):
 
 def test_personalization_of_a_user_s_own_needs_only_weights(result):
     @dataclasses.dataclass(frozen=True)
-    class Halves(fm.personalization.Personalization):
+    class Halves(fm.personalization.OneByOne):
         components: ClassVar[tuple[str, ...]] = ("common", "local")
 
         def weights(self, held_out, rows):

@@ -226,11 +226,11 @@ def test_default_of_train_keeps_its_objective_when_subgroups_are_asked_for():
     result = fm.train(within, rounds=12)
     assert result.problem.objective.judged_on == "held-out"
     assert result.problem.objective.discount_noise
-    assert result.fixed is not None
+    assert result.handed_out is not None
     result = fm.train(across, rounds=12)
     assert result.replicas[0].algorithm.weighting == fm.weighting.PriorWeights()
     assert result.problem.objective.subgroup_strength == 0.3
-    assert result.fixed is None
+    assert result.fixed is result.handed_out is None
 
 
 def test_weighed_loss_on_held_out_rows_does_not_depend_on_which_rows_they_are():

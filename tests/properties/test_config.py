@@ -76,6 +76,7 @@ FAMILIES = {
     },
     fm.personalization.Personalization: {
         "fine-tuned": fm.personalization.FineTuned(steps=50, step=0.1),
+        "choice": fm.personalization.Choice(steps=100, folds=4),
         "mixture": fm.personalization.Mixture(folds=3, share=0.3),
     },
     Model: {

@@ -118,7 +118,11 @@ def leave_one_site_out(
             ) from error
     every = [problem.of_split(k) for k in range(len(problem.every_split))]
     without = [_without(split, i) for split in every for i in range(problem.n)]
-    options = {"compare_weights": False, "measure_every": rounds} | options  # only the last models are looked at
+    options = {
+        "compare_weights": False,
+        "choose_weights": False,
+        "measure_every": rounds,
+    } | options  # only the last models are looked at
     result = train(with_splits(without, same_sites=False), topology, algorithm, rounds, seeds=seeds, **options)
     judged_on = "test" if problem.held_out("test")[1] else "train"
     rows = torch.stack([result.whole_row(r) for r in range(len(result.replicas))]).cpu().float()
@@ -153,7 +157,7 @@ def add_left_out(
         topology = None
         announce("without one site the topology does not exist, so models without a site have the default graph")
     announce(f"training once more without each of {problem.n} sites")
-    options = replace(options, compare_weights=False, measure_every=result.rounds)
+    options = replace(options, compare_weights=False, choose_weights=False, measure_every=result.rounds)
     seeds = list(dict.fromkeys(replica.seed for replica in result.replicas))
     algorithm = result.replicas[0].algorithm
     left_out = leave_one_site_out(problem, topology, algorithm, result.rounds, seeds=seeds, **to_table(options))

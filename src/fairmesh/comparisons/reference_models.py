@@ -382,8 +382,8 @@ class _Work:
         self._result, self._folder, self._resume = result, folder, resume
         self._handle_signals = handle_signals
         self._options = replace(
-            options, on_divergence="mark", compare_weights=False, own_models=False, keep_best=False,
-            lying_neighbours=0, checkpoint_every=None,
+            options, on_divergence="mark", compare_weights=False, choose_weights=False, own_models=False,
+            keep_best=False, lying_neighbours=0, checkpoint_every=None,
         )  # fmt: skip
         self._device, self._dtype = device_of(options.device), DTYPES[options.dtype]
         first: dict[tuple[int, int], int] = {}

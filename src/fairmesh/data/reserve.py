@@ -10,7 +10,7 @@ from torch import Tensor
 from fairmesh.data.samples import Samples
 from fairmesh.data.site import Site
 from fairmesh.data.units import FEWEST_UNITS, drawn_units, too_few_units, units_of, with_units
-from fairmesh.errors import BadInput
+from fairmesh.errors import BadInput, counted
 from fairmesh.numerics import random_streams
 
 FEWEST_ROWS = 10  # a site with fewer holds nothing out: two rows could not tell models apart
@@ -32,16 +32,21 @@ def key_for(purpose: str) -> Tensor:
     return random_streams.keys(zero, purpose, 0, zero.view(1)).squeeze(-1)
 
 
-def can_hold_out(samples: Samples) -> bool:
+def can_hold_out(samples: Samples, rows: int = FEWEST_ROWS, units: int = FEWEST_UNITS) -> bool:
     """Returns whether a set has enough rows and units to hold some out."""
-    return len(samples) >= FEWEST_ROWS and not too_few_units(samples)
+    return len(samples) >= rows and not too_few_units(samples, units)
 
 
-def too_few_in_words(samples: Samples) -> str:
+def too_few_in_words(samples: Samples, rows: int = FEWEST_ROWS, units: int = FEWEST_UNITS) -> str:
     """Returns why nothing is held out of a set that is too small."""
-    if len(samples) < FEWEST_ROWS:
-        return f"{len(samples)} rows are too few to hold any out; {FEWEST_ROWS} are needed"
-    return f"rows of {units_of(samples)} units are too few to hold any out; {FEWEST_UNITS} units are needed"
+    if len(samples) < rows:
+        return f"{counted(len(samples), 'row')} {_are(len(samples))} too few to hold any out; {rows} are needed"
+    count = units_of(samples)
+    return f"rows of {counted(count, 'unit')} are too few to hold any out; {units} units are needed"
+
+
+def _are(count: int) -> str:
+    return "is" if count == 1 else "are"
 
 
 def spread_over(order: Tensor, count: int) -> Tensor:

@@ -359,9 +359,9 @@ def units_of(samples: Samples) -> int:
     return len(samples) if samples.units is None else len(samples.units.unique())
 
 
-def too_few_units(samples: Samples) -> bool:
+def too_few_units(samples: Samples, fewest: int = FEWEST_UNITS) -> bool:
     """Returns whether a set has so few units that none is held out."""
-    return samples.units is not None and units_of(samples) < FEWEST_UNITS
+    return samples.units is not None and units_of(samples) < fewest
 
 
 def drawn_units(samples: Samples, count: int, key: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ from fairmesh.numerics import trees
 from fairmesh.numerics.trees import Tree
 from fairmesh.problems.identity import fingerprint
 from fairmesh.problems.prepared import Prepared
-from fairmesh.problems.row_loss import answering, as_floats, lowest_loss
+from fairmesh.problems.row_loss import answering, as_floats, lowest_loss, per_sample
 
 _FLOATS_AT_ONCE = 1 << 22  # of inputs and outputs times models
 _OUTPUTS_UP_TO = 1 << 22  # floats of outputs that are kept with a run; losses and right or wrong always are
@@ -59,6 +59,51 @@ def judged(
         answers += [own[i] for i in sorted(own)]
         numbers = [sum(one >= 0 for one in which[:i]) if own_models else k for i, k in enumerate(which)]
         of_sites.append(tuple(first + n if k >= 0 else -1 for n, k in zip(numbers, which)) or (-1,) * problem.n)
+    return _gathered(problem, answers, of_sites, list(rows), on, trained_alone)
+
+
+def judged_by_outputs(
+    problem: Prepared, outputs: Mapping[int, Mapping[int, Tensor]], *, trained_alone: bool = False
+) -> Outcomes:
+    """Returns what models of the sites' own answer on their test rows, given the outputs.
+
+    Args:
+        problem: The problem, with all its splits.
+        outputs: For each split, the outputs for each measured site's test rows (seeds, rows, ...), by its number.
+        trained_alone: Whether these models were trained on the rows of their sites only. Default: False.
+    """
+    answers: list[Answers] = []
+    of_sites = []
+    for split, of_split in outputs.items():
+        sites, numbers = problem.of_split(split).sites, {}
+        for i, made in of_split.items():
+            numbers[i] = len(answers)
+            found = _answers_of_outputs(problem, sites[i].test, made)
+            answers.append(found if sites[i].rows is None else replace(found, rows=sites[i].rows))
+        of_sites.append(tuple(numbers.get(i, -1) for i in range(problem.n)))
+    return _gathered(problem, answers, of_sites, list(outputs), "test", trained_alone)
+
+
+def _answers_of_outputs(problem: Prepared, samples: Samples, outputs: Tensor) -> Answers:
+    truth = as_floats(samples.targets, outputs.dtype)
+    losses = torch.stack([per_sample(problem.output_loss, of_seed, truth) for of_seed in outputs]).float()
+    right = None
+    if problem.classes:
+        right = torch.stack([problem.right(of_seed, truth) for of_seed in outputs]).to(torch.uint8)
+        right = right.masked_fill(losses.isnan() & outputs.isnan().flatten(2).any(dim=-1), UNPREDICTED)
+    predicted = vmap(problem.readings.predictions)(outputs).float()
+    return Answers(digest_of(samples), losses, right, predicted, samples.targets, _numbered(samples), samples.units)
+
+
+def _gathered(
+    problem: Prepared,
+    answers: Sequence[Answers],
+    of_sites: Sequence[tuple[int, ...]],
+    splits: Sequence[int],
+    on: str,
+    trained_alone: bool,
+) -> Outcomes:
+    """Returns answers as outcomes of a problem."""
     return Outcomes(
         tuple(str(site.name) for site in problem.sites),
         problem.primary,
@@ -67,9 +112,9 @@ def judged(
         tuple(of_sites),
         on,
         dict(problem.metrics),
-        _trained_in_common(problem, list(rows)) if trained_alone else (),
+        _trained_in_common(problem, splits) if trained_alone else (),
         -math.inf if (lowest := lowest_loss(problem.loss)) is None else lowest,
-        _guessed_overlaps(problem, list(rows)) if on == "test" else {},
+        _guessed_overlaps(problem, splits) if on == "test" else {},
         target_unit=problem.preprocessing.target.unit if problem.preprocessing else "",
     )
 

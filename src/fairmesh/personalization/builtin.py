@@ -6,12 +6,14 @@ from typing import ClassVar
 from torch import Tensor
 
 from fairmesh.config.tables import register
-from fairmesh.personalization.base import COMMON, FINE_TUNED, LOCAL, Personalization
+from fairmesh.personalization.base import OneByOne, Personalization
+from fairmesh.personalization.candidates import COMMON, FINE_TUNED, LOCAL
+from fairmesh.personalization.choice import Choice
 from fairmesh.personalization.evidence import Predictions
 
 
 @dataclass(frozen=True)
-class FineTuned(Personalization):
+class FineTuned(OneByOne):
     """Trains the common model further on each site's own rows, for as long as held-out rows support it.
 
     A site's rows are divided into folds. Models that start from the common one are trained without each fold, and
@@ -49,7 +51,7 @@ class FineTuned(Personalization):
 
 
 @dataclass(frozen=True)
-class Mixture(Personalization):
+class Mixture(OneByOne):
     """Mixes the common, the local and the fine-tuned model at each site, with weights that held-out rows support.
 
     The mixture's probabilities are p = sum_k w_k p_k, or its outputs the average if targets are numbers. The weights
@@ -83,4 +85,4 @@ class Mixture(Personalization):
         return held_out.mean_weights(self.components, rows)
 
 
-register(Personalization, {"fine-tuned": FineTuned, "mixture": Mixture})
+register(Personalization, {"choice": Choice, "fine-tuned": FineTuned, "mixture": Mixture})

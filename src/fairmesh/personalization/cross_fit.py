@@ -9,13 +9,14 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from fairmesh.data.reserve import can_hold_out, key_for, order_by_class
+from fairmesh.data.reserve import FEWEST_ROWS, can_hold_out, key_for, order_by_class
 from fairmesh.data.samples import Samples
 from fairmesh.data.site import Site
-from fairmesh.data.units import folds_of_units, joined_units
+from fairmesh.data.units import FEWEST_UNITS, folds_of_units, joined_units
 from fairmesh.errors import BadInput
 from fairmesh.numerics import trees
 from fairmesh.personalization.evidence import log_evidence
+from fairmesh.personalization.pooled_prior import CommonLosses
 from fairmesh.problems.objective import Objective
 from fairmesh.problems.oracle import Oracle
 from fairmesh.problems.prepared import Prepared
@@ -59,29 +60,31 @@ class Average(NamedTuple):
     """The average of each site's models along a path, by the evidence that some rows give to each of them."""
 
     total: Tensor  # the sum of the models times their weights (sites, folds + 1, dim)
-    weight: Tensor  # the sum of the weights, relative to the largest evidence (sites,)
-    steps: Tensor  # the sum of the steps times the weights (sites,)
-    evidence: Tensor  # the largest so far, a logarithm (sites,)
+    weight: Tensor  # the sum of the weights, relative to the largest evidence (sites, 1) or (sites, folds + 1)
+    steps: Tensor  # the sum of the steps times the weights
+    evidence: Tensor  # the largest so far, a logarithm
 
     @classmethod
-    def empty(cls, like: Tensor) -> "Average":
-        nothing = torch.zeros(len(like), dtype=torch.float64)
+    def empty(cls, like: Tensor, kinds: int = 1) -> "Average":
+        """Returns no average yet, with one evidence for all models of a site or, of several kinds, one for each."""
+        nothing = torch.zeros(len(like), kinds, dtype=torch.float64)
         return cls(torch.zeros_like(like), nothing, nothing, torch.full_like(nothing, -math.inf))
 
     def with_models(self, models: Tensor, steps: int, evidence: Tensor) -> "Average":
-        """Returns the average with the models after a number of steps, given their evidence (sites,)."""
+        """Returns the average with the models after a number of steps, given their evidence (sites, 1) or (sites,
+        folds + 1)."""
         best = torch.maximum(self.evidence, evidence)  # weights are relative to it, so that none is too large
         before = torch.where(self.evidence.isfinite(), (self.evidence - best).exp(), 0.0)
         here = torch.where(evidence.isfinite(), (evidence - best).exp(), 0.0)
-        kept, added = (t.to(models.device, models.dtype)[:, None, None] for t in (before, here))
+        kept, added = (t.to(models.device, models.dtype)[..., None] for t in (before, here))
         total = torch.where(added > 0, kept * self.total + added * models, kept * self.total)
         return Average(total, before * self.weight + here, before * self.steps + here * steps, best)
 
     def mean(self, start: Tensor) -> Fitted:
         """Returns the average; the start where no models count."""
-        weight = self.weight.to(self.total.device, self.total.dtype)[:, None, None]
+        weight = self.weight.to(self.total.device, self.total.dtype)[..., None]
         models = torch.where(weight > 0, self.total / weight, start)
-        return Fitted(models, self.steps / self.weight.clamp(min=1e-300))
+        return Fitted(models, (self.steps / self.weight.clamp(min=1e-300))[:, -1])
 
 
 class Penalised(NamedTuple):
@@ -90,6 +93,13 @@ class Penalised(NamedTuple):
 
     models: Tensor
     losses: Tensor
+
+
+class Pull(NamedTuple):
+    """What a penalty adds to gradients: a multiple of the distance of each model from a point, or from zero."""
+
+    strength: Tensor  # (penalties, models, dim)
+    to: Tensor | None = None
 
 
 class Averaging(NamedTuple):
@@ -120,7 +130,9 @@ class CrossFit:
     """The rows of some sites, in folds, and the training of models on them.
 
     A row is *unseen* if the common model was not trained on it: it is in the site's reserved set or, if there is none,
-    in a validation set of the site's own. Folds divide unseen and seen rows alike, so every row is held out once."""
+    in a validation set of the site's own. Or its fold is one of the first `folds_apart`, each of which has a common
+    model of its own that was trained without it. Folds divide unseen and seen rows alike, so every row is held out
+    once."""
 
     def __init__(
         self,
@@ -132,8 +144,9 @@ class CrossFit:
         dtype: torch.dtype,
         trace: bool = True,
         carrier: Carrier = to_the_end,
+        folds_apart: int = 0,
     ):
-        self.problem, self.sites, self._folds, self._seed = problem, sites, folds, seed
+        self.problem, self.sites, self.folds, self._seed = problem, sites, folds, seed
         self._device, self._dtype, self._trace, self._carrier = device, dtype, trace, carrier
         self._outputs = over_models(problem.flat_model.to(device, dtype), problem.at_once(device))
         pools = [_pool(problem, i) for i in sites]
@@ -146,7 +159,7 @@ class CrossFit:
         self._unit_of_row = torch.cat(places) + (counts.cumsum(0) - counts)[self.site_of_row]
         self._site_of_unit = torch.repeat_interleave(torch.arange(len(sites)), counts)
         self.fold_of_row = torch.cat([_folds_of(pool, unseen, folds) for pool, unseen in pools])
-        self.unseen = torch.cat([unseen for _, unseen in pools])
+        self.unseen = torch.cat([unseen for _, unseen in pools]) | (self.fold_of_row < folds_apart)
         self._inputs = trees.joined([pool.inputs for pool, _ in pools])
         self.targets = as_floats(trees.joined([pool.targets for pool, _ in pools]), dtype)
         none = torch.zeros(len(sites)).index_add_(0, self.site_of_row, self.unseen.float()) == 0
@@ -162,9 +175,9 @@ class CrossFit:
 
     def _table_of_held_rows(self, sites: int) -> Tensor:
         """Returns the rows of every site's every fold (sites * folds, most), filled up with -1."""
-        group = self.site_of_row * self._folds + self.fold_of_row
+        group = self.site_of_row * self.folds + self.fold_of_row
         order = group.argsort(stable=True)
-        counts = torch.bincount(group, minlength=sites * self._folds)
+        counts = torch.bincount(group, minlength=sites * self.folds)
         place = torch.arange(len(order)) - (counts.cumsum(0) - counts)[group[order]]
         table = torch.full((len(counts), int(counts.max())), -1)
         table[group[order], place] = order
@@ -174,7 +187,7 @@ class CrossFit:
     def outputs(self, models: Tensor) -> Tensor:
         """Returns what the models (sites, folds + 1, dim) predict for all rows, each row by the model of its site that
         was trained without the row's fold: (rows, ...), on the CPU."""
-        rows = models[:, : self._folds].flatten(0, 1).to(self._device, self._dtype)
+        rows = models[:, : self.folds].flatten(0, 1).to(self._device, self._dtype)
         width = max(1, _FLOATS_AT_ONCE // (len(rows) * trees.numbers_per_sample(self._inputs)))
         places, made = [], []
         for table in self._held.split(width, dim=1):
@@ -184,9 +197,17 @@ class CrossFit:
             places.append(table[table >= 0])
         return torch.cat(made)[torch.cat(places).argsort()]
 
+    def losses_of_common(self, commons: Tensor) -> CommonLosses:
+        """Returns the sums of the losses of a common model that stands for each fold (folds + 1, dim)."""
+        outputs = self.outputs(commons.expand(len(self.sites), -1, -1))
+        losses = per_sample(self.problem.output_loss, outputs, self.targets).double()
+        weights = self.independent[self.site_of_row]
+        parts = [(torch.where(rows, losses * weights, 0.0), weights * rows) for rows in (self.unseen, ~self.unseen)]
+        return CommonLosses(*(float(tensor.sum()) for part in parts for tensor in part))
+
     def same(self, rows: Tensor) -> Tensor:
         """Returns one model per site (sites, dim) for all folds: (sites, folds + 1, dim)."""
-        return rows.unsqueeze(1).expand(-1, self._folds + 1, -1)
+        return rows.unsqueeze(1).expand(-1, self.folds + 1, -1)
 
     def alone(self, start: Tensor, steps: int, step: float) -> Fitted:
         """Trains every site's models from a start that knows no data, and averages each site's over its path by how
@@ -197,27 +218,30 @@ class CrossFit:
         Steps of which the loss is not finite do not count."""
         return self._averaged("alone", start, _Steps(steps, step, 3.0)).by_all.mean(start)
 
-    def tuned(self, start: Tensor, steps: int, step: float) -> Fitted:
+    def tuned(self, start: Tensor, steps: int, step: float, nested: bool = False) -> Fitted:
         """Trains every site's models from the common one, and averages them as `alone` does. The common model itself
         has half of the prior probability, so that noise does not move a site away from it.
 
         The rows that judge are the unseen ones. The common model looks too good on the others, so these speak against
-        any step. If they support more steps all the same, they are right to, and all rows judge."""
-        last = self._averaged("tuned", start, _Steps(steps, step, 1.0), tuned=True)
+        any step. If they support more steps all the same, they are right to, and all rows judge.
+
+        The model without a fold counts steps as all rows of the site do, this fold included: it is for comparing models
+        along the path. With `nested` the fold has no say in it, so that it may judge the outcome too."""
+        last = self._averaged("tuned", start, _Steps(steps, step, 1.0), True, nested)
         by_judges, by_all = last.by_judges.mean(start), last.by_all.mean(start)  # type: ignore[union-attr]
         more = by_all.steps > by_judges.steps
         models = torch.where(more.to(start.device)[:, None, None], by_all.models, by_judges.models)
         return Fitted(models, torch.where(more, by_all.steps, by_judges.steps))
 
-    def _averaged(self, name: str, start: Tensor, plan: _Steps, tuned: bool = False) -> Averaging:
+    def _averaged(self, name: str, start: Tensor, plan: _Steps, tuned: bool = False, nested: bool = False) -> Averaging:
         """Returns the averages along a path. If it begins at the common model (`tuned`), this is as probable as all
         models after it, and the rows that judge have a say of their own."""
         labels, every = self.problem.classes is not None, torch.ones_like(self.judged)
 
         def added(average: Average, k: int, models: Tensor, losses: Tensor, judges: Tensor) -> Average:
-            rows = self._sums(judges.double()) * self.independent
-            total = self._sums(losses.masked_fill(~judges, 0.0)) * self.independent
-            evidence = log_evidence(total, rows, labels)
+            rows = self._sums_without(judges.double(), nested)
+            total = self._sums_without(losses.masked_fill(~judges, 0.0), nested)
+            evidence = log_evidence(total, rows, labels).masked_fill(rows == 0, 0.0)  # nothing speaks for any step
             return average.with_models(models, k, evidence + (math.log(_LOOKS) if tuned and k == 0 else 0.0))
 
         def looked(state: Averaging, k: int) -> Averaging:
@@ -228,7 +252,7 @@ class CrossFit:
                 by_judges = added(by_judges, k, models, losses, self.judged)
             return Averaging(state.walk, added(state.by_all, k, models, losses, every), by_judges)
 
-        empty = Average.empty(start)
+        empty = Average.empty(start, self.folds + 1 if nested else 1)
         return self._trained_along(name, plan, Averaging(self._at(start), empty, empty if tuned else None), looked)
 
     def regularised(self, start: Tensor, steps: int, step: float) -> Fitted:
@@ -239,13 +263,17 @@ class CrossFit:
         of n rows is Lambda / (2 n) times its squared norm, without biases, added to the mean loss: that of ridge
         regression, or of logistic regression with an L2 penalty. The average is steadier than a choice where few rows
         judge. A penalty whose outcome is not finite does not count."""
-        ended = self.penalised(start, steps, step, penalties_for(self.problem), self._in_large_batches())
+        ended = self.penalised(start, steps, step, penalties_for(self.problem), self.in_large_batches())
+        return self.averaged_over_penalties(ended, start, steps)
+
+    def averaged_over_penalties(self, ended: Penalised, start: Tensor, steps: int) -> Fitted:
+        """Returns each site's models, averaged over the penalties by how well held-out rows support them."""
         average = Average.empty(start)
         for models, losses in zip(ended.models, ended.losses):
             # One wrong answer more than there are: no penalty is certain to make none.
             total = self._sums(losses) * self.independent + (0.0 if self.problem.classes is None else 1.0)
             evidence = log_evidence(total, self.sizes * self.independent, labels=False)
-            average = average.with_models(models, steps, evidence)
+            average = average.with_models(models, steps, evidence[:, None])
         return average.mean(start)
 
     def penalised(
@@ -254,9 +282,23 @@ class CrossFit:
         """Trains every site's models from a start that knows no data, each with several penalties, on the folds or on
         what is `trained` instead."""
         plan, first = _Steps(steps, step, 3.0), self._at(start, len(penalties))
-        last = self._carrier("alone", steps, first, lambda walk, done: self._walk(walk, done, plan, penalties, trained))
+        pull = Pull(self._decay(penalties, self.problem.flat_model.layout.without_biases()))
+        last = self._carrier("alone", steps, first, lambda walk, done: self._walk(walk, done, plan, pull, trained))
         models = last.models.unflatten(1, start.shape[:2])
-        return Penalised(models, torch.stack([-self._scores(self.outputs(of_penalty)) for of_penalty in models]))
+        return Penalised(models, torch.stack([self._badness(self.outputs(of_penalty)) for of_penalty in models]))
+
+    def near(self, start: Tensor, steps: int, step: float, strengths: Sequence[float]) -> Tensor:
+        """Trains every site's models from the common one, each with several penalties on the distance from it.
+
+        The penalty of a model of n rows is a strength over 2 n times the squared distance, biases included, added to
+        the mean loss.
+
+        Returns:
+            The models (strengths, sites, folds + 1, dim)."""
+        plan, first = _Steps(steps, step, 1.0), self._at(start, len(strengths))
+        pull = Pull(self._decay(strengths, torch.ones(start.shape[-1])), first.models)
+        last = self._carrier("near", steps, first, lambda walk, done: self._walk(walk, done, plan, pull))
+        return last.models.unflatten(1, start.shape[:2])
 
     def least_penalties(
         self, start: Tensor, steps: int, step: float, penalties: Sequence[float], errors: float = 1.0
@@ -272,17 +314,29 @@ class CrossFit:
         as_good = (distance <= errors * error).int()  # false where it is not finite
         return torch.tensor(penalties, dtype=torch.float64)[as_good.argmax(dim=0)]
 
-    def _scores(self, outputs: Tensor) -> Tensor:
-        """Returns how good the output for every row is; more is better, and what is not finite is worst."""
+    def _badness(self, outputs: Tensor) -> Tensor:
+        """Returns how bad the output for every row is: 1 or 0 for a wrong or right label, else the loss; infinite where
+        it is not finite."""
         if self.problem.classes is not None:
-            right = self.problem.right(outputs, self.targets).double()
-            return right.masked_fill(~outputs.isfinite().flatten(1).all(dim=1), -torch.inf)
+            wrong = 1.0 - self.problem.right(outputs, self.targets).double()
+            return wrong.masked_fill(~outputs.isfinite().flatten(1).all(dim=1), torch.inf)
         losses = per_sample(self.problem.output_loss, outputs, self.targets).double()
-        return -losses.nan_to_num(nan=torch.inf)
+        return losses.nan_to_num(nan=torch.inf)
 
     def _sums(self, values: Tensor) -> Tensor:
         """Returns the sum of the rows' numbers at every site."""
         return torch.zeros(len(self.sizes), dtype=torch.float64).index_add_(0, self.site_of_row, values)
+
+    def _sums_without(self, values: Tensor, each_fold: bool) -> Tensor:
+        """Returns the sum of the rows' numbers at every site, one per unit (sites, 1); for `each_fold` that of the rows
+        outside it, and of all rows last (sites, folds + 1)."""
+        total = (self._sums(values) * self.independent)[:, None]
+        if not each_fold:
+            return total
+        of_folds = torch.zeros(len(self.sizes) * self.folds, dtype=torch.float64)
+        of_folds.index_add_(0, self.site_of_row * self.folds + self.fold_of_row, values)
+        inside = of_folds.view(-1, self.folds) * self.independent[:, None]
+        return torch.cat([total - inside, total], dim=1)
 
     def _means(self, values: Tensor) -> Tensor:
         """Returns the mean of the rows' numbers at every site."""
@@ -317,7 +371,7 @@ class CrossFit:
         return self._carrier(name, plan.steps, first, onwards)
 
     def _walk(
-        self, walk: Walk, done: int, plan: _Steps, penalties: Sequence[float] = (), trained: Prepared | None = None
+        self, walk: Walk, done: int, plan: _Steps, pull: Pull | None = None, trained: Prepared | None = None
     ) -> Iterator[tuple[int, Walk]]:
         """Yields how many steps are done and the models then, from `done` on."""
         oracle = Oracle(
@@ -329,25 +383,25 @@ class CrossFit:
             trace=self._trace,
         )
         models, momenta, squares = walk
-        decay = self._decay(penalties) if penalties else None
         yield done, walk
         for t in range(done, plan.steps):
             _, gradients = oracle.losses_and_gradients(models, torch.tensor(t, device=self._device), 0)
-            if decay is not None:
-                gradients = gradients.addcmul(decay, models)
+            if pull:
+                gradients = gradients.addcmul(pull.strength, models if pull.to is None else models - pull.to)
             momenta = torch.lerp(momenta, gradients, 1.0 - _BETA1)
             squares = torch.lerp(momenta.square(), squares, _BETA2)
             length = plan.length * (1.0 - t / plan.steps) ** plan.power / models.shape[-1] ** 0.5
             models = models - length * momenta / ((squares / (1.0 - _BETA2 ** (t + 1))).sqrt() + _TINY)
             yield t + 1, Walk(models, momenta, squares)
 
-    def _decay(self, penalties: Sequence[float]) -> Tensor:
-        """Returns the multiple of each model that its penalty adds to the gradient of its mean loss."""
+    def _decay(self, penalties: Sequence[float], parameters: Tensor) -> Tensor:
+        """Returns the multiple of each model that its penalty on some parameters adds to the gradient of its mean
+        loss."""
         rows = torch.tensor([len(site.train) for site in self._trained.sites], device=self._device)
         by_row = torch.tensor(penalties, dtype=self._dtype, device=self._device)[:, None, None] / rows[:, None]
-        return by_row * self.problem.flat_model.layout.without_biases().to(by_row)
+        return by_row * parameters.to(by_row)
 
-    def _in_large_batches(self) -> Prepared:
+    def in_large_batches(self) -> Prepared:
         """Returns the problem with batches that are nearly all rows of small sites, if the model is small: their noise
         would keep it away from the minimum that a penalty has."""
         sampling = self._trained.sampling
@@ -408,9 +462,15 @@ def rows_to_learn_from(problem: Prepared, i: int) -> Samples:
     return _pool(problem, i)[0]
 
 
-def can_judge(problem: Prepared, i: int) -> bool:
+def can_judge(problem: Prepared, i: int, rows: int = FEWEST_ROWS, units: int = FEWEST_UNITS) -> bool:
     """Returns whether a site has enough rows and units to judge models by rows that they have not seen."""
-    return can_hold_out(rows_to_learn_from(problem, i))
+    return can_hold_out(rows_to_learn_from(problem, i), rows, units)
+
+
+def in_folds(problem: Prepared, i: int, folds: int) -> tuple[Samples, Tensor]:
+    """Returns a site's training rows, and the fold of each of them in a `CrossFit`."""
+    pool, unseen = _pool(problem, i)
+    return problem.sites[i].train, _folds_of(pool, unseen, folds)[~unseen]
 
 
 def sites_at_once(

@@ -8,7 +8,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from fairmesh.problems.row_loss import Loss, per_sample
+from fairmesh.problems.row_loss import Loss, per_sample, reads_logits
 
 _FLOATS_AT_ONCE = 1 << 22  # of outputs times points of the grid
 _PARTS = {1: 1, 2: 40, 3: 12}  # components -> parts that a unit of weight is divided into
@@ -86,6 +86,7 @@ class Predictions:
     def __init__(self, outputs: dict[str, Tensor], targets: Tensor, loss: Loss, labels: bool, independent: float = 1.0):
         self.outputs, self.targets, self._loss, self._labels = outputs, targets, loss, labels
         self._independent = independent
+        self.likelihood = labels or reads_logits(loss)  # whether the loss is a negative logarithm of a probability
         self._on_grid = cache(self._losses_on_grid)
 
     def losses(self, weights: dict[str, float]) -> Tensor:
@@ -151,5 +152,5 @@ class Predictions:
             here = rows & (folds == fold)
             weights = weigh(rows & ~here)
             parts = [self.outputs[name][here] for name in weights]
-            outputs[here] = mixed(parts, list(weights.values()), self._labels)
+            outputs[here] = mixed(parts, list(weights.values()), self._labels).to(outputs)
         return outputs[rows]

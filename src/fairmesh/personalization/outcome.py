@@ -11,9 +11,15 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from fairmesh.errors import BadInput
+from fairmesh.personalization.candidates import COMMON, LOCAL, OWN
 from fairmesh.personalization.evidence import mixed
 
-_WEIGHTS, _LABELS = "weights", "labels"
+_WEIGHTS, _LABELS, _SCALES, _SHIFTS = "weights", "labels", "scales", "shifts"
+
+
+def _as_key(name: str) -> str:
+    """Returns the name of a model as a module may have it."""
+    return name.replace(", ", "-").replace(" ", "-")
 
 
 class PersonalModel(nn.Module):
@@ -26,6 +32,8 @@ class PersonalModel(nn.Module):
         state_dicts: The state_dict of each model in the mixture, by name.
         weights: The weight of each; they sum to one.
         labels: Whether targets are class labels.
+        calibrations: What the outputs of some of the models are multiplied with, and what is added to them, by name;
+            None for nothing. Default: None.
 
     Example:
         >>> import torch
@@ -44,6 +52,7 @@ class PersonalModel(nn.Module):
         state_dicts: Mapping[str, Mapping[str, Tensor]],
         weights: Mapping[str, float],
         labels: bool,
+        calibrations: Mapping[str, tuple[float, Tensor]] | None = None,
     ):
         super().__init__()
         self.weights, self.labels = {name: float(weights[name]) for name in state_dicts}, labels
@@ -51,7 +60,11 @@ class PersonalModel(nn.Module):
         for name, state in state_dicts.items():
             one = copy.deepcopy(module)
             one.load_state_dict(state)
-            self.models[name] = one
+            self.models[_as_key(name)] = one
+        for k, name in enumerate(state_dicts):
+            scale, shift = (calibrations or {}).get(name, (1.0, None))
+            self.register_buffer(f"scale_{k}", torch.tensor(scale) if shift is not None else None)
+            self.register_buffer(f"shift_{k}", shift)
         self.eval()
 
     def forward(self, inputs: Tensor) -> Tensor:
@@ -60,7 +73,11 @@ class PersonalModel(nn.Module):
         Args:
             inputs: A batch of inputs.
         """
-        return mixed([one(inputs) for one in self.models.values()], list(self.weights.values()), self.labels)
+        outputs = [one(inputs) for one in self.models.values()]
+        for k in range(len(outputs)):
+            scale, shift = getattr(self, f"scale_{k}"), getattr(self, f"shift_{k}")
+            outputs[k] = outputs[k] if shift is None else scale * outputs[k] + shift
+        return mixed(outputs, list(self.weights.values()), self.labels)
 
     @staticmethod
     def load(path: str | os.PathLike, module: nn.Module) -> "PersonalModel":
@@ -81,7 +98,9 @@ class PersonalModel(nn.Module):
             states = {
                 n: {k.removeprefix(f"{n}."): t for k, t in tensors.items() if k.startswith(f"{n}.")} for n in names
             }
-            return PersonalModel(module, states, weights, labels)
+            known = [name for name in names if f"{_SHIFTS}.{name}" in tensors]
+            calibrations = {n: (float(tensors[f"{_SCALES}.{n}"]), tensors[f"{_SHIFTS}.{n}"]) for n in known}
+            return PersonalModel(module, states, weights, labels, calibrations)
         except Exception as error:  # safetensors and load_state_dict raise various ones
             raise BadInput(f"{path} is not a site's model for this module: {error}") from error
 
@@ -105,6 +124,10 @@ class PersonalSite:
         held_out: The metrics on these rows, by models that were trained without them. Default: {}.
         test: The metrics on the site's test set, if it has one. Default: {}.
         note: What a reader should know, such as why the common model was kept; None for nothing. Default: None.
+        calibrations: What the outputs of some of the models are multiplied with, and what is added to them. Default:
+            {}.
+        outputs: What its own model and the one trained alone answer on the test set, by "personal" and "local".
+            Default: {}.
 
     Example:
         >>> import fairmesh as fm
@@ -126,6 +149,16 @@ class PersonalSite:
     held_out: dict[str, dict[str, float]] = field(default_factory=dict)
     test: dict[str, dict[str, float]] = field(default_factory=dict)
     note: str | None = None
+    calibrations: dict[str, tuple[float, Tensor]] = field(default_factory=dict, repr=False)
+    outputs: dict[str, Tensor] = field(default_factory=dict, repr=False)
+
+    @property
+    def uses(self) -> str:
+        """What its model mostly is: the "common" model, one "adapted" from it, or its "own", of its rows alone."""
+        kinds = {"common": 0.0, "adapted": 0.0, "own": 0.0}
+        for name, weight in self.weights.items():
+            kinds["own" if name in (LOCAL, *OWN) else "common" if name == COMMON else "adapted"] += weight
+        return max(kinds, key=kinds.__getitem__)
 
     def module(self, module: nn.Module) -> PersonalModel:
         """Returns the site's model as a module.
@@ -133,7 +166,7 @@ class PersonalSite:
         Args:
             module: A module of the trained architecture; it is copied.
         """
-        return PersonalModel(module, self.state_dicts, self.weights, self.labels)
+        return PersonalModel(module, self.state_dicts, self.weights, self.labels, self.calibrations)
 
     def tensors(self) -> dict[str, Tensor]:
         """Returns all that `PersonalModel.load` needs, as it is written to a file."""
@@ -141,12 +174,15 @@ class PersonalSite:
         for name, state in self.state_dicts.items():
             found[f"{_WEIGHTS}.{name}"] = torch.tensor(self.weights[name], dtype=torch.float64)
             found |= {f"{name}.{key}": tensor for key, tensor in state.items()}
+        for name, (scale, shift) in self.calibrations.items():
+            found |= {f"{_SCALES}.{name}": torch.tensor(scale), f"{_SHIFTS}.{name}": shift}
         return found
 
     def table(self) -> dict[str, Any]:
         """Returns the numbers, without the models, as JSON can hold them."""
         names = ("number", "name", "weights", "labels", "rows", "unseen", "steps", "held_out", "test", "note")
-        return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+        found = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+        return found | {"uses": self.uses}
 
 
 @dataclass(frozen=True, eq=False)

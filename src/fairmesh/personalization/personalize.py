@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator
+from functools import lru_cache
 from typing import Any, Protocol
 
 import torch
@@ -13,8 +14,9 @@ from fairmesh.data.reserve import too_few_in_words
 from fairmesh.data.samples import Samples
 from fairmesh.errors import BadInput
 from fairmesh.numerics import trees
-from fairmesh.personalization.base import COMMON, FINE_TUNED, LOCAL, Personalization
+from fairmesh.personalization.base import Personalization, TriedSite, Weigh
 from fairmesh.personalization.builtin import Mixture
+from fairmesh.personalization.candidates import COMMON, LOCAL, Candidate, Steps, at_once, candidates
 from fairmesh.personalization.cross_fit import (
     Carrier,
     CrossFit,
@@ -26,6 +28,7 @@ from fairmesh.personalization.cross_fit import (
 )
 from fairmesh.personalization.evidence import Predictions, mixed
 from fairmesh.personalization.outcome import Personalized, PersonalSite
+from fairmesh.personalization.pooled_prior import CommonLosses, Sums, all_here
 from fairmesh.problems.evaluator import measured, measured_names
 from fairmesh.problems.prepared import Prepared
 from fairmesh.problems.row_loss import as_floats
@@ -112,6 +115,16 @@ def personalize(
     )
 
 
+def mixes_models(problem: Prepared) -> bool:
+    """Returns whether sites of a problem can have models of their own after the common training."""
+    try:
+        refuse_structure(problem)
+        problem.refuse_own_parts("personalization")
+    except BadInput:
+        return False
+    return True
+
+
 def refuse_structure(problem: Prepared) -> None:
     """Raises BadInput if the outputs of a site's models cannot be mixed, their mixture has no loss, or samples are not
     in memory."""
@@ -136,16 +149,34 @@ def personalized(
     trace: bool = True,
     progress: Progress = lambda done, steps: None,
     carrier: Carrier = to_the_end,
+    without_folds: Tensor | None = None,
+    sums: Sums = all_here,
 ) -> Personalized:
-    """Returns the own models of the sites that are here, from the common model `row` (dim,)."""
+    """Returns the own models of the sites that are here, from the common model `row` (dim,).
+
+    Args:
+        problem: The problem of one split.
+        row: The common model.
+        method: How sites get their models.
+        seed: The seed of starts and batches.
+        replica: The number of the replica. Default: 0.
+        device: Where models are trained; None for the CPU. Default: None.
+        dtype: Of the models in training. Default: torch.float32.
+        trace: Whether rounds may be traced. Default: True.
+        progress: Called after every step. Default: nothing is called.
+        carrier: Carries out the training. Default: to the end at once.
+        without_folds: Common models that were trained without the first folds of every site's rows, (folds, dim), as
+            `in_folds` divides them; None if there are none. Default: None.
+        sums: Adds up what sites elsewhere have. Default: all sites are here.
+    """
     refuse_structure(problem)
     problem.refuse_own_parts("personalization")
     method = from_table(Personalization, method, "personalization")
-    device = device or torch.device("cpu")
-    able = [i for i in problem.here if can_judge(problem, i)]
-    portions = sites_at_once(problem, able, method.folds, dtype)
-    steps = len(portions) * (method.local_steps + (method.steps if FINE_TUNED in method.components else 0))
-    before = 0
+    device, names = device or torch.device("cpu"), {COMMON, LOCAL, *method.components}
+    steps = Steps(method.steps, method.step, method.local_steps, method.local_step)
+    able = [i for i in problem.here if can_judge(problem, i, method.fewest_rows, method.fewest_units)]
+    portions = sites_at_once(problem, able, method.folds, dtype, at_once(problem, names))
+    in_all, before = len(portions) * steps.in_all(names), 0
 
     def watched(name: str, count: int, first: Any, onwards: Callable[[Any, int], Iterator[tuple[int, Any]]]) -> Any:
         nonlocal before
@@ -153,83 +184,96 @@ def personalized(
         def shown(state: Any, done: int) -> Iterator[tuple[int, Any]]:
             for k, now in onwards(state, done):
                 if k > done:
-                    progress(before + k, steps)
+                    progress(before + k, in_all)
                 yield k, now
 
         last = carrier(f"{name}-{replica}-{before}", count, first, shown)
         before += count
         return last
 
-    found: dict[int, PersonalSite] = {}
-    for sites in portions:
-        fit = CrossFit(problem, sites, method.folds, seed, device, dtype, trace, watched)
-        found |= {site.number: site for site in _fitted(fit, row.to(device, dtype), method, seed)}
-    sites = [found.get(i) or _kept(problem, i, row) for i in problem.here]
+    row = row.to(device, dtype)
+    apart = row[None, :][:0] if without_folds is None else without_folds.to(row)
+    commons = torch.cat([apart, row.expand(method.folds + 1 - len(apart), -1)])
+
+    @lru_cache(maxsize=1)
+    def fit_of(k: int) -> CrossFit:
+        return CrossFit(problem, portions[k], method.folds, seed, device, dtype, trace, watched, len(apart))
+
+    common = CommonLosses.over(sums, (fit_of(k).losses_of_common(commons) for k in range(len(portions))))
+    tried: list[TriedSite] = []
+    start = problem.initial_row(seed).to(row)
+    for k in range(len(portions)):
+        noise = 1.0 if problem.task == "classes" else common.noise
+        tried += _tried(fit_of(k), candidates(fit_of(k), commons, start, names, steps, noise))
+    weigh = method.learned(tried, common, sums)
+    found = {site.number: _outcome(problem, site, weigh) for site in tried}
+    sites = [found.get(i) or _kept(problem, i, row, method) for i in problem.here]
     return Personalized(registered_name(method), replica, sites)
 
 
-def _fitted(fit: CrossFit, row: Tensor, method: Personalization, seed: int) -> list[PersonalSite]:
-    """Returns the outcomes of some sites, which are trained together."""
-    sites = fit.sites
-    start = fit.problem.initial_row(seed).to(row).expand(len(sites), -1)
-    local = fit.alone(fit.same(start), method.local_steps, method.local_step)
-    rows = {COMMON: row.expand(len(sites), -1), LOCAL: local.models[:, -1]}
-    outputs = {COMMON: fit.outputs(fit.same(rows[COMMON])), LOCAL: fit.outputs(local.models)}
-    steps = {LOCAL: local.steps}
-    if FINE_TUNED in method.components:
-        tuned = fit.tuned(fit.same(rows[COMMON]), method.steps, method.step)
-        rows[FINE_TUNED], outputs[FINE_TUNED] = tuned.models[:, -1], fit.outputs(tuned.models)
-        steps[FINE_TUNED] = tuned.steps
-    return [_chosen(fit, s, method, rows, outputs, steps) for s in range(len(sites))]
+def _tried(fit: CrossFit, made: dict[str, Candidate]) -> list[TriedSite]:
+    """Returns the sites of a fit with their candidates."""
+    problem, found = fit.problem, []
+    for s, number in enumerate(fit.sites):
+        here, independent = fit.site_of_row == s, float(fit.independent[s])
+        outputs = {name: candidate.outputs[here] for name, candidate in made.items()}
+        held_out = Predictions(outputs, fit.targets[here], problem.output_loss, problem.task == "classes", independent)
+        found.append(
+            TriedSite(
+                number,
+                {name: candidate.models[s] for name, candidate in made.items()},
+                {
+                    name: (float(c.calibration.scale[s]), c.calibration.shift[s])
+                    for name, c in made.items()
+                    if c.calibration
+                },
+                held_out,
+                fit.fold_of_row[here],
+                fit.unseen[here],
+                independent,
+                {name: float(candidate.steps[s]) for name, candidate in made.items() if candidate.steps is not None},
+            )
+        )
+    return found
 
 
-def _chosen(
-    fit: CrossFit,
-    s: int,
-    method: Personalization,
-    rows: dict[str, Tensor],
-    outputs: dict[str, Tensor],
-    steps: dict[str, Tensor],
-) -> PersonalSite:
-    """Returns the outcome of the site s of a fit, given the models of all sites, what models that were trained without
-    a row predict for it, and the steps that they took."""
-    problem, here, unseen = fit.problem, fit.site_of_row == s, bool(fit.has_unseen[s])
-    labels, rows = problem.task == "classes", {name: of_sites[s] for name, of_sites in rows.items()}
-    outputs = {name: of_sites[here] for name, of_sites in outputs.items()}
-    targets, judged = fit.targets[here], fit.judged[here]
-    held_out = Predictions(outputs, targets, problem.output_loss, labels, float(fit.independent[s]))
-    weights, note = method.weights(held_out, judged), None
-    if unseen and LOCAL in weights:
-        # The common model has seen the other rows, so they speak too well of it. If they favour the local model all
-        # the same, and more than the few unseen rows do, they are right to.
-        everyone = method.weights(held_out, torch.ones_like(judged))
-        weights = max(weights, everyone, key=lambda w: w[LOCAL])
+def _outcome(problem: Prepared, tried: TriedSite, weigh: Weigh) -> PersonalSite:
+    """Returns the outcome of a site, given how its rows become weights."""
+    site, held_out, judged = problem.sites[tried.number], tried.held_out, tried.judged
+    labels, unseen, note = problem.task == "classes", bool(tried.unseen.any()), None
+    weights = weigh(tried, torch.ones_like(judged))
     if not unseen:
         note = (
             "the common model was trained on the rows that judge it, so the choice leans towards it; keep rows out "
             "of the common training with fm.data.reserve"
         )
-    mixture = held_out.cross_validated(fit.fold_of_row[here], judged, lambda rows: method.weights(held_out, rows))
-    shown = {COMMON: outputs[COMMON][judged], LOCAL: outputs[LOCAL][judged], PERSONAL: mixture}
-    number = fit.sites[s]
-    site, test = problem.sites[number], {}
+    mixture = held_out.cross_validated(tried.fold, judged, lambda rows: weigh(tried, rows))
+    shown = {COMMON: held_out.outputs[COMMON][judged], LOCAL: held_out.outputs[LOCAL][judged], PERSONAL: mixture}
+    test, outputs = {}, {}
     if site.test is not None:
-        tested = {name: outputs_on(problem, row, site.test) for name, row in rows.items()}
+        names = {COMMON, LOCAL, *weights}
+        tested = {name: outputs_on(problem, tried.models[name], site.test) for name in names}
+        for name in names & tried.calibrations.keys():
+            scale, shift = tried.calibrations[name]
+            tested[name] = scale * tested[name] + shift.to(tested[name])
         tested[PERSONAL] = mixed([tested[name] for name in weights], list(weights.values()), labels)
         true = as_floats(site.test.targets, tested[COMMON].dtype)
         test = {name: measured(problem, tested[name], true) for name in (COMMON, LOCAL, PERSONAL)}
+        outputs = {name: tested[name] for name in (LOCAL, PERSONAL)}
     return PersonalSite(
-        number,
+        tried.number,
         str(site.name),
         weights,
-        {name: problem.flat_model.state_dict(rows[name]) for name in weights},
+        {name: problem.flat_model.state_dict(tried.models[name]) for name in weights},
         labels,
         rows=int(judged.sum()),
         unseen=unseen,
-        steps={name: float(of_sites[s]) for name, of_sites in steps.items()},
-        held_out={name: measured(problem, out, targets[judged]) for name, out in shown.items()},
+        steps=tried.steps,
+        held_out={name: measured(problem, out, held_out.targets[judged]) for name, out in shown.items()},
         test=test,
         note=note,
+        calibrations={name: tried.calibrations[name] for name in weights if name in tried.calibrations},
+        outputs=outputs,
     )
 
 
@@ -248,12 +292,13 @@ def outputs_on(problem: Prepared, row: Tensor, samples: Samples) -> Tensor:
     return torch.cat(made)
 
 
-def _kept(problem: Prepared, i: int, row: Tensor) -> PersonalSite:
+def _kept(problem: Prepared, i: int, row: Tensor, method: Personalization) -> PersonalSite:
     """Returns the outcome of a site that is too small to judge models by its rows: it keeps the common model."""
     site, rows = problem.sites[i], rows_to_learn_from(problem, i)
-    test = {}
+    test, outputs = {}, {}
     if site.test is not None:
         out = outputs_on(problem, row, site.test)
+        outputs = {PERSONAL: out}
         numbers = measured(problem, out, as_floats(site.test.targets, out.dtype))
         test = {COMMON: numbers, LOCAL: dict.fromkeys(numbers, math.nan), PERSONAL: numbers}
     nothing: dict[str, float] = dict.fromkeys(measured_names(problem), math.nan)
@@ -267,5 +312,6 @@ def _kept(problem: Prepared, i: int, row: Tensor) -> PersonalSite:
         unseen=False,
         held_out=dict.fromkeys((COMMON, LOCAL, PERSONAL), nothing),
         test=test,
-        note=f"the common model was kept: {too_few_in_words(rows)}",
+        note=f"the common model was kept: {too_few_in_words(rows, method.fewest_rows, method.fewest_units)}",
+        outputs=outputs,
     )

@@ -425,6 +425,9 @@ def _as_judged(records: list[dict[str, Any]], summary: Mapping[str, Any]) -> lis
     return [by_own_models(one) for one in records] if summary.get("judged_by") == "own models" else records
 
 
+_TRACE = 0.005  # of a weight, which tables leave out
+
+
 def personal_table(run: Run) -> list[list[str]]:
     """Returns a header and one row per site: the metric of the common model, of the site's model alone and of its own
     model, averaged over replicas, and the weights in its own model. Nothing if the run has no personalization."""
@@ -437,8 +440,9 @@ def personal_table(run: Run) -> list[list[str]]:
             statistics.fmean((site["test"] or site["held_out"])[model][metric] for site in sites)
             for model in ("common", "local", "personal")
         ]
-        shares = {name: statistics.fmean(s["weights"].get(name, 0.0) for s in sites) for name in sites[0]["weights"]}
-        made_of = ", ".join(f"{100 * share:.0f} % {name}" for name, share in shares.items())
+        names = dict.fromkeys(name for site in sites for name in site["weights"])
+        shares = {name: statistics.fmean(site["weights"].get(name, 0.0) for site in sites) for name in names}
+        made_of = ", ".join(f"{100 * share:.0f} % {name}" for name, share in shares.items() if share >= _TRACE)
         rows.append([sites[0]["name"], *map(unit.shown, means), made_of])
     return [["site", "common model", "alone", "own model", "made of"], *rows]
 

@@ -57,6 +57,7 @@ def network_sentence(card: Mapping[str, Any]) -> str:
         first = f"Better than alone at {counts['better']} of {total} sites, worse at {counts['worse']}"
         chance = chance_in_words(_by_themselves(sites), counts["better"] + counts["worse"], total)
         parts.insert(0, f"{first}, no clear difference at {counts['unclear']}.{f' {chance}.' if chance else ''}")
+    parts = [*card["headline"], *parts]
     if card["diverged"]:
         parts.append(f"{card['diverged']} of {card['replicas']} replicas diverged and are left out.")
     return " ".join(parts)

@@ -40,9 +40,10 @@ class Default(NamedTuple):
     compare_weights: bool
 
     def completed(self, options: Options) -> Options:
-        """Returns the options, in which `compare_weights` is decided."""
-        given = options.compare_weights
-        return replace(options, compare_weights=self.compare_weights if given is None else given)
+        """Returns the options, in which `compare_weights` and `choose_weights` are decided."""
+        compare, choose = options.compare_weights, options.choose_weights
+        compare = self.compare_weights if compare is None else compare
+        return replace(options, compare_weights=compare, choose_weights=compare if choose is None else choose)
 
 
 def default_for(objective: Objective, updates: bool = False, weight_decay: float = 0.0) -> Default:

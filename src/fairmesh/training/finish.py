@@ -1,8 +1,11 @@
 """The end of a run: its result, what its models answered, the sites' own models, and the files in its folder."""
 
 import hashlib
+from contextlib import nullcontext
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
 
 from fairmesh.algorithms.companions import outliving
 from fairmesh.algorithms.fitting import trains_alone
@@ -25,12 +28,16 @@ from fairmesh.training.provenance import provenance_of
 from fairmesh.training.result import Averages, Result, chosen_replica, variants_of
 from fairmesh.training.summary import by_own_models, summary_of
 
+if TYPE_CHECKING:
+    from fairmesh.training.selection import Selection
 
-def finish(run: Execution, fixed: Result | None = None) -> Result:
+
+def finish(run: Execution, fixed: Result | None = None, selection: "Selection | None" = None) -> Result:
     """Returns the result of a run that has done its rounds, next to the same run with fixed weights if there is one,
     and writes it into its folder."""
-    result = replace(_result(run), fixed=fixed)
-    result = replace(result, personal=_personalized(run, result))  # before what all models answer, those of sites too
+    result = replace(_result(run), fixed=fixed, handed_out=selection and selection.handed_out)
+    personal = _personalized(run, result, selection and selection.models)
+    result = replace(result, personal=personal)  # before what all models answer, those of sites too
     result = replace(result, seconds=run.seconds, answered=_gathered_answers(run.process_group, result))
     far = _far_above_constant(run, result)
     result = replace(result, above_constant=far.replicas, notes=_notes(run, result, far))
@@ -73,27 +80,32 @@ def _result(run: Execution) -> Result:
     return replace(result, chosen=chosen_replica(result, training.options.best_by))
 
 
-def _personalized(run: Execution, result: Result) -> list[Personalized]:
+def _personalized(run: Execution, result: Result, without_folds: Tensor | None = None) -> list[Personalized]:
     """Returns the sites' own models, if the run has a personalization. Each process finds those of its own sites; all
-    processes know all numbers."""
+    processes know all numbers. Models without folds of the rows judge, unless the sites have reserved rows."""
     training, method, process_group = run.training, run.plan.personalization, run.process_group
     if not method:
         return []
     if run.around.announce:
-        run.around.announce(f"choosing a model of its own for each of {run.plan.problem.n} sites")
+        run.around.announce(f"choosing a model for each of {run.plan.problem.n} sites")
     rows, phases, of_replicas = result.row(), run.around.phases(), []
     digest = hashlib.sha256(rows.cpu().contiguous().numpy().tobytes()).hexdigest()
     identity = {"method": to_table(method), "models": digest, "problem": training.problem.digest()}
 
     def carried_out(name: str, *work: Any) -> Any:
-        what = "choosing a model of its own for each site"
+        what = f"choosing a model for each site{of_several}"
         return phases.carried_out(what, f"personal-{process_group.rank}-{name}", identity, *work)
 
+    reserved = any(site.reserved is not None for site in training.problem.sites)
+    apart = None if reserved else without_folds
+    of_several = ""
     placed = {"device": training.device, "dtype": training.dtype, "trace": training.options.trace == "auto"}
-    with process_group.fail_together():
+    with process_group.fail_together() if process_group.world_size == 1 else nullcontext():  # sites may form sums
         for r, replica in enumerate(training.replicas):
             if r not in result.diverged:
+                of_several = f", replica {r + 1} of {len(training.replicas)}" if len(training.replicas) > 1 else ""
                 settings = {"seed": replica.seed, "replica": r, "carrier": carried_out, **placed}
+                settings |= {"sums": process_group.all_reduce, "without_folds": None if apart is None else apart[r]}
                 problem = training.problem.of_split(replica.split)
                 of_replicas.append(personalized(problem, rows[r], method, **settings))
     phases.forget(f"personal-{process_group.rank}-*")
@@ -104,7 +116,8 @@ def _personalized(run: Execution, result: Result) -> list[Personalized]:
         sites = {site.number: site for site in models.sites}
         for tables in every:
             for table in tables[k]["sites"]:
-                sites.setdefault(table["number"], PersonalSite(state_dicts={}, **table))
+                numbers = {name: value for name, value in table.items() if name != "uses"}
+                sites.setdefault(table["number"], PersonalSite(state_dicts={}, **numbers))
         of_replicas[k] = replace(models, sites=[sites[i] for i in sorted(sites)])
     return of_replicas
 

@@ -49,6 +49,10 @@ class Options:
         on_divergence: "stop" raises `Diverged`; "mark" lets the other replicas continue. Default: "stop".
         compare_weights: Whether to train once more with fixed weights, before the run, and to say afterwards at which
             sites the weights helped. Takes twice as long. None for yes if the algorithm was left out. Default: None.
+        choose_weights: Whether held-out rows decide if the model with robust weights or the one with fixed weights is
+            handed out. Both are trained before the run without a fifth of the rows, fold by fold. By the same models
+            each site gets the model that suits it, unless the run has another personalization. None for yes if the
+            algorithm was left out and `compare_weights` is not False. Default: None.
         lying_neighbours: How many neighbours of each node may send anything, >= 0. If > 0, gossip is clipped: a node
             moves towards the public copy of a neighbour by at most a radius that follows from its other neighbours.
             reproduction/clipping.md measures what this protects from, and what it costs unusual sites. Default: 0.
@@ -80,6 +84,7 @@ class Options:
     worst_needs_rows: Natural = WORST_NEEDS_ROWS
     on_divergence: Literal["stop", "mark"] = "stop"
     compare_weights: bool | None = None
+    choose_weights: bool | None = None
     lying_neighbours: Natural = 0
     count_bytes: bool = True
     memory_gib: Positive | None = None
@@ -105,6 +110,7 @@ class Options:
 # Options that are no part of a run's identity, since they change no model, or only by rounding errors. All others are.
 _NOT_PART = (
     *("checkpoint_every", "own_models", "worst_needs_rows", "on_divergence", "compare_weights"),
+    "choose_weights",
     *("count_bytes", "device", "threads", "trace", "fuse", "memory_gib"),
 )
 DTYPES = {"float32": torch.float32, "float64": torch.float64}

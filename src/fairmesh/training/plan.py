@@ -16,7 +16,8 @@ from fairmesh.networks.base import Network
 from fairmesh.networks.memory import SingleProcess
 from fairmesh.networks.process_group import ProcessGroup
 from fairmesh.personalization.base import Personalization
-from fairmesh.personalization.personalize import refuse_structure
+from fairmesh.personalization.choice import Choice
+from fairmesh.personalization.personalize import mixes_models, refuse_structure
 from fairmesh.problems.checks import refuse_autocast
 from fairmesh.problems.prepared import Prepared
 from fairmesh.problems.problem import Problem, prepare
@@ -83,6 +84,8 @@ class Plan:
         if not isinstance(rounds, int) or rounds < 1:
             raise BadInput(f"rounds must be a whole number >= 1, got {rounds!r}")
         algorithms = _fitted(algorithm, rounds)
+        if len(algorithms) > 1:  # a sweep is compared as a whole
+            chosen = replace(chosen, choose_weights=False)
         topology = default_topology(problem.n, rounds, algorithms[0]) if topology is None else topology
         if not isinstance(topology, Topology):
             raise BadInput(f"topology must be a Topology such as fm.Ring(), got {topology!r}")
@@ -91,6 +94,8 @@ class Plan:
         if personalization is not None:
             method: Personalization = from_table(Personalization, personalization, "personalization")
             problem, personalization = _with_reserve(problem, method.share), method
+        elif chosen.choose_weights and mixes_models(problem):
+            personalization = Choice()
         if process_group.world_size > 1:
             problem = problem.keeping(sites_at(process_group.nodes(problem.n), replicas))
         cycle = cycle or with_liars(topology.build(problem.n), chosen.lying_neighbours)
@@ -111,7 +116,7 @@ def with_fixed_weights(plan: Plan) -> Plan:
     """Returns the plan of the same run with the weights of the prior."""
     fixed = {id(replica.algorithm): replica.algorithm.with_fixed_weights() for replica in plan.replicas}
     replicas: Any = [replace(replica, algorithm=fixed[id(replica.algorithm)]) for replica in plan.replicas]
-    return replace(plan, replicas=replicas, personalization=None)
+    return replace(plan, replicas=replicas)
 
 
 def _with_defaults(problem: Prepared, options: Options) -> tuple[Prepared, Algorithm, Options]:
@@ -135,8 +140,9 @@ def _refuse(problem: Prepared, algorithms: Sequence[Algorithm], options: Options
     """Refuses what does not go together."""
     if options.keep_best and not problem.held_out("validation")[1]:
         raise BadInput("keep_best needs validation sets; give each Site, or the Problem, one")
-    if options.compare_weights and not all(a.with_fixed_weights() for a in algorithms):
-        raise BadInput("compare_weights needs an algorithm with weights of its own, such as tracked-ad-gda")
+    for name in ("compare_weights", "choose_weights"):
+        if getattr(options, name) and not all(a.with_fixed_weights() for a in algorithms):
+            raise BadInput(f"{name} needs an algorithm with weights of its own, such as tracked-ad-gda")
     if options.own_models and any(a.needs_server for a in algorithms):
         raise BadInput("own_models: nodes of an algorithm with a server have no models of their own")
     for algorithm in algorithms:

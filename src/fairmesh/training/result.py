@@ -7,20 +7,23 @@ from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fairmesh.algorithms.fitting import trains_alone
+from fairmesh.comparisons.handed_out import HandedOut
 from fairmesh.comparisons.weights import WeightsVerdict, verdict_of
 from fairmesh.config.overrides import flat_table
 from fairmesh.config.tables import to_table
 from fairmesh.errors import BadInput, counted, nearest
-from fairmesh.evidence.answering import judged
+from fairmesh.evidence.answering import judged, judged_by_outputs
 from fairmesh.evidence.outcomes import Outcomes
 from fairmesh.evidence.verdicts import evidence_table
 from fairmesh.metrics.over_sites import LEVEL as SITES_IN_TAIL
 from fairmesh.metrics.over_sites import WORST_NEEDS_ROWS
 from fairmesh.networks.roles import StateView
+from fairmesh.personalization.candidates import LOCAL
 from fairmesh.personalization.outcome import Personalized
+from fairmesh.personalization.personalize import PERSONAL
 from fairmesh.problems.prepared import Prepared, with_splits
 from fairmesh.regularizers.simplex import normalized
 from fairmesh.storage.run_folder import Record
@@ -84,6 +87,7 @@ class Result:
         above_constant: Replicas whose models are finite, but end far above a constant answer: they have diverged, too.
             Default: [].
         measured: Numbers of the algorithm that the run measured before round 0, by name. Default: {}.
+        handed_out: Which weights the model has, and why, if the run named no algorithm. Default: None.
 
     Example:
         >>> import fairmesh as fm
@@ -116,6 +120,7 @@ class Result:
     worst_needs_rows: int = WORST_NEEDS_ROWS
     above_constant: list[int] = field(default_factory=list)
     measured: dict[str, Any] = field(default_factory=dict, repr=False)
+    handed_out: HandedOut | None = field(default=None, repr=False)
 
     def __repr__(self) -> str:
         name, replicas = type(self.replicas[0].algorithm).__name__, len(self.replicas)
@@ -239,7 +244,59 @@ class Result:
                 continue
             for which in ("last", *(["best"] if self.state.best and not self.judged_alone else [])):
                 found[outcomes_name(variant, which, self.judged_alone)] = self.outcomes(variant, which)  # type: ignore[arg-type]
+        for model in (PERSONAL, LOCAL) if self.personal and self.judged_on == "test" else ():
+            found[f"{self.chosen_variant} {model}"] = self.site_outcomes(model)
         return found
+
+    def site_outcomes(self, model: Literal["personal", "local"] = "personal") -> Outcomes:
+        """Returns what the sites' own models answered on their test rows, each on its own.
+
+        Args:
+            model: "personal" for what each site is given; "local" for what it trains alone. Default: "personal".
+
+        Raises:
+            BadInput: The run has no personalization, or no test rows.
+        """
+        name = f"{self.chosen_variant} {model}"
+        if name not in self._outcomes:
+            if not self.personal or self.judged_on != "test" or self.answered:
+                raise BadInput("sites have no models of their own that were measured on test rows in this run")
+            replicas = variants_of(self.replicas)[self.chosen_variant]["replicas"]
+            by_split: dict[int, dict[int, list[Tensor]]] = {}
+            for of_replica in self.personal:
+                if of_replica.replica in replicas:
+                    of_split = by_split.setdefault(self.replicas[of_replica.replica].split, {})
+                    for site in of_replica.sites:
+                        if model in site.outputs:
+                            of_split.setdefault(site.number, []).append(site.outputs[model])
+            stacked = {k: {i: torch.stack(made) for i, made in sites.items()} for k, sites in by_split.items()}
+            found = judged_by_outputs(self.problem, stacked, trained_alone=model == LOCAL)
+            self._outcomes[name] = replace(found, worst_needs_rows=self.worst_needs_rows)
+        return self._outcomes[name]
+
+    def model_for(self, site: str, replica: int | None = None) -> nn.Module:
+        """Returns the model that a site should use: its own choice if the run has a personalization, the common model
+        with the site's own parts if it has such, else the common model.
+
+        Args:
+            site: The name of the site.
+            replica: The number of the replica; None for the chosen one. Default: None.
+
+        Raises:
+            BadInput: There is no such site, or its model is at another process.
+        """
+        replica = (self.chosen or 0) if replica is None else replica
+        problem = self.problem.of_split(self.replicas[replica].split)
+        names = [str(one.name) for one in problem.sites]
+        if site not in names:
+            raise BadInput(f"there is no site {site!r}{nearest(site, names)}")
+        if problem.flat_model.own_dim:
+            return problem.flat_model.module(self.whole_row(replica, site=site))
+        module = problem.flat_model.module(self.whole_row(replica))
+        found = [own for of in self.personal if of.replica == replica for own in of.sites if own.name == site]
+        if found and not found[0].state_dicts:
+            raise BadInput(f"the model of {site!r} is at the process that has its data")
+        return found[0].module(module) if found else module
 
     def evidence(
         self,
@@ -263,6 +320,11 @@ class Result:
         Raises:
             BadInput: The run was not compared with fixed weights.
         """
+        if not self.fixed and self.handed_out:
+            raise BadInput(
+                f"this run hands out the model with {self.handed_out.weights} weights, and has trained no other on all "
+                f"rows: {self.handed_out.why}. To compare both on test rows, train with choose_weights = False"
+            )
         if not self.fixed:
             raise BadInput("the run was not compared with fixed weights; train with compare_weights = True")
         return verdict_of(self, self.fixed)

@@ -7,6 +7,7 @@ from weakref import WeakKeyDictionary
 import torch
 
 from fairmesh.config.registry import registered_name
+from fairmesh.evidence.verdicts import evidence_table
 from fairmesh.metrics.over_sites import over_sites
 from fairmesh.problems import notes
 from fairmesh.problems.evaluator import measured_names
@@ -29,7 +30,7 @@ def summary_of(result: Result) -> dict[str, Any]:
 
 _summaries: WeakKeyDictionary[Result, dict[str, Any]] = WeakKeyDictionary()  # evidence takes long to compute
 _OPTIONAL = ("judged_by", "weights", "subgroups", "stopped_early", "best_round", "site_models", "support", "personal")
-_OPTIONAL += ("above_constant", "measured", "penalties")
+_OPTIONAL += ("above_constant", "measured", "penalties", "handed_out", "site_models_evidence")
 
 
 def _entries(result: Result) -> dict[str, Any]:
@@ -59,6 +60,7 @@ def _entries(result: Result) -> dict[str, Any]:
         "diverged": result.diverged,
         "above_constant": result.above_constant,
         "measured": result.measured,
+        "handed_out": result.handed_out and result.handed_out.as_json(),
         "weights": result.fixed and result.weights_verdict().as_json(),
         "subgroups": [vars(outcome) for outcome in result.subgroups()] if has_subgroups(result) else [],
         "stopped_early": result.stop_reason,
@@ -81,6 +83,7 @@ def _entries(result: Result) -> dict[str, Any]:
         "notes": result.notes,
         "final": final,
         "personal": [personalized.table() for personalized in result.personal],
+        "site_models_evidence": _site_evidence(result),
     }
 
 
@@ -115,6 +118,14 @@ def _evidence_of(result: Result, variant: int, replicas: Sequence[int]) -> dict[
         return {}
     fixed = {"fixed weights": result.fixed} if result.fixed else {}
     return {"evidence": result.evidence(against=fixed, variant=variant)}
+
+
+def _site_evidence(result: Result) -> dict[str, Any]:
+    """Returns the evidence of the sites' own models on test rows, next to the common model and training alone."""
+    if not result.personal or result.judged_on != "test" or result.chosen is None:
+        return {}
+    own, alone = result.site_outcomes("personal"), result.site_outcomes("local")
+    return evidence_table(own, against={"common": result.outcomes(), "local": alone})
 
 
 def _numbers(records: Sequence[Record], metric: str) -> dict[str, float]:

@@ -5,6 +5,7 @@ import logging
 import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from fairmesh.algorithms.base import Algorithm
@@ -39,6 +40,7 @@ from fairmesh.training.options import home_of_data, with_threads
 from fairmesh.training.plan import Plan, with_fixed_weights
 from fairmesh.training.replicas import Placements
 from fairmesh.training.result import Result
+from fairmesh.training.selection import forget, selected
 
 
 def train(
@@ -151,10 +153,16 @@ def train_plan(
         plan = ready.plan
         _say_choices(ready, announce)
         with with_threads(plan.options):
-            fixed = _trained_with_fixed_weights(ready, around) if plan.options.compare_weights else None
+            selection = selected(ready, around) if plan.options.choose_weights else None
+            compared = selection.compare if selection else plan.options.compare_weights
+            fixed = _trained_with_fixed_weights(ready, around) if compared else None
+            if selection:
+                ready = ready._replace(plan=selection.plan)
             with execution(ready, around, settings or _settings_of(plan), observers) as run:
                 run.to_the_end()
-                result = finish(run, fixed)
+                result = finish(run, fixed, selection)
+            if selection:
+                forget(around.phases())
     for observer in observers:
         observer.after_run(result)
     if fixed and announce is None and (text := result.weights_verdict().warning):  # else the caller shows the verdict
@@ -179,7 +187,7 @@ def _trained_with_fixed_weights(ready: Ready, around: Surroundings) -> Result:
     """Returns the result of the same run with fixed weights."""
     if around.announce:
         around.announce("first the run is trained with fixed weights, to see whether the weights help")
-    twin = ready._replace(plan=with_fixed_weights(ready.plan))
+    twin = ready._replace(plan=replace(with_fixed_weights(ready.plan), personalization=None))
     with execution(twin, Surroundings(around.stop, announce=lambda text: None)) as run:
         run.to_the_end()
         return on_host(finish(run))

@@ -83,7 +83,7 @@ class Membership:
     @property
     def options(self) -> Options:
         """Returns the options of the experiment without those that need every site's models in one place."""
-        return replace(self.experiment.options, keep_best=False, compare_weights=False)
+        return replace(self.experiment.options, keep_best=False, compare_weights=False, choose_weights=False)
 
     @property
     def name(self) -> str:

@@ -1,0 +1,109 @@
+"""The prior of the sites' choices, learned from all sites.
+
+A site with few rows cannot tell which model suits it, but all sites together tell which models suit sites like these.
+Only sums over the sites are needed: a few numbers once, and one per candidate in every step."""
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+Sums = Callable[[Tensor], Tensor]  # what the sites here add up to -> what all sites add up to
+STEPS = 40
+_SEEN = 0.25  # weight of a row that the common model has seen, where it does not look better on such rows
+_BEFORE = 4.0  # rows that stand for the usual noise, next to a site's own
+_FOR_COMMON = 1.0  # sites
+
+
+def all_here(total: Tensor) -> Tensor:
+    """Returns the sum over all sites, where all are here."""
+    return total
+
+
+class CommonLosses(NamedTuple):
+    """The sums of the common model's losses over rows that it has not seen and has seen, and how many rows these are:
+    one per unit, if rows belong to units."""
+
+    unseen: float
+    unseen_rows: float
+    seen: float
+    seen_rows: float
+
+    @staticmethod
+    def over(sums: Sums, of_fits: Iterable["CommonLosses"]) -> "CommonLosses":
+        """Returns the sums over all sites, given those of the sites that are here."""
+        total = torch.tensor([[0.0] * 4, *of_fits], dtype=torch.float64).sum(dim=0)
+        return CommonLosses(*sums(total).tolist())
+
+    @property
+    def noise(self) -> float:
+        """The mean loss on unseen rows, or on all rows if none is unseen; 1 if that is not a positive number."""
+        total, rows = (self.unseen, self.unseen_rows) if self.unseen_rows else (self.seen, self.seen_rows)
+        mean = total / rows if rows else math.nan
+        return mean if math.isfinite(mean) and mean > 0 else 1.0
+
+    @property
+    def weight_of_seen(self) -> float:
+        """How much a seen row counts: less where the common model knows these rows better than others."""
+        if not self.unseen_rows or not self.seen_rows:
+            return _SEEN if self.unseen_rows else 1.0
+        ratio = (self.seen / self.seen_rows) / max(self.unseen / self.unseen_rows, 1e-30)
+        return _SEEN * min(1.0, max(0.0, ratio)) ** 2 if math.isfinite(ratio) else _SEEN
+
+
+def evidence(totals: Tensor, rows: Tensor, noise: float, labels: bool) -> Tensor:
+    """Returns the logarithm of how likely each site's rows are under each candidate, up to a constant per site; -inf
+    where that is not finite.
+
+    The loss of labels is a negative logarithm of their probability. Numbers have a noise of their own at every site,
+    whose likely size all sites tell: `noise` counts like four rows.
+
+    Args:
+        totals: The sums of the losses (sites, candidates).
+        rows: How many rows they are sums of (sites,).
+        noise: The mean loss of the common model.
+        labels: Whether the loss is a negative logarithm of a probability.
+    """
+    if labels or bool((totals < 0).any()):
+        found = -totals
+    else:
+        found = -(_BEFORE + rows[:, None]) / 2 * (_BEFORE * noise + totals).log()
+    return found.nan_to_num(nan=-math.inf, posinf=-math.inf, neginf=-math.inf)
+
+
+def learned_prior(found: Tensor, sums: Sums = all_here, steps: int = STEPS) -> Tensor:
+    """Returns the prior probability of each candidate (candidates,) that all sites together support best, by
+    expectation and maximisation. One site more speaks for the first candidate, the common model.
+
+    Args:
+        found: The evidence of the sites that are here (sites, candidates).
+        sums: Adds up what sites elsewhere have.
+        steps: How many steps. Default: 40.
+    """
+    candidates = found.shape[-1]
+    prior = torch.full((candidates,), 1.0 / candidates, dtype=torch.float64)
+    for_common = torch.zeros(candidates, dtype=torch.float64)
+    for_common[0] = _FOR_COMMON
+    for _ in range(steps):
+        total = for_common + sums(responsibilities(found, prior).sum(dim=0))
+        prior = total / total.sum()
+    return prior
+
+
+def responsibilities(found: Tensor, prior: Tensor) -> Tensor:
+    """Returns the probability of each candidate at each site (sites, candidates), given its evidence and the prior. A
+    site without evidence for any candidate has the common model."""
+    logits = prior.clamp(min=1e-30).log() + found
+    lost = ~found.isfinite().any(dim=-1)
+    chosen = torch.softmax(torch.where(lost[:, None], 0.0, logits), dim=-1)
+    only_common = torch.zeros_like(prior)
+    only_common[0] = 1.0
+    return torch.where(lost[:, None], only_common, chosen)
+
+
+def without_traces(weights: Sequence[float], least: float) -> list[float]:
+    """Returns weights without those below a share, which cost as much to evaluate as others; they sum to one."""
+    kept = [weight if weight >= least else 0.0 for weight in weights]
+    return [weight / sum(kept) for weight in kept]

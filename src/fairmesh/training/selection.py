@@ -1,0 +1,112 @@
+"""What a run without an algorithm decides before its own rounds, by models that were trained without a fold of the
+rows: which weights the model has that it hands out. The same models judge later what each site should use."""
+
+import json
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fairmesh.comparisons.handed_out import HandedOut, decided, near_prior
+from fairmesh.comparisons.phases import Notices, Phases
+from fairmesh.comparisons.without_folds import folds_apart, plan_without_folds
+from fairmesh.config.tables import to_table
+from fairmesh.errors import BadInput, Diverged
+from fairmesh.personalization.base import Personalization
+from fairmesh.training.execution import Ready, Surroundings, execution, with_network
+from fairmesh.training.finish import finish
+from fairmesh.training.observers import as_observers
+from fairmesh.training.plan import Plan, with_fixed_weights
+from fairmesh.training.result import Result
+
+_FOLDS = 5
+
+
+class Selection(NamedTuple):
+    """What was decided before the rounds of a run."""
+
+    handed_out: HandedOut
+    plan: Plan  # of the model that is handed out
+    models: Tensor  # of each replica without each of the first folds (replicas, folds, dim)
+    compare: bool  # whether the run is compared with fixed weights
+
+
+def selected(ready: Ready, around: Surroundings) -> Selection:
+    """Returns what is decided for a run. What was decided before it was interrupted is read, and not trained again."""
+    plan, phases = ready.plan, around.phases()
+    identity = {
+        "problem": plan.problem.identity(),
+        "algorithms": [to_table(replica.algorithm) for replica in plan.replicas],
+        "replicas": [[replica.seed, replica.split, list(replica.placement)] for replica in plan.replicas],
+        "rounds": plan.rounds,
+        "options": plan.options.identity(),
+    }
+    name = f"handed-out-{plan.process_group.rank}"
+    kept = phases.finished(name, identity)
+    if kept:
+        found = HandedOut(**_restored(json.loads(bytes(kept["decision"].tolist()))))
+        models = kept["models"]
+    else:
+        found, models = _found(ready, around)
+        decision = torch.tensor(list(json.dumps(found.as_json()).encode()), dtype=torch.uint8)
+        phases.finish(name, identity, {"decision": decision, "models": models})
+    chosen = plan if found.weights == "robust" else with_fixed_weights(plan)
+    return Selection(found, chosen, models, compare=found.weights == "robust" and found.compared)
+
+
+def forget(phases: Phases) -> None:
+    """Removes what was kept in case that the run is interrupted."""
+    phases.forget("handed-out-*")
+
+
+def _restored(table: dict[str, Any]) -> dict[str, Any]:
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in table.items()}
+
+
+def _found(ready: Ready, around: Surroundings) -> tuple[HandedOut, Tensor]:
+    """Trains the models of the folds, and returns what they say, with the models of what is handed out."""
+    held = _without_folds(ready)
+    apart = len(held.plan.replicas) // len(ready.plan.replicas)
+    if around.announce:
+        share = f"{apart} times without a fifth of the rows" if apart > 1 else "without a fifth of the rows"
+        around.announce(f"first models are trained {share}, to see by these rows whether robust weights help")
+    try:
+        robust = _trained(held, around, "training without a fold, with robust weights")
+    except Diverged:
+        robust = None
+    if robust and near_prior(robust):
+        found = HandedOut("robust", "the weights stay within noise of the prior, so they make no difference")
+        return found, _models_of(robust, apart)
+    fixed = _trained(
+        held._replace(plan=with_fixed_weights(held.plan)), around, "training without a fold, fixed weights"
+    )
+    if robust is None:
+        return HandedOut("fixed", "with robust weights the training diverged"), _models_of(fixed, apart)
+    found = decided(robust.outcomes(), fixed.outcomes())
+    return found, _models_of(robust if found.weights == "robust" else fixed, apart)
+
+
+def _without_folds(ready: Ready) -> Ready:
+    """Returns the plan of the models of all folds, or of one if they do not fit into memory."""
+    plan = ready.plan
+    folds = plan.personalization.folds if isinstance(plan.personalization, Personalization) else _FOLDS
+    apart = folds_apart(plan.problem, folds)
+    try:
+        return with_network(plan_without_folds(plan, folds, apart))
+    except BadInput:
+        if apart == 1:
+            raise
+        return with_network(plan_without_folds(plan, folds, 1))
+
+
+def _trained(ready: Ready, around: Surroundings, what: str) -> Result:
+    """Returns the result of a run that writes nothing, and says how far it is."""
+    notices = Notices(around.stop, around.announce)
+    watching = as_observers([lambda done, state: notices(what, done, ready.plan.rounds)])
+    with execution(ready, Surroundings(around.stop, announce=lambda text: None), observers=watching) as run:
+        run.to_the_end()
+        return finish(run)
+
+
+def _models_of(result: Result, apart: int) -> Tensor:
+    return result.row().detach().cpu().unflatten(0, (-1, apart))

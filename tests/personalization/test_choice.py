@@ -1,0 +1,191 @@
+"""The choice of a model for each site, with a prior from all sites: on problems whose answers are known."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.nn.functional import cross_entropy, mse_loss
+
+import fairmesh as fm
+from fairmesh.comparisons.without_folds import without_fold
+from fairmesh.personalization.candidates import Grouped, calibrated
+from fairmesh.personalization.personalize import personalized
+from fairmesh.personalization.pooled_prior import CommonLosses, evidence, learned_prior, responsibilities
+from fairmesh.problems.prepared import with_splits
+
+FEATURES, TEST_ROWS = 5, 400
+QUICK = fm.personalization.Choice(steps=80, local_steps=120)
+AVERAGING = fm.TrackedADGDA(weighting=fm.weighting.PriorWeights())
+
+
+def sites_of(sizes, spread, numbers=True, seed=0, contradicting=0) -> list[fm.Site]:
+    """Sites whose truths are spread around a common one; the last ones contradict it."""
+    generator = torch.Generator().manual_seed(seed)
+    outputs = 1 if numbers else 2
+    common = torch.randn(FEATURES, outputs, generator=generator)
+    made = []
+    for i, size in enumerate(sizes):
+        truth = common + spread * torch.randn(FEATURES, outputs, generator=generator)
+        truth = -common if i >= len(sizes) - contradicting else truth
+        x = torch.randn(size + TEST_ROWS, FEATURES, generator=generator)
+        if numbers:
+            y = x @ truth + torch.randn(size + TEST_ROWS, 1, generator=generator)
+        else:
+            y = (1.5 * x @ truth - torch.rand(size + TEST_ROWS, outputs, generator=generator).log().neg().log()).argmax(
+                -1
+            )
+        made.append(fm.Site((x[:size], y[:size]), test=(x[size:], y[size:]), name=f"{i} of {size}"))
+    return made
+
+
+def chosen(sites, numbers=True, rounds=120, folds=True) -> fm.personalization.Personalized:
+    model = torch.nn.Linear(FEATURES, 1 if numbers else 2)
+    torch.nn.init.zeros_(model.weight)
+    torch.nn.init.zeros_(model.bias)
+    problem = fm.Problem(model, sites if folds else fm.data.reserve(sites)).prepared
+    run = {"rounds": rounds, "measure_every": rounds, "announce": lambda text: None}
+    common = fm.train(problem, fm.topologies.Complete(), AVERAGING, **run).row()[0]
+    without = None
+    if folds:
+        problems = with_splits([without_fold(problem, fold, QUICK.folds) for fold in range(QUICK.folds)])
+        without = fm.train(problems, fm.topologies.Complete(), AVERAGING, **run).row()
+    return personalized(problem, common, QUICK, seed=0, without_folds=without)
+
+
+def losses(found, model) -> torch.Tensor:
+    return torch.tensor(found.values(model, "loss"), dtype=torch.float64)
+
+
+@pytest.mark.parametrize("numbers", [True, False], ids=["numbers", "labels"])
+def test_alike_sites_of_2_to_500_rows_get_what_the_common_model_gives(numbers):
+    found = chosen(sites_of((500, 200, 80, 30, 12, 6, 4, 2), spread=0.0, numbers=numbers), numbers)
+    common, own = losses(found, "common"), losses(found, "personal")
+    assert own.mean() <= 1.05 * common.mean()
+    assert bool((own <= 1.2 * common).all())
+
+
+@pytest.mark.parametrize("numbers", [True, False], ids=["numbers", "labels"])
+def test_contradicting_sites_keep_nine_tenths_of_what_their_own_model_gains(numbers):
+    found = chosen(sites_of((300, 300, 300, 300, 200, 120), 0.0, numbers, contradicting=2), numbers)
+    common, alone, own = (losses(found, model)[-2:] for model in ("common", "local", "personal"))
+    assert bool((alone < 0.8 * common).all())  # or there is nothing to keep
+    assert bool((common - own >= 0.9 * (common - alone)).all())
+
+
+def test_tiny_sites_learn_from_the_others_that_sites_differ():
+    """Sites of 8 rows cannot tell by themselves that their truths differ from the common one. All of them together can,
+    and what is between the common model and their own is best."""
+    found = chosen(sites_of((8,) * 40, spread=1.0, seed=1))
+    common, alone, own = (losses(found, model).mean() for model in ("common", "local", "personal"))
+    assert own < 0.9 * common
+    assert own < 0.9 * alone
+    assert {site.uses for site in found.sites} != {"common"}
+
+
+def test_sites_of_all_kinds_are_nowhere_much_worse_than_the_better_of_common_and_own():
+    sites = [*sites_of((2000, 200, 20, 5), 0.0), *sites_of((200, 60, 20, 8), 0.5)]
+    sites = [fm.Site(site.train, test=site.test, name=f"{k}: {site.name}") for k, site in enumerate(sites)]
+    found = chosen(sites)
+    better = torch.minimum(losses(found, "common"), losses(found, "local"))
+    assert bool((losses(found, "personal") <= 1.15 * better).all())
+
+
+def test_site_of_a_single_row_keeps_the_common_model_and_says_why():
+    found = chosen(sites_of((60, 60, 1), 0.0))
+    last = found.sites[-1]
+    assert (last.weights, last.uses) == ({"common": 1.0}, "common")
+    assert "1 row is too few" in last.note
+
+
+def test_sites_with_reserved_rows_choose_without_models_of_folds():
+    found = chosen(sites_of((120, 120, 120, 6), 0.0, contradicting=0), folds=False)
+    assert [site.unseen for site in found.sites] == [True, True, True, False]
+    assert losses(found, "personal").mean() <= 1.05 * losses(found, "common").mean()
+
+
+def test_module_answers_what_was_measured_also_with_recalibrated_models(tmp_path):
+    found = chosen(sites_of((30,) * 12, spread=0.0, seed=3))
+    sites = sites_of((30,) * 12, spread=0.0, seed=3)
+    assert any(site.calibrations for site in found.sites) or all("common" in site.weights for site in found.sites)
+    for site, data in zip(found.sites, sites):
+        model = site.module(torch.nn.Linear(FEATURES, 1))
+        loss = float(mse_loss(model(data.test[0]), data.test[1]).detach())
+        assert loss == pytest.approx(site.test["personal"]["loss"], rel=1e-4)
+
+
+# The prior.
+
+
+@given(st.integers(0, 10_000), st.integers(2, 6), st.integers(1, 12))
+def test_prior_and_probabilities_lie_on_the_simplex(seed, candidates, sites):
+    found = torch.randn(sites, candidates, generator=torch.Generator().manual_seed(seed)).double() * 10
+    prior = learned_prior(found)
+    made = responsibilities(found, prior)
+    for rows in (prior[None], made):
+        assert bool((rows >= 0).all())
+        assert torch.allclose(rows.sum(dim=-1), torch.ones(len(rows)).double())
+
+
+def test_prior_raises_the_likelihood_of_all_sites_over_an_even_one():
+    found = torch.randn(30, 4, generator=torch.Generator().manual_seed(0)).double()
+    prior, even = learned_prior(found), torch.full((4,), 0.25).double()
+    likelihood = lambda p: float((found + p.log()).logsumexp(dim=-1).sum() + p[0].log())  # noqa: E731
+    assert likelihood(prior) > likelihood(even)
+
+
+def test_prior_of_sites_in_two_places_is_that_of_all_in_one():
+    found = torch.randn(9, 4, generator=torch.Generator().manual_seed(2)).double()
+    parts = found[:4], found[4:]
+    steps: list[torch.Tensor] = []
+
+    def with_others(total):  # what the second place adds, given the prior of the step
+        prior = torch.full((4,), 0.25).double() if not steps else steps[-1]
+        whole = total + responsibilities(parts[1], prior).sum(dim=0)
+        before = torch.tensor([1.0, 0, 0, 0]).double() + whole
+        steps.append(before / before.sum())
+        return whole
+
+    assert torch.allclose(learned_prior(parts[0], with_others), learned_prior(found), atol=1e-12)
+
+
+def test_site_without_finite_losses_has_the_common_model():
+    totals = torch.tensor([[math.nan, math.inf, math.nan], [1.0, 2.0, 3.0]]).double()
+    found = evidence(totals, torch.tensor([5.0, 5.0]).double(), 1.0, labels=True)
+    made = responsibilities(found, learned_prior(found))
+    assert made[0].tolist() == [1.0, 0.0, 0.0]
+
+
+def test_seen_rows_count_less_the_better_the_common_model_knows_them():
+    fair, known = CommonLosses(10.0, 10.0, 40.0, 40.0), CommonLosses(10.0, 10.0, 4.0, 40.0)
+    assert fair.weight_of_seen == pytest.approx(0.25)
+    assert known.weight_of_seen == pytest.approx(0.25 * 0.01)
+    assert CommonLosses(0.0, 0.0, 4.0, 40.0).weight_of_seen == 1.0  # no others are there
+
+
+# Recalibrated outputs.
+
+
+def test_shift_of_numbers_is_the_penalised_mean_of_what_is_left():
+    outputs, targets = torch.zeros(6, 1), torch.tensor([1.0, 2.0, 3.0, 5.0, 5.0, 5.0])[:, None]
+    rows = Grouped(outputs, targets, torch.tensor([0, 0, 0, 1, 1, 1]), 2)
+    shift = calibrated(rows, mse_loss, labels=False, strength=2.0, scaled=False).shift.flatten()
+    assert shift.tolist() == pytest.approx([2 * 6 / (2 * 3 + 2), 2 * 15 / (2 * 3 + 2)], rel=1e-3)
+
+
+def test_labels_that_are_noise_make_logits_smaller():
+    generator = torch.Generator().manual_seed(0)
+    outputs, labels = 6.0 * torch.randn(200, 3, generator=generator), torch.randint(3, (200,), generator=generator)
+    rows = Grouped(outputs, labels, torch.zeros(200, dtype=torch.int64), 1)
+    found = calibrated(rows, cross_entropy, labels=True, strength=1.0, scaled=True)
+    before, after = (float(cross_entropy(made, labels)) for made in (outputs, found.of(outputs, rows.group)))
+    assert float(found.scale) < 0.3
+    assert after < 0.5 * before
+
+
+def test_group_of_no_rows_and_losses_that_are_not_finite_change_nothing():
+    outputs, targets = torch.tensor([[math.inf], [0.0]]), torch.tensor([[1.0], [1.0]])
+    found = calibrated(Grouped(outputs, targets, torch.tensor([0, 2]), 3), mse_loss, False, 1.0, scaled=True)
+    assert found.scale[:2].tolist() == [1.0, 1.0]
+    assert found.shift[:2].flatten().tolist() == [0.0, 0.0]
