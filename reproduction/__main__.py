@@ -23,7 +23,8 @@ TABLES = ("table2", "table3", "table4a", "table4b", "table4c", "table5")
 FIGURES = ("figure1", "figure2", "figure3", "figure4")
 _ANSWERS = {True: "holds", False: "does not hold", None: "not known"}
 _RESUME = "the same command resumes where it stopped"
-_OTHERS = ("all", "theory", "verdicts", "page", "frontier", "sites")
+_BENCHES = ("sites", "arena")
+_OTHERS = ("all", "theory", "verdicts", "page", "frontier", *_BENCHES)
 
 app = typer.Typer(
     add_completion=False,
@@ -37,7 +38,7 @@ def reproduce(
     what: Annotated[
         list[str],
         typer.Argument(
-            help=f"all, theory, verdicts, page, frontier, sites, or some of {', '.join((*TABLES, *FIGURES))}."
+            help=f"all, theory, verdicts, page, frontier, sites, arena, or some of {', '.join((*TABLES, *FIGURES))}."
         ),
     ],
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
@@ -55,17 +56,25 @@ def reproduce(
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Run everything in miniature, to see that it works.")] = False,
     show: Annotated[
-        bool, typer.Option("--show", help="With frontier or sites: show the recorded results and run nothing.")
+        bool, typer.Option("--show", help="With frontier, sites or arena: show the recorded results and run nothing.")
     ] = False,
-    only: Annotated[list[str] | None, typer.Option(help="With sites: a problem to run; repeatable.")] = None,
+    only: Annotated[list[str] | None, typer.Option(help="With sites or arena: a problem to run; repeatable.")] = None,
     half: Annotated[
-        str | None, typer.Option(help="With sites: the problems of one half, development or held-back.")
+        str | None,
+        typer.Option(
+            help="With sites: the problems of one half, development or held-back, or twins. With arena: bench, twins, "
+            "or the natural sets of one half."
+        ),
     ] = None,
-    methods: Annotated[list[str] | None, typer.Option(help="With sites: a method to run; repeatable.")] = None,
-    untuned: Annotated[bool, typer.Option("--untuned", help="With sites: run no tuned methods.")] = False,
+    methods: Annotated[list[str] | None, typer.Option(help="With sites or arena: a method; repeatable.")] = None,
+    untuned: Annotated[bool, typer.Option("--untuned", help="With sites or arena: run no tuned methods.")] = False,
     first_split: Annotated[
         int | None,
         typer.Option(min=0, help="With sites: run five splits from this one on."),
+    ] = None,
+    packages: Annotated[
+        Path | None,
+        typer.Option(help="With arena: folder of unpacked registry packages, instead of $FAIRMESH_PACKAGES."),
     ] = None,
     json_: Json = False,
 ) -> None:
@@ -74,6 +83,8 @@ def reproduce(
     `frontier` runs the experiments on Tracked AD-GDA, which go beyond the paper (reproduction/frontier.md).
 
     `sites` runs the bench of site problems: what robust weights gain at the worst site, and when they cannot.
+
+    `arena` runs own and published methods on these problems and on natural sites (reproduction/arena.md).
 
     `verdicts` compares the recorded results with the paper's numbers. `page` writes reproduction/README.md from them.
     Both read reproduction/results unless --out names another folder."""
@@ -84,13 +95,19 @@ def reproduce(
     alone = [name for name in what if name in _OTHERS]
     if alone and len(what) > 1:
         raise BadInput(f"{alone[0]!r} cannot be combined with other recipes, got {' '.join(what)}")
-    if what != ["sites"] and (only or half or methods or untuned or first_split is not None):
-        raise BadInput(
-            f"--only, --half, --methods, --untuned and --first-split work only with sites, got {' '.join(what)}"
-        )
+    if what[0] not in _BENCHES and (only or half or methods or untuned):
+        raise BadInput(f"--only, --half, --methods and --untuned work only with sites and arena, got {' '.join(what)}")
+    if what != ["sites"] and first_split is not None:
+        raise BadInput(f"--first-split works only with sites, got {' '.join(what)}")
+    if what != ["arena"] and packages:
+        raise BadInput(f"--packages works only with arena, got {' '.join(what)}")
     use_data(data)
-    if what == ["sites"]:
-        return _sites(out, device, jobs, quick, show, json_, only, half, methods, untuned, first_split)
+    if what[0] in _BENCHES:
+        if packages:
+            from reproduction.arena.packages import use_packages
+
+            use_packages(packages)
+        return _bench(what[0], out, device, jobs, quick, show, json_, only, half, methods, untuned, first_split)
     if what == ["verdicts"]:
         return _verdicts(out, json_)
     if what == ["page"]:
@@ -98,7 +115,8 @@ def reproduce(
     if show:
         if what != ["frontier"]:
             raise BadInput(
-                f"--show works only with frontier and sites, got {' '.join(what)}; for the paper's numbers use verdicts"
+                f"--show works only with frontier, sites and arena, got {' '.join(what)}; for the paper's numbers use "
+                "verdicts"
             )
         return _claims(out, json_)
     folder = out or Path("runs") / ("reproduction-quick" if quick else "reproduction")
@@ -211,7 +229,8 @@ def _frontier(folder: Path, device: str, jobs: int | None, quick: bool, json_: b
     _claims(folder, json_)
 
 
-def _sites(
+def _bench(
+    bench: str,
     out: Path | None,
     device: str,
     jobs: int | None,
@@ -224,14 +243,18 @@ def _sites(
     untuned: bool,
     first_split: int | None,
 ) -> None:
-    """Runs the missing splits of the bench unless only recorded ones are to be shown, then prints its tables."""
+    """Runs the missing splits of a bench unless only recorded ones are to be shown, then prints its tables."""
     from fairmesh.training.options import device_of
-    from reproduction.sites.running import FULL, QUICK, known_methods, known_problems, run
+    from reproduction.arena import problems as arena
+    from reproduction.sites import running
+    from reproduction.sites.running import known_methods, known_problems, run
 
-    problems, chosen = known_problems(only, half), known_methods(methods)
+    tables = _arena_tables if bench == "arena" else _sites_tables
+    problems, chosen = known_problems(only, half, bench), known_methods(methods, bench)
     if show:
-        return _sites_tables(_results(out) / "sites", problems, chosen, json_)
-    results = (out or Path("runs") / ("reproduction-quick" if quick else "reproduction")) / "results" / "sites"
+        return tables(_results(out) / bench, problems, chosen, json_)
+    results = (out or Path("runs") / ("reproduction-quick" if quick else "reproduction")) / "results" / bench
+    scales = arena if bench == "arena" else running
     on_cpu = device_of(device).type == "cpu"
     _keep_apart(results, quick)
     try:
@@ -239,10 +262,11 @@ def _sites(
             problems,
             chosen,
             results,
-            dataclasses.replace(QUICK if quick else FULL, first_split=first_split),
+            dataclasses.replace(scales.QUICK if quick else scales.FULL, first_split=first_split),
             device,
             jobs=jobs or (1 if on_cpu else 4),
             tunings=("untuned",) if untuned else ("untuned", "tuned"),
+            bench=bench,
             say=(lambda text: None) if json_ else say,
         )
     except KeyboardInterrupt:
@@ -250,7 +274,7 @@ def _sites(
         raise typer.Exit(130) from None
     for name, reason in left_out.items():
         say(f"{name} not run: {reason}")
-    return _sites_tables(results, problems, chosen, json_)
+    return tables(results, problems, chosen, json_)
 
 
 def _sites_tables(results: Path, problems: list[str], methods: list[str], json_: bool) -> None:
@@ -272,6 +296,29 @@ def _sites_tables(results: Path, problems: list[str], methods: list[str], json_:
         show_table(table.table_in_words(lines))
         print()
     show_table(table.summary_in_words(summaries))
+
+
+def _arena_tables(results: Path, problems: list[str], methods: list[str], json_: bool) -> None:
+    from reproduction.arena import goals, table
+    from reproduction.arena.problems import PROBLEMS
+    from reproduction.sites.running import rows_of
+    from reproduction.sites.table import as_plain
+
+    found = {name: rows for name in problems if (rows := rows_of(results, name))}
+    shown = {*methods, *([table.SITES_MODEL] if table.DEFAULT in methods else [])}
+    tables = {name: [line for line in table.table(rows) if line["method"] in shown] for name, rows in found.items()}
+    compared = [line for tuning in ("untuned", "tuned") for line in table.comparisons(found, tuning)]
+    reached = goals.goals(found)
+    if json_:
+        print_json(as_plain({"problems": tables, "comparisons": compared, "goals": reached}))
+        return
+    for name, lines in tables.items():
+        print(f"{name} ({PROBLEMS[name].half}, {PROBLEMS[name].metric} in %): {PROBLEMS[name].difference}")
+        show_table(table.table_in_words(lines))
+        print()
+    for rows in (table.comparisons_in_words(compared), *goals.goals_in_words(reached)):
+        show_table(rows)
+        print()
 
 
 def _claims(out: Path | None, json_: bool) -> None:
@@ -316,7 +363,7 @@ def _verdicts(out: Path | None, json_: bool) -> None:
 
 
 def _page(out: Path | None, quiet: bool = False) -> None:
-    """Writes README.md and figures/ next to the results; for the recorded ones also frontier.md and sites.md."""
+    """Writes README.md and figures/ next to the results; for the recorded ones also the other pages."""
     from reproduction.page import write
 
     folder = out or HERE
@@ -329,6 +376,9 @@ def _page(out: Path | None, quiet: bool = False) -> None:
             from reproduction.sites.page import write as write_sites
 
             write_sites(_results(out) / "sites", HERE / "sites.md")
+        from reproduction.arena.page import write as write_arena
+
+        write_arena(_results(out) / "arena", HERE / "arena.md")
     if not quiet:
         say(f"written: {folder / PAGE}")
 

@@ -27,7 +27,7 @@ class Method:
         name: Its name in tables and on the command line.
         algorithm: The algorithm as it is without tuning; None for the most frequent class of each site.
         candidates: What tuning chooses from; none if there is nothing to tune.
-        topology: Who talks to whom.
+        topology: Who talks to whom; None for what `fm.train` chooses.
         objective: Which losses the weights follow.
         personalization: How sites get models of their own after the last round; None if all use the common model.
         steps_per_round: Gradients per round. The number of rounds is divided by it.
@@ -35,18 +35,26 @@ class Method:
         sees_test: Whether the weights follow the losses on test rows: a reference, not a method. Every candidate is
             recorded, and the table shows the one with the best worst site.
         robust: Whether it seeks weights for the worst site.
+        as_by_default: Whether it is trained as `fm.train(problem)` does, without an algorithm and an objective; those
+            given here only describe it.
+        regularised: Whether sites alone have a penalty that is validated, as in `fm.compare_with_references`.
+        records: Which models of the sites are recorded next to the common one: "personal", "common", "local". Without
+            any, a site with a model of its own is judged by that.
     """
 
     name: str
     algorithm: Algorithm | None
     candidates: tuple[Algorithm, ...] = ()
-    topology: Topology = field(default_factory=Ring)
+    topology: Topology | None = field(default_factory=Ring)
     objective: Objective = field(default_factory=Objective)
     personalization: Personalization | None = None
     steps_per_round: int = 1
     own_models: bool = False
     sees_test: bool = False
     robust: bool = False
+    as_by_default: bool = False
+    regularised: bool = False
+    records: tuple[str, ...] = ()
 
     @property
     def tunings(self) -> tuple[str, ...]:

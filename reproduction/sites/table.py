@@ -2,6 +2,7 @@
 
 Every number is a mean over seeds first and over splits then; its interval is a t-interval over the splits."""
 
+import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -40,11 +41,18 @@ class Estimate(NamedTuple):
     half: float | None
 
     @staticmethod
-    def of(values: Sequence[float] | np.ndarray) -> "Estimate":
+    def of(values: Sequence[float] | np.ndarray, overlap: float = 0.0) -> "Estimate":
+        """Returns the estimate from one value per split.
+
+        Args:
+            values: The values.
+            overlap: Test rows per training row, if splits divide the same rows: their values are then correlated, and
+                the interval is wider (Nadeau and Bengio, 2003). 0 if every split has rows of its own.
+        """
         values = np.asarray(values, dtype=float)
         if len(values) < 2:
             return Estimate(float(values.mean()), None)
-        error = values.std(ddof=1) / math.sqrt(len(values))
+        error = values.std(ddof=1) * math.sqrt(1 / len(values) + overlap)
         return Estimate(float(values.mean()), float(_quantile(len(values) - 1) * error))
 
     def shown(self, signed: bool = False) -> str:
@@ -248,6 +256,8 @@ def as_plain(value: Any) -> Any:
     """Returns estimates as tables, for JSON."""
     if isinstance(value, Estimate):
         return value._asdict()
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return dataclasses.asdict(value)
     if isinstance(value, Mapping):
         return {key: as_plain(item) for key, item in value.items()}
     return [as_plain(item) for item in value] if isinstance(value, list) else value
