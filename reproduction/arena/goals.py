@@ -41,6 +41,30 @@ def better_of(common: np.ndarray, own: np.ndarray) -> np.ndarray:
     return np.where(rest >= 0, common, own)
 
 
+def _on_rows_apart(rows: Sequence[Line], splits: Sequence[int]) -> tuple[np.ndarray, np.ndarray] | None:
+    """Returns what the chosen model and each site's better of common and own reach (splits, sites), where all splits
+    divide the same rows: one half of a site's units decides in all splits which is better, and the other half counts.
+    None where splits draw rows of their own."""
+    (row,) = (row for row in rows if row["method"] == DEFAULT)
+    if "halves" not in row["splits"][str(splits[0])]:
+        return None
+    sign = -1.0 if PROBLEMS[row["problem"]].lower_is_better else 1.0
+
+    def scores(kind: str) -> np.ndarray:  # (splits, halves, sites)
+        return sign * np.array([row["splits"][str(s)]["halves"][kind] for s in splits], dtype=float)
+
+    p, c, o = scores("personal"), scores("common"), scores("local")
+    gain = _mean(o - c, axis=0)[::-1]  # of the half that does not count; NaN if nothing is known there
+    better = np.where((gain > 0) & ~np.isnan(o), o, c)
+    return _mean(p, axis=1), _mean(better, axis=1)
+
+
+def _mean(values: np.ndarray, axis: int) -> np.ndarray:
+    """Returns the mean without NaN; NaN where there is nothing else."""
+    known = (~np.isnan(values)).sum(axis=axis)
+    return np.nansum(values, axis=axis) / np.where(known, known, np.nan)
+
+
 def _relative(differences: np.ndarray, base: np.ndarray, problem: SiteProblem) -> Estimate:
     """Returns the mean difference over sites, in points or as a share of the reference's mean RMSE."""
     scale = np.abs(base).mean() if problem.lower_is_better else 1.0
@@ -61,9 +85,9 @@ def of_problem(rows: Sequence[Line]) -> Line:
     if not splits:
         return line
     p, c, o = (_by_split(scores, splits) for scores in (chosen, common, own))
-    better = better_of(c, o)
-    line["regret"] = _relative(p - better, better, problem)
-    line["worse"] = _worse_sites(p - better, problem)
+    p_judged, better = _on_rows_apart(rows, splits) or (p, better_of(c, o))
+    line["regret"] = _relative(p_judged - better, better, problem)
+    line["worse"] = _worse_sites(p_judged - better, problem)
     line["fifth"] = _fifth(book, splits, problem)
     counts = np.array(rows[0]["rows"])
     small = (counts >= SMALL[0]) & (counts <= SMALL[1])

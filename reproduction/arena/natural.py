@@ -68,7 +68,7 @@ class Natural:
         """Returns the set as a problem of the arena."""
         return SiteProblem(
             self.name, self.half, "natural", self.about, self.model, ROUNDS, self.sites,
-            metric="accuracy" if self.labels else "rmse",
+            metric="accuracy" if self.labels else "rmse", halves=lambda rows: loaded(self).halves[rows],
         )  # fmt: skip
 
     def sites(self, split: int) -> list[Site]:
@@ -91,7 +91,8 @@ class Natural:
             return None if table.units is None else {"train": table.units[train[i]], "test": table.units[test[i]]}
 
         return [
-            Site(held(train[i]), test=held(test[i]), name=name, units=units_of(i)) for i, name in enumerate(table.names)
+            Site(held(train[i]), test=held(test[i]), name=name, rows=test[i], units=units_of(i))
+            for i, name in enumerate(table.names)
         ]
 
 
@@ -104,6 +105,7 @@ class Table(NamedTuple):
     are_numbers: np.ndarray  # (columns,), others are 0 or 1
     targets: np.ndarray
     units: np.ndarray | None  # names that differ between sites
+    halves: np.ndarray  # 0 or 1 for each row: every second unit of a site, in random order
     sites_left_out: int  # with fewer than four units
     rows_left_out: int  # of them, or without a site or target
 
@@ -122,10 +124,12 @@ def loaded(natural: Natural) -> Table:
     large = {name: found for name, found in by_site.items() if len(found) >= FEWEST}
     rng = np.random.default_rng(0)
     names = _some(sorted(large, key=_as_sorted), natural.most_sites, rng)
-    chosen = []
+    chosen, halves = [], []
     for name in names:
         kept = _some(list(large[name]), natural.most_units, rng)
         chosen.append([k for unit in kept for k in large[name][unit]])
+        half_of = dict(zip(kept, np.random.default_rng(len(chosen)).permutation(len(kept)) % 2))
+        halves += [int(half_of[unit]) for unit in kept for _ in large[name][unit]]
     used = [rows[k] for of_site in chosen for k in of_site]
     ends = np.cumsum([len(of_site) for of_site in chosen])
     inputs, are_numbers = _columns(natural, used)
@@ -140,6 +144,7 @@ def loaded(natural: Natural) -> Table:
         are_numbers,
         np.array(targets, dtype=np.int64 if natural.labels else float),
         np.array([units[k] for of_site in chosen for k in of_site]) if natural.unit else None,
+        np.array(halves),
         len(by_site) - len(large),
         len(every) - sum(len(some) for found in large.values() for some in found.values()),
     )

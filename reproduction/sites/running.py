@@ -308,6 +308,7 @@ class Trained(NamedTuple):
     diverged: int  # seeds
     models: Mapping[str, np.ndarray] = {}  # the metric of further models of the same training, as `accuracy`
     lower_is_better: bool = False
+    halves: Mapping[str, np.ndarray] = {}  # the metric of these models on each half of the test rows (2, sites)
 
     @property
     def scores(self) -> np.ndarray:
@@ -324,6 +325,8 @@ class Trained(NamedTuple):
         line: Line = {problem.recorded_as: self.accuracy.round(4).tolist(), "bytes": self.bytes}
         if self.models:
             line["models"] = {name: values.round(4).tolist() for name, values in self.models.items()}
+        if self.halves:
+            line["halves"] = {name: values.round(4).tolist() for name, values in self.halves.items()}
         if self.weights is not None:
             line["lambda"] = self.weights.mean(axis=0).round(4).tolist()
         return line | ({"diverged": self.diverged} if self.diverged else {})
@@ -423,9 +426,28 @@ def _trained(
                 len(set(replicas) & set(result.diverged)),
                 models,
                 problem.lower_is_better,
+                _in_halves(result, problem, sites) if models and problem.halves else {},
             )
         )
     return made
+
+
+def _in_halves(result: Result, problem: SiteProblem, sites: Sequence[Site]) -> dict[str, np.ndarray]:
+    """Returns the metric of a run's models on each half of the sites' test rows (2, sites), by "personal", "common" and
+    "local"; NaN where a half has no rows, or a site no such model."""
+    outcomes = {kind: result.site_outcomes(kind) for kind in ("personal", "local")} | {"common": result.outcomes()}
+    found = {kind: np.full((2, len(sites)), np.nan) for kind in outcomes}
+    for i, site in enumerate(sites):
+        halves = problem.halves(np.asarray(site.rows)) if problem.halves else np.zeros(0)
+        for kind, outcome in outcomes.items():
+            if outcome.of_sites[0][i] < 0:
+                continue
+            answers = outcome.answers[outcome.of_sites[0][i]]
+            values = (answers.losses if answers.right is None else answers.right == 1).double().mean(dim=0).numpy()
+            for half in np.unique(halves):
+                mean = values[halves == half].mean()
+                found[kind][half, i] = mean**0.5 if problem.metric == "rmse" else mean
+    return found
 
 
 def _alone(result: Result, problem: SiteProblem, task: Task) -> Trained:

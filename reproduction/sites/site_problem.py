@@ -4,6 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import numpy as np
+
 from fairmesh.config.tables import to_table
 from fairmesh.data.site import Site
 from fairmesh.problems.models import Model
@@ -37,6 +39,8 @@ class SiteProblem:
         rounds: Rounds of training.
         sites: The sites of a split, from the split's number.
         revision: Raise it when `sites` changes, so that recorded results are run again.
+        halves: Which of two halves, drawn once by unit, a test row belongs to, by its identity in `Site.rows`; for sets
+            whose splits divide the same rows. None where every split draws rows of its own.
         metric: What models are judged by, in shares of 1: "accuracy", or "r2" where numbers are predicted. In the
             arena "rmse" for numbers, in units of their spread over all training rows.
     """
@@ -50,6 +54,7 @@ class SiteProblem:
     sites: Callable[[int], list[Site]]
     revision: int = 1
     metric: Literal["accuracy", "r2", "rmse"] = "accuracy"
+    halves: Callable[[np.ndarray], np.ndarray] | None = None
 
     @property
     def splits(self) -> range:

@@ -131,7 +131,7 @@ def test_prior_and_probabilities_lie_on_the_simplex(seed, candidates, sites):
 def test_prior_raises_the_likelihood_of_all_sites_over_an_even_one():
     found = torch.randn(30, 4, generator=torch.Generator().manual_seed(0)).double()
     prior, even = learned_prior(found), torch.full((4,), 0.25).double()
-    likelihood = lambda p: float((found + p.log()).logsumexp(dim=-1).sum() + p[0].log())  # noqa: E731
+    likelihood = lambda p: float((found + p.log()).logsumexp(dim=-1).sum() + 2 * p[0].log())  # noqa: E731
     assert likelihood(prior) > likelihood(even)
 
 
@@ -143,7 +143,7 @@ def test_prior_of_sites_in_two_places_is_that_of_all_in_one():
     def with_others(total):  # what the second place adds, given the prior of the step
         prior = torch.full((4,), 0.25).double() if not steps else steps[-1]
         whole = total + responsibilities(parts[1], prior).sum(dim=0)
-        before = torch.tensor([1.0, 0, 0, 0]).double() + whole
+        before = torch.tensor([2.0, 0, 0, 0]).double() + whole
         steps.append(before / before.sum())
         return whole
 

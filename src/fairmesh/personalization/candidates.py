@@ -14,8 +14,8 @@ COMMON, LOCAL, FINE_TUNED = "common", "local", "fine-tuned"
 NEAR = {"near, free": 1.0, "near": 10.0, "near, held": 100.0}
 """Models trained from the common one with a penalty on the distance from it, by name, and the penalties."""
 RECALIBRATED = {"shifted": (1.0, False), "shifted, held": (10.0, False), "scaled": (1.0, True)}
-"""The common model with a constant added to its outputs, or with other outputs in general, by name: the penalty on the
-change, and whether outputs are multiplied as well."""
+"""The common model with a constant added to its outputs, or with its outputs multiplied, by name: the penalty on the
+change, and whether outputs are multiplied. Multiplied logits keep the most likely class; numbers are shifted too."""
 OWN = ("own, free", "own", "own, held")
 """Models from scratch with a penalty on their size, by name."""
 _OWN_OF_NUMBERS, _OWN_OF_LABELS, _OWN_IF_LARGE = (1.0, 10.0, 100.0), (1.0, 3.0, 10.0), (0.0, 1.0, 10.0)
@@ -138,7 +138,8 @@ class Grouped(NamedTuple):
 def calibrated(rows: Grouped, loss: Loss, labels: bool, strength: float, scaled: bool) -> Calibration:
     """Returns the constant of each group that lowers the sum of its losses most, if it is added to the outputs, with
     half of the strength times its square as a penalty; nothing where that does not help. With `scaled`, outputs are
-    multiplied as well: the penalty is on what that changes on average.
+    multiplied as well, and logits of classes only multiplied: a constant for every class is too much for few rows. The
+    penalty is on what that changes on average.
 
     Args:
         rows: The rows.
@@ -172,9 +173,10 @@ def calibrated(rows: Grouped, loss: Loss, labels: bool, strength: float, scaled:
         return rows.sums(per_sample(loss, at.of(outputs, rows.group), targets).double()) + strength / 2 * penalty
 
     for _ in range(_NEWTON_STEPS):
-        slope, curvature = slopes_and_curvatures(now)
-        change = (rows.sums(slope) + strength * now.shift) / (rows.sums(curvature) + strength)
-        now = now._replace(shift=now.shift - change)
+        if not (scaled and labels):
+            slope, curvature = slopes_and_curvatures(now)
+            change = (rows.sums(slope) + strength * now.shift) / (rows.sums(curvature) + strength)
+            now = now._replace(shift=now.shift - change)
         if scaled:
             slope, curvature = slopes_and_curvatures(now)
             total = rows.sums((slope * outputs).flatten(1).sum(dim=-1)) + strength * size * (now.scale - 1.0)

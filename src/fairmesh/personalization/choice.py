@@ -19,6 +19,7 @@ from fairmesh.personalization.pooled_prior import (
 )
 
 _LEAST = 0.02  # weight of a model in a site's mixture; one with less is left out
+_UNITS_FOR_OWN = 6  # a model of fewer is worse than any other, and the prior of larger sites would speak for it
 
 
 @dataclass(frozen=True)
@@ -61,12 +62,14 @@ class Choice(Personalization):
     def learned(self, sites: Sequence[TriedSite], common: CommonLosses, sums: Sums) -> Weigh:
         """Returns the probabilities of the candidates, with the prior that all sites support."""
         names = self.components
+        own = torch.tensor([name in OWN for name in names])
 
         def found(site: TriedSite, rows: Tensor) -> Tensor:
             weights = torch.where(site.unseen, 1.0, common.weight_of_seen).double() * rows * site.independent
             losses = torch.stack([site.held_out.losses({name: 1.0}) for name in names])
             totals = torch.where(weights > 0, losses * weights, 0.0).sum(dim=-1)
-            return evidence(totals[None], weights.sum()[None], common.noise, site.held_out.likelihood)
+            made = evidence(totals[None], weights.sum()[None], common.noise, site.held_out.likelihood)
+            return made.masked_fill(own, -torch.inf) if len(rows) * site.independent < _UNITS_FOR_OWN else made
 
         every = [found(site, torch.ones_like(site.unseen)) for site in sites]
         nothing = torch.zeros(0, len(names), dtype=torch.float64)
