@@ -12,11 +12,15 @@ from fairmesh.config.overrides import flat_table, portable, resolved_files
 from fairmesh.config.registry import registered_name
 from fairmesh.config.tables import from_table, to_table
 from fairmesh.data.datasets import Data
+from fairmesh.data.reserve import reserve
 from fairmesh.data.site import Site
 from fairmesh.data.site_files import in_folder
 from fairmesh.errors import BadInput
 from fairmesh.experiment import Experiment
 from fairmesh.mesh.enrol.roster import OF_ONE_SITE, OF_THE_EXPERIMENT, Mesh, SiteFile
+from fairmesh.personalization.base import Personalization
+from fairmesh.personalization.choice import Choice
+from fairmesh.personalization.personalize import mixes_models, mixes_outputs
 from fairmesh.problems.prepared import Prepared
 from fairmesh.trackers import Tracker
 from fairmesh.training.observers import CsvWriter
@@ -153,5 +157,22 @@ class _Given(Data):
 
 
 def own_problem(site: Site, experiment: Experiment) -> Prepared:
-    """Returns the problem of one site alone. Refuses data that does not fit the model, the loss or the settings."""
-    return replace(experiment, data=_Given(site), prior=None, contract=None).problem()
+    """Returns the problem of one site alone, which has reserved rows if it chooses a model by them. Refuses data that
+    does not fit the model, the loss or the settings."""
+    problem = replace(experiment, data=_Given(site), prior=None, contract=None).problem()
+    method = personalization_of(experiment, problem)
+    if method is None or not mixes_models(problem):
+        return problem
+    return problem.changed(sites=reserve(problem.sites, method.share))
+
+
+def personalization_of(experiment: Experiment, problem: Prepared) -> Personalization | None:
+    """Returns how sites get models of their own, which is the same at every site: as the experiment says; or, if it
+    leaves the algorithm to fairmesh, by `Choice` where models can be mixed; None if all use the common model.
+
+    Args:
+        experiment: The experiment.
+        problem: That of one site or of all sites.
+    """
+    by_default = experiment.options.choose_weights and mixes_outputs(problem)
+    return experiment.personalization or (Choice() if by_default else None)

@@ -303,6 +303,21 @@ def live_status(folder: Path) -> dict[str, Any]:
     return status
 
 
+_USES = {
+    "common": "the common model",
+    "adapted": "a model adapted from the common one",
+    "own": "a model of its own rows alone",
+}
+
+
+def uses_in_words(own: Mapping[str, Any]) -> str:
+    """Returns which model a site uses, given the summary of its own one."""
+    shares = sorted(own["weights"].items(), key=lambda item: -item[1])
+    if len(shares) == 1:
+        return _USES[own["uses"]] + (f" ({shares[0][0]})" if own["uses"] != "common" else "")
+    return f"mostly {_USES[own['uses']]} ({', '.join(f'{name} {share:.0%}' for name, share in shares)})"
+
+
 class Monitor:
     """Serves the last status as Prometheus metrics on a port of the loopback interface."""
 
