@@ -24,7 +24,7 @@ from fairmesh.mesh.node import life
 from fairmesh.mesh.node.node import Node
 from fairmesh.mesh.node.result import sums_of
 from fairmesh.mesh.node.rounds import Rounds, alone_identity, phases_of
-from fairmesh.mesh.node.store import PERSONAL, new_folder
+from fairmesh.mesh.node.store import new_folder
 from fairmesh.mesh.node.watching import uses_in_words
 from fairmesh.mesh.wire.mailroom import BEFORE_THE_CHOICE
 from fairmesh.mesh.wire.transport import FIRST_ROUND
@@ -33,6 +33,7 @@ from fairmesh.personalization.base import Personalization
 from fairmesh.personalization.personalize import mixes_models, personalized
 from fairmesh.personalization.pooled_prior import CommonLosses, SomeSites, Wrong, nothing_wrong
 from fairmesh.storage.files import read_bytes
+from fairmesh.storage.occupied import PERSONAL
 
 
 def first_step(rounds: Rounds) -> int:

@@ -28,9 +28,10 @@ from fairmesh.mesh.node.result import (
     write_result,
 )
 from fairmesh.mesh.node.rounds import Rounds
-from fairmesh.mesh.node.store import LOCAL, PERSONAL, RESULT, new_folder, put_in_place
+from fairmesh.mesh.node.store import LOCAL, RESULT, new_folder, put_in_place
 from fairmesh.mesh.wire.transport import FIRST_ROUND
 from fairmesh.storage.files import write_atomically
+from fairmesh.storage.occupied import PERSONAL
 from fairmesh.storage.run_folder import TRAFFIC, read_summary
 from fairmesh.storage.strict_json import as_json
 from fairmesh.training.best_round import decided_in_words
