@@ -18,18 +18,22 @@ from fairmesh.compression import DecodeError
 from fairmesh.experiment import load_experiment
 from fairmesh.mesh.node import choosing
 from fairmesh.mesh.node.reduction import Sums, spanning_tree
+from fairmesh.mesh.node.watching import live_status
 from fairmesh.personalization import Choice, FineTuned, Mixture
 from fairmesh.personalization.personalize import personalized
 from fairmesh.personalization.pooled_prior import CommonLosses, SomeSites, wrong_probabilities
 from fairmesh.problems.problem import prepare
+from fairmesh.report.runs import Run as Shown
+from fairmesh.report.runs import personal_table
 from fairmesh.topology.mixing import union_of
 from tests.mesh import fleet
 from tests.mesh.experiments import AD_GDA, experiment
-from tests.mesh.scenarios import Run, play
+from tests.mesh.scenarios import ROOT, Run, play
 from tests.mesh.test_reduction import _Post, sum_with
-from tests.refusals import refused
+from tests.refusals import missing_from, refused
 
 NAMES = ["a", "b", "c"]
+DEPLOY = ROOT / "docs" / "howto" / "deploy.md"
 SIZES = (1, 30, 36)
 ROUNDS = 8
 FIRST_SUM = ROUNDS + 1 + 3  # after the rounds, two sums and the comparison of results
@@ -251,3 +255,98 @@ def test_sites_that_remain_choose_again_without_the_one_that_has_left(tmp_path):
     play(one_leaves_while_they_choose, tmp_path, NAMES, CHOICE, {"rows.py": ROWS})
     assert _chosen(tmp_path, "a")["weights"] == {"common": 1.0}
     assert sum(_chosen(tmp_path, "b")["weights"].values()) == pytest.approx(1.0)
+
+
+DEFAULT = experiment(ROUNDS, algorithm=None, **OF_ALL)
+
+
+def by_default(run: Run) -> None:
+    run.live()
+    for name in NAMES:
+        assert run.events(name, "this site's model is chosen")
+
+
+@pytest.fixture(scope="module")
+def by_itself(tmp_path_factory):
+    """A mesh of an experiment that names neither an algorithm nor a personalization."""
+    folder = tmp_path_factory.mktemp("default") / "run"
+    play(by_default, folder, NAMES, DEFAULT, {"rows.py": ROWS})
+    return folder
+
+
+@pytest.mark.slow
+def test_experiment_that_names_nothing_ends_with_a_model_for_each_site(by_itself):
+    found = {name: _chosen(by_itself, name) for name in NAMES}
+    assert {site["method"] for site in found.values()} == {"choice"}
+    assert [site["rows"] for site in found.values()] == [0, 6, 7]  # those that they have reserved
+    assert found["a"]["uses"] == "common"
+    assert "1 row" in found["a"]["note"]
+
+
+@pytest.mark.slow
+def test_predictions_at_a_sites_folder_are_those_of_its_model_and_of_the_common_one_at_its_result(by_itself):
+    site, inputs = by_itself / "c", torch.zeros(2, 3)
+    own, common = (fm.inference.load_model(folder, allow=["rows.py"]) for folder in (site, site / "state" / "result"))
+    assert (own.about["site"], own.module.weights) == ("c", _chosen(by_itself, "c")["weights"])
+    assert "site" not in common.about
+    assert fm.predict(own, inputs).values.shape == fm.predict(common, inputs).values.shape
+
+
+@pytest.mark.slow
+def test_status_and_report_of_a_node_say_which_model_its_site_uses(by_itself):
+    words = {"common": "the common model", "adapted": "adapted from the common", "own": "its own rows alone"}
+    for name in NAMES:
+        own, state = _chosen(by_itself, name), by_itself / name / "state"
+        assert words[own["uses"]] in live_status(state)["uses"]
+        (row,) = personal_table(Shown.from_folder(state / "result"))[1:]
+        assert row[0] == name
+        assert all(part in row[-1] for part in own["weights"])
+
+
+FIXED = """
+[algorithm]
+name = "tracked-ad-gda"
+weighting = "prior-weights"
+
+[objective]
+validated_decay = "numbers"
+
+[personalization]
+name = "choice"
+"""
+
+
+@pytest.mark.slow
+def test_mesh_with_the_fixed_weights_of_the_documentation_chooses_too(tmp_path):
+    assert FIXED in DEPLOY.read_text()
+    play(undisturbed, tmp_path, NAMES, experiment(ROUNDS, algorithm=None, **OF_ALL) + FIXED, {"rows.py": ROWS})
+    record = json.loads((tmp_path / "a/state/result/metrics.jsonl").read_text().splitlines()[-1])
+    assert "lambda" not in record  # no weights to learn
+    assert all(_chosen(tmp_path, name)["method"] == "choice" for name in NAMES)
+
+
+def _lies() -> None:
+    """Adds three sites to every kind of model, of which there are eleven."""
+    honest = choosing._SumsOfSites.__call__
+
+    def lying(self, total, wrong, /):
+        return honest(self, total + 3.0 if wrong is wrong_probabilities else total, wrong)
+
+    choosing._SumsOfSites.__call__ = lying
+
+
+def a_liar(run: Run) -> None:
+    run.start("a", "b")
+    run.start("c", before=_lies)
+    run.until(lambda: run.status("a").get("refusing"))
+    (refusal,) = (one for one in run.status("a")["refusing"] if one["by"] == "a")
+    assert refusal["site"] == "c"
+    assert missing_from(refusal["reason"], "probabilities of 34 sites", "not 1", "of c") == []
+    run.vote("a", "b", out=["c"])
+    run.end("a", "b")
+
+
+@pytest.mark.slow
+def test_member_that_lies_in_the_choice_is_named_and_voted_out_and_the_others_end(tmp_path):
+    play(a_liar, tmp_path, NAMES, CHOICE, {"rows.py": ROWS})
+    assert _chosen(tmp_path, "b")["method"] == "choice"

@@ -93,11 +93,10 @@ def sent_to_choose(table: Mapping[str, Any]) -> list[str]:
 
 def _chooses_by_default(table: Mapping[str, Any]) -> bool:
     try:
-        default = default_of(table)
         options: Options = from_table(Options, table.get("options", {}), "options")
+        return bool((options if "algorithm" in table else default_of(table).completed(options)).choose_weights)
     except BadInput:
-        return False
-    return "algorithm" not in table and bool(default.completed(options).choose_weights)
+        return False  # refused where the experiment is read
 
 
 def overview(site: SiteFile, mesh: Mesh, handout: Handout) -> dict[str, Any]:
