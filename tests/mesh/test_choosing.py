@@ -15,8 +15,11 @@ from safetensors.torch import load_file
 
 import fairmesh as fm
 from fairmesh.compression import DecodeError
+from fairmesh.config.tables import from_table
 from fairmesh.experiment import load_experiment
+from fairmesh.mesh.enrol.agreement import own_problem, personalization_of
 from fairmesh.mesh.node import choosing
+from fairmesh.mesh.node.life import ENDING, Life
 from fairmesh.mesh.node.reduction import Sums, spanning_tree
 from fairmesh.mesh.node.watching import live_status
 from fairmesh.personalization import Choice, FineTuned, Mixture
@@ -124,6 +127,61 @@ def test_way_that_asks_for_more_sums_than_it_says_is_refused(sums_of_node):
     sums.step = FIRST_SUM + Choice.sums
     with refused("more sums", error=RuntimeError):
         sums(torch.zeros(1))
+
+
+@pytest.mark.parametrize(
+    ("settings", "chooses"),
+    [
+        ({}, True),
+        ({"options": {"choose_weights": False}}, False),
+        ({"algorithm": "tracked-ad-gda"}, False),
+        ({"model": {"name": "fc", "hidden": 20_000}}, False),  # more than a million parameters
+        ({"model": {"name": "fc", "hidden": 20_000}, "personalization": "choice"}, True),
+        ({"parts": {"local": ["1.bias"]}}, False),
+    ],
+)
+@pytest.mark.quick_cases("all")
+def test_sites_choose_by_default_if_no_algorithm_is_named_and_models_can_be_mixed_and_are_small(settings, chooses):
+    given = from_table(fm.Experiment, {"rounds": 5, "data": {"name": "digits", "nodes": 3}} | settings, "experiment")
+    site = given.sites(given.known_data())[0]
+    alone = own_problem(site, given)
+    assert isinstance(personalization_of(given, alone), Choice) == chooses
+    assert (alone.sites[0].reserved is not None) == chooses
+
+
+class _Rows(torch.utils.data.Dataset):
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, i: int):
+        return torch.full((8, 8), float(i)), i % 10
+
+
+def test_site_whose_samples_are_not_in_memory_takes_part_in_every_sum_and_keeps_the_common_model(
+    sums_of_node, monkeypatch, tmp_path
+):
+    given = from_table(fm.Experiment, {"rounds": ROUNDS, "data": {"name": "digits", "nodes": 3}}, "experiment")
+    alone = own_problem(fm.Site(fm.data.Streamed(_Rows(), labels=[i % 10 for i in range(40)])), given)
+    assert isinstance(personalization_of(given, alone), Choice)
+    assert alone.sites[0].reserved is None
+    rounds, said, steps = _node(0, _Post()), [], []
+    rounds.problem, rounds.membership.experiment = alone, given
+
+    class Counting:
+        def over_sites(self, row, step, *_):
+            steps.append(step)
+            return row
+
+    monkeypatch.setattr(choosing, "sums_of", lambda rounds: Counting())
+    life = Life()
+    life.state = ENDING
+    generation = SimpleNamespace(rounds=rounds)
+    node: Any = SimpleNamespace(
+        generation=generation, folder=tmp_path, life=life, log=lambda *e, **f: said.append(e[1])
+    )
+    choosing.choose(node, tmp_path)
+    assert steps == [*range(FIRST_SUM, FIRST_SUM + Choice.sums)]
+    assert said == ["this site keeps the common model"]
 
 
 # Lies. Nodes 0 - 1 - 2 are in a line.

@@ -23,7 +23,7 @@ class SomeSites(NamedTuple):
     """What everybody knows of some sites: how many they are, and how many rows they have at most that the common model
     has not seen and has seen."""
 
-    count: int
+    sites: int
     unseen_rows: int
     seen_rows: int
 
@@ -134,13 +134,13 @@ def learned_prior(found: Tensor, sums: Sums = all_here, steps: int = STEPS) -> T
     return prior
 
 
-def wrong_probabilities(total: Tensor, sites: SomeSites) -> str:
+def wrong_probabilities(total: Tensor, known: SomeSites) -> str:
     """Returns what probabilities of some sites cannot add up to: those of a site sum to one, or are 0 where it cannot
     judge."""
     if bool((total < -_ROUNDING).any()):
         return f"the probability {float(total.min()):.6g}"
-    most = sites.count + _ROUNDING * (1 + sites.count)
-    return f"probabilities of {float(total.sum()):.6g} sites, not {sites.count}" if float(total.sum()) > most else ""
+    most = known.sites + _ROUNDING * (1 + known.sites)
+    return f"probabilities of {float(total.sum()):.6g} sites, not {known.sites}" if float(total.sum()) > most else ""
 
 
 def responsibilities(found: Tensor, prior: Tensor) -> Tensor:

@@ -25,6 +25,8 @@ from fairmesh.problems.prepared import Prepared
 from fairmesh.trackers import Tracker
 from fairmesh.training.observers import CsvWriter
 
+CHOSEN_BY_DEFAULT = 10**6  # parameters of a model, frozen ones included
+
 
 def agreed(experiment: Experiment) -> dict[str, Any]:
     """Returns the fields that must be equal at every site, with keys joined by dots: all that determine the rounds and
@@ -168,11 +170,14 @@ def own_problem(site: Site, experiment: Experiment) -> Prepared:
 
 def personalization_of(experiment: Experiment, problem: Prepared) -> Personalization | None:
     """Returns how sites get models of their own, which is the same at every site: as the experiment says; or, if it
-    leaves the algorithm to fairmesh, by `Choice` where models can be mixed; None if all use the common model.
+    leaves the algorithm to fairmesh, by `Choice` where models can be mixed and are not too large to train dozens of
+    them at every site; None if all use the common model.
 
     Args:
         experiment: The experiment.
         problem: That of one site or of all sites.
     """
-    by_default = experiment.options.choose_weights and mixes_outputs(problem)
-    return experiment.personalization or (Choice() if by_default else None)
+    if experiment.personalization or not experiment.options.choose_weights or not mixes_outputs(problem):
+        return experiment.personalization
+    parameters = problem.flat_model.dim + sum(tensor.numel() for tensor in problem.flat_model.fixed())
+    return Choice() if parameters <= CHOSEN_BY_DEFAULT else None
