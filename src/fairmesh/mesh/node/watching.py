@@ -313,10 +313,9 @@ _USES = {
 
 def uses_in_words(own: Mapping[str, Any]) -> str:
     """Returns which model a site uses, given the summary of its own one."""
-    shares = sorted(own["weights"].items(), key=lambda item: -item[1])
-    made_of = ", ".join(f"{name} {share:.0%}" for name, share in shares)
-    only_common = [name for name, _ in shares] == ["common"]
-    used = _USES[own["uses"]] if only_common else f"{'mostly ' if shares[1:] else ''}{_USES[own['uses']]} ({made_of})"
+    shares, kind = sorted(own["weights"].items(), key=lambda item: -item[1]), _USES[own["uses"]]
+    made_of = "; ".join(f"{100 * share:.0f} % {name}" for name, share in shares)
+    used = f"a mixture, whose largest part is {kind} ({made_of})" if shares[1:] else kind
     return f"{used}; {own['note']}" if own.get("note") else used
 
 
