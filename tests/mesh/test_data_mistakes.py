@@ -134,7 +134,8 @@ def test_founder_writes_only_a_contract_and_every_site_names_its_own_table_as_th
     found = {one.what: one for one in checks(home / "site.toml")}
     assert (found["data"].ok, found["data"].found) == (
         True,
-        "48 training samples, 12 test samples; they fit the model and the contract",
+        "38 training samples and 10 reserved to choose this site's model by, 12 test samples; they fit the model "
+        "and the contract",
     )
     code, _, err = called("mesh", "key", mesh / "mesh.toml", "north", "--out", tmp_path / "again", "--trial")
     assert (code, missing_from(err, "--trial", "no [data]", "site.toml")) == (2, [])

@@ -8,7 +8,7 @@ import pytest
 import fairmesh as fm
 from fairmesh.algorithms import Part, Sent, plain
 from fairmesh.config.registry import registered_name
-from fairmesh.mesh.enrol.overview import sent
+from fairmesh.mesh.enrol.overview import sent, sent_to_choose
 from fairmesh.mesh.enrol.revealing import bits_per_parameter, revealing
 from fairmesh.networks.memory import MemoryNetwork
 from fairmesh.testing.messages import check_message
@@ -54,6 +54,25 @@ def test_gradients_are_said_to_leave():
     tracker = sent(fm.TrackedADGDA(), "tracked-ad-gda")[2]
     assert missing_from(tracker, "tracker", "gradients", "in every round", "gradient of one batch") == []
     assert not any("tracker" in words for words in sent(fm.TrackedADGDA(tracking=False), "tracked-ad-gda"))
+
+
+@pytest.mark.parametrize(
+    ("table", "leaves"),
+    [
+        ({}, ["if its models can be mixed", "losses", "how likely"]),
+        ({"algorithm": "ad-gda"}, None),
+        ({"options": {"choose_weights": False}}, None),
+        ({"algorithm": "ad-gda", "options": {"choose_weights": True}}, ["how likely"]),
+        ({"personalization": {"name": "mixture"}}, None),
+        ({"algorithm": "ad-gda", "personalization": "choice"}, ["losses", "how likely"]),
+        ({"personalization": {"name": "import", "path": "mine.py:Own"}}, ["own code"]),
+    ],
+)
+@pytest.mark.quick_cases("all")
+def test_sums_of_the_choice_are_said_to_leave_where_sites_choose_by_them(table, leaves):
+    told = sent_to_choose(table)
+    assert bool(told) == bool(leaves)
+    assert not leaves or missing_from(told[0], *leaves) == []
 
 
 class OwnState(NamedTuple):

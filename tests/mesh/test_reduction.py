@@ -1,5 +1,6 @@
 """Sums over a spanning tree: the same bits everywhere, over any connected graph."""
 
+import math
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -55,10 +56,10 @@ POSITIONS = [10 * i for i in range(8)]  # in the mesh, which others have left
 NAMES = [f"site-{i}" for i in range(8)]
 
 
-def summed(own, row, tree, post, owners=None):
+def summed(own, row, tree, post, owners=None, **bounds):
     owners = torch.full((len(row),), -1) if owners is None else owners
     sums = Sums(own, tree[own], POSITIONS[: len(tree)], NAMES[: len(tree)], post.end(POSITIONS[own]))
-    return sums.over_sites(row, 31, owners)
+    return sums.over_sites(row, 31, owners, **bounds)
 
 
 @pytest.mark.parametrize("name", toys.TOPOLOGIES)
@@ -90,13 +91,16 @@ OWNERS = torch.tensor([-1, 0, 1, 2])
 ROWS = [torch.tensor([1.0, 10.0, 0.0, 0.0]), torch.tensor([2.0, 0.0, 20.0, 0.0]), torch.tensor([3.0, 0.0, 0.0, 30.0])]
 
 
-def sum_with(own, **from_others):
-    """Returns the sum of one node of the line, given what the others send it."""
+def sum_with(own, mine=None, wrong=None, **from_others):
+    """Returns the sum of one node of the line, given what the others send it; of rows of all nodes, if this one's is
+    given and what is `wrong` with those of others."""
     post = _Post()
     for other, row in from_others.items():
         sender = int(other.removeprefix("node_"))
         message = encode({"sums": Dense(torch.tensor([row], dtype=torch.float64))}, 31)
         post.letters[POSITIONS[sender], POSITIONS[own], 31] = message
+    if mine is not None:
+        return summed(own, torch.tensor(mine), LINE, post, factor=math.inf, wrong=wrong)
     return summed(own, ROWS[own], LINE, post, OWNERS)
 
 

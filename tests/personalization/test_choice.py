@@ -140,7 +140,7 @@ def test_prior_of_sites_in_two_places_is_that_of_all_in_one():
     parts = found[:4], found[4:]
     steps: list[torch.Tensor] = []
 
-    def with_others(total):  # what the second place adds, given the prior of the step
+    def with_others(total, wrong):  # what the second place adds, given the prior of the step
         prior = torch.full((4,), 0.25).double() if not steps else steps[-1]
         whole = total + responsibilities(parts[1], prior).sum(dim=0)
         before = torch.tensor([2.0, 0, 0, 0]).double() + whole

@@ -50,13 +50,15 @@ def export(
     if len(chosen) != 1:
         raise BadInput("say one format: --onnx, --torch-export, --safetensors, --peft or --merged")
     model = load_model(run, which, site=site, replica=replica, allow=allow)  # type: ignore[arg-type]
-    names = ("exported", which if which != "final" else "", site or "", "" if replica is None else str(replica))
+    owner = model.about.get("site", "")
+    names = ("exported", which if which != "final" else "", owner, "" if replica is None else str(replica))
     stem = "-".join(filter(None, names))
     path = out or finished_run(run) / f"{stem.replace('/', '_')}{ENDINGS[chosen[0]]}"
     about = export_model(model, path, chosen[0])  # type: ignore[arg-type]
     if json_:
         print_json({"file": str(path), "format": chosen[0]} | about)
         return
+    _say_whose(owner, site)
     say(f"written: {path}; its outputs are those of PyTorch (largest difference {about['largest_difference']:.1g})")
     if peft:
         say("peft.PeftModel.from_pretrained(base, FOLDER) puts it onto the base model")
@@ -97,6 +99,7 @@ def predict(
             | ({} if out is None else {"file": str(out)})
         )
         return
+    _say_whose(model.about.get("site", ""), site)
     for k, reason in sorted(found.bad.items()):
         say(f"no prediction for row {found.rows[k]}: {reason}")
     for note in found.notes:
@@ -110,6 +113,12 @@ def predict(
         say(f"written: {out}, {len(table) - 1} rows")
     for name, value in found.metrics.items():
         say(f"{name}: {'not defined' if value != value else f'{value:.4g}'}")
+
+
+def _say_whose(owner: str, asked: str | None) -> None:
+    """Says that a model is a site's own, if nobody has asked for it by the site's name."""
+    if owner and not asked:
+        say(f"this is the model of {owner}; its folder state/result has the common one")
 
 
 def _shown(cell: Any) -> str:

@@ -12,6 +12,7 @@ import typer
 from fairmesh.cli.terminal import Json, Track, few, print_json, readable_toml, say, show_rows, show_table
 from fairmesh.errors import BadInput, listed
 from fairmesh.mesh.enrol.roster import SiteFile
+from fairmesh.storage.occupied import PERSONAL
 
 _SILENT_S, _SILENT_S_PER_SITE = 60.0, 0.2  # without a report, or twice as long as the site said it might be quiet
 Site = Annotated[Path, typer.Argument(metavar="SITE", help="This site's site.toml.", callback=readable_toml)]
@@ -47,6 +48,7 @@ def node(
 
         folder = run_node(site, patience_s=waits, monitor_port=prometheus, trackers=trackers_of(track), lock=lock)
     from fairmesh.mesh.node.versus_local import sentences
+    from fairmesh.mesh.node.watching import own_model_in_words
     from fairmesh.report.contents import card
     from fairmesh.report.runs import Run, caption_of, few_sentences, rows_of
 
@@ -63,6 +65,8 @@ def node(
     notes = (*finished.summary.get("notes", ()), *finished.evidence.get("notes", ()))
     for sentence in (*notes, *of_sites, *in_all, *_few(finished.contradictions())):
         say(sentence)
+    if uses := own_model_in_words(folder.parent):
+        say(f"this site uses {uses}: {folder.parent / PERSONAL}")
     say(f"the result is the same at every site: {folder}; for a page with plots: fairmesh report {folder}")
 
 
@@ -121,6 +125,8 @@ def _sentences(seen: dict[str, Any], site: Path, age: float) -> Iterator[str | N
     if weights := seen["lambda"]:
         done = weights["round"]
         yield f"lambda: each site's share of the weights in round {done}, the last one that all sites have measured"
+    if seen["uses"]:
+        yield f"this site uses {seen['uses']}"
     yield from claims.sentences(seen).values()
     yield from _few([claims.diverged(claim) for claim in seen["diverged"]])
     yield from _few([claims.contradicted(claim, seen["site"]) for claim in seen["contradicted"]])

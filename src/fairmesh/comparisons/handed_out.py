@@ -44,8 +44,8 @@ class HandedOut:
 
     weights: Weights
     why: str
-    worst: tuple[float, float, float] = (math.nan,) * 3
-    mean: tuple[float, float, float] = (math.nan,) * 3
+    worst: tuple[float, float, float] = (math.nan, math.nan, math.nan)
+    mean: tuple[float, float, float] = (math.nan, math.nan, math.nan)
     metric: str = "loss"
 
     @property

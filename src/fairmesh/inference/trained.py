@@ -24,6 +24,7 @@ from fairmesh.problems.flat_model import architecture_of, called_with
 from fairmesh.problems.models import Model, build_in_units
 from fairmesh.problems.row_loss import as_floats
 from fairmesh.storage.executed import located, refuse_foreign
+from fairmesh.storage.occupied import PERSONAL
 from fairmesh.storage.run_folder import (
     EXPERIMENT,
     METRICS,
@@ -37,6 +38,7 @@ from fairmesh.training.model_files import about_model, model_facts
 from fairmesh.training.result import Result
 
 Which = Literal["final", "best", "time-average"]
+_OWN = ("site", "personal")  # files of a site's model between organisations: one with local parts, or a chosen one
 
 
 @dataclass(frozen=True, eq=False)
@@ -210,7 +212,8 @@ def load_model(
     """Reads a trained model from a run's folder, with all that is needed to use it.
 
     Args:
-        folder: The run's folder; also the folder of a site or of its node's state, between organisations.
+        folder: The run's folder; also, between organisations, the folder of a site or of its node's state. Of these the
+            final model is the site's own, if it has one; its folder "state/result" has the common one.
         which: "final", the "best" round or the "time-average". Default: "final".
         site: The site whose own model is wanted, if the run has a personalization or local parts; None for the common
             model. Default: None.
@@ -238,6 +241,8 @@ def load_model(
         )
     """
     path = finished_run(Path(folder))
+    if site is None and which == "final" and path != Path(folder):
+        site = _site_with_own_model(path)
     summary = read_summary(path)
     entry = _entry(summary, which, replica, path)
     _refuse_diverged(summary["diverged"], entry["replica"])
@@ -251,6 +256,12 @@ def load_model(
     else:
         about = load_weights(file, module)
     return _trained(module, summary["model"], preprocessing, about)
+
+
+def _site_with_own_model(result: Path) -> str | None:
+    """Returns the site that has its own model next to the result of a mesh; None if there is no such model."""
+    files = [result.parent / PERSONAL / f"{name}.safetensors" for name in _OWN]
+    return next((read_model(file)[1].get("site") for file in files if file.exists()), None)
 
 
 def finished_run(folder: Path) -> Path:
@@ -363,8 +374,8 @@ def load_weights(path: str | os.PathLike, module: nn.Module) -> dict[str, Any]:
 
 def _own_file(folder: Path, summary: Mapping[str, Any], site: str, entry: Mapping[str, Any]) -> tuple[Path, bool]:
     """Returns the file of a site's model, and whether it is one of a personalization, not one with local parts."""
-    for name in ("site", "personal"):
-        of_node = folder.parent / "personal" / f"{name}.safetensors"
+    for name in _OWN:
+        of_node = folder.parent / PERSONAL / f"{name}.safetensors"
         if of_node.exists() and "personal" not in summary:
             own = read_model(of_node)[1].get("site", site)
             if own != site:

@@ -249,7 +249,9 @@ def _data_checks(site_file: SiteFile, experiment: Experiment, mesh: Mesh) -> Gen
         judged += f", no values of {empty}, which count as missing" if empty else ""
         checked = " and the contract" if experiment.contract else "; there is no contract to check them by"
         grouped = "" if site.train.units is None else f" of {units_of(site.train):,} units"
-        return f"{len(site.train):,} training samples{grouped}{judged}; they fit the model{checked}"
+        reserved = 0 if site.reserved is None else len(site.reserved)
+        apart = f" and {reserved:,} reserved to choose this site's model by" if reserved else ""
+        return f"{len(site.train):,} training samples{grouped}{apart}{judged}; they fit the model{checked}"
 
     yield from _tried("data", data, f"see data in {site_file.path.name}")
     for site in sites:

@@ -60,6 +60,8 @@ class Personalization(ABC):
     components: ClassVar[tuple[str, ...]]  # the models that are mixed
     fewest_rows: ClassVar[int] = 10  # a site with fewer keeps the common model
     fewest_units: ClassVar[int] = 4
+    sums: ClassVar[int] = 0  # how many sums over all sites it needs; with 0 sites send nothing
+    sends: ClassVar[str] = ""  # what these sums tell about a site, in words
 
     @abstractmethod
     def learned(self, sites: Sequence[TriedSite], common: CommonLosses, sums: Sums) -> Weigh:
@@ -67,8 +69,8 @@ class Personalization(ABC):
 
         Args:
             sites: The sites that are here.
-            common: The losses of the common model, summed over all sites.
-            sums: Adds up numbers over all sites; every process calls it equally often.
+            common: The losses of the common model, summed over all sites if the way needs `sums`: the first of them.
+            sums: Adds up numbers over all sites; every process calls it for all other of the way's `sums`.
         """
 
 

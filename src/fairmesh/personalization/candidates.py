@@ -128,11 +128,11 @@ class Grouped(NamedTuple):
     outputs: Tensor
     targets: Tensor
     group: Tensor  # of every row
-    count: int
+    groups: int
 
     def sums(self, values: Tensor) -> Tensor:
         """Returns the sum of the rows' numbers in every group."""
-        return values.new_zeros(self.count, *values.shape[1:]).index_add_(0, self.group, values)
+        return values.new_zeros(self.groups, *values.shape[1:]).index_add_(0, self.group, values)
 
 
 def calibrated(rows: Grouped, loss: Loss, labels: bool, strength: float, scaled: bool) -> Calibration:
@@ -152,7 +152,7 @@ def calibrated(rows: Grouped, loss: Loss, labels: bool, strength: float, scaled:
     targets = rows.targets.double() if rows.targets.is_floating_point() else rows.targets
     counts = rows.sums(torch.ones(len(outputs), dtype=torch.float64)).clamp(min=1.0)
     size = rows.sums(outputs.square().flatten(1).sum(dim=-1)) / counts  # mean square of the outputs
-    nothing = Calibration(torch.ones(rows.count).double(), outputs.new_zeros(rows.count, *outputs.shape[1:]))
+    nothing = Calibration(torch.ones(rows.groups).double(), outputs.new_zeros(rows.groups, *outputs.shape[1:]))
     now = nothing
 
     def slopes(moved: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ from torch import Tensor
 from fairmesh.personalization.base import Personalization, TriedSite, Weigh
 from fairmesh.personalization.candidates import COMMON, FINE_TUNED, NEAR, OWN, RECALIBRATED
 from fairmesh.personalization.pooled_prior import (
+    STEPS,
     CommonLosses,
     Sums,
     evidence,
@@ -32,8 +33,8 @@ class Choice(Personalization):
     candidate is at a site like these, and a site starts from that. Its model is the mixture of the candidates by their
     probability: p = sum_k r_k p_k for labels, the average output for numbers.
 
-    With `fm.train` and experiment files, sites send sums of a few numbers: their part of the losses of the common
-    model, and of the probabilities of the candidates.
+    With `fm.train`, experiment files and between organisations, sites send sums of a few numbers: their part of the
+    losses of the common model, and of the probabilities of the candidates.
 
     Args:
         steps: Steps of models that are trained on from the common one, >= 1. Default: 200.
@@ -58,6 +59,11 @@ class Choice(Personalization):
     components: ClassVar[tuple[str, ...]] = (COMMON, *NEAR, FINE_TUNED, *RECALIBRATED, *OWN)
     fewest_rows: ClassVar[int] = 2
     fewest_units: ClassVar[int] = 2
+    sums: ClassVar[int] = 1 + STEPS
+    sends: ClassVar[str] = (
+        "by how many rows, or units, it judges models, the sum of the common model's losses on them, and in 40 steps "
+        "how likely each kind of model is the best at this site"
+    )
 
     def learned(self, sites: Sequence[TriedSite], common: CommonLosses, sums: Sums) -> Weigh:
         """Returns the probabilities of the candidates, with the prior that all sites support."""

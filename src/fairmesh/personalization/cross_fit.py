@@ -16,7 +16,7 @@ from fairmesh.data.units import FEWEST_UNITS, folds_of_units, joined_units
 from fairmesh.errors import BadInput
 from fairmesh.numerics import trees
 from fairmesh.personalization.evidence import log_evidence
-from fairmesh.personalization.pooled_prior import CommonLosses
+from fairmesh.personalization.pooled_prior import LARGEST_LOSS, CommonLosses
 from fairmesh.problems.objective import Objective
 from fairmesh.problems.oracle import Oracle
 from fairmesh.problems.prepared import Prepared
@@ -198,11 +198,13 @@ class CrossFit:
         return torch.cat(made)[torch.cat(places).argsort()]
 
     def losses_of_common(self, commons: Tensor) -> CommonLosses:
-        """Returns the sums of the losses of a common model that stands for each fold (folds + 1, dim)."""
+        """Returns the sums of the losses of a common model that stands for each fold (folds + 1, dim). Rows whose loss
+        is not finite, or nearly so, do not count."""
         outputs = self.outputs(commons.expand(len(self.sites), -1, -1))
         losses = per_sample(self.problem.output_loss, outputs, self.targets).double()
-        weights = self.independent[self.site_of_row]
-        parts = [(torch.where(rows, losses * weights, 0.0), weights * rows) for rows in (self.unseen, ~self.unseen)]
+        weights, finite = self.independent[self.site_of_row], losses.abs() < LARGEST_LOSS
+        masks = [rows & finite for rows in (self.unseen, ~self.unseen)]
+        parts = [(torch.where(rows, losses * weights, 0.0), weights * rows) for rows in masks]
         return CommonLosses(*(float(tensor.sum()) for part in parts for tensor in part))
 
     def same(self, rows: Tensor) -> Tensor:

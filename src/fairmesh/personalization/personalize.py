@@ -1,4 +1,4 @@
-"""Gives each site a model of its own after the common training. Nothing leaves a site for it."""
+"""Gives each site a model of its own after the common training. At most sums over all sites leave a site for it."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -31,7 +31,7 @@ from fairmesh.personalization.outcome import Personalized, PersonalSite
 from fairmesh.personalization.pooled_prior import CommonLosses, Sums, all_here
 from fairmesh.problems.evaluator import measured, measured_names
 from fairmesh.problems.prepared import Prepared
-from fairmesh.problems.row_loss import as_floats
+from fairmesh.problems.row_loss import as_floats, lowest_loss
 
 PERSONAL = "personal"
 Progress = Callable[[int, int], None]  # (steps done, steps in all)
@@ -117,8 +117,14 @@ def personalize(
 
 def mixes_models(problem: Prepared) -> bool:
     """Returns whether sites of a problem can have models of their own after the common training."""
+    return mixes_outputs(problem) and not any(site.train.stream for site in problem.sites)
+
+
+def mixes_outputs(problem: Prepared) -> bool:
+    """Returns whether sites with samples in memory can have models of their own: the same at every site, whatever its
+    samples are."""
     try:
-        refuse_structure(problem)
+        _refuse_outputs(problem)
         problem.refuse_own_parts("personalization")
     except BadInput:
         return False
@@ -128,8 +134,12 @@ def mixes_models(problem: Prepared) -> bool:
 def refuse_structure(problem: Prepared) -> None:
     """Raises BadInput if the outputs of a site's models cannot be mixed, their mixture has no loss, or samples are not
     in memory."""
-    problem.output_loss  # noqa: B018 - which refuses a loss that calls the model
+    _refuse_outputs(problem)
     refuse_streams([site.train for site in problem.sites], "personal models (personalization)")
+
+
+def _refuse_outputs(problem: Prepared) -> None:
+    problem.output_loss  # noqa: B018 - which refuses a loss that calls the model
     if problem.structured is not None:
         raise BadInput(
             f"personalization mixes models of one input and one output tensor, but {problem.structured} of this "
@@ -199,13 +209,15 @@ def personalized(
     def fit_of(k: int) -> CrossFit:
         return CrossFit(problem, portions[k], method.folds, seed, device, dtype, trace, watched, len(apart))
 
-    common = CommonLosses.over(sums, (fit_of(k).losses_of_common(commons) for k in range(len(portions))))
+    over_sites = sums if method.sums else all_here
+    of_fits = (fit_of(k).losses_of_common(commons) for k in range(len(portions)))
+    common = CommonLosses.over(over_sites, of_fits, lowest_loss(problem.output_loss))
     tried: list[TriedSite] = []
     start = problem.initial_row(seed).to(row)
     for k in range(len(portions)):
         noise = 1.0 if problem.task == "classes" else common.noise
         tried += _tried(fit_of(k), candidates(fit_of(k), commons, start, names, steps, noise))
-    weigh = method.learned(tried, common, sums)
+    weigh = method.learned(tried, common, over_sites)
     found = {site.number: _outcome(problem, site, weigh) for site in tried}
     sites = [found.get(i) or _kept(problem, i, row, method) for i in problem.here]
     return Personalized(registered_name(method), replica, sites)

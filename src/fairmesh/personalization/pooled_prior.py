@@ -5,20 +5,46 @@ Only sums over the sites are needed: a few numbers once, and one per candidate i
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
+from functools import partial
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-Sums = Callable[[Tensor], Tensor]  # what the sites here add up to -> what all sites add up to
 STEPS = 40
 _SEEN = 0.25  # weight of a row that the common model has seen, where it does not look better on such rows
 _BEFORE = 4.0  # rows that stand for the usual noise, next to a site's own
 _FOR_COMMON = 2.0  # sites
 _TRUST = 0.25  # of a row's evidence: folds share rows, so that held-out losses are less certain than they look
+_ROUNDING = 1e-9
+LARGEST_LOSS, _LARGEST = 1e80, 1e100  # of a row that counts, and of all rows: so their sums are finite
 
 
-def all_here(total: Tensor) -> Tensor:
+class SomeSites(NamedTuple):
+    """What everybody knows of some sites: how many they are, and how many rows they have at most that the common model
+    has not seen and has seen."""
+
+    sites: int
+    unseen_rows: int
+    seen_rows: int
+
+
+Wrong = Callable[[Tensor, SomeSites], str]
+"""Returns what cannot be true of the numbers that some sites add up to, in words; "" if nothing."""
+
+
+def nothing_wrong(total: Tensor, sites: SomeSites) -> str:
+    """Returns that any numbers can be true."""
+    return ""
+
+
+class Sums(Protocol):
+    """Returns what all sites add up to, given what the sites here do. Where others send it, `wrong` checks it."""
+
+    def __call__(self, total: Tensor, wrong: Wrong = nothing_wrong, /) -> Tensor: ...
+
+
+def all_here(total: Tensor, wrong: Wrong = nothing_wrong, /) -> Tensor:
     """Returns the sum over all sites, where all are here."""
     return total
 
@@ -33,10 +59,26 @@ class CommonLosses(NamedTuple):
     seen_rows: float
 
     @staticmethod
-    def over(sums: Sums, of_fits: Iterable["CommonLosses"]) -> "CommonLosses":
-        """Returns the sums over all sites, given those of the sites that are here."""
+    def over(sums: Sums, of_fits: Iterable["CommonLosses"], lowest: float | None = None) -> "CommonLosses":
+        """Returns the sums over all sites, given those of the sites that are here, and the lowest possible loss of a
+        row if it is known."""
         total = torch.tensor([[0.0] * 4, *of_fits], dtype=torch.float64).sum(dim=0)
-        return CommonLosses(*sums(total).tolist())
+        return CommonLosses(*sums(total, partial(CommonLosses.wrong, lowest=lowest)).tolist())
+
+    @staticmethod
+    def wrong(total: Tensor, sites: SomeSites, lowest: float | None = None) -> str:
+        """Returns what some sites cannot have: a negative number of rows or more than they have declared, losses below
+        the lowest possible one, or so large that sums of them are not finite."""
+        known = CommonLosses(*total.tolist())
+        of_rows = {"not seen": (known.unseen_rows, sites.unseen_rows), "seen": (known.seen_rows, sites.seen_rows)}
+        for how, (rows, most) in of_rows.items():
+            if not -_ROUNDING <= rows <= most + _ROUNDING * (1 + most):
+                return f"{rows:.6g} rows that the common model has {how}, where {most} are declared"
+        for loss, rows in ((known.unseen, known.unseen_rows), (known.seen, known.seen_rows)):
+            least = -_LARGEST if lowest is None else lowest * rows - _ROUNDING * (1 + abs(lowest) * rows)
+            if not least <= loss <= _LARGEST:
+                return f"the sum {loss:.6g} of the losses of {rows:.6g} rows"
+        return ""
 
     @property
     def noise(self) -> float:
@@ -88,9 +130,18 @@ def learned_prior(found: Tensor, sums: Sums = all_here, steps: int = STEPS) -> T
     for_common = torch.zeros(candidates, dtype=torch.float64)
     for_common[0] = _FOR_COMMON
     for _ in range(steps):
-        total = for_common + sums(responsibilities(found, prior).sum(dim=0))
+        total = for_common + sums(responsibilities(found, prior).sum(dim=0), wrong_probabilities)
         prior = total / total.sum()
     return prior
+
+
+def wrong_probabilities(total: Tensor, known: SomeSites) -> str:
+    """Returns what probabilities of some sites cannot add up to: those of a site sum to one, or are 0 where it cannot
+    judge."""
+    if bool((total < -_ROUNDING).any()):
+        return f"the probability {float(total.min()):.6g}"
+    most = known.sites + _ROUNDING * (1 + known.sites)
+    return f"probabilities of {float(total.sum()):.6g} sites, not {known.sites}" if float(total.sum()) > most else ""
 
 
 def responsibilities(found: Tensor, prior: Tensor) -> Tensor:

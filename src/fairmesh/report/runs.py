@@ -11,7 +11,9 @@ from typing import Any
 
 from fairmesh.errors import BadInput, listed
 from fairmesh.metrics.units import Unit, defined
-from fairmesh.storage.run_folder import EXPERIMENT, TRAFFIC, read_records, read_summary
+from fairmesh.storage.occupied import PERSONAL
+from fairmesh.storage.run_folder import EXPERIMENT, SUMMARY, TRAFFIC, read_records, read_summary
+from fairmesh.storage.strict_json import with_nan
 from fairmesh.topology.mixing import Mixing
 from fairmesh.training.best_round import decided_in_words
 from fairmesh.training.result import Result
@@ -75,6 +77,17 @@ class Run:
             return {"site": str(told["site"])} | counts
         except (OSError, ValueError, KeyError, TypeError):  # it only informs
             return None
+
+    def personal(self) -> list[dict[str, Any]]:
+        """Returns the sites' own models by replica; of a mesh, that of the site whose folder this is."""
+        found = self.summary.get("personal")
+        if found or self.folder is None:
+            return found or []
+        try:
+            own = with_nan(json.loads((self.folder.parent / PERSONAL / SUMMARY).read_text(encoding="utf-8")))
+            return [{"method": own["method"], "replica": 0, "sites": [own]}]
+        except (OSError, ValueError, KeyError, TypeError):  # a run of another kind
+            return []
 
     def settings_text(self) -> str:
         """Returns the experiment's settings as TOML; "" if there is no folder that has them."""
@@ -431,7 +444,7 @@ _TRACE = 0.005  # of a weight, which tables leave out
 def personal_table(run: Run) -> list[list[str]]:
     """Returns a header and one row per site: the metric of the common model, of the site's model alone and of its own
     model, averaged over replicas, and the weights in its own model. Nothing if the run has no personalization."""
-    found, metric = run.summary.get("personal"), run.metric
+    found, metric = run.personal(), run.metric
     if not found:
         return []
     unit, rows = run.unit(), []

@@ -13,6 +13,7 @@ SUMMARY = "summary.json"
 EXPERIMENT = "experiment.toml"
 DIVERGED = "diverged.txt"  # why the run ended, if it diverged
 ALONE = "alone"  # the folder of models that sites train alone, before the run or for its references
+PERSONAL = "personal"  # the folder of a site's own model, next to that of the result between organisations
 JOB = "launched-by"  # the job that began the run, while it runs, so that its restarts resume by themselves
 NO_RESULTS = frozenset((EXPERIMENT, JOB, ALONE))  # of a run that was stopped before its first round
 

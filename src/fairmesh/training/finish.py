@@ -17,6 +17,7 @@ from fairmesh.networks.process_group import ProcessGroup
 from fairmesh.networks.roles import StateView
 from fairmesh.personalization.outcome import Personalized, PersonalSite
 from fairmesh.personalization.personalize import personalized
+from fairmesh.personalization.pooled_prior import Wrong, nothing_wrong
 from fairmesh.storage.run_folder import RunFolder
 from fairmesh.storage.state_tree import flatten_state, unflatten_state
 from fairmesh.training.agreement import on_disagreement
@@ -99,13 +100,17 @@ def _personalized(run: Execution, result: Result, without_folds: Tensor | None =
     reserved = any(site.reserved is not None for site in training.problem.sites)
     apart = None if reserved else without_folds
     of_several = ""
+
+    def sums(total: Tensor, wrong: Wrong = nothing_wrong, /) -> Tensor:
+        return process_group.all_reduce(total)  # of one owner's processes, which need no check
+
     placed = {"device": training.device, "dtype": training.dtype, "trace": training.options.trace == "auto"}
     with process_group.fail_together() if process_group.world_size == 1 else nullcontext():  # sites may form sums
         for r, replica in enumerate(training.replicas):
             if r not in result.diverged:
                 of_several = f", replica {r + 1} of {len(training.replicas)}" if len(training.replicas) > 1 else ""
                 settings = {"seed": replica.seed, "replica": r, "carrier": carried_out, **placed}
-                settings |= {"sums": process_group.all_reduce, "without_folds": None if apart is None else apart[r]}
+                settings |= {"sums": sums, "without_folds": None if apart is None else apart[r]}
                 problem = training.problem.of_split(replica.split)
                 of_replicas.append(personalized(problem, rows[r], method, **settings))
     phases.forget(f"personal-{process_group.rank}-*")

@@ -12,14 +12,20 @@ from fairmesh.config.overrides import flat_table, portable, resolved_files
 from fairmesh.config.registry import registered_name
 from fairmesh.config.tables import from_table, to_table
 from fairmesh.data.datasets import Data
+from fairmesh.data.reserve import reserve
 from fairmesh.data.site import Site
 from fairmesh.data.site_files import in_folder
 from fairmesh.errors import BadInput
 from fairmesh.experiment import Experiment
 from fairmesh.mesh.enrol.roster import OF_ONE_SITE, OF_THE_EXPERIMENT, Mesh, SiteFile
+from fairmesh.personalization.base import Personalization
+from fairmesh.personalization.choice import Choice
+from fairmesh.personalization.personalize import mixes_models, mixes_outputs
 from fairmesh.problems.prepared import Prepared
 from fairmesh.trackers import Tracker
 from fairmesh.training.observers import CsvWriter
+
+CHOSEN_BY_DEFAULT = 10**6  # parameters of a model, frozen ones included
 
 
 def agreed(experiment: Experiment) -> dict[str, Any]:
@@ -153,5 +159,25 @@ class _Given(Data):
 
 
 def own_problem(site: Site, experiment: Experiment) -> Prepared:
-    """Returns the problem of one site alone. Refuses data that does not fit the model, the loss or the settings."""
-    return replace(experiment, data=_Given(site), prior=None, contract=None).problem()
+    """Returns the problem of one site alone, which has reserved rows if it chooses a model by them. Refuses data that
+    does not fit the model, the loss or the settings."""
+    problem = replace(experiment, data=_Given(site), prior=None, contract=None).problem()
+    method = personalization_of(experiment, problem)
+    if method is None or not mixes_models(problem):
+        return problem
+    return problem.changed(sites=reserve(problem.sites, method.share))
+
+
+def personalization_of(experiment: Experiment, problem: Prepared) -> Personalization | None:
+    """Returns how sites get models of their own, which is the same at every site: as the experiment says; or, if it
+    leaves the algorithm to fairmesh, by `Choice` where models can be mixed and are not too large to train dozens of
+    them at every site; None if all use the common model.
+
+    Args:
+        experiment: The experiment.
+        problem: That of one site or of all sites.
+    """
+    if experiment.personalization or not experiment.options.choose_weights or not mixes_outputs(problem):
+        return experiment.personalization
+    parameters = problem.flat_model.dim + sum(tensor.numel() for tensor in problem.flat_model.fixed())
+    return Choice() if parameters <= CHOSEN_BY_DEFAULT else None

@@ -10,17 +10,20 @@ from typing import Any
 from fairmesh.algorithms import Algorithm, Sent
 from fairmesh.config.overrides import resolved_files
 from fairmesh.config.registry import IMPORT, registered_name
+from fairmesh.config.tables import from_table
 from fairmesh.config.trusted import import_paths
 from fairmesh.errors import BadInput
 from fairmesh.mesh.announcements import KINDS
 from fairmesh.mesh.enrol.approval import is_approved, not_allowed, outside
 from fairmesh.mesh.enrol.certificates import fingerprint, valid_until
 from fairmesh.mesh.enrol.manifest import Handout, python_files
-from fairmesh.mesh.enrol.revealing import ALLOW, algorithm_of, bits_per_parameter, compresses, revealing
+from fairmesh.mesh.enrol.revealing import ALLOW, algorithm_of, bits_per_parameter, compresses, default_of, revealing
 from fairmesh.mesh.enrol.roster import OF_THE_EXPERIMENT, Mesh, SiteFile
+from fairmesh.personalization import Choice, Personalization
 from fairmesh.problems.models import Logistic
 from fairmesh.storage.files import read_bytes
 from fairmesh.training.defaults import DEFAULT_ALGORITHM, ROUNDS
+from fairmesh.training.options import Options
 
 _MILLION = 10**6
 _GRADIENTS = (
@@ -69,6 +72,33 @@ def _in_words(part: Sent) -> str:
     return f"its {name}, {form}: it follows the losses of all sites, and shows its own loss in the first round"
 
 
+def sent_to_choose(table: Mapping[str, Any]) -> list[str]:
+    """Returns what a site sends to choose its own model, in words; nothing if it sends nothing for it.
+
+    Args:
+        table: The experiment.
+    """
+    section = table.get("personalization")
+    if import_paths(section):
+        return ["what the personalization sends, which only the experiment's own code knows"]
+    if section is None and not _chooses_by_default(table):
+        return []
+    try:
+        method = Choice() if section is None else from_table(Personalization, section, "personalization")
+    except BadInput:
+        return []  # refused where the experiment is read
+    when = "partial sums to choose its own model, if its models can be mixed" if section is None else "partial sums"
+    return [f"{when}: {method.sends}"] if method.sends else []
+
+
+def _chooses_by_default(table: Mapping[str, Any]) -> bool:
+    try:
+        options: Options = from_table(Options, table.get("options", {}), "options")
+        return bool((options if "algorithm" in table else default_of(table).completed(options)).choose_weights)
+    except BadInput:
+        return False  # refused where the experiment is read
+
+
 def overview(site: SiteFile, mesh: Mesh, handout: Handout) -> dict[str, Any]:
     """Returns what taking part means for a site, as a table."""
     table, manifest = handout.table, handout.manifest
@@ -102,7 +132,7 @@ def overview(site: SiteFile, mesh: Mesh, handout: Handout) -> dict[str, Any]:
             "revealing": revealing(table),
             "allow_revealing": site.allow_revealing,
             "to_all_sites": [announced.tells for kind, announced in KINDS.items() if announces.get(kind, True)],
-            "at_the_end": list(_AT_THE_END),
+            "at_the_end": [*_AT_THE_END, *sent_to_choose(table)],
             "to_restore_a_neighbour": _TO_RESTORE,
         },
         "to": {

@@ -16,7 +16,7 @@ from fairmesh.mesh.enrol.manifest import Handout
 from fairmesh.mesh.enrol.roster import SiteFile
 from fairmesh.problems.batches import Sampling
 from fairmesh.problems.objective import Objective
-from fairmesh.training.defaults import default_for
+from fairmesh.training.defaults import Default, default_for
 
 ALLOW = "allow_revealing = true"
 LEAST_ROWS = 32  # of a batch
@@ -117,7 +117,16 @@ def algorithm_of(table: Mapping[str, Any]) -> Algorithm | None:
     try:
         if section is not None:
             return from_table(Algorithm, section, "algorithm")
-        objective = from_table(Objective, table.get("objective", {}), "objective")
-        return default_for(objective, "trainer" in table).algorithm
+        return default_of(table).algorithm
     except BadInput:
         return None
+
+
+def default_of(table: Mapping[str, Any]) -> Default:
+    """Returns what an experiment uses if it names no algorithm.
+
+    Raises:
+        BadInput: Its objective cannot be read.
+    """
+    objective = from_table(Objective, table.get("objective", {}), "objective")
+    return default_for(objective, "trainer" in table)

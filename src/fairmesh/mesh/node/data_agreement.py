@@ -9,6 +9,7 @@ from typing import Any
 
 from fairmesh.data.site_tables import without_values
 from fairmesh.errors import BadInput, listed
+from fairmesh.mesh.enrol.agreement import personalization_of
 from fairmesh.mesh.node import life
 from fairmesh.mesh.node.data_consent import unaccepted
 from fairmesh.mesh.node.membership import (
@@ -62,6 +63,8 @@ def settle(node: Node, mailroom: Mailroom) -> tuple[Prepared, Start]:
     sums_at_the_end = 8 * 16 * problem.n
     mailroom.largest = start.largest() + (1 << 16) + several_parts + sums_at_the_end
     mailroom.rounds = range(FIRST_ROUND, FIRST_ROUND + node.membership.experiment.rounds)
+    method = personalization_of(node.membership.experiment, problem)
+    mailroom.choice = method.sums if method else 0
     return problem, start
 
 

@@ -16,9 +16,10 @@ from fairmesh.mesh.node.membership import Membership
 from fairmesh.mesh.node.node import Node
 from fairmesh.mesh.node.oversight import Decide
 from fairmesh.mesh.node.rounds import Rounds, identity_of, restore, restoring_step
-from fairmesh.mesh.node.store import PERSONAL, RESULT, Store, landmarks_in, put_aside
+from fairmesh.mesh.node.store import RESULT, Store, landmarks_in, put_aside
 from fairmesh.mesh.wire.mailroom import Mailroom
 from fairmesh.mesh.wire.transport import FIRST_ROUND
+from fairmesh.storage.occupied import PERSONAL
 from fairmesh.training.loop import TrainingState, what_to_lower
 
 _TELLING_S = 15.0  # wait at most until all neighbours are there to hear that this site has diverged

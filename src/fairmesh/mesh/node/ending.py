@@ -4,18 +4,18 @@ The sums come over other sites, which could give every site another model or cha
 site announces, with its signature, the digest of its result and its own metrics. The result is unconfirmed until the
 announcements of all sites agree with it. Then neighbours in the tree of the sums compare their digests once more by
 messages, which are delivered even if a site is down: no node ends before these have heard everybody's announcement.
-Last, a sum over all sites says that each has its confirmed result. Then checkpoints and journals are removed.
+Then sites choose their own models, if the run has any. Last, a sum over all sites says that each has its result, and
+checkpoints and journals are removed.
 """
 
-import hashlib
 import time
 from pathlib import Path
 
 import torch
-from safetensors.torch import load, load_file
+from safetensors.torch import load_file
 
 from fairmesh.compression import DecodeError
-from fairmesh.mesh.node import life, versus_local
+from fairmesh.mesh.node import choosing, life, versus_local
 from fairmesh.mesh.node.node import Node
 from fairmesh.mesh.node.oversight import Notices
 from fairmesh.mesh.node.result import (
@@ -27,12 +27,11 @@ from fairmesh.mesh.node.result import (
     undefined_metrics,
     write_result,
 )
-from fairmesh.mesh.node.rounds import Rounds, alone_identity, phases_of
-from fairmesh.mesh.node.store import LOCAL, PERSONAL, RESULT, new_folder, put_in_place
+from fairmesh.mesh.node.rounds import Rounds
+from fairmesh.mesh.node.store import LOCAL, RESULT, new_folder, put_in_place
 from fairmesh.mesh.wire.transport import FIRST_ROUND
-from fairmesh.personalization.base import Personalization
-from fairmesh.personalization.personalize import personalized
-from fairmesh.storage.files import read_bytes, write_atomically
+from fairmesh.storage.files import write_atomically
+from fairmesh.storage.occupied import PERSONAL
 from fairmesh.storage.run_folder import TRAFFIC, read_summary
 from fairmesh.storage.strict_json import as_json
 from fairmesh.training.best_round import decided_in_words
@@ -136,17 +135,13 @@ def add_comparisons(node: Node) -> str:
 
 
 def wait_for_all(node: Node) -> str:
-    """Waits until every site has its confirmed result. From then on nobody can need an earlier state again. Meanwhile
-    this site chooses its own model, if the experiment has a personalization."""
+    """Waits until every site has its confirmed result. From then on nobody can need an earlier state again. Before, the
+    sites choose their own models."""
     rounds, result, last = node.generation.rounds, node.folder / RESULT, node.membership.experiment.rounds
     _compare_with_neighbours(rounds, result)
-    method = node.membership.experiment.personalization
-    if method is not None and not (node.folder / PERSONAL).exists():
-        node.life.interrupt(life.CHOOSING)
-        _write_personal(rounds, method, result)
-        node.life.resume()
+    choosing.choose(node, result)
     node.observe("result written", last)
-    n, step = rounds.problem.n, last + FIRST_ROUND + 3
+    n, step = rounds.problem.n, choosing.step_after(rounds)
     sums_of(rounds).over_sites(torch.eye(n)[rounds.membership.number], step, torch.arange(n))
     return life.FINISHED
 
@@ -174,31 +169,6 @@ def _write_site_model(rounds: Rounds, result: Path) -> None:
     about = {"architecture": flat.architecture, "which": "final", "site": rounds.membership.name}
     with new_folder(rounds.node.folder / PERSONAL) as into:
         into.write_model("site", flat.state_dict(flat.at_site(common, own.rows[0, 0].cpu())), about)
-
-
-def _write_personal(rounds: Rounds, method: Personalization, result: Path) -> None:
-    """Chooses and writes this site's own model, from the common one and this site's rows. Nothing is sent. It has a
-    folder of its own, since the result is the same at every site."""
-    experiment, training, folder = rounds.membership.experiment, rounds.training, rounds.node.folder / PERSONAL
-    flat, phases = rounds.problem.flat_model, phases_of(rounds.node)
-    common = read_bytes(result / "model.safetensors")
-    identity = {"common": hashlib.sha256(common).hexdigest()} | alone_identity(rounds.problem, rounds.membership)
-    found = personalized(
-        rounds.problem,
-        flat.row_of_state_dict(load(common)),
-        method,
-        seed=experiment.seeds[0],
-        device=training.device,
-        dtype=training.dtype,
-        trace=training.options.trace == "auto",
-        carrier=lambda name, *work: phases.carried_out(life.CHOOSING, f"personal-{name}", identity, *work),
-    )
-    (site,) = found.sites
-    with new_folder(folder) as into:
-        about = {"architecture": flat.architecture, "which": "personal", "site": site.name}
-        into.write_model("personal", site.tensors(), about)
-        into.write_summary({"method": found.method} | site.table())
-    phases.forget("personal-*")
 
 
 def _write_traffic(node: Node) -> None:

@@ -60,7 +60,7 @@ STATES = {
     COMPARING: State((COMPARED,), "ending:compare", may_take_long=True),
     COMPARED: State((ENDING,), "ending:add_comparisons"),
     ENDING: State((CHOOSING, FINISHED), "ending:wait_for_all"),
-    CHOOSING: State((ENDING,)),
+    CHOOSING: State((ENDING,), may_take_long=True),
     FINISHED: State((), "ending:part"),
     # Decisions of the sites, which end a generation
     VOTING: State((ON_DATA, LOST)),

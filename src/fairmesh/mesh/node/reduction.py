@@ -2,7 +2,8 @@
 
 Some coordinates of a row belong to one site, such as its accuracy. Only that site may contribute to them: a partial sum
 that has something there of a site outside its branch is refused, and so is a total in which they are not what this
-branch sent up. Sums of all sites are bounded like messages."""
+branch sent up. Sums of all sites are bounded like messages, or by what they can mean. What a site in the middle says of
+several sites together may be its invention, within these bounds."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from fairmesh.compression import DecodeError, decode, encode
 from fairmesh.compression.codes import Dense
+from fairmesh.errors import listed
 from fairmesh.mesh.wire.mailroom import Mailroom
 from fairmesh.networks.bounds import FACTOR, norm_of
 from fairmesh.topology.mixing import Mixing
@@ -21,6 +23,10 @@ _PART = "sums"
 _OTHER_PARTS = (
     "if the two chose different best rounds, a third site has told them different things: see whose are ignored"
 )
+_ROUNDING = 1e-9  # of a sum
+
+Wrong = Callable[[Tensor, Sequence[int]], str]
+"""Returns what the sum of some nodes cannot be, in words; "" if it can be what it is."""
 
 
 class Branch(NamedTuple):
@@ -71,7 +77,14 @@ class Sums:
         """Returns the site that the totals come from; None at the root."""
         return None if self._branch.parent is None else self._names[self._branch.parent]
 
-    def over_sites(self, row: Tensor, step: int, owners: Tensor, factor: float = FACTOR) -> Tensor:
+    def over_sites(
+        self,
+        row: Tensor,
+        step: int,
+        owners: Tensor,
+        factor: float = FACTOR,
+        wrong: Wrong = lambda sums, nodes: "",
+    ) -> Tensor:
         """Returns the sum of a float64 row over all nodes, with the same bits at every node: children are added in
         order, and every node passes on the root's total.
 
@@ -81,11 +94,14 @@ class Sums:
             owners: For each coordinate, the number of the only node that contributes to it, or -1 if all do.
             factor: How many times larger than this node's contribution, or than 1, the mean of others may be. Default:
                 that of messages.
+            wrong: Refuses what a child says of its branch, and what the parent says of all nodes but those of this
+                branch. Default: nothing more is refused.
         """
         row = row.double()
         template = {_PART: Dense(torch.zeros_like(row).unsqueeze(0))}
         limit = factor * max(1.0, norm_of(row[owners < 0]))
         total, branch = row, self._branch
+        ours = (self._number, *(node for nodes in branch.below for node in nodes))
 
         def read(text: bytes) -> Tensor:
             try:
@@ -112,15 +128,22 @@ class Sums:
             as_sent = next(iter(texts.values()), text)
             return tensor if as_sent == text else read(as_sent)
 
+        def refuse_wrong(sums: Tensor, nodes: Sequence[int]) -> None:
+            if reason := wrong(sums, nodes):
+                sites = listed([self._names[node] for node in nodes])
+                raise DecodeError(f"its sum says {reason}, of {sites}")
+
         def check_part(child: int, sums: Tensor) -> None:
             _refuse_large(sums[owners < 0], limit * len(self._below[child]))
             of_others = (owners >= 0) & ~_among(owners, self._below[child])
             self._refuse_other(sums, torch.zeros_like(sums), of_others, owners)
+            refuse_wrong(sums, self._below[child])
 
         def check_total(parent: int, sums: Tensor) -> None:
             _refuse_large(sums[owners < 0], limit * len(self._positions))
-            ours = (self._number, *(node for nodes in branch.below for node in nodes))
             self._refuse_other(sums, total, _among(owners, ours), owners)
+            others = [node for node in range(len(self._positions)) if node not in ours]
+            refuse_wrong(torch.where((sums - total).abs() <= _ROUNDING * sums.abs(), 0.0, sums - total), others)
 
         for part in received(branch.children, check_part):
             total = total + part

@@ -30,6 +30,11 @@ from fairmesh.storage.files import private_files
 from fairmesh.storage.run_folder import read_summary
 from fairmesh.trackers import Tracker
 
+_FIXED = (
+    "only a simulation can compare them with fixed ones; to deploy fixed ones, the experiment says [algorithm] name = "
+    '"tracked-ad-gda", weighting = "prior-weights", and [personalization] name = "choice"'
+)
+
 
 def run_node(
     path: str | Path,
@@ -70,6 +75,8 @@ def run_node(
         _log_start(membership, log)
         if membership.experiment.options.compare_weights:
             log("warning", "options that only simulations measure are ignored", options="compare_weights")
+        if membership.experiment.options.choose_weights:
+            log("info", "the common model has robust weights", reason=_FIXED)
         monitor = None if monitor_port is None else Monitor(monitor_port)
         with closing(log), pinned(membership.experiment.options):
             node = Node(membership, own_data(membership), log, patience_s, monitor, observe, trackers)

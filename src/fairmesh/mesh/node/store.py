@@ -29,11 +29,7 @@ from fairmesh.storage.run_folder import PREPROCESSING, RunFolder
 _KEEP_STATE = "Keep the state folder as it is: the other sites refuse a node with an empty one"
 _AT_LEAST_KEPT = 2  # checkpoints: one may be found damaged
 _KEPT = "landmarks"  # their folder
-RESULT, PERSONAL, LOCAL = (
-    "result",
-    "personal",
-    "local",
-)  # folders: of the result, the site's own model, that of it alone
+RESULT, LOCAL = "result", "local"  # folders: of the result, and of the model of this site alone
 FINISHED = "finished"  # a file that says that every site has its result
 PROGRESS = "progress"  # the folder of the run so far, in the form of a run's folder
 START = "start.safetensors"  # the model that all sites started from

@@ -20,6 +20,7 @@ from fairmesh.mesh.node.state_lock import running_since
 from fairmesh.mesh.wire.connections import keep_from_forks
 from fairmesh.mesh.wire.limits import Report
 from fairmesh.storage.files import read_record, write_record
+from fairmesh.storage.occupied import PERSONAL, SUMMARY
 from fairmesh.storage.strict_json import as_json
 
 STATUS = "status.json"
@@ -293,7 +294,7 @@ def live_status(folder: Path) -> dict[str, Any]:
     if since is not None and not (folder / STATUS).exists():
         return {"time": since, "running": True, "activity": described(STARTING)}
     status = read_status(folder)
-    status["running"] = since is not None
+    status["running"], status["uses"] = since is not None, own_model_in_words(folder)
     if since is None and status["activity"] not in (FINISHED, STOPPED):
         status["activity"] = described(NOT_RUNNING)
     if since is not None and status["time"] < since:
@@ -301,6 +302,28 @@ def live_status(folder: Path) -> dict[str, Any]:
     if status["sites"].get(status["site"]):
         status["sites"][status["site"]]["activity"] = status["activity"]
     return status
+
+
+_USES = {
+    "common": "the common model",
+    "adapted": "a model adapted from the common one",
+    "own": "a model of its own rows alone",
+}
+
+
+def uses_in_words(own: Mapping[str, Any]) -> str:
+    """Returns which model a site uses, given the summary of its own one."""
+    shares, kind = sorted(own["weights"].items(), key=lambda item: -item[1]), _USES[own["uses"]]
+    made_of = "; ".join(f"{100 * share:.0f} % {name}" for name, share in shares)
+    used = f"a mixture, whose largest part is {kind} ({made_of})" if shares[1:] else kind
+    return f"{used}; {own['note']}" if own.get("note") else used
+
+
+def own_model_in_words(folder: Path) -> str:
+    """Returns which model the site of a state folder uses; "" if it has not chosen one."""
+    with suppress(OSError, ValueError, KeyError):
+        return uses_in_words(json.loads((folder / PERSONAL / SUMMARY).read_text(encoding="utf-8")))
+    return ""
 
 
 class Monitor:

@@ -28,7 +28,7 @@ _AHEAD = 2  # messages of a neighbour kept in memory: it sends step t + 1 once i
 _AT_ONCE = 16  # messages put on a stream before others are read from the journal
 _LOOK_EVERY_S = 1.0
 _ACK_STEPS, _ACK_S = 2.0, (0.05, 5.0)  # so long an acknowledgement waits for a message to ride on; at least and at most
-_AFTER_ROUNDS = 4  # steps: sums at the end, the comparison of results, and that all have one
+BEFORE_THE_CHOICE, _LAST = 3, 1  # steps after the rounds: two sums and the comparison of results; that all have one
 _BEFORE_THE_MODEL_IS_KNOWN = 1 << 16
 _REASON = 500  # characters that are kept of a reason, which may quote what a neighbour sent
 
@@ -129,6 +129,7 @@ class Mailroom:
         self._journal, self._observe, self.first = journal, observe, first
         self.largest = _BEFORE_THE_MODEL_IS_KNOWN  # bytes per message
         self.rounds = range(0)  # the steps that are rounds of the algorithm
+        self.choice = 0  # steps in which sites choose their own models
         self.chains = Chains()  # of the messages of rounds
         self._changed = threading.Condition()
         self._edges = {}
@@ -414,7 +415,8 @@ class Mailroom:
         this one are durable here."""
         with self._changed:
             edge = self._edges[position]
-            if self.rounds and theirs.due > self.rounds.stop + _AFTER_ROUNDS:
+            after_rounds = BEFORE_THE_CHOICE + self.choice + _LAST
+            if self.rounds and theirs.due > self.rounds.stop + after_rounds:
                 raise Refused(f"it claims to have step {theirs.due - 1}, which this run does not have")
             edge.had = theirs.due if edge.had < 0 else edge.had
             asked = range(theirs.due, edge.next_post)
