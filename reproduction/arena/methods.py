@@ -6,10 +6,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fairmesh.algorithms import QFFL, TERM, Algorithm, ChocoSGD, FedAvg, Local, Pooled, TrackedADGDA
+from fairmesh.algorithms import ADGDA, QFFL, TERM, Algorithm, ChocoSGD, FedAvg, Local, Pooled, TrackedADGDA
 from fairmesh.algorithms.schedules import Limited, Measured
 from fairmesh.algorithms.weighting import PriorWeights
+from fairmesh.compression.compressors import Quantize
 from fairmesh.personalization import Mixture
+from fairmesh.regularizers.builtin import ChiSquare
 from fairmesh.training.defaults import DEFAULT_ALGORITHM, default_objective
 from reproduction.sites.methods import METHODS as BENCH
 from reproduction.sites.methods import Method, tracked
@@ -57,7 +59,7 @@ def _server(algorithm: Any, name: str = "", strengths: tuple[float, ...] = ()) -
 _FEDAVG, _QFFL, _TERM = FedAvg(), QFFL(), TERM()
 _POOLED, _CHOCO = Pooled(), ChocoSGD()
 _FIXED = TrackedADGDA(weighting=PriorWeights())
-_ADGDA = BENCH["AD-GDA"]
+_ADGDA = ADGDA(compressor=Quantize(bits=4))
 
 _LIST = (
     Method("Constant", None),
@@ -81,7 +83,17 @@ _LIST = (
         tuple(replace(_CHOCO, primal_step=Measured(factor=factor)) for factor in _STEPS),
         topology=None,
     ),
-    Method("AD-GDA", _ADGDA.algorithm, _ADGDA.candidates, topology=None, robust=True),
+    Method(
+        "AD-GDA",
+        _ADGDA,
+        tuple(
+            replace(_ADGDA, primal_step=Measured(factor=4.0 * factor), regularizer=ChiSquare(strength))
+            for strength in (0.001, 0.01)
+            for factor in (0.5, 1.0, 2.0)
+        ),
+        topology=None,
+        robust=True,
+    ),
     Method("Tracked AD-GDA", TrackedADGDA(), tracked(TrackedADGDA()), topology=None, robust=True),
     *(method for name in RIVALS if (method := _rival(name)) is not None),
     replace(BENCH["Fixed"], topology=None),

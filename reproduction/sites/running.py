@@ -369,7 +369,7 @@ def _held_out(sites: Sequence[Site], split: int) -> list[Site]:
             rest, judging = divided(len(labels), HELD_OUT, generator, numbered(names, len(names), str(site.name)), None)
             units = {"train": names[rest.numpy()], "test": names[judging.numpy()]}
         train, test = (inputs[rest], labels[rest]), (inputs[judging], labels[judging])
-        made.append(dataclasses.replace(site, train=train, test=test, units=units))
+        made.append(dataclasses.replace(site, train=train, test=test, rows=None, units=units))
     return made
 
 

@@ -20,7 +20,7 @@ from fairmesh.numerics import random_streams
 from fairmesh.numerics.random_streams import Draw
 
 _REHEARSED = 100  # rounds of compression after which the error has settled
-_LONGEST = 1 << 17  # coordinates at most in the measurement of delta
+_SHORTEST, _LONGEST = 64, 1 << 17  # coordinates in the measurement of delta, at least and at most
 _UNEQUAL = 0.5  # standard deviation of the logarithm of the coordinates' sizes
 
 
@@ -58,7 +58,7 @@ def steady_consensus_steps(compressor: Compressor, models: Tensor, network: Netw
 
 
 def _normal(draw: Draw, count: int) -> Tensor:
-    """Returns normal numbers (1, 1, count)."""
+    """Returns normal numbers (1, rows, count)."""
     first, second = draw.uniforms(2 * count).split(count, dim=-1)
     return (-2.0 * (1.0 - first).log()).sqrt() * (2.0 * torch.pi * second).cos()
 
@@ -69,19 +69,22 @@ def steady_contraction(compressor: Compressor, dim: int) -> float:
 
     In every round normal numbers of unequal sizes, the news, are added to what is still to be sent. The remaining error
     e then settles where E e_k^2 = (1 - delta) E (e_k + news_k)^2. The energy of the first message alone would give too
-    large a delta: top-K sends most of the energy in few coordinates, but gossip must be stable in every coordinate."""
-    seed, identity = torch.zeros(1, dtype=torch.int64), torch.zeros(1, dtype=torch.int64)
+    large a delta: top-K sends most of the energy in few coordinates, but gossip must be stable in every coordinate.
+    Models of few coordinates are rehearsed several times, with other sizes each time, and the least delta counts: two
+    coordinates of equal size are sent well, and the models' need not be equal."""
+    seed, identities = torch.zeros(1, dtype=torch.int64), torch.arange(-(-_SHORTEST // dim))
 
     def draw(purpose: str, t: int) -> Draw:
-        return Draw(random_streams.keys(seed, purpose, t, identity), torch.float32)
+        return Draw(random_streams.keys(seed, purpose, t, identities), torch.float32)
 
     sizes = (_UNEQUAL * _normal(draw("sizes", 0), dim)).exp()
-    behind, left = torch.zeros(1, 1, dim), []
+    behind, left = torch.zeros(1, len(identities), dim), torch.zeros(len(identities), dtype=torch.float64)
     for t in range(_REHEARSED):
         behind = behind + sizes * _normal(draw("news", t), dim)
         behind = behind - compressor.compress(behind, draw("rehearsal", t)).decode()
-        left.append(float((behind / sizes).square().mean()))
-    settled = sum(left[_REHEARSED // 2 :]) / (_REHEARSED - _REHEARSED // 2)
+        if t >= _REHEARSED // 2:
+            left += (behind / sizes).square().mean(dim=-1)[0]
+    settled = float(left.max()) / (_REHEARSED - _REHEARSED // 2)
     return 1.0 / (1.0 + settled)
 
 
