@@ -4,14 +4,17 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fairmesh.errors import listed
+from fairmesh.comparisons.weights import decision_in_words
+from fairmesh.errors import counted
+from fairmesh.evidence.verdicts import verdict_in_words
+from fairmesh.metrics.units import Unit
+from fairmesh.report.sentences import USES
 
 _NAMED = 4  # sites; of more, their number is told
-_USES = {"common": "the common model", "adapted": "one adapted from it", "own": "a model of its rows alone"}
 
 
 def headline(summary: Mapping[str, Any]) -> list[str]:
-    """Returns the sentences; none for a run without models for its sites and without a choice of weights.
+    """Returns the sentences; none for a run without models for its sites and without a comparison of weights.
 
     Args:
         summary: That of a run or of a variant of a sweep.
@@ -20,52 +23,59 @@ def headline(summary: Mapping[str, Any]) -> list[str]:
 
 
 def _together(summary: Mapping[str, Any]) -> list[str]:
-    found = summary.get("site_models_evidence")
-    if not found:
-        return []
-    against = {name: _counts(found["sites"], name) for name in ("local", "common")}
-    parts = [
-        f"better than {other} at {counts['better']} of {counts.total()} sites, worse at {counts['worse']}"
-        for other, counts in ((_OTHERS[name], counts) for name, counts in against.items())
-        if counts.total()
-    ]
-    return [f"The model that each site is given is {', and '.join(parts)} (on test rows)."] if parts else []
+    said = _compared(summary, "local", "alone")
+    return [f"Training together: {said}."] if said else []
 
 
-_OTHERS = {"local": "training alone", "common": "the common model"}
-
-
-def _counts(sites: Sequence[Mapping[str, Any]], other: str) -> Counter[str]:
-    return Counter(site["versus"][other]["verdict"] for site in sites if other in site["versus"])
+def _compared(summary: Mapping[str, Any], other: str, name: str) -> str:
+    """Returns how the models that sites are given differ from others, in words; nothing if it is not known."""
+    found = summary.get("site_models_evidence") or {"sites": []}
+    verdicts = Counter(site["versus"][other]["verdict"] for site in found["sites"] if other in site["versus"])
+    if not verdicts:
+        return ""
+    better, worse, sites = verdicts["better"], verdicts["worse"], counted(verdicts.total(), "site")
+    said = (
+        f"on {found['judged_on']} rows better than {name} at {better or 'none'} of {sites}, worse at {worse or 'none'}"
+    )
+    if verdicts.total() > 1:
+        unit = Unit.of(found["metric"], summary["metrics"][found["metric"]])
+        said += f"; on average over sites {verdict_in_words(found['mean']['versus'][other], unit)}"
+    return said
 
 
 def _weights(summary: Mapping[str, Any]) -> list[str]:
-    found = summary.get("handed_out")
-    if not found:
-        return []
-    said = f"The common model has {found['weights']} weights: {found['why']}."
-    verdicts = Counter(site["outcome"] for site in (summary.get("weights") or {"sites": {}})["sites"].values())
-    if verdicts:
-        said += (
-            f" On test rows they helped {verdicts['helped']} of {verdicts.total()} sites and hurt {verdicts['hurt']}."
-        )
-    return [said]
+    parts = []
+    if decided := summary.get("handed_out"):
+        parts.append(decision_in_words(decided["weights"], decided["why"]))
+    outcomes = Counter(site["outcome"] for site in (summary.get("weights") or {"sites": {}})["sites"].values())
+    if outcomes:
+        helped, hurt = (outcomes[what] or "none" for what in ("helped", "hurt"))
+        sites = counted(outcomes.total(), "site")
+        on = f"on {summary['judged_on']} rows"
+        parts.append(f"{on} they helped {helped} of {sites} against fixed weights, and hurt {hurt}")
+    return [f"Weights: {'; '.join(parts)}."] if parts else []
 
 
 def _uses(summary: Mapping[str, Any]) -> list[str]:
     of_replicas = summary.get("personal")
     if not of_replicas:
         return []
-    names: dict[str, list[str]] = {kind: [] for kind in _USES}
+    names: dict[str, list[str]] = {kind: [] for kind in USES}
     for sites in zip(*(of_replica["sites"] for of_replica in of_replicas)):
         ((kind, _),) = Counter(site["uses"] for site in sites).most_common(1)
         names[kind].append(str(sites[0]["name"]))
     every = sum(map(len, names.values()))
-    told = [f"{_USES[kind]} at {_sites(sites, every)}" for kind, sites in names.items() if sites]
-    return [f"Which model: {'; '.join(told)}."]
+    kinds = [kind for kind, sites in names.items() if sites]
+    told = [f"{_sites(names[kind], every)} {USES[kind]}" for kind in kinds]
+    told[0] = f"{_sites(names[kinds[0]], every)} should use {USES[kinds[0]]}"
+    said = "" if kinds == ["common"] else _compared(summary, "common", "the common model")
+    return [f"Which model: by held-out rows, {', '.join(told)}{f'; {said}' if said else ''}."]
 
 
 def _sites(names: Sequence[str], of: int) -> str:
     if len(names) == of:
         return "every site"
-    return listed(names) if len(names) <= _NAMED else f"{len(names)} sites"
+    if len(names) > _NAMED:
+        return f"{len(names)} sites"
+    *first, last = names
+    return f"{', '.join(first)} and {last}" if first else last

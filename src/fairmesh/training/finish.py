@@ -116,7 +116,7 @@ def _personalized(run: Execution, result: Result, without_folds: Tensor | None =
         sites = {site.number: site for site in models.sites}
         for tables in every:
             for table in tables[k]["sites"]:
-                numbers = {name: value for name, value in table.items() if name != "uses"}
+                numbers = {name: value for name, value in table.items() if name not in ("uses", "shares")}
                 sites.setdefault(table["number"], PersonalSite(state_dicts={}, **numbers))
         of_replicas[k] = replace(models, sites=[sites[i] for i in sorted(sites)])
     return of_replicas

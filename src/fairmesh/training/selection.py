@@ -75,7 +75,7 @@ def _found(ready: Ready, around: Surroundings) -> tuple[HandedOut, Tensor]:
     except Diverged:
         robust = None
     if robust and near_prior(robust):
-        found = HandedOut("robust", "the weights stay within noise of the prior, so they make no difference")
+        found = HandedOut("robust", "they stay within noise of the prior, and so make no difference")
         return found, _models_of(robust, apart)
     fixed = _trained(
         held._replace(plan=with_fixed_weights(held.plan)), around, "training without a fold, fixed weights"
