@@ -14,7 +14,9 @@ RunArgument = Annotated[
     Path, typer.Argument(help="The folder of a finished run, or of a site between organisations.", callback=existing)
 ]
 WhichOption = Annotated[str, typer.Option(help="final, best or time-average.")]
-SiteOption = Annotated[str | None, typer.Option(help="The site whose own model is wanted, by its name.")]
+SiteOption = Annotated[
+    str | None, typer.Option(help="The site whose model is wanted, by its name; the common model by default.")
+]
 ReplicaOption = Annotated[int | None, typer.Option(help="The replica, from 0; that of model.safetensors by default.")]
 AllowOption = Annotated[
     list[str], typer.Option("--allow", help="A module or Python file that somebody else's run may have imported.")
@@ -50,6 +52,7 @@ def export(
     if len(chosen) != 1:
         raise BadInput("say one format: --onnx, --torch-export, --safetensors, --peft or --merged")
     model = load_model(run, which, site=site, replica=replica, allow=allow)  # type: ignore[arg-type]
+    _say_common(run, site, quiet=json_)
     names = ("exported", which if which != "final" else "", site or "", "" if replica is None else str(replica))
     stem = "-".join(filter(None, names))
     path = out or finished_run(run) / f"{stem.replace('/', '_')}{ENDINGS[chosen[0]]}"
@@ -84,6 +87,7 @@ def predict(
     from fairmesh.inference.trained import load_model
 
     model = load_model(run, which, site=site, replica=replica, allow=allow)  # type: ignore[arg-type]
+    _say_common(run, site, quiet=json_)
     found = predict_rows(model, data)
     table = found.table()
     if out:
@@ -110,6 +114,15 @@ def predict(
         say(f"written: {out}, {len(table) - 1} rows")
     for name, value in found.metrics.items():
         say(f"{name}: {'not defined' if value != value else f'{value:.4g}'}")
+
+
+def _say_common(run: Path, site: str | None, quiet: bool) -> None:
+    """Says that sites have models of their own, where the common one is taken."""
+    from fairmesh.inference.trained import finished_run
+    from fairmesh.storage.run_folder import read_summary
+
+    if site is None and not quiet and read_summary(finished_run(run)).get("personal"):
+        say("this is the common model; --site NAME takes the model that a site should use")
 
 
 def _shown(cell: Any) -> str:

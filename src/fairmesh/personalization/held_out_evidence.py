@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fairmesh.evidence.intervals import LEVEL, Number
+from fairmesh.evidence.intervals import LEVEL, Number, Share
 from fairmesh.evidence.means import mean_of
 from fairmesh.evidence.verdicts import Difference, difference_of, differences_of
 
@@ -33,9 +33,10 @@ def compared_by_units(ours: Tensor, others: Mapping[str, Tensor], units: Tensor 
         differences = (ours - theirs).double()
         deviations = differences.new_zeros(count).index_add_(0, owner, differences - differences.mean())
         variance = float(deviations.square().sum()) * count / (count - 1) if count > 1 else math.nan
+        mean = float(differences.mean())
         found[name] = {
-            "difference": float(differences.mean()),
-            "error": math.sqrt(variance) / len(ours),
+            "difference": mean if math.isfinite(mean) else math.nan,
+            "error": math.sqrt(variance) / len(ours) if math.isfinite(variance) else math.nan,
             "units": count,
             "of": float(theirs.double().mean()),
         }
@@ -60,7 +61,7 @@ def held_out_evidence(personal: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         found = differences_of(list(estimates.values()), False, [True] * len(estimates))
         for i, difference in zip(estimates, found):
             sites[i]["versus"][other] = _at_least(difference, losses[i])
-        mean[other] = _at_least(difference_of(mean_of(list(estimates.values())), False), _average(losses.values()))
+        mean[other] = _at_least(difference_of(_over_sites(list(estimates.values())), False), _average(losses.values()))
     return {
         "level": LEVEL,
         "metric": "loss",
@@ -74,6 +75,15 @@ def _estimate(tables: Sequence[Mapping[str, float]]) -> Number:
     """Returns the difference at a site. Replicas have the same rows, so their errors are not independent."""
     units = int(tables[0]["units"])
     return Number(_mean(tables, "difference"), units, _mean(tables, "error"), freedom=max(1, units - 1))
+
+
+def _over_sites(estimates: Sequence[Number]) -> Number | Share:
+    """Returns the mean over sites. Two or three units of a site may be alike by chance, so its error is at least what
+    the sites' spread says."""
+    found, values = mean_of(estimates), [one.value for one in estimates if not math.isnan(one.value)]
+    error = statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else math.nan
+    wider = isinstance(found, Number) and error > found.error
+    return Number(found.value, found.rows, error, freedom=len(values) - 1) if wider else found
 
 
 def _mean(tables: Sequence[Mapping[str, float]], name: str) -> float:

@@ -7,7 +7,7 @@ from typing import Any
 from fairmesh.comparisons.weights import decision_in_words
 from fairmesh.errors import counted
 from fairmesh.evidence.verdicts import verdict_in_words
-from fairmesh.metrics.units import Unit
+from fairmesh.metrics.units import Unit, defined
 from fairmesh.report.sentences import USES
 
 _NAMED = 4  # sites; of more, their number is told
@@ -29,11 +29,15 @@ def _together(summary: Mapping[str, Any]) -> list[str]:
 
 def _compared(summary: Mapping[str, Any], other: str, name: str) -> str:
     """Returns how the models that sites are given differ from others, in words; nothing if it is not known."""
-    found = summary.get("site_models_evidence") or {"sites": []}
-    verdicts = Counter(site["versus"][other]["verdict"] for site in found["sites"] if other in site["versus"])
-    if not verdicts:
+    found = summary.get("site_models_evidence")
+    if not found:
         return ""
+    differences = [site["versus"][other] for site in found["sites"] if other in site["versus"]]
+    verdicts = Counter(one["verdict"] for one in differences if all(map(defined, one["interval"])))
+    if not verdicts:
+        return f"not compared with {name}, since no site has enough rows"
     better, worse, sites = verdicts["better"], verdicts["worse"], counted(verdicts.total(), "site")
+    sites += " that could be compared" if verdicts.total() < len(found["sites"]) else ""
     said = (
         f"on {found['judged_on']} rows better than {name} at {better or 'none'} of {sites}, worse at {worse or 'none'}"
     )
@@ -66,6 +70,8 @@ def _uses(summary: Mapping[str, Any]) -> list[str]:
         names[kind].append(str(sites[0]["name"]))
     every = sum(map(len, names.values()))
     kinds = [kind for kind, sites in names.items() if sites]
+    if not any(site["rows"] for of_replica in of_replicas for site in of_replica["sites"]):
+        return ["Which model: no site has enough rows to tell, so every site should use the common model."]
     told = [f"{_sites(names[kind], every)} {USES[kind]}" for kind in kinds]
     told[0] = f"{_sites(names[kinds[0]], every)} should use {USES[kinds[0]]}"
     said = "" if kinds == ["common"] else _compared(summary, "common", "the common model")

@@ -463,12 +463,12 @@ def personal_table(run: Run) -> list[list[str]]:
     of_differences = unit if judged_by == run.metric else Unit.of(judged_by, run.summary["metrics"][judged_by])
 
     def compared(site: Mapping[str, Any], model: str) -> str:
-        difference = site["versus"].get(model, {"interval": ()})
-        if not difference["interval"] or not all(map(defined, difference["interval"])):
+        interval = site["versus"].get(model, {}).get("interval") or [math.nan]
+        if site["shares"].get(model) == 1 or not all(map(defined, interval)):
             return unit.shown(site[model])
         of = "" if of_differences is unit else f" {of_differences.of_differences}"
-        mark = _MARKS.get(difference["verdict"], "")
-        return f"{unit.shown(site[model])}\n{mark}{of_differences.difference(difference['interval'])}{of}"
+        mark = _MARKS.get(site["versus"][model]["verdict"], "")
+        return f"{unit.shown(site[model])}\n{mark}{of_differences.difference(interval)}{of}"
 
     rows = []
     for site in found:

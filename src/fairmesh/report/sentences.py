@@ -15,7 +15,7 @@ REFERENCES = TITLES | {ALONE: "alone"}
 
 
 USES = {
-    "own": "a model of its own rows alone",
+    "own": "a model of the site's rows alone",
     "adapted": "one adapted from the common model",
     "common": "the common model",
 }

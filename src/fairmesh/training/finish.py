@@ -21,7 +21,7 @@ from fairmesh.storage.run_folder import RunFolder
 from fairmesh.storage.state_tree import flatten_state, unflatten_state
 from fairmesh.training.agreement import on_disagreement
 from fairmesh.training.execution import Execution
-from fairmesh.training.loop import what_to_lower
+from fairmesh.training.loop import TrainingState, what_to_lower
 from fairmesh.training.measured_steps import measured_table
 from fairmesh.training.model_files import about_model, model_files, site_files
 from fairmesh.training.provenance import provenance_of
@@ -169,12 +169,16 @@ def _notes(run: Execution, result: Result, far: FarAbove) -> list[str]:
 def on_host(result: Result) -> Result:
     """Returns a result that waits in main memory while another run trains: with its models and weights, without what
     only further rounds would need."""
-    state = result.state
-    slim = state._replace(
-        algorithm=StateView(state.algorithm).only_shown(state.algorithm), companions=outliving(state.companions)
-    )
+    slim = only_models(result.state)
     on_host = unflatten_state(slim, {name: tensor.cpu() for name, tensor in flatten_state(slim).items()})
     return replace(result, state=on_host)
+
+
+def only_models(state: TrainingState) -> TrainingState:
+    """Returns a state with its models and weights, without what only further rounds would need."""
+    return state._replace(
+        algorithm=StateView(state.algorithm).only_shown(state.algorithm), companions=outliving(state.companions)
+    )
 
 
 def write_outcome(folder: RunFolder, result: Result, provenance: dict[str, Any]) -> None:

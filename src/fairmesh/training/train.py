@@ -20,6 +20,7 @@ from fairmesh.problems.problem import Problem
 from fairmesh.storage.run_folder import RunFolder
 from fairmesh.topology.graphs import Topology
 from fairmesh.training.agreement import on_too_few_rounds
+from fairmesh.training.aside import forget_asides, trained_aside
 from fairmesh.training.defaults import ROUNDS
 from fairmesh.training.execution import (
     Announce,
@@ -40,7 +41,7 @@ from fairmesh.training.options import home_of_data, with_threads
 from fairmesh.training.plan import Plan, with_fixed_weights
 from fairmesh.training.replicas import Placements
 from fairmesh.training.result import Result
-from fairmesh.training.selection import forget, selected
+from fairmesh.training.selection import selected
 
 
 def train(
@@ -161,8 +162,7 @@ def train_plan(
             with execution(ready, around, settings or _settings_of(plan), observers) as run:
                 run.to_the_end()
                 result = finish(run, fixed, selection)
-            if selection:
-                forget(around.phases())
+            forget_asides(around.phases())
     for observer in observers:
         observer.after_run(result)
     if fixed and announce is None and (text := result.weights_verdict().warning):  # else the caller shows the verdict
@@ -188,9 +188,7 @@ def _trained_with_fixed_weights(ready: Ready, around: Surroundings) -> Result:
     if around.announce:
         around.announce("first the run is trained with fixed weights, to see whether the weights help")
     twin = ready._replace(plan=replace(with_fixed_weights(ready.plan), personalization=None))
-    with execution(twin, Surroundings(around.stop, announce=lambda text: None)) as run:
-        run.to_the_end()
-        return on_host(finish(run))
+    return on_host(trained_aside(twin, around, "twin", "training with fixed weights"))
 
 
 @functools.cache
