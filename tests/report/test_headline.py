@@ -47,7 +47,7 @@ def test_sites_without_an_interval_are_not_counted():
 
 
 @pytest.mark.parametrize(
-    "uses, said",
+    ("uses", "said"),
     [
         (["own", "own", *["common"] * 6], "site 0 and site 1 should use a model of the site's rows alone, 6 sites the"),
         (["adapted"] * 3, "every site should use one adapted"),

@@ -21,7 +21,7 @@ def problem() -> fm.Problem:
 
 
 @pytest.mark.parametrize(
-    "algorithm, compare, choose, decides, has_twin",
+    ("algorithm", "compare", "choose", "decides", "has_twin"),
     [
         (None, None, None, True, "if robust"),
         (None, True, None, True, "if robust"),

@@ -78,7 +78,7 @@ def straight(tmp_path_factory) -> fm.Result:
 
 
 @pytest.mark.parametrize(
-    "words, after, again",
+    ("words", "after", "again"),
     [
         ("training with fixed weights", 30, ["all fixed", "all robust"]),
         ("training without a fold, with robust weights", 30, [*ASIDE, "all robust"]),

@@ -26,8 +26,7 @@ from fairmesh.personalization.cross_fit import (
     sites_at_once,
     to_the_end,
 )
-from fairmesh.personalization.evidence import Predictions, mixed
-from fairmesh.personalization.held_out_evidence import compared_by_units
+from fairmesh.personalization.evidence import Predictions, compared_by_units, mixed
 from fairmesh.personalization.outcome import Personalized, PersonalSite
 from fairmesh.personalization.pooled_prior import CommonLosses, Sums, all_here
 from fairmesh.problems.evaluator import measured, measured_names

@@ -6,10 +6,10 @@ from weakref import WeakKeyDictionary
 
 import torch
 
+from fairmesh.comparisons.held_out_evidence import held_out_evidence
 from fairmesh.config.registry import registered_name
 from fairmesh.evidence.verdicts import evidence_table
 from fairmesh.metrics.over_sites import over_sites
-from fairmesh.personalization.held_out_evidence import held_out_evidence
 from fairmesh.problems import notes
 from fairmesh.problems.evaluator import measured_names
 from fairmesh.problems.prepared import Prepared

@@ -7,40 +7,12 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from fairmesh.evidence.intervals import LEVEL, Number, Share
 from fairmesh.evidence.means import mean_of
 from fairmesh.evidence.verdicts import Difference, difference_of, differences_of
 
 HELD_OUT = "held-out"
 _SMALLEST = 0.01  # of the other model's loss: a smaller difference is unclear, whatever its interval
-
-
-def compared_by_units(ours: Tensor, others: Mapping[str, Tensor], units: Tensor | None) -> dict[str, dict[str, float]]:
-    """Returns how much the mean loss of one model differs from that of others, by their names: the difference, its
-    standard error by what units deviate (NaN for one unit), how many units there are, and the other's loss.
-
-    Args:
-        ours: The loss of the model at every row.
-        others: Those of others, at the same rows.
-        units: The unit of every row; None if each row is its own.
-    """
-    owner = torch.arange(len(ours)) if units is None else units.unique(return_inverse=True)[1]
-    count, found = int(owner.max()) + 1, {}
-    for name, theirs in others.items():
-        differences = (ours - theirs).double()
-        deviations = differences.new_zeros(count).index_add_(0, owner, differences - differences.mean())
-        variance = float(deviations.square().sum()) * count / (count - 1) if count > 1 else math.nan
-        mean = float(differences.mean())
-        found[name] = {
-            "difference": mean if math.isfinite(mean) else math.nan,
-            "error": math.sqrt(variance) / len(ours) if math.isfinite(variance) else math.nan,
-            "units": count,
-            "of": float(theirs.double().mean()),
-        }
-    return found
 
 
 def held_out_evidence(personal: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -6,7 +6,8 @@ import pytest
 import torch
 from scipy.stats import t
 
-from fairmesh.personalization.held_out_evidence import compared_by_units, held_out_evidence
+from fairmesh.comparisons.held_out_evidence import held_out_evidence
+from fairmesh.personalization.evidence import compared_by_units
 
 
 def table(name, ours, theirs, units=None):
