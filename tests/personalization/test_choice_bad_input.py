@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import fairmesh as fm
-from fairmesh.report.headline import headline
+from fairmesh.report.first_sentences import headline_of
 from fairmesh.report.runs import Run, personal_table
 from fairmesh.training.aside import trained_aside
 from tests.refusals import refused
@@ -37,7 +37,7 @@ def trained(sites, rounds=10, **options) -> tuple[fm.Result, list[str]]:
     for one in sites:
         with torch.no_grad():
             assert bool(result.model_for(one.name)(torch.ones(2, 3)).isfinite().all())
-    return result, headline(run.summary)
+    return result, headline_of(run.summary)
 
 
 def answers_as_the_common_model(result: fm.Result, name: str) -> bool:

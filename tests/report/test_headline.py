@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from fairmesh.report.headline import headline
+from fairmesh.report.first_sentences import headline_of
 
 METRICS = {"accuracy": {"share": True}, "loss": {"share": False}}
 
@@ -28,11 +28,11 @@ def summary(uses, alone, common=None, **more):
 
 
 def test_headline_of_a_run_with_a_named_algorithm_is_empty():
-    assert headline({"metrics": METRICS, "judged_on": "test"}) == []
+    assert headline_of({"metrics": METRICS, "judged_on": "test"}) == []
 
 
 def test_together_counts_sites_and_gives_the_mean_with_its_interval():
-    said, _ = headline(summary(["common"] * 5, ["better", "better", "worse", "unclear", "unclear"]))
+    said, _ = headline_of(summary(["common"] * 5, ["better", "better", "worse", "unclear", "unclear"]))
     assert said.startswith("Training together: on test rows better than alone at 2 of 5 sites, worse at 1;")
     assert "better by 1 to 5 points" in said
 
@@ -41,9 +41,9 @@ def test_sites_without_an_interval_are_not_counted():
     told = summary(["common"] * 3, ["better", "unclear", "unclear"])
     for site in told["site_models_evidence"]["sites"][1:]:
         site["versus"]["local"]["interval"] = [math.nan, math.nan]
-    assert "at 1 of 1 site that could be compared" in headline(told)[0]
+    assert "at 1 of 1 site that could be compared" in headline_of(told)[0]
     told["site_models_evidence"]["sites"][0]["versus"] = {}
-    assert "not compared with alone" in headline(told)[0]
+    assert "not compared with alone" in headline_of(told)[0]
 
 
 @pytest.mark.parametrize(
@@ -55,22 +55,22 @@ def test_sites_without_an_interval_are_not_counted():
     ],
 )
 def test_sites_are_named_up_to_four_and_else_counted(uses, said):
-    assert said in headline(summary(uses, ["unclear"] * len(uses)))[-1]
+    assert said in headline_of(summary(uses, ["unclear"] * len(uses)))[-1]
 
 
 def test_common_model_everywhere_is_not_compared_with_itself():
-    assert "better than the common model" not in headline(summary(["common"] * 3, ["unclear"] * 3))[-1]
-    assert "better than the common model" in headline(summary(["own"] * 3, ["unclear"] * 3))[-1]
+    assert "better than the common model" not in headline_of(summary(["common"] * 3, ["unclear"] * 3))[-1]
+    assert "better than the common model" in headline_of(summary(["own"] * 3, ["unclear"] * 3))[-1]
 
 
 def test_weights_say_what_was_decided_and_what_test_rows_show():
     decided = {"weights": "robust", "why": "they help"}
     outcomes = {name: {"outcome": kind} for name, kind in zip("abc", ("helped", "no difference", "hurt"))}
     told = summary(["common"] * 3, ["unclear"] * 3, handed_out=decided, weights={"sites": outcomes})
-    said = headline(told)[1]
+    said = headline_of(told)[1]
     assert said.startswith(
         "Weights: the common model has robust weights, because they help; on test rows they helped 1"
     )
     assert said.endswith("hurt 1.")
-    fixed = headline(told | {"handed_out": {"weights": "fixed", "why": "why not"}, "weights": None})[1]
+    fixed = headline_of(told | {"handed_out": {"weights": "fixed", "why": "why not"}, "weights": None})[1]
     assert fixed == "Weights: the common model has fixed weights, because why not."

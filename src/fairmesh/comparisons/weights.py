@@ -60,7 +60,9 @@ class WeightsVerdict:
 
     Example:
         >>> import fairmesh as fm
-        >>> experiment = fm.Experiment(fm.data.Digits(nodes=4, odd=1), rounds=30)
+        >>> options = fm.Options(compare_weights=True)
+        >>> data, algorithm = fm.data.Digits(nodes=4, odd=1), fm.TrackedADGDA()
+        >>> experiment = fm.Experiment(data, algorithm=algorithm, rounds=30, options=options)
         >>> verdict = fm.run(experiment).weights_verdict()
         >>> len(verdict.sites), verdict.metric
         (4, 'accuracy')

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from fairmesh.comparisons.reference_models import ReferenceComparison, constant_sentence
 from fairmesh.report.contents import card
-from fairmesh.report.headline import headline
+from fairmesh.report.first_sentences import headline_of
 from fairmesh.report.runs import (
     Run,
     best_few,
@@ -54,7 +54,7 @@ def run_in_words(
         data_is_here: Whether this process has the data of all sites. Default: True.
     """
     shown, others = best_few(run)
-    yield from headline(run.summary)
+    yield from headline_of(run.summary)
     yield Table(rows_of(shown))
     yield from (caption_of(shown), *choices_in_words([run]), others, *map(worst_in_words, shown))
     for variant in shown:

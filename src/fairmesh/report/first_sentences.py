@@ -9,11 +9,32 @@ from fairmesh.errors import counted
 from fairmesh.evidence.verdicts import verdict_in_words
 from fairmesh.metrics.units import Unit, defined
 from fairmesh.report.sentences import USES
+from fairmesh.training.result import Result
+from fairmesh.training.summary import summary_of
 
 _NAMED = 4  # sites; of more, their number is told
 
 
-def headline(summary: Mapping[str, Any]) -> list[str]:
+def headline(result: Result) -> str:
+    """Returns the first sentences of a run, one per line.
+
+    They say what training together brought, what the weights brought, and which site should use what. A run that names
+    its algorithm and compares nothing has none.
+
+    Args:
+        result: The result of `fm.train` or `fm.run`.
+
+    Example:
+        >>> import fairmesh as fm
+        >>> way = fm.personalization.Choice(steps=5, local_steps=5)
+        >>> result = fm.run(fm.Experiment(fm.data.Digits(nodes=4, odd=1), rounds=20, personalization=way))
+        >>> [line.split(":")[0] for line in fm.report.headline(result).splitlines()]
+        ['Training together', 'Weights', 'Which model']
+    """
+    return "\n".join(headline_of(summary_of(result)))
+
+
+def headline_of(summary: Mapping[str, Any]) -> list[str]:
     """Returns the sentences; none for a run without models for its sites and without a comparison of weights.
 
     Args:
