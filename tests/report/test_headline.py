@@ -22,7 +22,8 @@ def summary(uses, alone, common=None, **more):
         for name, a, c in zip(names, alone, common)
     ]
     mean = {"versus": {"local": difference("better"), "common": difference("unclear", -0.01, 0.02)}}
-    personal = [{"sites": [{"name": name, "uses": kind, "rows": 9} for name, kind in zip(names, uses)]}]
+    shares = [dict.fromkeys(("common", "adapted", "own"), 0.0) | {kind: 1.0} for kind in uses]
+    personal = [{"sites": [{"name": name, "shares": of, "rows": 9} for name, of in zip(names, shares)]}]
     evidence = {"metric": "accuracy", "judged_on": "test", "sites": sites, "mean": mean}
     return {"metrics": METRICS, "judged_on": "test", "personal": personal, "site_models_evidence": evidence} | more
 
@@ -56,6 +57,14 @@ def test_sites_without_an_interval_are_not_counted():
 )
 def test_sites_are_named_up_to_four_and_else_counted(uses, said):
     assert said in headline_of(summary(uses, ["unclear"] * len(uses)))[-1]
+
+
+def test_site_uses_what_its_models_mostly_are_on_average_over_replicas():
+    told = summary(["own"], ["unclear"])
+    (site,) = told["personal"][0]["sites"]
+    other = site | {"shares": {"common": 0.2, "adapted": 0.8, "own": 0.0}}
+    told["personal"] += [{"sites": [other]}, {"sites": [other]}]
+    assert "every site should use one adapted" in headline_of(told)[-1]  # 1.6 of 3, against 1 own
 
 
 def test_common_model_everywhere_is_not_compared_with_itself():

@@ -87,7 +87,7 @@ def _uses(summary: Mapping[str, Any]) -> list[str]:
         return []
     names: dict[str, list[str]] = {kind: [] for kind in USES}
     for sites in zip(*(of_replica["sites"] for of_replica in of_replicas)):
-        ((kind, _),) = Counter(site["uses"] for site in sites).most_common(1)
+        kind = max(names, key=lambda kind: sum(site["shares"][kind] for site in sites))
         names[kind].append(str(sites[0]["name"]))
     every = sum(map(len, names.values()))
     kinds = [kind for kind, sites in names.items() if sites]

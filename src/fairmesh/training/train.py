@@ -75,15 +75,17 @@ def train(
             rounds suffice (docs/concepts/gossip.md). Default: None.
         algorithm: The algorithm, or several that differ only in their numbers. None for the one that does best on many
             kinds of sites (docs/concepts/weights.md): `TrackedADGDA()`, weights that follow held-out rows unless
-            the problem has an objective of its own, and `compare_weights`. With a trainer, `TrackedADGDA` with steps
-            for its updates (docs/howto/own-training-code.md), and nothing else. Default: None.
+            the problem has an objective of its own, `choose_weights` and `compare_weights`. With a trainer,
+            `TrackedADGDA` with steps for its updates (docs/howto/own-training-code.md), and nothing else. Default:
+            None.
         rounds: Rounds to train, >= 1. Every node sends at most one message per neighbour and round. Default: 600.
         seeds: Seeds of the replicas, whole numbers >= 0. Default: (0,).
         placements: Which site each node holds: None for site i at node i; a number of random placements; a list of
             permutations; or "by-seed" for one random placement per seed. Default: None.
         personalization: How sites get models of their own after the last round, such as
             `fm.personalization.Mixture()`. Every site then reserves a share of its training rows, which the common
-            model is not trained on. None for only the common model. Default: None.
+            model is not trained on. None for `Choice()` if the algorithm was left out, by models without folds of the
+            rows instead of reserved ones; else for only the common model. Default: None.
         out: The folder to write: metrics, summary, models and checkpoint. None to write nothing. Default: None.
         resume: Whether to continue from the checkpoint in `out`. Default: False.
         settings: The settings to write into `out`; None for those of the topology and the algorithm. Default: None.
