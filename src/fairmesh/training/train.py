@@ -164,7 +164,8 @@ def train_plan(
             with execution(ready, around, settings or _settings_of(plan), observers) as run:
                 run.to_the_end()
                 result = finish(run, fixed, selection)
-            forget_asides(around.phases())
+            if selection or fixed:
+                forget_asides(around.phases())
     for observer in observers:
         observer.after_run(result)
     if fixed and announce is None and (text := result.weights_verdict().warning):  # else the caller shows the verdict
