@@ -2,9 +2,12 @@
 
 import math
 import os
+import statistics
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 from fairmesh.comparisons.reference_losses import with_any_references
@@ -49,7 +52,7 @@ _MEASURED_ROUNDS = 40
 _ENOUGH = 16  # rounds, after which the time counts
 _MEASURED_S, _PATIENCE_S = 3.0, 20.0  # seconds to spend if there are enough rounds, and if there are not
 _RUNS_THAT_CHOOSE = 6  # that the rounds of a run take, with the models of folds and with fixed weights
-_MEASURED_STEPS = 2, 10  # of the choice of the sites' models
+_MEASURED_STEPS = 4  # of each kind of model, of those that sites choose among
 _MIB = 2.0**20
 
 
@@ -440,22 +443,33 @@ class _Clock(Observer):
         return (ends[-1] - ends[first]) / (len(ends) - 1 - first)
 
 
+class _SeenEnough(Exception):
+    """Ends a measurement."""
+
+
 def _seconds_of_choosing(chosen: Experiment, result: Result) -> float:
     """Returns how long the choice of the sites' models takes for one replica, from a few of its steps."""
     if not chosen.options.choose_weights or chosen.personalization or not mixes_models(result.problem):
         return 0.0
-    usual, times = Choice(), []
-    for count in (1, *_MEASURED_STEPS):  # the first one prepares what all use
-        begun = time.perf_counter()
-        personalize(result, replace(usual, steps=count, local_steps=count), device=chosen.options.device)
-        times.append(time.perf_counter() - begun)
-        if times[-1] > _MEASURED_S:
-            break
-    steps = (usual.steps + usual.local_steps) / 2
-    if len(times) < 3:
-        return times[-1] * steps / _MEASURED_STEPS[0]
-    per_step = max(0.0, times[2] - times[1]) / (_MEASURED_STEPS[1] - _MEASURED_STEPS[0])
-    return times[1] + per_step * (steps - _MEASURED_STEPS[0])
+    usual, begun = Choice(), time.perf_counter()
+    ends, in_all = [begun], 0
+
+    def watch(done: int, steps: int) -> None:
+        nonlocal in_all
+        in_all = steps
+        ends.append(time.perf_counter())
+        if ends[-1] - begun > _PATIENCE_S:
+            raise _SeenEnough
+
+    few = replace(usual, steps=_MEASURED_STEPS, local_steps=_MEASURED_STEPS)
+    with suppress(_SeenEnough):
+        personalize(result, few, device=chosen.options.device, progress=watch)
+    if len(ends) < 2:  # no site has rows to choose by
+        return 0.0
+    of_few = time.perf_counter() - begun
+    usual_steps = (usual.local_steps + 2 * usual.steps) / 3  # of own models, tuned ones and those near the common one
+    steps = in_all * usual_steps / _MEASURED_STEPS - (len(ends) - 1)
+    return of_few + steps * statistics.median(later - end for end, later in pairwise(ends))
 
 
 def _predicted(chosen: Experiment, problem: Prepared, announce: Callable[[str], None] | None) -> Predicted:
