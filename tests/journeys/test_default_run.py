@@ -16,9 +16,7 @@ def walked(tmp_path_factory):
     rows = [[*row[:-1], other[row[-1]] if row[1] == "hospital 2" else row[-1]] for row in patients(7, seed=3)]
     write_table(user.folder / "patients.csv", COLUMNS, rows)
     write_table(user.folder / "new.csv", COLUMNS[2:5], [row[2:5] for row in rows[:20]])
-    seen = user.runs(
-        "fairmesh run patients.csv --target outcome --site hospital --unit patient_id --out runs/patients --set rounds=150"
-    )
+    seen = user.runs("fairmesh run patients.csv --target outcome --site hospital --unit patient_id --set rounds=150")
     user.runs("fairmesh report runs/patients")
     moved = shutil.move(user.folder / "runs" / "patients", user.folder / "archive")
     return user, seen, moved

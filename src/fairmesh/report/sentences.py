@@ -52,8 +52,8 @@ def site_model_sentence(model: Mapping[str, Any], card: Mapping[str, Any]) -> st
     """Returns what a site should use, and how that differs from training alone and from the common model."""
     unit, judged_by = unit_of(card), unit_of(card, card["site_models_judged_by"])
     share, kind = max((share, kind) for kind, share in model["shares"].items())
-    said = f"{unit.metric} {unit.shown(model['personal'])} with what it should use, {USES[kind]}"
-    said += f" ({100 * share:.0f} %)" if share < _WHOLE else ""
+    mostly = "" if share >= _WHOLE else "mostly "
+    said = f"should use {mostly}{USES[kind]} ({unit.metric} {unit.shown(model['personal'])})"
     for name, other in ((ALONE, "alone"), ("common", "the common model")):
         if kind != name and name in model["versus"]:
             said += f"; {verdict_in_words(model['versus'][name], judged_by, other)}"
