@@ -50,9 +50,9 @@ def test_sites_without_an_interval_are_not_counted():
 @pytest.mark.parametrize(
     ("uses", "said"),
     [
-        (["own", "own", *["common"] * 6], "site 0 and site 1 should use a model of the site's rows alone, 6 sites the"),
+        (["own", "own", *["common"] * 6], "site 0 and site 1 should use a model of the site's rows alone; 6 sites the"),
         (["adapted"] * 3, "every site should use one adapted"),
-        (["own", *["adapted"] * 5, *["common"] * 5], "site 0 should use a model of the site's rows alone, 5 sites one"),
+        (["own", *["adapted"] * 5, *["common"] * 5], "site 0 should use a model of the site's rows alone; 5 sites one"),
     ],
 )
 def test_sites_are_named_up_to_four_and_else_counted(uses, said):
@@ -81,5 +81,6 @@ def test_weights_say_what_was_decided_and_what_test_rows_show():
         "Weights: the common model has robust weights, because they help; on test rows they helped 1"
     )
     assert said.endswith("hurt 1.")
+    assert "helped" not in headline_of(told | {"judged_on": "train"})[1]  # on rows that both have seen
     fixed = headline_of(told | {"handed_out": {"weights": "fixed", "why": "why not"}, "weights": None})[1]
     assert fixed == "Weights: the common model has fixed weights, because why not."

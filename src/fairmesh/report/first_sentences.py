@@ -73,11 +73,10 @@ def _weights(summary: Mapping[str, Any]) -> list[str]:
     if decided := summary.get("handed_out"):
         parts.append(decision_in_words(decided["weights"], decided["why"]))
     outcomes = Counter(site["outcome"] for site in (summary.get("weights") or {"sites": {}})["sites"].values())
-    if outcomes:
+    if outcomes and summary["judged_on"] == "test":
         helped, hurt = (outcomes[what] or "none" for what in ("helped", "hurt"))
         sites = counted(outcomes.total(), "site")
-        on = f"on {summary['judged_on']} rows"
-        parts.append(f"{on} they helped {helped} of {sites} against fixed weights, and hurt {hurt}")
+        parts.append(f"on test rows they helped {helped} of {sites} against fixed weights, and hurt {hurt}")
     return [f"Weights: {'; '.join(parts)}."] if parts else []
 
 
@@ -96,7 +95,7 @@ def _uses(summary: Mapping[str, Any]) -> list[str]:
     told = [f"{_sites(names[kind], every)} {USES[kind]}" for kind in kinds]
     told[0] = f"{_sites(names[kinds[0]], every)} should use {USES[kinds[0]]}"
     said = "" if kinds == ["common"] else _compared(summary, "common", "the common model")
-    return [f"Which model: by held-out rows, {', '.join(told)}{f'; {said}' if said else ''}."]
+    return [f"Which model: by held-out rows, {'; '.join(told)}{f'; {said}' if said else ''}."]
 
 
 def _sites(names: Sequence[str], of: int) -> str:
