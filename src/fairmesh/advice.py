@@ -2,9 +2,12 @@
 
 import math
 import os
+import statistics
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 from fairmesh.comparisons.reference_losses import with_any_references
@@ -13,6 +16,8 @@ from fairmesh.data.units import announced
 from fairmesh.errors import BadInput
 from fairmesh.experiment import Experiment, topology_of
 from fairmesh.networks.remote import RemoteNetwork
+from fairmesh.personalization.choice import Choice
+from fairmesh.personalization.personalize import mixes_models, personalize
 from fairmesh.problems.prepared import Prepared
 from fairmesh.rehearsal import LENGTHS, rehearsed
 from fairmesh.topology.graphs import Ring, Topology
@@ -26,6 +31,7 @@ from fairmesh.training.options import DTYPES, device_of
 from fairmesh.training.pace import Echo, Pace, RoundCost, duration, pace_of, round_cost
 from fairmesh.training.plan import Plan
 from fairmesh.training.replicas import replicas_of
+from fairmesh.training.result import Result
 from fairmesh.training.train import train
 
 __all__ = ["Advice", "Predicted", "Recommended", "advise"]
@@ -46,6 +52,7 @@ _MEASURED_ROUNDS = 40
 _ENOUGH = 16  # rounds, after which the time counts
 _MEASURED_S, _PATIENCE_S = 3.0, 20.0  # seconds to spend if there are enough rounds, and if there are not
 _RUNS_THAT_CHOOSE = 6  # that the rounds of a run take, with the models of folds and with fixed weights
+_MEASURED_STEPS = 4  # of each kind of model, of those that sites choose among
 _MIB = 2.0**20
 
 
@@ -149,7 +156,11 @@ class Advice:
         p = self.predicted
         options = self.experiment.options
         twice = ", once more with fixed weights" if options.compare_weights else ""
-        twice = ", with models without folds of the rows and with fixed weights" if options.choose_weights else twice
+        twice = (
+            ", with models without folds of the rows, with fixed weights, and for each site"
+            if options.choose_weights
+            else twice
+        )
         between_sites = [("time between sites", self.network.in_words())] if self.network else []
         return [
             ("time", f"{duration(p.seconds)} ({1000 * p.seconds_per_round:.3g} ms per round{twice})"),
@@ -432,6 +443,35 @@ class _Clock(Observer):
         return (ends[-1] - ends[first]) / (len(ends) - 1 - first)
 
 
+class _SeenEnough(Exception):
+    """Ends a measurement."""
+
+
+def _seconds_of_choosing(chosen: Experiment, result: Result) -> float:
+    """Returns how long the choice of the sites' models takes for one replica, from a few of its steps."""
+    if not chosen.options.choose_weights or chosen.personalization or not mixes_models(result.problem):
+        return 0.0
+    usual, begun = Choice(), time.perf_counter()
+    ends, in_all = [begun], 0
+
+    def watch(done: int, steps: int) -> None:
+        nonlocal in_all
+        in_all = steps
+        ends.append(time.perf_counter())
+        if ends[-1] - begun > _PATIENCE_S:
+            raise _SeenEnough
+
+    few = replace(usual, steps=_MEASURED_STEPS, local_steps=_MEASURED_STEPS)
+    with suppress(_SeenEnough):
+        personalize(result, few, device=chosen.options.device, progress=watch)
+    if len(ends) < 2:  # no site has rows to choose by
+        return 0.0
+    of_few = time.perf_counter() - begun
+    usual_steps = (usual.local_steps + 2 * usual.steps) / 3  # of own models, tuned ones and those near the common one
+    steps = in_all * usual_steps / _MEASURED_STEPS - (len(ends) - 1)
+    return of_few + steps * statistics.median(later - end for end, later in pairwise(ends))
+
+
 def _predicted(chosen: Experiment, problem: Prepared, announce: Callable[[str], None] | None) -> Predicted:
     """Returns what a run takes, from some of its rounds."""
     clock, some = _Clock(), min(chosen.rounds, 2 if chosen.trainer else _MEASURED_ROUNDS)
@@ -456,7 +496,7 @@ def _predicted(chosen: Experiment, problem: Prepared, announce: Callable[[str], 
     sent = max(record.get("bytes_busiest_node", math.nan) for record in result.final) / result.rounds
     runs = _RUNS_THAT_CHOOSE if chosen.options.choose_weights else 2 if chosen.options.compare_weights else 1
     return Predicted(
-        runs * chosen.rounds * per_round,
+        runs * chosen.rounds * per_round + len(replicas) * _seconds_of_choosing(chosen, result),
         per_round,
         memory,
         sent,

@@ -73,7 +73,7 @@ class Experiment(Learning):
         prior: p, one number > 0 per site; None for each site's share of all training samples. Default: None.
         settings: Those of `Learning`, by name.
         personalization: How sites get models of their own after the last round, such as
-            `fm.personalization.Mixture()`; None for only the common model. Default: None.
+            `fm.personalization.Mixture()`; None for `Choice()`, or nothing if an algorithm is named. Default: None.
         contract: What every site's data must look like, as in `fm.data.Contract`; None for no check. Default: None.
         observers: What else happens around the rounds, such as `fm.observers.EarlyStopping()`. Default: ().
         options: How the run is measured and carried out. Default: Options().

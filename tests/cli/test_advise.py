@@ -76,6 +76,12 @@ def test_predicted_bytes_are_those_of_a_run(advice):
     assert advice["predicted"]["bytes_in_all"] == pytest.approx(2 * LENGTHS[-1] * sent, rel=0.05)
 
 
+def test_predicted_time_has_the_choice_of_the_sites_models_next_to_the_rounds(advice):
+    predicted = advice["predicted"]
+    of_rounds = 6 * LENGTHS[-1] * predicted["seconds_per_round"]
+    assert of_rounds < predicted["seconds"] < of_rounds + 60.0  # it takes a second or two
+
+
 def test_nothing_is_overwritten_or_written_elsewhere(folder, tmp_path):
     for place in (folder / "mine.toml", tmp_path / "other.toml"):
         done = CliRunner().invoke(app, ["advise", str(folder / "mine.toml"), "--write", str(place)])

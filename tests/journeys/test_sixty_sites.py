@@ -74,7 +74,7 @@ def test_report_has_every_site(walked):
     page = (user.folder / "runs" / "patients" / "report.html").read_text()
     told = json.loads((user.folder / "runs" / "patients" / "report.json").read_text())["runs"][0]
     worst = told["sites"][told["worst_first"][0]]
-    assert f"Worst at {worst['name']}:" in told["sentence"]
+    assert f"worst at {worst['name']}:" in told["sentence"]
     assert worst["metrics"]["accuracy"] == pytest.approx(told["intervals"]["worst"]["value"])
     assert all(f"hospital {k + 1}" in page for k in range(60))
 

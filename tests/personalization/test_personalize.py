@@ -313,7 +313,7 @@ def test_personal_model_refuses_a_file_of_another_kind(run):
 def test_report_has_a_row_for_every_site_averaged_over_replicas(run):
     result, folder = run
     header, *rows = personal_table(Run.from_folder(folder))
-    assert header[1:4] == ["common model", "alone", "own model"]
+    assert header[1:4] == ["common model", "alone", "its model"]
     for k, row in enumerate(rows):
         mean = sum(one.values("personal", "accuracy")[k] for one in result.personal) / 2
         assert row[0] == result.problem.sites[k].name

@@ -14,7 +14,9 @@ RunArgument = Annotated[
     Path, typer.Argument(help="The folder of a finished run, or of a site between organisations.", callback=existing)
 ]
 WhichOption = Annotated[str, typer.Option(help="final, best or time-average.")]
-SiteOption = Annotated[str | None, typer.Option(help="The site whose own model is wanted, by its name.")]
+SiteOption = Annotated[
+    str | None, typer.Option(help="The site whose model is wanted, by its name; the common model by default.")
+]
 ReplicaOption = Annotated[int | None, typer.Option(help="The replica, from 0; that of model.safetensors by default.")]
 AllowOption = Annotated[
     list[str], typer.Option("--allow", help="A module or Python file that somebody else's run may have imported.")
@@ -58,7 +60,7 @@ def export(
     if json_:
         print_json({"file": str(path), "format": chosen[0]} | about)
         return
-    _say_whose(owner, site)
+    _say_whose(run, owner, site)
     say(f"written: {path}; its outputs are those of PyTorch (largest difference {about['largest_difference']:.1g})")
     if peft:
         say("peft.PeftModel.from_pretrained(base, FOLDER) puts it onto the base model")
@@ -99,7 +101,7 @@ def predict(
             | ({} if out is None else {"file": str(out)})
         )
         return
-    _say_whose(model.about.get("site", ""), site)
+    _say_whose(run, model.about.get("site", ""), site)
     for k, reason in sorted(found.bad.items()):
         say(f"no prediction for row {found.rows[k]}: {reason}")
     for note in found.notes:
@@ -115,10 +117,17 @@ def predict(
         say(f"{name}: {'not defined' if value != value else f'{value:.4g}'}")
 
 
-def _say_whose(owner: str, asked: str | None) -> None:
-    """Says that a model is a site's own, if nobody has asked for it by the site's name."""
-    if owner and not asked:
+def _say_whose(run: Path, owner: str, asked: str | None) -> None:
+    """Says whose model is taken, if nobody has asked for it by a site's name and sites have models of their own."""
+    from fairmesh.inference.trained import finished_run
+    from fairmesh.storage.run_folder import read_summary
+
+    if asked:
+        return
+    if owner:
         say(f"this is the model of {owner}; its folder state/result has the common one")
+    elif read_summary(finished_run(run)).get("personal"):
+        say("this is the common model; --site NAME takes the model that a site should use")
 
 
 def _shown(cell: Any) -> str:

@@ -77,7 +77,9 @@ def _found(
     if objective.needs_local_models:
         every = max(1, run.rounds // LOOKS)
         looks = {*range(every, run.rounds + 1, every), run.rounds}
-        losses["local_losses"] = early_stopped_models(judged, run, looks, FINDING, f"{name}-begun", identity).losses
+        local = early_stopped_models(judged, run, looks, FINDING, f"{name}-begun", identity).losses
+        reached = losses.get("untrained_losses", local)  # by a site whose model diverges if it trains alone
+        losses["local_losses"] = torch.where(local.isfinite(), local, reached)
     if objective.needs_penalties:
         found = [
             validated_penalties(split, sites, run, f"{name}-begun-{k}", identity)

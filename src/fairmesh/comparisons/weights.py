@@ -11,6 +11,7 @@ from fairmesh.evidence.many import chance_in_words, excludes_zero
 from fairmesh.evidence.verdicts import Difference, difference_of, versus
 
 if TYPE_CHECKING:
+    from fairmesh.comparisons.handed_out import HandedOut
     from fairmesh.training.result import Result
 
 
@@ -54,10 +55,14 @@ class WeightsVerdict:
         heaviest: The site with the largest weight, as a multiple of its prior.
         worst: The site with the worst metric.
         warning: That the heaviest site does better than the worst one, by more than chance; None if it does not.
+        decision: Why a run that names no algorithm hands out its model without a comparison on test rows, which then
+            has no sites. Default: "".
 
     Example:
         >>> import fairmesh as fm
-        >>> experiment = fm.Experiment(fm.data.Digits(nodes=4, odd=1), rounds=30)
+        >>> options = fm.Options(compare_weights=True)
+        >>> data, algorithm = fm.data.Digits(nodes=4, odd=1), fm.TrackedADGDA()
+        >>> experiment = fm.Experiment(data, algorithm=algorithm, rounds=30, options=options)
         >>> verdict = fm.run(experiment).weights_verdict()
         >>> len(verdict.sites), verdict.metric
         (4, 'accuracy')
@@ -68,6 +73,7 @@ class WeightsVerdict:
     heaviest: str
     worst: str
     warning: str | None = None
+    decision: str = ""
 
     def count(self, outcome: str) -> int:
         """Returns how many sites have this outcome."""
@@ -82,6 +88,8 @@ class WeightsVerdict:
 
     def sentences(self) -> list[str]:
         """Returns the verdict in words."""
+        if self.decision:
+            return [self.decision]
         lines = [
             f"against fixed weights, the weights helped {self.count('helped')} of {len(self.sites)} sites and hurt "
             f"{self.count('hurt')}; {self._others()}"
@@ -110,8 +118,19 @@ class WeightsVerdict:
             "heaviest": self.heaviest,
             "worst": self.worst,
             "warning": self.warning,
+            "decision": self.decision,
             "sites": {site.name: {k: v for k, v in vars(site).items() if k != "name"} for site in self.sites},
         }
+
+
+def decision_in_words(weights: str, why: str) -> str:
+    """Returns which weights the common model has, and why."""
+    return f"the common model has {weights} weights, because {why}"
+
+
+def without_comparison(metric: str, handed_out: "HandedOut") -> WeightsVerdict:
+    """Returns what is said of the weights of a run that was decided before its rounds, and compared with no other."""
+    return WeightsVerdict(metric, (), "", "", decision=decision_in_words(handed_out.weights, handed_out.why))
 
 
 def _outcome(difference: Difference) -> Outcome:

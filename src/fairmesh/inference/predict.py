@@ -82,7 +82,10 @@ class Predictions:
 
 
 def predict(
-    model: TrainedModel | Result | str | os.PathLike, data: Mapping[str, Any] | np.ndarray | Tensor | str | os.PathLike
+    model: TrainedModel | Result | str | os.PathLike,
+    data: Mapping[str, Any] | np.ndarray | Tensor | str | os.PathLike,
+    *,
+    site: str | None = None,
 ) -> Predictions:
     """Applies a model to data, with the preprocessing that it was trained with.
 
@@ -92,6 +95,7 @@ def predict(
         data: Of a model of a table: its columns by name, or a .csv or .parquet file. Of other models: an array of
             inputs, a .npz file with `x`, an image, or a folder of images. If the target is there, too
             (the target's column, or `y`), metrics are computed.
+        site: The site whose model is wanted, of a result or a folder; None for the common model. Default: None.
 
     Returns:
         One prediction per row. A row that cannot be read has none, and `bad` says why.
@@ -106,7 +110,7 @@ def predict(
         >>> predictions.labels[0] in [str(digit) for digit in range(10)]
         True
     """
-    model = as_trained(model)
+    model = as_trained(model, site=site)
     if model.form is not None:
         raise BadInput(
             "the model has several inputs or outputs, and fm.predict does not know how to read them; call it yourself, "

@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 
 import torch
@@ -47,6 +47,31 @@ def log_evidence(total: Tensor, rows: Tensor | float, labels: bool) -> Tensor:
     mean = total / rows
     evidence = -total if labels else torch.where(mean < 0, -total, -0.5 * rows * mean.clamp(min=1e-30).log())
     return evidence.nan_to_num(nan=-math.inf, posinf=-math.inf, neginf=-math.inf)
+
+
+def compared_by_units(ours: Tensor, others: Mapping[str, Tensor], units: Tensor | None) -> dict[str, dict[str, float]]:
+    """Returns how much the mean loss of one model differs from that of others, by their names: the difference, its
+    standard error by what units deviate (NaN for one unit), how many units there are, and the other's loss.
+
+    Args:
+        ours: The loss of the model at every row.
+        others: Those of others, at the same rows.
+        units: The unit of every row; None if each row is its own.
+    """
+    owner = torch.arange(len(ours)) if units is None else units.unique(return_inverse=True)[1]
+    count, found = int(owner.max()) + 1, {}
+    for name, theirs in others.items():
+        differences = (ours - theirs).double()
+        deviations = differences.new_zeros(count).index_add_(0, owner, differences - differences.mean())
+        variance = float(deviations.square().sum()) * count / (count - 1) if count > 1 else math.nan
+        mean = float(differences.mean())
+        found[name] = {
+            "difference": mean if math.isfinite(mean) else math.nan,
+            "error": math.sqrt(variance) / len(ours) if math.isfinite(variance) else math.nan,
+            "units": count,
+            "of": float(theirs.double().mean()),
+        }
+    return found
 
 
 @cache

@@ -128,6 +128,8 @@ class PersonalSite:
             {}.
         outputs: What its own model and the one trained alone answer on the test set, by "personal" and "local".
             Default: {}.
+        held_out_versus: How the loss of its own model differs from that of the others on the held-out rows, by "common"
+            and "local". Default: {}.
 
     Example:
         >>> import fairmesh as fm
@@ -151,14 +153,20 @@ class PersonalSite:
     note: str | None = None
     calibrations: dict[str, tuple[float, Tensor]] = field(default_factory=dict, repr=False)
     outputs: dict[str, Tensor] = field(default_factory=dict, repr=False)
+    held_out_versus: dict[str, dict[str, float]] = field(default_factory=dict, repr=False)
 
     @property
-    def uses(self) -> str:
-        """What its model mostly is: the "common" model, one "adapted" from it, or its "own", of its rows alone."""
+    def shares(self) -> dict[str, float]:
+        """How much of its model is the "common" one, "adapted" from it, and its "own", of its rows alone."""
         kinds = {"common": 0.0, "adapted": 0.0, "own": 0.0}
         for name, weight in self.weights.items():
             kinds["own" if name in (LOCAL, *OWN) else "common" if name == COMMON else "adapted"] += weight
-        return max(kinds, key=kinds.__getitem__)
+        return kinds
+
+    @property
+    def uses(self) -> str:
+        """What its model mostly is: the "common" model, one "adapted" from it, or its "own"."""
+        return max(self.shares, key=self.shares.__getitem__)
 
     def module(self, module: nn.Module) -> PersonalModel:
         """Returns the site's model as a module.
@@ -181,8 +189,9 @@ class PersonalSite:
     def table(self) -> dict[str, Any]:
         """Returns the numbers, without the models, as JSON can hold them."""
         names = ("number", "name", "weights", "labels", "rows", "unseen", "steps", "held_out", "test", "note")
+        names += ("held_out_versus",)
         found = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
-        return found | {"uses": self.uses}
+        return found | {"shares": self.shares, "uses": self.uses}
 
 
 @dataclass(frozen=True, eq=False)

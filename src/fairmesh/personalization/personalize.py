@@ -26,12 +26,12 @@ from fairmesh.personalization.cross_fit import (
     sites_at_once,
     to_the_end,
 )
-from fairmesh.personalization.evidence import Predictions, mixed
+from fairmesh.personalization.evidence import Predictions, compared_by_units, mixed
 from fairmesh.personalization.outcome import Personalized, PersonalSite
 from fairmesh.personalization.pooled_prior import CommonLosses, Sums, all_here
 from fairmesh.problems.evaluator import measured, measured_names
 from fairmesh.problems.prepared import Prepared
-from fairmesh.problems.row_loss import as_floats, lowest_loss
+from fairmesh.problems.row_loss import as_floats, lowest_loss, per_sample
 
 PERSONAL = "personal"
 Progress = Callable[[int, int], None]  # (steps done, steps in all)
@@ -261,6 +261,9 @@ def _outcome(problem: Prepared, tried: TriedSite, weigh: Weigh) -> PersonalSite:
         )
     mixture = held_out.cross_validated(tried.fold, judged, lambda rows: weigh(tried, rows))
     shown = {COMMON: held_out.outputs[COMMON][judged], LOCAL: held_out.outputs[LOCAL][judged], PERSONAL: mixture}
+    units = rows_to_learn_from(problem, tried.number).units
+    losses = {name: per_sample(problem.output_loss, out, held_out.targets[judged]) for name, out in shown.items()}
+    ours = losses.pop(PERSONAL)
     test, outputs = {}, {}
     if site.test is not None:
         names = {COMMON, LOCAL, *weights}
@@ -286,6 +289,7 @@ def _outcome(problem: Prepared, tried: TriedSite, weigh: Weigh) -> PersonalSite:
         note=note,
         calibrations={name: tried.calibrations[name] for name in weights if name in tried.calibrations},
         outputs=outputs,
+        held_out_versus=compared_by_units(ours, losses, None if units is None else units[judged]),
     )
 
 

@@ -15,10 +15,10 @@ from fairmesh.errors import BadInput
 from fairmesh.evidence.intervals import LEVEL
 from fairmesh.metrics.units import defined
 from fairmesh.report.answers import why_unreadable
-from fairmesh.report.headline import headline
+from fairmesh.report.first_sentences import headline_of
 from fairmesh.report.runs import Run, links_of, ranked
 from fairmesh.report.sections import Json, told_by_sections
-from fairmesh.report.sentences import REFERENCES, hints, network_sentence, site_sentence
+from fairmesh.report.sentences import REFERENCES, hints, network_sentence, site_model_sentence, site_sentence
 from fairmesh.storage.run_folder import PREPROCESSING
 from fairmesh.topology.graphs import Topology
 from fairmesh.topology.mixing import union_of
@@ -58,7 +58,7 @@ def card(run: Run) -> Json:
         "diverged": len(summary["diverged"]),
         "over_sites": {what: chosen.over_sites(what) for what in ("worst", "mean", "best", "gap")},
         "intervals": _intervals(chosen),
-        "headline": headline(summary),
+        "headline": headline_of(summary),
         "sites": _sites(chosen),
         "worst_first": chosen.worst_first(),
         "graph": _graph(chosen),
@@ -73,6 +73,8 @@ def card(run: Run) -> Json:
     found = dict(**found, **told_by_sections(run, chosen))  # an error if a section takes a key that is taken
     for site in found["sites"]:
         site["sentence"] = site_sentence(site, found)
+    for model in found["site_models"]:
+        model["sentence"] = site_model_sentence(model, found)
     return found | {"sentence": network_sentence(found), "hints": hints(found)}
 
 

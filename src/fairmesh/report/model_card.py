@@ -33,13 +33,16 @@ def model_card(card: Json, before: str = "") -> str:
 
     order, settings = range(len(card["sites"])), card["settings"].strip().replace("```", "")
     files = [[file["name"], file["holds"], file["bytes"], file["sha256"]] for file in card["files"]]
+    own = [[model["name"], model["sentence"]] for model in card["site_models"]]
     parts = [
         f"# Model card: {_text(card['label'])}",
         "Text between `yours` and `end` is kept when `fairmesh report` writes this file again.",
         "## Use",
         *(blank(name) for name in ("intended-use", "not-for", "people")),
         "## Results",
+        *map(_text, card["headline"]),
         _text(card["sentence"]),
+        _table([["site", "its model"], *own]) if own else "",
         " ".join(tables.captions(card)),
         _table(tables.of_sites(card, order)),
         _table(tables.of_metrics(card, order)),

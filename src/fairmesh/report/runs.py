@@ -53,6 +53,8 @@ class Run:
         for k, variant in enumerate(found):
             label = ", ".join(f"{key} {value}" for key, value in variant["changes"].items())
             more = {"evidence": None} | variant | {"variants": [variant]}  # the run has the evidence of the chosen one
+            if self.summary.get("chosen") not in variant["replicas"]:
+                more["site_models_evidence"] = {}
             run = replace(self, label=f"{self.label}: {label}", variant=k)
             runs.append(run.of_replicas(variant["replicas"], more))
         return runs
@@ -438,26 +440,68 @@ def _as_judged(records: list[dict[str, Any]], summary: Mapping[str, Any]) -> lis
     return [by_own_models(one) for one in records] if summary.get("judged_by") == "own models" else records
 
 
-_TRACE = 0.005  # of a weight, which tables leave out
+_TRACE = 0.005  # of a model, which tables leave out
+_MARKS = {"better": "▲ ", "worse": "▼ "}
+
+
+def site_models(run: Run) -> list[dict[str, Any]]:
+    """Returns the model of each site: its metric next to those of the common model and of training alone, averaged over
+    replicas; how it differs from both; what it is made of; and notes. Nothing if the run has no personalization."""
+    versus = {one["name"]: one["versus"] for one in run.summary.get("site_models_evidence", {}).get("sites", [])}
+    found = []
+    for sites in zip(*(of_replica["sites"] for of_replica in run.personal())):
+        name, made_of = sites[0]["name"], dict.fromkeys(key for site in sites for key in site["weights"])
+        found.append(
+            {"name": name}
+            | {
+                model: statistics.fmean((site["test"] or site["held_out"])[model][run.metric] for site in sites)
+                for model in ("common", "local", "personal")
+            }
+            | {
+                "versus": versus.get(name, {}),
+                "shares": {k: statistics.fmean(site["shares"][k] for site in sites) for k in sites[0]["shares"]},
+                "weights": {k: statistics.fmean(site["weights"].get(k, 0.0) for site in sites) for k in made_of},
+                "notes": list(dict.fromkeys(site["note"] for site in sites if "note" in site)),
+            }
+        )
+    return found
 
 
 def personal_table(run: Run) -> list[list[str]]:
     """Returns a header and one row per site: the metric of the common model, of the site's model alone and of its own
-    model, averaged over replicas, and the weights in its own model. Nothing if the run has no personalization."""
-    found, metric = run.personal(), run.metric
+    model, and what it should use. The remark on the common model and on the one alone is how the site's own model
+    differs from it. Nothing if the run has no personalization."""
+    found, unit = site_models(run), run.unit()
+    judged_by = run.summary.get("site_models_evidence", {}).get("metric", run.metric)
+    of_differences = unit if judged_by == run.metric else Unit.of(judged_by, run.summary["metrics"][judged_by])
+
+    def compared(site: Mapping[str, Any], model: str) -> str:
+        interval = site["versus"].get(model, {}).get("interval") or [math.nan]
+        if site["shares"].get(model) == 1 or not all(map(defined, interval)):
+            return unit.shown(site[model])
+        of = "" if of_differences is unit else f" {of_differences.of_differences}"
+        mark = _MARKS.get(site["versus"][model]["verdict"], "")
+        return f"{unit.shown(site[model])}\n{mark}{of_differences.difference(interval)}{of}"
+
+    rows = []
+    for site in found:
+        parts = sorted(((share, kind) for kind, share in site["shares"].items() if share >= _TRACE), reverse=True)
+        uses = ", ".join(f"{kind} ({100 * share:.0f} %)" if len(parts) > 1 else kind for share, kind in parts)
+        own = unit.shown(site["personal"])
+        rows.append([site["name"], *(compared(site, model) for model in ("common", "local")), own, uses])
+    return [["site", "common model", "alone", "its model", "which is"], *rows] if rows else []
+
+
+def personal_caption(run: Run) -> str:
+    """Returns what a reader of the sites' own models must know; nothing if the run has no personalization."""
+    found = run.summary.get("site_models_evidence")
     if not found:
-        return []
-    unit, rows = run.unit(), []
-    for sites in zip(*(of_replica["sites"] for of_replica in found)):
-        means = [
-            statistics.fmean((site["test"] or site["held_out"])[model][metric] for site in sites)
-            for model in ("common", "local", "personal")
-        ]
-        names = dict.fromkeys(name for site in sites for name in site["weights"])
-        shares = {name: statistics.fmean(site["weights"].get(name, 0.0) for site in sites) for name in names}
-        made_of = ", ".join(f"{100 * share:.0f} % {name}" for name, share in shares.items() if share >= _TRACE)
-        rows.append([sites[0]["name"], *map(unit.shown, means), made_of])
-    return [["site", "common model", "alone", "own model", "made of"], *rows]
+        return ""
+    return (
+        f"The numbers next to the common model and to alone say how a site's own model differs from them on "
+        f"{found['judged_on']} rows ({100 * found['level']:.0f} % interval; ▲ better, ▼ worse, else unclear; adjusted "
+        "for the number of sites). A model is common, adapted from the common one, or own: of the site's rows alone."
+    )
 
 
 def subgroup_table(run: Run) -> list[list[str]]:

@@ -14,6 +14,15 @@ REFERENCES = TITLES | {ALONE: "alone"}
 """The models that sites are compared with, by their names in JSON, and what tables call them."""
 
 
+USES = {
+    "own": "a model of the site's rows alone",
+    "adapted": "one adapted from the common model",
+    "common": "the common model",
+}
+"""What a site should use, by how `PersonalSite.uses` names it."""
+_WHOLE = 0.995  # a model of which other kinds are only traces
+
+
 def unit_of(card: Mapping[str, Any], metric: str | None = None) -> Unit:
     """Returns how a card shows a metric; None for the primary one."""
     metric = str(metric or card["metric"])
@@ -39,6 +48,18 @@ def site_sentence(site: Mapping[str, Any], card: Mapping[str, Any]) -> str:
     return said
 
 
+def site_model_sentence(model: Mapping[str, Any], card: Mapping[str, Any]) -> str:
+    """Returns what a site should use, and how that differs from training alone and from the common model."""
+    unit, judged_by = unit_of(card), unit_of(card, card["site_models_judged_by"])
+    share, kind = max((share, kind) for kind, share in model["shares"].items())
+    mostly = "" if share >= _WHOLE else "mostly "
+    said = f"should use {mostly}{USES[kind]} ({unit.metric} {unit.shown(model['personal'])})"
+    for name, other in ((ALONE, "alone"), ("common", "the common model")):
+        if kind != name and name in model["versus"]:
+            said += f"; {verdict_in_words(model['versus'][name], judged_by, other)}"
+    return said
+
+
 def network_sentence(card: Mapping[str, Any]) -> str:
     """Returns what the run brought the sites together."""
     metric, sites, over = card["metric"], card["sites"], card["over_sites"]
@@ -48,16 +69,20 @@ def network_sentence(card: Mapping[str, Any]) -> str:
     worst = sites[card["worst_first"][0]]["name"]
     intervals, unit = card["intervals"], unit_of(card)
     parts = []
-    for what, name in (("worst", f"Worst at {worst}: {metric} "), ("mean", f"Mean over {len(measured)} sites: ")):
+    with_common = "With the common model, worst" if card["headline"] else "Worst"
+    for what, name in (
+        ("worst", f"{with_common} at {worst}: {metric} "),
+        ("mean", f"Mean over {len(measured)} sites: "),
+    ):
         known = intervals.get(what) or {"value": over[what], "interval": None}
         parts.append(f"{name}{unit.with_interval(known['value'], known['interval'])}.")
     counts = verdicts(sites)
     if counts:
         total = sum(counts.values())
-        first = f"Better than alone at {counts['better']} of {total} sites, worse at {counts['worse']}"
+        who = "The common model is better" if card["headline"] else "Better"  # which may not be what sites are given
+        first = f"{who} than alone at {counts['better']} of {total} sites, worse at {counts['worse']}"
         chance = chance_in_words(_by_themselves(sites), counts["better"] + counts["worse"], total)
         parts.insert(0, f"{first}, no clear difference at {counts['unclear']}.{f' {chance}.' if chance else ''}")
-    parts = [*card["headline"], *parts]
     if card["diverged"]:
         parts.append(f"{card['diverged']} of {card['replicas']} replicas diverged and are left out.")
     return " ".join(parts)
@@ -79,7 +104,8 @@ def hints(card: Mapping[str, Any]) -> list[str]:
     """Returns how to get what the report does not have."""
     found, sites = [], card["sites"]
     between = card["provenance"] is None
-    if not any(site["versus"].get(ALONE) for site in sites) and not between:
+    compared = any(site["versus"].get(ALONE) for site in [*sites, *card["site_models"]])
+    if not compared and not between:
         found.append("To compare with training alone, run with --with-references.")
     if card["left_out"] is None and not between and len(sites) > 2:
         found.append("To see how the model does at a site that took no part, run with --leave-one-out.")

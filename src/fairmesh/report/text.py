@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from fairmesh.comparisons.reference_models import ReferenceComparison, constant_sentence
 from fairmesh.report.contents import card
-from fairmesh.report.headline import headline
+from fairmesh.report.first_sentences import headline_of
 from fairmesh.report.runs import (
     Run,
     best_few,
@@ -17,6 +17,7 @@ from fairmesh.report.runs import (
     few_sites,
     mean_of,
     models_in_words,
+    personal_caption,
     personal_table,
     rows_of,
     subgroup_table,
@@ -53,7 +54,7 @@ def run_in_words(
         data_is_here: Whether this process has the data of all sites. Default: True.
     """
     shown, others = best_few(run)
-    yield " ".join(headline(run.summary))
+    yield from headline_of(run.summary)
     yield Table(rows_of(shown))
     yield from (caption_of(shown), *choices_in_words([run]), others, *map(worst_in_words, shown))
     for variant in shown:
@@ -61,7 +62,8 @@ def run_in_words(
         if set(variant.metrics) - {"loss", "accuracy", variant.metric}:
             rows = of_metrics(card(variant), few_sites(variant))
             yield Table(with_count(rows, variant), f"All metrics{of_variant}")
-        yield Table(few_rows(personal_table(variant), variant), f"The sites' own models{of_variant}")
+        yield Table(few_rows(personal_table(variant), variant), f"A model for each site{of_variant}")
+        yield personal_caption(variant)
     yield Table(few_rows(subgroup_table(run), shown[0]), "Subgroups inside the sites")
     yield from (note for note in run.notes() if note not in result.notes)  # those were said when they were found
     if references:

@@ -22,7 +22,7 @@ from fairmesh.storage.run_folder import RunFolder
 from fairmesh.storage.state_tree import flatten_state, unflatten_state
 from fairmesh.training.agreement import on_disagreement
 from fairmesh.training.execution import Execution
-from fairmesh.training.loop import what_to_lower
+from fairmesh.training.loop import TrainingState, what_to_lower
 from fairmesh.training.measured_steps import measured_table
 from fairmesh.training.model_files import about_model, model_files, site_files
 from fairmesh.training.provenance import provenance_of
@@ -121,7 +121,7 @@ def _personalized(run: Execution, result: Result, without_folds: Tensor | None =
         sites = {site.number: site for site in models.sites}
         for tables in every:
             for table in tables[k]["sites"]:
-                numbers = {name: value for name, value in table.items() if name != "uses"}
+                numbers = {name: value for name, value in table.items() if name not in ("uses", "shares")}
                 sites.setdefault(table["number"], PersonalSite(state_dicts={}, **numbers))
         of_replicas[k] = replace(models, sites=[sites[i] for i in sorted(sites)])
     return of_replicas
@@ -174,12 +174,16 @@ def _notes(run: Execution, result: Result, far: FarAbove) -> list[str]:
 def on_host(result: Result) -> Result:
     """Returns a result that waits in main memory while another run trains: with its models and weights, without what
     only further rounds would need."""
-    state = result.state
-    slim = state._replace(
-        algorithm=StateView(state.algorithm).only_shown(state.algorithm), companions=outliving(state.companions)
-    )
+    slim = only_models(result.state)
     on_host = unflatten_state(slim, {name: tensor.cpu() for name, tensor in flatten_state(slim).items()})
     return replace(result, state=on_host)
+
+
+def only_models(state: TrainingState) -> TrainingState:
+    """Returns a state with its models and weights, without what only further rounds would need."""
+    return state._replace(
+        algorithm=StateView(state.algorithm).only_shown(state.algorithm), companions=outliving(state.companions)
+    )
 
 
 def write_outcome(folder: RunFolder, result: Result, provenance: dict[str, Any]) -> None:

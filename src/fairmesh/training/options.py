@@ -48,11 +48,13 @@ class Options:
             how many units, if rows belong to units. If no site has as many, all count. Default: 5.
         on_divergence: "stop" raises `Diverged`; "mark" lets the other replicas continue. Default: "stop".
         compare_weights: Whether to train once more with fixed weights, before the run, and to say afterwards at which
-            sites the weights helped. Takes twice as long. None for yes if the algorithm was left out. Default: None.
+            sites the weights helped. Takes twice as long. With `choose_weights`, only where it hands out robust weights
+            that differ from fixed ones. None for yes if the algorithm was left out. Default: None.
         choose_weights: Whether held-out rows decide if the model with robust weights or the one with fixed weights is
             handed out. Both are trained before the run without a fifth of the rows, fold by fold. By the same models
             each site gets the model that suits it, unless the run has another personalization. None for yes if the
-            algorithm was left out and `compare_weights` is not False. Default: None.
+            algorithm was left out and `compare_weights` is not False; a named algorithm returns its own model unless
+            this is True. Default: None.
         lying_neighbours: How many neighbours of each node may send anything, >= 0. If > 0, gossip is clipped: a node
             moves towards the public copy of a neighbour by at most a radius that follows from its other neighbours.
             reproduction/clipping.md measures what this protects from, and what it costs unusual sites. Default: 0.

@@ -94,7 +94,7 @@ class Plan:
         if personalization is not None:
             method: Personalization = from_table(Personalization, personalization, "personalization")
             problem, personalization = _with_reserve(problem, method.share), method
-        elif chosen.choose_weights and mixes_models(problem):
+        elif chosen.choose_weights and problem.n > 1 and mixes_models(problem):
             personalization = Choice()
         if process_group.world_size > 1:
             problem = problem.keeping(sites_at(process_group.nodes(problem.n), replicas))

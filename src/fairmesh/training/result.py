@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from fairmesh.algorithms.fitting import trains_alone
 from fairmesh.comparisons.handed_out import HandedOut
-from fairmesh.comparisons.weights import WeightsVerdict, verdict_of
+from fairmesh.comparisons.weights import WeightsVerdict, verdict_of, without_comparison
 from fairmesh.config.overrides import flat_table
 from fairmesh.config.tables import to_table
 from fairmesh.errors import BadInput, counted, nearest
@@ -315,16 +315,14 @@ class Result:
         return evidence_table(self.outcomes(variant), metric, others)
 
     def weights_verdict(self) -> WeightsVerdict:
-        """Returns whether the weights helped, site by site.
+        """Returns whether the weights helped, site by site. A run that names no algorithm and hands out fixed weights,
+        or weights that stay near the prior, has trained no other model on all rows: it says why, and nothing of sites.
 
         Raises:
-            BadInput: The run was not compared with fixed weights.
+            BadInput: The run names an algorithm, and was not compared with fixed weights.
         """
         if not self.fixed and self.handed_out:
-            raise BadInput(
-                f"this run hands out the model with {self.handed_out.weights} weights, and has trained no other on all "
-                f"rows: {self.handed_out.why}. To compare both on test rows, train with choose_weights = False"
-            )
+            return without_comparison(self.problem.primary, self.handed_out)
         if not self.fixed:
             raise BadInput("the run was not compared with fixed weights; train with compare_weights = True")
         return verdict_of(self, self.fixed)

@@ -8,14 +8,12 @@ import torch
 from torch import Tensor
 
 from fairmesh.comparisons.handed_out import HandedOut, decided, near_prior
-from fairmesh.comparisons.phases import Notices, Phases
 from fairmesh.comparisons.without_folds import folds_apart, plan_without_folds
 from fairmesh.config.tables import to_table
 from fairmesh.errors import BadInput, Diverged
 from fairmesh.personalization.base import Personalization
-from fairmesh.training.execution import Ready, Surroundings, execution, with_network
-from fairmesh.training.finish import finish
-from fairmesh.training.observers import as_observers
+from fairmesh.training.aside import trained_aside
+from fairmesh.training.execution import Ready, Surroundings, with_network
 from fairmesh.training.plan import Plan, with_fixed_weights
 from fairmesh.training.result import Result
 
@@ -34,6 +32,9 @@ class Selection(NamedTuple):
 def selected(ready: Ready, around: Surroundings) -> Selection:
     """Returns what is decided for a run. What was decided before it was interrupted is read, and not trained again."""
     plan, phases = ready.plan, around.phases()
+    if plan.problem.n == 1:
+        found, nothing = HandedOut("fixed", "there is one site only"), torch.zeros(len(plan.replicas), 0, 0)
+        return Selection(found, with_fixed_weights(plan), nothing, compare=False)
     identity = {
         "problem": plan.problem.identity(),
         "algorithms": [to_table(replica.algorithm) for replica in plan.replicas],
@@ -41,7 +42,7 @@ def selected(ready: Ready, around: Surroundings) -> Selection:
         "rounds": plan.rounds,
         "options": plan.options.identity(),
     }
-    name = f"handed-out-{plan.process_group.rank}"
+    name = f"aside-{plan.process_group.rank}-decision"
     kept = phases.finished(name, identity)
     if kept:
         found = HandedOut(**_restored(json.loads(bytes(kept["decision"].tolist()))))
@@ -51,12 +52,8 @@ def selected(ready: Ready, around: Surroundings) -> Selection:
         decision = torch.tensor(list(json.dumps(found.as_json()).encode()), dtype=torch.uint8)
         phases.finish(name, identity, {"decision": decision, "models": models})
     chosen = plan if found.weights == "robust" else with_fixed_weights(plan)
-    return Selection(found, chosen, models, compare=found.weights == "robust" and found.compared)
-
-
-def forget(phases: Phases) -> None:
-    """Removes what was kept in case that the run is interrupted."""
-    phases.forget("handed-out-*")
+    compare = bool(plan.options.compare_weights) and found.weights == "robust" and found.compared
+    return Selection(found, chosen, models, compare)
 
 
 def _restored(table: dict[str, Any]) -> dict[str, Any]:
@@ -71,17 +68,19 @@ def _found(ready: Ready, around: Surroundings) -> tuple[HandedOut, Tensor]:
         share = f"{apart} times without a fifth of the rows" if apart > 1 else "without a fifth of the rows"
         around.announce(f"first models are trained {share}, to see by these rows whether robust weights help")
     try:
-        robust = _trained(held, around, "training without a fold, with robust weights")
+        robust = trained_aside(held, around, "robust", "training without a fold, with robust weights")
+        robust = None if robust.diverged else robust  # marked instead of raised, if the options say so
     except Diverged:
         robust = None
     if robust and near_prior(robust):
-        found = HandedOut("robust", "the weights stay within noise of the prior, so they make no difference")
+        found = HandedOut("robust", "they stay within noise of the prior, and so make no difference")
         return found, _models_of(robust, apart)
-    fixed = _trained(
-        held._replace(plan=with_fixed_weights(held.plan)), around, "training without a fold, fixed weights"
-    )
+    held = held._replace(plan=with_fixed_weights(held.plan))
+    fixed = trained_aside(held, around, "fixed", "training without a fold, with fixed weights")
     if robust is None:
         return HandedOut("fixed", "with robust weights the training diverged"), _models_of(fixed, apart)
+    if fixed.diverged:
+        return HandedOut("robust", "with fixed weights the training diverged"), _models_of(robust, apart)
     found = decided(robust.outcomes(), fixed.outcomes())
     return found, _models_of(robust if found.weights == "robust" else fixed, apart)
 
@@ -97,15 +96,6 @@ def _without_folds(ready: Ready) -> Ready:
         if apart == 1:
             raise
         return with_network(plan_without_folds(plan, folds, 1))
-
-
-def _trained(ready: Ready, around: Surroundings, what: str) -> Result:
-    """Returns the result of a run that writes nothing, and says how far it is."""
-    notices = Notices(around.stop, around.announce)
-    watching = as_observers([lambda done, state: notices(what, done, ready.plan.rounds)])
-    with execution(ready, Surroundings(around.stop, announce=lambda text: None), observers=watching) as run:
-        run.to_the_end()
-        return finish(run)
 
 
 def _models_of(result: Result, apart: int) -> Tensor:

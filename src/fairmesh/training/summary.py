@@ -6,6 +6,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 
+from fairmesh.comparisons.held_out_evidence import held_out_evidence
 from fairmesh.config.registry import registered_name
 from fairmesh.evidence.verdicts import evidence_table
 from fairmesh.metrics.over_sites import over_sites
@@ -121,11 +122,15 @@ def _evidence_of(result: Result, variant: int, replicas: Sequence[int]) -> dict[
 
 
 def _site_evidence(result: Result) -> dict[str, Any]:
-    """Returns the evidence of the sites' own models on test rows, next to the common model and training alone."""
-    if not result.personal or result.judged_on != "test" or result.chosen is None:
+    """Returns the evidence of the sites' own models, next to the common model and training alone: on test rows, or on
+    held-out rows if there are none."""
+    if not result.personal or result.chosen is None:
         return {}
+    if result.judged_on != "test":
+        of_variant = variants_of(result.replicas)[result.chosen_variant]["replicas"]
+        return held_out_evidence([one.table() for one in result.personal if one.replica in of_variant])
     own, alone = result.site_outcomes("personal"), result.site_outcomes("local")
-    return evidence_table(own, against={"common": result.outcomes(), "local": alone})
+    return evidence_table(own, against={"common": result.outcomes(), "local": alone}) | {"judged_on": "test"}
 
 
 def _numbers(records: Sequence[Record], metric: str) -> dict[str, float]:

@@ -20,6 +20,7 @@ from fairmesh.problems.problem import Problem
 from fairmesh.storage.run_folder import RunFolder
 from fairmesh.topology.graphs import Topology
 from fairmesh.training.agreement import on_too_few_rounds
+from fairmesh.training.aside import forget_asides, trained_aside
 from fairmesh.training.defaults import ROUNDS
 from fairmesh.training.execution import (
     Announce,
@@ -40,7 +41,7 @@ from fairmesh.training.options import home_of_data, with_threads
 from fairmesh.training.plan import Plan, with_fixed_weights
 from fairmesh.training.replicas import Placements
 from fairmesh.training.result import Result
-from fairmesh.training.selection import forget, selected
+from fairmesh.training.selection import selected
 
 
 def train(
@@ -74,15 +75,17 @@ def train(
             rounds suffice (docs/concepts/gossip.md). Default: None.
         algorithm: The algorithm, or several that differ only in their numbers. None for the one that does best on many
             kinds of sites (docs/concepts/weights.md): `TrackedADGDA()`, weights that follow held-out rows unless
-            the problem has an objective of its own, and `compare_weights`. With a trainer, `TrackedADGDA` with steps
-            for its updates (docs/howto/own-training-code.md), and nothing else. Default: None.
+            the problem has an objective of its own, `choose_weights` and `compare_weights`. With a trainer,
+            `TrackedADGDA` with steps for its updates (docs/howto/own-training-code.md), and nothing else. Default:
+            None.
         rounds: Rounds to train, >= 1. Every node sends at most one message per neighbour and round. Default: 600.
         seeds: Seeds of the replicas, whole numbers >= 0. Default: (0,).
         placements: Which site each node holds: None for site i at node i; a number of random placements; a list of
             permutations; or "by-seed" for one random placement per seed. Default: None.
         personalization: How sites get models of their own after the last round, such as
             `fm.personalization.Mixture()`. Every site then reserves a share of its training rows, which the common
-            model is not trained on. None for only the common model. Default: None.
+            model is not trained on. None for `Choice()` if the algorithm was left out, by models without folds of the
+            rows instead of reserved ones; else for only the common model. Default: None.
         out: The folder to write: metrics, summary, models and checkpoint. None to write nothing. Default: None.
         resume: Whether to continue from the checkpoint in `out`. Default: False.
         settings: The settings to write into `out`; None for those of the topology and the algorithm. Default: None.
@@ -161,8 +164,8 @@ def train_plan(
             with execution(ready, around, settings or _settings_of(plan), observers) as run:
                 run.to_the_end()
                 result = finish(run, fixed, selection)
-            if selection:
-                forget(around.phases())
+            if selection or fixed:
+                forget_asides(around.phases())
     for observer in observers:
         observer.after_run(result)
     if fixed and announce is None and (text := result.weights_verdict().warning):  # else the caller shows the verdict
@@ -188,9 +191,7 @@ def _trained_with_fixed_weights(ready: Ready, around: Surroundings) -> Result:
     if around.announce:
         around.announce("first the run is trained with fixed weights, to see whether the weights help")
     twin = ready._replace(plan=replace(with_fixed_weights(ready.plan), personalization=None))
-    with execution(twin, Surroundings(around.stop, announce=lambda text: None)) as run:
-        run.to_the_end()
-        return on_host(finish(run))
+    return on_host(trained_aside(twin, around, "twin", "training with fixed weights"))
 
 
 @functools.cache

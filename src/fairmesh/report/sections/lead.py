@@ -12,6 +12,8 @@ _NAMED = 10  # of them, with one verdict
 
 
 def shown(view: View) -> Iterable[str]:
+    if view.card["headline"]:
+        yield items(text.split(": ", 1) for text in view.card["headline"])
     if view.alone:
         yield lead(view.card["sentence"])
     yield _of_sites(view.card)
@@ -21,7 +23,7 @@ def shown(view: View) -> Iterable[str]:
 def _of_sites(card: Json) -> str:
     """Returns a sentence per site. Of many sites, some of those that are worse or better off, or the worst ones, come
     first, and all are folded."""
-    sites = card["sites"]
+    sites = card["site_models"] or card["sites"]
     said = [(site["name"], site["sentence"], site["versus"].get("local", {}).get("verdict", "")) for site in sites]
     if len(sites) <= _SENTENCES:
         return items(said)

@@ -1,17 +1,22 @@
-"""The sites' own models."""
+"""The model of each site, next to the common one and to training alone."""
 
 from collections.abc import Iterable
 
 from fairmesh.report.elements import note, table
-from fairmesh.report.runs import personal_table
-from fairmesh.report.sections import View
+from fairmesh.report.runs import Run, personal_caption, personal_table, site_models
+from fairmesh.report.sections import Json, View
 
-PLACE = 80
+PLACE = 20
+
+
+def told(run: Run, chosen: Run) -> Json:
+    judged_by = chosen.summary.get("site_models_evidence", {}).get("metric", chosen.metric)
+    return {"site_models": site_models(chosen), "site_models_judged_by": judged_by}
 
 
 def shown(view: View) -> Iterable[str]:
     chosen = view.variants[0]
     if rows := personal_table(chosen):
-        yield f"<h3>The sites' own models</h3>{table(view.ordered(rows))}"
-        notes = {site["note"] for own in chosen.personal() for site in own["sites"] if "note" in site}
-        yield from map(note, sorted(notes))
+        yield f"<h3>A model for each site</h3>{note(personal_caption(chosen))}"
+        yield table(view.ordered(rows), texts={4})
+        yield from map(note, sorted({text for site in view.card["site_models"] for text in site["notes"]}))

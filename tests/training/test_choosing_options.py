@@ -1,0 +1,88 @@
+"""Which model a run hands out, by what its options and its algorithm say."""
+
+import pytest
+import torch
+
+import fairmesh as fm
+from tests.refusals import refused
+
+
+def problem() -> fm.Problem:
+    """Five sites; in the last two, which are small, the second column speaks for the other class."""
+    generator = torch.Generator().manual_seed(0)
+
+    def site(i: int) -> fm.Site:
+        rows = 120 if i < 3 else 25
+        x = torch.randn(rows + 20, 3, generator=generator)
+        y = (x[:, 0] + (1.0 if i < 3 else -1.0) * x[:, 1] > 0).long()
+        return fm.Site((x[:rows], y[:rows]), test=(x[rows:], y[rows:]), name=f"site {i}")
+
+    return fm.Problem(lambda: torch.nn.Linear(3, 2), [site(i) for i in range(5)])
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "compare", "choose", "decides", "has_twin"),
+    [
+        (None, None, None, True, "if robust"),
+        (None, True, None, True, "if robust"),
+        (None, None, True, True, "if robust"),
+        (None, False, None, False, False),
+        (None, False, True, True, False),
+        (None, None, False, False, True),
+        (None, False, False, False, False),
+        (fm.TrackedADGDA(), None, None, False, False),
+        (fm.TrackedADGDA(), True, None, False, True),
+        (fm.TrackedADGDA(), None, True, True, False),
+        (fm.TrackedADGDA(), True, True, True, "if robust"),
+        (fm.algorithms.DSGD(), None, None, False, False),
+    ],
+)
+@pytest.mark.quick_cases("all")
+def test_run_decides_compares_and_personalizes_as_options_and_algorithm_say(
+    algorithm, compare, choose, decides, has_twin, monkeypatch
+):
+    monkeypatch.setattr("fairmesh.training.plan.Choice", lambda: fm.personalization.Choice(steps=2, local_steps=2))
+    result = fm.train(problem(), None, algorithm, 5, compare_weights=compare, choose_weights=choose)
+    assert (result.handed_out is not None) == decides
+    assert bool(result.personal) == decides
+    if decides:
+        robust = result.handed_out.weights == "robust" and result.handed_out.compared
+        assert (result.fixed is not None) == (robust if has_twin == "if robust" else has_twin)
+        assert str(result.weights_verdict())
+    else:
+        assert (result.fixed is not None) == has_twin
+        if algorithm:  # it returns its own model, whatever its weights brought
+            assert type(result.replicas[0].algorithm) is type(algorithm)
+    if not has_twin and not decides:
+        with refused("compare_weights"):
+            result.weights_verdict()
+    assert isinstance(result.model_for("site 4"), torch.nn.Module)
+
+
+@pytest.mark.parametrize("name", ["compare_weights", "choose_weights"])
+def test_algorithm_without_weights_refuses_to_compare_or_choose_them(name):
+    with refused(name, "weights of its own"):
+        fm.train(problem(), None, fm.algorithms.DSGD(), 5, **{name: True})
+
+
+def test_named_personalization_is_that_of_a_run_without_an_algorithm():
+    way = fm.personalization.Mixture(steps=2, local_steps=2)
+    result = fm.train(problem(), rounds=5, personalization=way)
+    assert result.personal[0].method == "mixture"
+    assert result.handed_out is not None
+    assert all(site.unseen for site in result.personal[0].sites)  # by its reserved rows
+
+
+def test_weights_near_the_prior_train_no_model_with_fixed_ones(monkeypatch):
+    monkeypatch.setattr("fairmesh.training.plan.Choice", lambda: fm.personalization.Choice(steps=2, local_steps=2))
+    monkeypatch.setattr("fairmesh.training.selection.near_prior", lambda result: True)
+    monkeypatch.setattr("fairmesh.training.selection.with_fixed_weights", _refuse)
+    monkeypatch.setattr("fairmesh.training.train.with_fixed_weights", _refuse)
+    result = fm.train(problem(), rounds=5)
+    verdict = result.weights_verdict()
+    assert result.handed_out.why in str(verdict)
+    assert (verdict.sites, verdict.warning, verdict.as_json()["sites"]) == ((), None, {})
+
+
+def _refuse(plan):
+    raise AssertionError("a model with fixed weights is trained")
