@@ -90,3 +90,11 @@ def test_chance_is_told_where_more_sites_look_different_than_remain():
     said = chance_in_words(6, 0, 160)
     assert all(word in said for word in ("6 of 160", "about 8", "none remains"))
     assert "1 remains" in chance_in_words(6, 1, 160)
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize(("clear", "sites"), [(7, 25), (29, 35)])
+def test_judging_ends_whatever_the_number_of_clear_sites_is(clear, sites):
+    """As shares of 1 these counts are rounded up, so that 7 of 25 looked like fewer than 7 of 25, for ever."""
+    apart, equal = Number(100.0, rows=1000, error=1.0), Number(0.0, rows=1000, error=1.0)
+    assert len(clear_among([*clear * [apart], *(sites - clear) * [equal]]).which) == clear

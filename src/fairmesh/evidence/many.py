@@ -49,10 +49,10 @@ def clear_among(estimates: Sequence[Estimate], among: int = 1) -> Clear:
 
 def _passing(estimates: Sequence[Estimate], remaining: frozenset[int], compared: int) -> Clear:
     """Returns which of the remaining estimates differ clearly from 0, given how many were compared."""
-    level, share = LEVEL, 1.0
-    while 0 < len(remaining) < share * compared:  # from above, so that it ends at the largest set that passes
-        share = len(remaining) / compared
-        level = 1.0 - (1.0 - LEVEL) * share
+    level, before = LEVEL, compared
+    while 0 < len(remaining) < before:  # from above, so that it ends at the largest set that passes
+        before = len(remaining)
+        level = 1.0 - (1.0 - LEVEL) * before / compared
         remaining = frozenset(i for i in remaining if excludes_zero(estimates[i].interval(level)))
     return Clear(remaining, level)
 
