@@ -138,8 +138,8 @@ each site is clearly better : worse
 
 **Robust weights help on some problems and hurt on others.** Tuned Tracked AD-GDA against tuned fixed weights:
 {counts(robust, FIXED, "fifth")} in the worst fifth, {counts(robust, FIXED, "mean")} on the mean.
-{len(rivals)} rivals that seek the worst site, tuned, are better than fixed weights on at most {best} in the worst fifth,
-and worse on {lost[0]} to {lost[-1]} on the mean.
+{len(rivals)} rivals that seek the worst site, tuned, are better than fixed weights on at most {best} in the worst
+fifth, and worse on {lost[0]} to {lost[-1]} on the mean.
 
 **The default takes robust weights only where held-out rows support them.** Against fixed weights:
 {counts(default, FIXED, "fifth")} in the worst fifth, {counts(default, FIXED, "mean")} on the mean.
@@ -147,7 +147,8 @@ and worse on {lost[0]} to {lost[-1]} on the mean.
 **What was asked for and missed.** The worst fifth of the sites' models should be at least that of the best of common
 model, own model and mixture, minus half a point or 1 % of RMSE, on four of five problems: it is on
 {reached["fifth"][0]} of {reached["fifth"][1]}. Which of the three is best is known only afterwards. The mean regret
-should be within these bounds on every problem: it is on {reached["regret"][0]} of {reached["regret"][1]}, and the others are within their intervals.
+should be within these bounds on every problem: it is on {reached["regret"][0]} of
+{reached["regret"][1]}, and the others are within their intervals.
 """
 
 

@@ -16,8 +16,7 @@ from fairmesh.data.units import announced
 from fairmesh.errors import BadInput
 from fairmesh.experiment import Experiment, topology_of
 from fairmesh.networks.remote import RemoteNetwork
-from fairmesh.personalization.choice import Choice
-from fairmesh.personalization.personalize import mixes_models, personalize
+from fairmesh.personalization.personalize import mixes_models, personalize, usual_choice
 from fairmesh.problems.prepared import Prepared
 from fairmesh.rehearsal import LENGTHS, rehearsed
 from fairmesh.topology.graphs import Ring, Topology
@@ -451,7 +450,9 @@ def _seconds_of_choosing(chosen: Experiment, result: Result) -> float:
     """Returns how long the choice of the sites' models takes for one replica, from a few of its steps."""
     if not chosen.options.choose_weights or chosen.personalization or not mixes_models(result.problem):
         return 0.0
-    usual, begun = Choice(), time.perf_counter()
+    usual, begun = usual_choice(result.problem, chosen.rounds), time.perf_counter()
+    if usual is None:
+        return 0.0
     ends, in_all = [begun], 0
 
     def watch(done: int, steps: int) -> None:

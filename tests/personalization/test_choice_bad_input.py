@@ -15,7 +15,9 @@ from tests.refusals import refused
 
 @pytest.fixture(autouse=True)
 def few_steps(monkeypatch):
-    monkeypatch.setattr("fairmesh.training.plan.Choice", lambda: fm.personalization.Choice(steps=8, local_steps=8))
+    monkeypatch.setattr(
+        "fairmesh.personalization.personalize.Choice", lambda: fm.personalization.Choice(steps=8, local_steps=8)
+    )
 
 
 def site(rows: int, name: str, *, test: int = 20, flip: float = 1.0, scale: float = 1.0, units: int = 0) -> fm.Site:

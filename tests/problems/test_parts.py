@@ -150,5 +150,7 @@ def test_frozen_values_of_a_model_function_are_the_same_for_every_seed(parts: fm
     assert torch.equal(first.stem.weight, other.stem.weight) == bool(parts.frozen)
     assert not torch.equal(first.head.weight, other.head.weight)
     by_module = problem(model=other, parts=parts, batch_norm="frozen")  # as nodes of a mesh are given it
-    ends = [fm.train(one, rounds=2, seeds=[3]).state_dict() for one in (by_function, by_module)]
+    ends = [
+        fm.train(one, None, fm.TrackedADGDA(), rounds=2, seeds=[3]).state_dict() for one in (by_function, by_module)
+    ]
     assert all(torch.equal(value, ends[1][name]) for name, value in ends[0].items())

@@ -4,7 +4,10 @@ import pytest
 import torch
 
 import fairmesh as fm
+from fairmesh.personalization.personalize import usual_choice
 from tests.refusals import refused
+
+SHORT = fm.personalization.Choice(steps=2, local_steps=2)
 
 
 def problem() -> fm.Problem:
@@ -41,7 +44,7 @@ def problem() -> fm.Problem:
 def test_run_decides_compares_and_personalizes_as_options_and_algorithm_say(
     algorithm, compare, choose, decides, has_twin, monkeypatch
 ):
-    monkeypatch.setattr("fairmesh.training.plan.Choice", lambda: fm.personalization.Choice(steps=2, local_steps=2))
+    monkeypatch.setattr("fairmesh.personalization.personalize.Choice", lambda: SHORT)
     result = fm.train(problem(), None, algorithm, 5, compare_weights=compare, choose_weights=choose)
     assert (result.handed_out is not None) == decides
     assert bool(result.personal) == decides
@@ -74,7 +77,7 @@ def test_named_personalization_is_that_of_a_run_without_an_algorithm():
 
 
 def test_weights_near_the_prior_train_no_model_with_fixed_ones(monkeypatch):
-    monkeypatch.setattr("fairmesh.training.plan.Choice", lambda: fm.personalization.Choice(steps=2, local_steps=2))
+    monkeypatch.setattr("fairmesh.personalization.personalize.Choice", lambda: SHORT)
     monkeypatch.setattr("fairmesh.training.selection.near_prior", lambda result: True)
     monkeypatch.setattr("fairmesh.training.selection.with_fixed_weights", _refuse)
     monkeypatch.setattr("fairmesh.training.train.with_fixed_weights", _refuse)
@@ -86,3 +89,17 @@ def test_weights_near_the_prior_train_no_model_with_fixed_ones(monkeypatch):
 
 def _refuse(plan):
     raise AssertionError("a model with fixed weights is trained")
+
+
+def test_trial_of_few_rounds_takes_few_steps_to_choose():
+    short, long = (usual_choice(problem().prepared, rounds) for rounds in (3, 600))
+    assert short == fm.personalization.Choice(steps=3, local_steps=3)
+    assert long == fm.personalization.Choice()
+
+
+def test_sites_do_not_choose_among_large_models_unless_they_are_asked_to(monkeypatch):
+    monkeypatch.setattr("fairmesh.personalization.personalize._CHOSEN_BY_DEFAULT", 7)  # the model has 8 parameters
+    told: list[str] = []
+    result = fm.train(problem(), rounds=1, measure_every=1, announce=told.append)
+    assert not result.personal
+    assert any('name = "choice"' in text for text in told)

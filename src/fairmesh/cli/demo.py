@@ -1,5 +1,5 @@
-"""The demo: ten sites, of which six are small and have another scanner. It shows what training together brings, and
-what robust weights add."""
+"""The demo: ten sites, of which six are small and have another scanner. It shows what training together brings, what
+robust weights add, and which model each site should use."""
 
 import gc
 import importlib
@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from multiprocessing.context import BaseContext
 from pathlib import Path
 from typing import Any
@@ -30,13 +30,13 @@ from fairmesh.experiment import Experiment
 from fairmesh.experiment import run as run_experiment
 from fairmesh.problems.batches import Sampling
 from fairmesh.problems.evaluator import Evaluator
-from fairmesh.problems.objective import Objective
 from fairmesh.regularizers.builtin import ChiSquare
+from fairmesh.report.first_sentences import headline_of
 from fairmesh.report.plots import dots, scaled_series
 from fairmesh.report.runs import Run
 from fairmesh.report.style import loaded_matplotlib, save_figure
 from fairmesh.report.writing import write_report
-from fairmesh.training.defaults import DEFAULT_ALGORITHM, default_objective
+from fairmesh.training.defaults import DEFAULT_ALGORITHM
 from fairmesh.training.options import Options
 from fairmesh.training.result import Result
 from fairmesh.training.summary import metric_tables
@@ -56,13 +56,11 @@ class Contender:
         label: Its name in tables.
         algorithm: The algorithm.
         steps: The step sizes that it is tuned with; none for an algorithm that is used as it is.
-        objective: Which losses the weights follow.
     """
 
     label: str
     algorithm: Algorithm
     steps: tuple[float, ...] = ()
-    objective: Objective = field(default_factory=Objective)
 
     @property
     def alone(self) -> bool:
@@ -92,7 +90,7 @@ def contenders() -> dict[str, Contender]:
             plain,  # a node multiplies its step by lambda_i, which is about 1/10
         ),
         "fixed-weights": Contender("Fixed weights", TrackedADGDA(weighting=PriorWeights()), scaled),
-        "default": Contender("fairmesh's default", replace(DEFAULT_ALGORITHM), objective=default_objective()),
+        "default": Contender("fairmesh's default", DEFAULT_ALGORITHM),  # this object, as if none was named
     }
 
 
@@ -107,7 +105,6 @@ def experiment(contender: Contender, seed: int, rounds: int, splits: int) -> Exp
         seeds=(seed,),
         splits=splits,
         sweep={"primal_step.start": contender.steps} if contender.steps else {},
-        objective=contender.objective,
         options=Options(
             measure_every=max(1, rounds // 10),
             checkpoint_every=rounds,
@@ -136,6 +133,10 @@ class Outcome:
             f"{self.robust.mean.sentence('fixed ones')}."
         )
 
+    def headline(self) -> list[str]:
+        """Returns the first sentences of a run with fairmesh's default, as `fairmesh run` begins with them."""
+        return headline_of(self.runs["default"].summary)
+
     def sentences(self) -> list[str]:
         """Returns what each site gains by joining with fairmesh's default, in words."""
         return self.joining.sentences("alone")
@@ -155,6 +156,7 @@ class Outcome:
             "rounds": default.summary["rounds"],
             "splits": len(default.summary["final"]),
             "sentence": self.sentence,
+            "headline": self.headline(),
             "sentences": self.sentences(),
         }
 

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any, Protocol
 
@@ -17,6 +18,7 @@ from fairmesh.numerics import trees
 from fairmesh.personalization.base import Personalization, TriedSite, Weigh
 from fairmesh.personalization.builtin import Mixture
 from fairmesh.personalization.candidates import COMMON, LOCAL, Candidate, Steps, at_once, candidates
+from fairmesh.personalization.choice import Choice
 from fairmesh.personalization.cross_fit import (
     Carrier,
     CrossFit,
@@ -34,6 +36,11 @@ from fairmesh.problems.prepared import Prepared
 from fairmesh.problems.row_loss import as_floats, lowest_loss, per_sample
 
 PERSONAL = "personal"
+_CHOSEN_BY_DEFAULT = 10**6  # parameters
+NOT_CHOSEN = (
+    "by default, sites choose models of their own if outputs can be mixed and a model has at most "
+    f'{_CHOSEN_BY_DEFAULT:,} parameters; for a larger one, the experiment says [personalization] name = "choice"'
+)
 Progress = Callable[[int, int], None]  # (steps done, steps in all)
 
 
@@ -118,6 +125,26 @@ def personalize(
 def mixes_models(problem: Prepared) -> bool:
     """Returns whether sites of a problem can have models of their own after the common training."""
     return mixes_outputs(problem) and not any(site.train.stream for site in problem.sites)
+
+
+def usual_choice(problem: Prepared, rounds: int) -> Choice | None:
+    """Returns how sites get their models where neither an algorithm nor a way is named; None if the model is too large
+    to train dozens of it at every site. A run of few rounds is a trial, so its sites take no more steps.
+
+    Args:
+        problem: That of one site or of all sites, with outputs that can be mixed.
+        rounds: The rounds of the run.
+    """
+    if too_large_to_choose(problem):
+        return None
+    usual = Choice()
+    return replace(usual, steps=min(usual.steps, rounds), local_steps=min(usual.local_steps, rounds))
+
+
+def too_large_to_choose(problem: Prepared) -> bool:
+    """Returns whether a model has so many parameters, frozen ones included, that sites choose among several only if
+    they are asked to."""
+    return problem.flat_model.dim + sum(tensor.numel() for tensor in problem.flat_model.fixed()) > _CHOSEN_BY_DEFAULT
 
 
 def mixes_outputs(problem: Prepared) -> bool:

@@ -16,8 +16,7 @@ from fairmesh.networks.base import Network
 from fairmesh.networks.memory import SingleProcess
 from fairmesh.networks.process_group import ProcessGroup
 from fairmesh.personalization.base import Personalization
-from fairmesh.personalization.choice import Choice
-from fairmesh.personalization.personalize import mixes_models, refuse_structure
+from fairmesh.personalization.personalize import mixes_models, refuse_structure, usual_choice
 from fairmesh.problems.checks import refuse_autocast
 from fairmesh.problems.prepared import Prepared
 from fairmesh.problems.problem import Problem, prepare
@@ -95,7 +94,7 @@ class Plan:
             method: Personalization = from_table(Personalization, personalization, "personalization")
             problem, personalization = _with_reserve(problem, method.share), method
         elif chosen.choose_weights and problem.n > 1 and mixes_models(problem):
-            personalization = Choice()
+            personalization = usual_choice(problem, rounds)
         if process_group.world_size > 1:
             problem = problem.keeping(sites_at(process_group.nodes(problem.n), replicas))
         cycle = cycle or with_liars(topology.build(problem.n), chosen.lying_neighbours)

@@ -14,6 +14,7 @@ from fairmesh.config.tables import to_table
 from fairmesh.networks.memory import SingleProcess
 from fairmesh.networks.process_group import ProcessGroup
 from fairmesh.personalization.base import Personalization
+from fairmesh.personalization.personalize import NOT_CHOSEN, too_large_to_choose
 from fairmesh.problems import notes
 from fairmesh.problems.prepared import Prepared
 from fairmesh.problems.problem import Problem
@@ -216,6 +217,7 @@ def _say_choices(ready: Ready, announce: Announce) -> None:
         notes.on_augmentation(problem),
         notes.on_units(problem),
         measured_in_words(plan) if announce and plan.measured else None,
+        NOT_CHOSEN if announce and plan.options.choose_weights and too_large_to_choose(problem) else None,
         *dict.fromkeys(on_updates(replica.algorithm, problem, plan.rounds) for replica in plan.replicas),
     )
     switched_off = notes.on_evaluation_mode(problem)

@@ -19,13 +19,10 @@ from fairmesh.errors import BadInput
 from fairmesh.experiment import Experiment
 from fairmesh.mesh.enrol.roster import OF_ONE_SITE, OF_THE_EXPERIMENT, Mesh, SiteFile
 from fairmesh.personalization.base import Personalization
-from fairmesh.personalization.choice import Choice
-from fairmesh.personalization.personalize import mixes_models, mixes_outputs
+from fairmesh.personalization.personalize import mixes_models, mixes_outputs, usual_choice
 from fairmesh.problems.prepared import Prepared
 from fairmesh.trackers import Tracker
 from fairmesh.training.observers import CsvWriter
-
-CHOSEN_BY_DEFAULT = 10**6  # parameters of a model, frozen ones included
 
 
 def agreed(experiment: Experiment) -> dict[str, Any]:
@@ -179,5 +176,4 @@ def personalization_of(experiment: Experiment, problem: Prepared) -> Personaliza
     """
     if experiment.personalization or not experiment.options.choose_weights or not mixes_outputs(problem):
         return experiment.personalization
-    parameters = problem.flat_model.dim + sum(tensor.numel() for tensor in problem.flat_model.fixed())
-    return Choice() if parameters <= CHOSEN_BY_DEFAULT else None
+    return usual_choice(problem, experiment.rounds)

@@ -19,7 +19,7 @@ import torch
 from safetensors.torch import load
 from torch import Tensor
 
-from fairmesh.mesh.enrol.agreement import CHOSEN_BY_DEFAULT, personalization_of
+from fairmesh.mesh.enrol.agreement import personalization_of
 from fairmesh.mesh.node import life
 from fairmesh.mesh.node.node import Node
 from fairmesh.mesh.node.result import sums_of
@@ -30,15 +30,10 @@ from fairmesh.mesh.wire.mailroom import BEFORE_THE_CHOICE
 from fairmesh.mesh.wire.transport import FIRST_ROUND
 from fairmesh.networks.bounds import FACTOR
 from fairmesh.personalization.base import Personalization
-from fairmesh.personalization.personalize import mixes_models, personalized
+from fairmesh.personalization.personalize import NOT_CHOSEN, mixes_models, personalized
 from fairmesh.personalization.pooled_prior import CommonLosses, SomeSites, Wrong, nothing_wrong
 from fairmesh.storage.files import read_bytes
 from fairmesh.storage.occupied import PERSONAL
-
-_NOT_CHOSEN = (
-    "by default, sites choose models of their own if outputs can be mixed and a model has at most "
-    f'{CHOSEN_BY_DEFAULT:,} parameters; for a larger one, the experiment says [personalization] name = "choice"'
-)
 
 
 def first_step(rounds: Rounds) -> int:
@@ -93,7 +88,7 @@ def choose(node: Node, result: Path) -> None:
     rounds = node.generation.rounds
     method = personalization_of(rounds.membership.experiment, rounds.problem)
     if method is None and rounds.membership.experiment.options.choose_weights:
-        node.log("info", "all sites keep the common model", reason=_NOT_CHOSEN)
+        node.log("info", "all sites keep the common model", reason=NOT_CHOSEN)
     if method is None or (node.folder / PERSONAL).exists():
         return
     node.life.interrupt(life.CHOOSING)
