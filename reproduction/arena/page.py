@@ -5,7 +5,7 @@ from pathlib import Path
 
 from fairmesh.storage.files import write_atomically
 from reproduction.arena import goals, table
-from reproduction.arena.methods import ALONE, CANDIDATES, DEFAULT, FIXED, MIXTURE, RIVALS, SITES_MODEL
+from reproduction.arena.methods import ALONE, CANDIDATES, DEFAULT, FIXED, METHODS, MIXTURE, RIVALS, SITES_MODEL
 from reproduction.arena.natural import FEWEST, SETS, TEST_SHARE
 from reproduction.arena.packages import FOLDER, INSTALL
 from reproduction.arena.problems import FULL, PROBLEMS
@@ -124,10 +124,16 @@ def _found_in_words(found: Mapping[str, Sequence[Line]], reached: Mapping[str, S
     best = max(line[f"{FIXED}: fifth"]["wins"] for line in rivals)
     lost = sorted(line[f"{FIXED}: mean"]["losses"] for line in rivals)
     head = ["", "than training alone", "than one common model with fixed weights", "than the mixture"]
+    natural = {name: rows for name, rows in found.items() if PROBLEMS[name].kind == "natural"}
+    of_natural = {line["method"]: line for line in table.comparisons(natural, "untuned")}
     rows = [
-        [said, *(counts(site, reference, measure) for reference in (ALONE, FIXED, MIXTURE))]
-        for measure, said in (("mean", "mean over sites"), ("fifth", "worst fifth of the sites"))
+        [f"{measured}, {which}", *(counts(line, reference, measure) for reference in (ALONE, FIXED, MIXTURE))]
+        for which, line in (("all", site), (f"the {len(natural)} natural sets", of_natural.get(SITES_MODEL)))
+        for measure, measured in (("mean", "mean over sites"), ("fifth", "worst fifth of the sites"))
+        if line
     ]
+    seeking = [line for name, line in of_natural.items() if name in METHODS and METHODS[name].robust]
+    on_natural = max((line[f"{FIXED}: fifth"]["wins"] for line in seeking), default=0)
     return f"""\
 ## What was found
 
@@ -139,7 +145,8 @@ each site is clearly better : worse
 **Robust weights help on some problems and hurt on others.** Tuned Tracked AD-GDA against tuned fixed weights:
 {counts(robust, FIXED, "fifth")} in the worst fifth, {counts(robust, FIXED, "mean")} on the mean.
 {len(rivals)} rivals that seek the worst site, tuned, are better than fixed weights on at most {best} in the worst
-fifth, and worse on {lost[0]} to {lost[-1]} on the mean.
+fifth, and worse on {lost[0]} to {lost[-1]} on the mean. Of the natural sets, no method that seeks
+the worst site is, untuned, better than fixed weights in the worst fifth on more than {on_natural} of {len(natural)}.
 
 **The default takes robust weights only where held-out rows support them.** Against fixed weights:
 {counts(default, FIXED, "fifth")} in the worst fifth, {counts(default, FIXED, "mean")} on the mean.
