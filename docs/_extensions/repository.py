@@ -27,6 +27,7 @@ PAGES = (
     "reproduction/clipping.md",
     "reproduction/frontier.md",
     "reproduction/sites.md",
+    "reproduction/arena.md",
 )
 EXAMPLES = "examples"
 
