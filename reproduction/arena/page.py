@@ -10,7 +10,7 @@ from reproduction.arena.natural import FEWEST, SETS, TEST_SHARE
 from reproduction.arena.packages import FOLDER, INSTALL
 from reproduction.arena.problems import FULL, PROBLEMS
 from reproduction.lines import Line
-from reproduction.sites.running import HELD_OUT, rows_of
+from reproduction.sites.running import HELD_OUT
 from reproduction.wording import markdown
 
 _INTRODUCTION = f"""\
@@ -105,7 +105,7 @@ def _sets(found: dict[str, Sequence[Line]]) -> str:
 
 def page(results: Path) -> str:
     """Returns the page for the problems that are recorded."""
-    found = {name: rows for name in PROBLEMS if (rows := rows_of(results, name))}
+    found = table.recorded(results)
     parts = [_INTRODUCTION, _SETS, _sets(found) + "\n"]
     if not found:
         return "\n".join([*parts, "## Results\n\nNothing is recorded yet.\n"])
