@@ -68,12 +68,12 @@ def describes(table: Any, thing: Any) -> bool:
     The comparison uses the fields that the table has, at every level. A field that the table lacks counts as having its
     class's default, so a field added later leaves old records valid as long as the object keeps that default. A field
     that the object's class does not know makes the record stale."""
-    kind = type(thing)
+    kind = role_of(type(thing)) or type(thing)
     try:
-        recorded = from_table(role_of(kind) or kind, table)
+        recorded = from_table(kind, table)
     except BadInput:  # an unknown or missing field, an unknown name, a value of another type
         return False
-    return to_table(recorded) == to_table(thing)
+    return to_table(recorded) == to_table(from_table(kind, thing))  # of an unregistered class, as a file has its fields
 
 
 def was_run_as(line: Line, row: Row) -> bool:

@@ -10,7 +10,7 @@ from reproduction.arena.natural import FEWEST, SETS, TEST_SHARE
 from reproduction.arena.packages import FOLDER, INSTALL
 from reproduction.arena.problems import FULL, PROBLEMS
 from reproduction.lines import Line
-from reproduction.sites.running import HELD_OUT, rows_of
+from reproduction.sites.running import HELD_OUT
 from reproduction.wording import markdown
 
 _INTRODUCTION = f"""\
@@ -119,6 +119,8 @@ def _found_in_words(found: Mapping[str, Sequence[Line]], reached: Mapping[str, S
         of = line[f"{reference}: {measure}"]
         return f"{of['wins']} : {of['losses']}"
 
+    if not {SITES_MODEL, DEFAULT} <= lines.keys() or "Tracked AD-GDA" not in tuned:
+        return ""  # not everything is recorded
     site, default, robust = lines[SITES_MODEL], lines[DEFAULT], tuned["Tracked AD-GDA"]
     rivals = [tuned[name] for name in (*RIVALS, "q-FFL", "TERM", "AD-GDA") if name in tuned]
     best = max(line[f"{FIXED}: fifth"]["wins"] for line in rivals)
@@ -161,13 +163,13 @@ should be within these bounds on every problem: it is on {reached["regret"][0]} 
 
 def page(results: Path) -> str:
     """Returns the page for the problems that are recorded."""
-    found = {name: rows for name in PROBLEMS if (rows := rows_of(results, name))}
+    found = table.recorded(results)
     described = [_COMMANDS, _SETS, _sets(found) + "\n"]
     if not found:
         return "\n".join([_INTRODUCTION, *described, "## Results\n\nNothing is recorded yet.\n"])
     reached = goals.goals(found)
     (head, *rows), (heads, *lines) = goals.goals_in_words(reached)
-    parts = [_INTRODUCTION, _found_in_words(found, reached["reached"]), *described]
+    parts = [*filter(None, (_INTRODUCTION, _found_in_words(found, reached["reached"]))), *described]
     parts.append(f"## Goals\n\n{markdown(head, rows)}\n\n{markdown(heads, lines)}\n")
     parts.append("## Wins and losses\n")
     for tuning in ("untuned", "tuned"):

@@ -6,6 +6,7 @@ spread of the targets over all training rows."""
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
@@ -16,12 +17,14 @@ from reproduction.arena.methods import ALONE, DEFAULT, FIXED, METHODS, MIXTURE, 
 from reproduction.arena.natural import TEST_SHARE
 from reproduction.arena.problems import PROBLEMS
 from reproduction.lines import Line
+from reproduction.sites.running import rows_of
 from reproduction.sites.site_problem import SiteProblem
 from reproduction.sites.table import Accuracies, Estimate, worst_fifth
 
 ENOUGH = 20  # test rows of a site that can be the worst one
 MEASURES = {"worst": "worst site", "fifth": "worst fifth", "mean": "mean"}
 REFERENCES = (ALONE, FIXED, MIXTURE)
+_COUNTED = ("fifth", "mean")  # measures whose wins and losses are counted
 COMMON, OWN = "Default's common model", "Default's own models"  # of the run that makes the sites' models
 _HIDDEN = (COMMON, OWN)
 _MODELS = {"personal": SITES_MODEL, "common": COMMON, "local": OWN}
@@ -110,7 +113,7 @@ class Change(Judged):
     @staticmethod
     def of(values: Sequence[float] | np.ndarray, overlap: float) -> "Change":
         values = np.asarray(values, dtype=float)
-        spread = values.std(ddof=1) if len(values) > 1 else math.nan
+        spread = values.std(ddof=1) if len(values) > 1 and np.isfinite(values).all() else math.nan
         return Change(float(values.mean()), len(values), float(spread * math.sqrt(1 / len(values) + overlap)))
 
     def bound(self, tail: float, upper: bool) -> float:
@@ -121,31 +124,47 @@ class Change(Judged):
 
 def change(of: Accuracies, over: Accuracies, measure: str, problem: SiteProblem, enough: np.ndarray) -> Change | None:
     """Returns how much better a method is than another one in a measure, paired by split; None if that is not known."""
-    a, b = measured(of, enough)[measure], measured(over, enough)[measure]
-    splits = sorted(a.keys() & b.keys())
-    return Change.of([a[s] - b[s] for s in splits], overlap(problem)) if splits else None
+    return _paired(measured(of, enough)[measure], measured(over, enough)[measure], problem)
 
 
-def in_book(book: Book, method: str, tuning: str) -> Accuracies | None:
-    """Returns a method's scores, untuned if it has nothing to tune."""
-    return book.get((method, tuning), book.get((method, "untuned")))
+def _paired(of: dict[int, float], over: dict[int, float], problem: SiteProblem) -> Change | None:
+    """Returns the difference over splits; NaN if the first method diverged, infinite if only the other one did."""
+    splits = sorted(of.keys() & over.keys())
+    if not splits:
+        return None
+    differences = [of[s] - over[s] if math.isfinite(over[s]) or math.isnan(of[s]) else math.inf for s in splits]
+    return Change.of(differences, overlap(problem))
 
 
-def comparisons(found: Mapping[str, Sequence[Line]], tuning: str) -> list[Line]:
+def recorded(results: Path) -> dict[str, list[Line]]:
+    """Returns the recorded rows of every problem that was run."""
+    return {name: rows for name in PROBLEMS if (rows := rows_of(results, name))}
+
+
+def comparisons(
+    found: Mapping[str, Sequence[Line]], tuning: str, methods: Sequence[str] = (*METHODS, SITES_MODEL)
+) -> list[Line]:
     """Returns how often each method is better and worse than Local, Fixed and the mixture, in the worst fifth and in
     the mean. Only differences count whose interval excludes 0 after the adjustment of Benjamini and Hochberg over the
     problems; a method that diverged has lost. Methods and references are tuned, if they can be."""
-    books = {name: (book_of(rows), PROBLEMS[name], enough_rows(rows)) for name, rows in found.items()}
+    by_problem = {
+        name: {key: measured(scores, enough_rows(rows)) for key, scores in book_of(rows).items()}
+        for name, rows in found.items()
+    }
+
+    def change_on(problem: str, method: str, reference: str, measure: str) -> Change | None:
+        of_problem = by_problem[problem]
+        # Untuned, if there is nothing to tune.
+        a, b = (of_problem.get((name, tuning), of_problem.get((name, "untuned"))) for name in (method, reference))
+        known = method != reference and a is not None and b is not None
+        return _paired(a[measure], b[measure], PROBLEMS[problem]) if known else None
+
     lines = []
-    for method in (name for name in (*METHODS, SITES_MODEL)):
+    for method in methods:
         line: Line = {"method": method, "tuning": tuning}
         for reference in REFERENCES:
-            for measure in ("fifth", "mean"):
-                changes = []
-                for book, problem, enough in books.values():
-                    a, b = in_book(book, method, tuning), in_book(book, reference, tuning)
-                    if method != reference and a is not None and b is not None:
-                        changes.append(change(a, b, measure, problem, enough))
+            for measure in _COUNTED:
+                changes = [change_on(problem, method, reference, measure) for problem in found]
                 line[f"{reference}: {measure}"] = counted([one for one in changes if one is not None])
         if any(counts["problems"] for counts in line.values() if isinstance(counts, dict)):
             lines.append(line)
@@ -153,19 +172,34 @@ def comparisons(found: Mapping[str, Sequence[Line]], tuning: str) -> list[Line]:
 
 
 def counted(changes: Sequence[Change]) -> dict[str, int]:
-    """Returns how many changes are clearly better and worse among all of them."""
+    """Returns how many changes are clearly better and worse among all of them. Who diverged has lost."""
     clear = clear_among(changes).which
-    diverged = sum(math.isnan(one.value) for one in changes)
     return {
-        "wins": sum(changes[i].value > 0 for i in clear),
-        "losses": sum(changes[i].value < 0 for i in clear) + diverged,
+        "wins": sum(changes[i].value > 0 for i in clear) + sum(one.value == math.inf for one in changes),
+        "losses": sum(changes[i].value < 0 for i in clear) + sum(math.isnan(one.value) for one in changes),
         "problems": len(changes),
     }
 
 
+def wins_and_losses(
+    found: Mapping[str, Sequence[Line]], method: str = SITES_MODEL, tuning: str = "untuned"
+) -> dict[str, dict[str, dict[str, int]]]:
+    """Returns how often a method is clearly better and worse than each reference, by measure:
+    `{"Local": {"mean": {"wins": 20, "losses": 0, "problems": 35}, ...}, ...}`. Pages that state such counts are tested
+    against it.
+
+    Args:
+        found: The rows of each problem, as `recorded` returns them.
+        method: Its name. Default: "Site's model".
+        tuning: "untuned" or "tuned". Default: "untuned".
+    """
+    (line,) = comparisons(found, tuning, [method])
+    return {name: {measure: line[f"{name}: {measure}"] for measure in _COUNTED} for name in REFERENCES}
+
+
 def comparisons_in_words(lines: Sequence[Line]) -> list[list[str]]:
     """Returns wins and losses as rows of text, headed by the names of the columns."""
-    columns = [f"{reference}: {measure}" for reference in REFERENCES for measure in ("fifth", "mean")]
+    columns = [f"{reference}: {measure}" for reference in REFERENCES for measure in _COUNTED]
     rows = []
     for line in lines:
         cells = [line[column] for column in columns]

@@ -9,48 +9,17 @@ from hypothesis import strategies as st
 from torch.nn.functional import cross_entropy, mse_loss
 
 import fairmesh as fm
-from fairmesh.comparisons.without_folds import without_fold
 from fairmesh.personalization.candidates import Grouped, calibrated
 from fairmesh.personalization.personalize import personalized
 from fairmesh.personalization.pooled_prior import CommonLosses, evidence, learned_prior, responsibilities
-from fairmesh.problems.prepared import with_splits
+from reproduction.choice import FEATURES, common_models, problem_of, sites_of
 
-FEATURES, TEST_ROWS = 5, 400
 QUICK = fm.personalization.Choice(steps=80, local_steps=120)
-AVERAGING = fm.TrackedADGDA(weighting=fm.weighting.PriorWeights())
-
-
-def sites_of(sizes, spread, numbers=True, seed=0, contradicting=0) -> list[fm.Site]:
-    """Sites whose truths are spread around a common one; the last ones contradict it."""
-    generator = torch.Generator().manual_seed(seed)
-    outputs = 1 if numbers else 2
-    common = torch.randn(FEATURES, outputs, generator=generator)
-    made = []
-    for i, size in enumerate(sizes):
-        truth = common + spread * torch.randn(FEATURES, outputs, generator=generator)
-        truth = -common if i >= len(sizes) - contradicting else truth
-        x = torch.randn(size + TEST_ROWS, FEATURES, generator=generator)
-        if numbers:
-            y = x @ truth + torch.randn(size + TEST_ROWS, 1, generator=generator)
-        else:
-            y = (1.5 * x @ truth - torch.rand(size + TEST_ROWS, outputs, generator=generator).log().neg().log()).argmax(
-                -1
-            )
-        made.append(fm.Site((x[:size], y[:size]), test=(x[size:], y[size:]), name=f"{i} of {size}"))
-    return made
 
 
 def chosen(sites, numbers=True, rounds=120, folds=True) -> fm.personalization.Personalized:
-    model = torch.nn.Linear(FEATURES, 1 if numbers else 2)
-    torch.nn.init.zeros_(model.weight)
-    torch.nn.init.zeros_(model.bias)
-    problem = fm.Problem(model, sites if folds else fm.data.reserve(sites)).prepared
-    run = {"rounds": rounds, "measure_every": rounds, "announce": lambda text: None}
-    common = fm.train(problem, fm.topologies.Complete(), AVERAGING, **run).row()[0]
-    without = None
-    if folds:
-        problems = with_splits([without_fold(problem, fold, QUICK.folds) for fold in range(QUICK.folds)])
-        without = fm.train(problems, fm.topologies.Complete(), AVERAGING, **run).row()
+    problem = problem_of(sites if folds else fm.data.reserve(sites), numbers).prepared
+    common, without = common_models(problem, rounds, QUICK.folds if folds else 0)
     return personalized(problem, common, QUICK, seed=0, without_folds=without)
 
 
