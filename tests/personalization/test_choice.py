@@ -75,13 +75,33 @@ def test_sites_with_reserved_rows_choose_without_models_of_folds():
 
 
 def test_module_answers_what_was_measured_also_with_recalibrated_models(tmp_path):
-    found = chosen(sites_of((30,) * 12, spread=0.0, seed=3))
-    sites = sites_of((30,) * 12, spread=0.0, seed=3)
-    assert any(site.calibrations for site in found.sites) or all("common" in site.weights for site in found.sites)
+    sites = [
+        fm.Site((x, y + 1.5 * (-1) ** i), test=(site.test[0], site.test[1] + 1.5 * (-1) ** i))
+        for i, site in enumerate(sites_of((6,) * 20, spread=0.0, seed=3))
+        for x, y in (site.train,)
+    ]
+    found = chosen(sites)
+    assert any(site.calibrations for site in found.sites)
     for site, data in zip(found.sites, sites):
         model = site.module(torch.nn.Linear(FEATURES, 1))
         loss = float(mse_loss(model(data.test[0]), data.test[1]).detach())
         assert loss == pytest.approx(site.test["personal"]["loss"], rel=1e-4)
+
+
+def test_one_site_with_much_larger_numbers_takes_the_choice_from_no_other():
+    """Sites add up logarithms of their losses. With their losses, those of one site were the noise of all."""
+    generator = torch.Generator().manual_seed(0)
+
+    def site(shift, size=1.0):
+        x = torch.randn(320, FEATURES, generator=generator)
+        y = size * (x.sum(dim=1, keepdim=True) + shift + 0.1 * torch.randn(len(x), 1, generator=generator))
+        return fm.Site((x[:20], y[:20]), test=(x[20:], y[20:]))
+
+    shifts = [3.0 * (-1) ** i * (1 + i / 4) for i in range(8)]
+    usual = [site(shift) for shift in shifts]
+    alone, among = chosen(usual), chosen([*usual, site(0.0, size=30.0)])
+    assert losses(alone, "personal").mean() < 0.1 * losses(alone, "common").mean()
+    assert losses(among, "personal")[:8].mean() < 0.1 * losses(among, "common")[:8].mean()
 
 
 # The prior.

@@ -1,10 +1,13 @@
 """Which model a run hands out, by what its options and its algorithm say."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 import fairmesh as fm
 from fairmesh.personalization.personalize import usual_choice
+from fairmesh.training.aside import trained_aside
 from tests.refusals import refused
 
 SHORT = fm.personalization.Choice(steps=2, local_steps=2)
@@ -76,19 +79,49 @@ def test_named_personalization_is_that_of_a_run_without_an_algorithm():
     assert all(site.unseen for site in result.personal[0].sites)  # by its reserved rows
 
 
-def test_weights_near_the_prior_train_no_model_with_fixed_ones(monkeypatch):
+def test_weights_near_the_prior_train_one_kind_of_models_without_folds_and_hand_out_fixed_ones(monkeypatch):
+    asides: list[str] = []
+
+    def counting(ready, around, name, what):
+        asides.append(name)
+        return trained_aside(ready, around, name, what)
+
     monkeypatch.setattr("fairmesh.personalization.personalize.Choice", lambda: SHORT)
     monkeypatch.setattr("fairmesh.training.selection.near_prior", lambda result: True)
-    monkeypatch.setattr("fairmesh.training.selection.with_fixed_weights", _refuse)
-    monkeypatch.setattr("fairmesh.training.train.with_fixed_weights", _refuse)
+    monkeypatch.setattr("fairmesh.training.selection.trained_aside", counting)
     result = fm.train(problem(), rounds=5)
     verdict = result.weights_verdict()
+    assert (asides, result.handed_out.weights, result.fixed) == (["robust"], "fixed", None)
     assert result.handed_out.why in str(verdict)
     assert (verdict.sites, verdict.warning, verdict.as_json()["sites"]) == ((), None, {})
 
 
-def _refuse(plan):
-    raise AssertionError("a model with fixed weights is trained")
+def test_weights_are_fixed_where_no_site_has_rows_to_hold_out(monkeypatch):
+    """Every site has one unit, so that no fold can be left out. Training rows decide nothing."""
+    monkeypatch.setattr("fairmesh.personalization.personalize.Choice", lambda: SHORT)
+    monkeypatch.setattr("fairmesh.training.selection.near_prior", lambda result: False)
+    sites = [replace(site, test=None, units=["one"] * len(site.train[1])) for site in problem().sites]
+    result = fm.train(fm.Problem(lambda: torch.nn.Linear(3, 2), sites), rounds=5)
+    assert result.handed_out.weights == "fixed"
+    assert "no site has rows to hold out" in result.handed_out.why
+    assert not result.handed_out.compared
+
+
+def test_default_run_with_a_streamed_site_decides_nothing_and_trains():
+    sites = problem().sites
+    streamed = fm.data.Streamed(torch.utils.data.TensorDataset(*sites[0].train))
+    mixed = [replace(sites[0], train=streamed), *sites[1:]]
+    result = fm.train(fm.Problem(lambda: torch.nn.Linear(3, 2), mixed), rounds=3, compare_weights=False)
+    assert (result.handed_out, result.personal) == (None, [])
+    with refused("choose_weights", "memory"):
+        fm.train(fm.Problem(lambda: torch.nn.Linear(3, 2), mixed), rounds=3, choose_weights=True)
+
+
+def test_sweep_refuses_to_choose_weights_if_it_is_asked_to():
+    several = [fm.TrackedADGDA(), fm.TrackedADGDA(beta1=0.8)]
+    assert fm.train(problem(), None, several, 2).handed_out is None
+    with refused("choose_weights", "sweep"):
+        fm.train(problem(), None, several, 2, choose_weights=True)
 
 
 def test_trial_of_few_rounds_takes_few_steps_to_choose():

@@ -69,7 +69,7 @@ def decided(robust: Outcomes, fixed: Outcomes) -> HandedOut:
     """Returns which model is handed out, given what both answered on held-out rows. The robust one is, if it clearly
     lowers the mean loss of the worst fifth of the sites, and the mean over all sites is not clearly worse."""
     sites = [_Site.of(robust, fixed, i) for i in range(len(robust.sites))]
-    known = [site for site in sites if site]
+    known = [site for site in sites if site and site.units > 1]  # of one unit, nobody knows how sure it is
     if not known:
         return HandedOut("fixed", "no site has rows to hold out, so nothing speaks for robust weights")
     labels = all(site.has_right for site in known)
@@ -131,7 +131,7 @@ class _Site:
                 for answers in pair
             ]
             made.append(np.stack([*losses, *right, np.ones_like(losses[0])], axis=1))
-            own = pair[0].units
+            own = pair[0].rows if pair[0].units is None else pair[0].units  # the same in all splits
             units.append(len(units) * 2**40 + np.arange(len(losses[0])) if own is None else own.numpy())
         if not made:
             return None
@@ -153,4 +153,5 @@ class _Site:
         """Returns the means of units that are drawn with replacement (resamples, 4)."""
         counts = generator.multinomial(self.units, np.full(self.units, 1 / self.units), size=_RESAMPLED)
         total = counts @ self.of_units
-        return total[:, :4] / total[:, 4:]
+        found = total[:, :4] / total[:, 4:]
+        return self.means() + (found - self.means()) * math.sqrt(self.units / (self.units - 1))  # else too narrow

@@ -28,7 +28,8 @@ def without_fold(problem: Prepared, fold: int, folds: int) -> Prepared:
         rest = fold_of_row != fold
         if bool(rest.any()) and not bool(rest.all()):
             sites[i] = replace(sites[i], train=train.take(rest), test=train.take(~rest))
-    return problem.changed(sites=sites)
+    # The prior stays: a process does not know how many rows sites elsewhere have without the fold.
+    return problem.changed(sites=sites, prior=problem.prior_of_sites.tolist())
 
 
 def plan_without_folds(plan: Plan, folds: int, apart: int) -> Plan:

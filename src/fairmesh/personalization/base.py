@@ -21,6 +21,7 @@ class TriedSite(NamedTuple):
     models: dict[str, Tensor]  # each as a row (dim,)
     calibrations: dict[str, tuple[float, Tensor]]  # what the outputs of some of them are multiplied with, and plus
     held_out: Predictions  # each row by models that were trained without it
+    fitted: Predictions  # each row by the model that the site would use
     fold: Tensor  # of every row
     unseen: Tensor  # the rows that the common model was not trained on
     independent: float  # units per row

@@ -53,6 +53,7 @@ class Candidate(NamedTuple):
 
     models: Tensor  # (sites, dim)
     outputs: Tensor  # (rows, ...)
+    fitted: Tensor  # what the site's model itself predicts for them (rows, ...)
     calibration: Calibration | None = None  # what becomes of the outputs of each site's model
     steps: Tensor | None = None  # that each site's model took, if held-out rows decide on it (sites,)
 
@@ -72,10 +73,11 @@ def candidates(
     """
     count = len(fit.sites)
     common, scratch = commons.expand(count, -1, -1), start.expand(count, len(commons), -1)
-    made = {COMMON: Candidate(common[:, -1], fit.outputs(common))}
 
     def of(models: Tensor, taken: Tensor | None = None) -> Candidate:
-        return Candidate(models[:, -1], fit.outputs(models), steps=taken)
+        return Candidate(models[:, -1], fit.outputs(models), fit.outputs(fit.same(models[:, -1])), steps=taken)
+
+    made = {COMMON: of(common)}
 
     if set(OWN) & set(names):
         penalties = penalties_for(fit.problem)
@@ -93,7 +95,8 @@ def candidates(
     if RECALIBRATED.keys() & names:
         for name, (strength, scaled) in RECALIBRATED.items():
             calibration, outputs = _recalibrated(fit, made[COMMON].outputs, noise * strength, scaled)
-            made[name] = Candidate(common[:, -1], outputs, calibration)
+            fitted = calibration.of(made[COMMON].fitted, fit.site_of_row)
+            made[name] = Candidate(common[:, -1], outputs, fitted, calibration)
     return made
 
 

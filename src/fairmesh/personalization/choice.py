@@ -9,6 +9,7 @@ from torch import Tensor
 
 from fairmesh.personalization.base import Personalization, TriedSite, Weigh
 from fairmesh.personalization.candidates import COMMON, FINE_TUNED, NEAR, OWN, RECALIBRATED
+from fairmesh.personalization.evidence import Predictions
 from fairmesh.personalization.pooled_prior import (
     STEPS,
     CommonLosses,
@@ -16,6 +17,7 @@ from fairmesh.personalization.pooled_prior import (
     evidence,
     learned_prior,
     responsibilities,
+    without_site,
     without_traces,
 )
 
@@ -70,19 +72,30 @@ class Choice(Personalization):
         names = self.components
         own = torch.tensor([name in OWN for name in names])
 
+        def total(losses: Predictions, weights: Tensor) -> Tensor:
+            of_rows = torch.stack([losses.losses({name: 1.0}) for name in names])
+            return torch.where(weights > 0, of_rows * weights, 0.0).sum(dim=-1)
+
         def found(site: TriedSite, rows: Tensor) -> Tensor:
             weights = torch.where(site.unseen, 1.0, common.weight_of_seen).double() * rows * site.independent
-            losses = torch.stack([site.held_out.losses({name: 1.0}) for name in names])
-            totals = torch.where(weights > 0, losses * weights, 0.0).sum(dim=-1)
+            # A model that is worse on the rows it was trained on than models without them is not what these judged: it
+            # was stopped at another point of its way. It is judged as what it is.
+            totals = torch.maximum(total(site.held_out, weights), total(site.fitted, weights))
             made = evidence(totals[None], weights.sum()[None], common.noise, site.held_out.likelihood)
             return made.masked_fill(own, -torch.inf) if len(rows) * site.independent < _UNITS_FOR_OWN else made
 
-        every = [found(site, torch.ones_like(site.unseen)) for site in sites]
+        every = {site.number: found(site, torch.ones_like(site.unseen)) for site in sites}
         nothing = torch.zeros(0, len(names), dtype=torch.float64)
-        prior = learned_prior(torch.cat([nothing, *every]), sums)
+        prior = learned_prior(torch.cat([nothing, *every.values()]), sums)
 
         def weigh(site: TriedSite, rows: Tensor) -> dict[str, float]:
-            (chosen,) = responsibilities(found(site, rows), prior).tolist()
+            before = prior
+            if not bool(
+                rows.all()
+            ):  # the other rows judge what these say, so they have no part in it, nor in the prior
+                (of_site,) = responsibilities(every[site.number], prior)
+                before = without_site(prior, of_site, common.sites)
+            (chosen,) = responsibilities(found(site, rows), before).tolist()
             return {name: w for name, w in zip(names, without_traces(chosen, _LEAST)) if w > 0}
 
         return weigh

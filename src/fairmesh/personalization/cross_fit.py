@@ -16,7 +16,7 @@ from fairmesh.data.units import FEWEST_UNITS, folds_of_units, joined_units
 from fairmesh.errors import BadInput
 from fairmesh.numerics import trees
 from fairmesh.personalization.evidence import log_evidence
-from fairmesh.personalization.pooled_prior import LARGEST_LOSS, CommonLosses
+from fairmesh.personalization.pooled_prior import LARGEST_LOGARITHM, LARGEST_LOSS, CommonLosses
 from fairmesh.problems.objective import Objective
 from fairmesh.problems.oracle import Oracle
 from fairmesh.problems.prepared import Prepared
@@ -163,7 +163,6 @@ class CrossFit:
         self._inputs = trees.joined([pool.inputs for pool, _ in pools])
         self.targets = as_floats(trees.joined([pool.targets for pool, _ in pools]), dtype)
         none = torch.zeros(len(sites)).index_add_(0, self.site_of_row, self.unseen.float()) == 0
-        self.has_unseen = ~none
         self.judged = self.unseen | none[self.site_of_row]  # rows that judge: the unseen, or all if there are none
         self._held = self._table_of_held_rows(len(sites))
         trained = []  # of every site, all rows but those of each fold, and all rows
@@ -205,7 +204,11 @@ class CrossFit:
         weights, finite = self.independent[self.site_of_row], losses.abs() < LARGEST_LOSS
         masks = [rows & finite for rows in (self.unseen, ~self.unseen)]
         parts = [(torch.where(rows, losses * weights, 0.0), weights * rows) for rows in masks]
-        return CommonLosses(*(float(tensor.sum()) for part in parts for tensor in part))
+        judges = self.judged & finite
+        means = self._sums(torch.where(judges, losses, 0.0)) / self._sums(judges.double())  # NaN without rows
+        logarithms = means[means > 0].log().clamp(-LARGEST_LOGARITHM, LARGEST_LOGARITHM)
+        (unseen, unseen_rows), (seen, seen_rows) = ((float(a.sum()), float(b.sum())) for a, b in parts)
+        return CommonLosses(unseen, unseen_rows, seen, seen_rows, float(logarithms.sum()), float(len(logarithms)))
 
     def same(self, rows: Tensor) -> Tensor:
         """Returns one model per site (sites, dim) for all folds: (sites, folds + 1, dim)."""

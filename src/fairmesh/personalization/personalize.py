@@ -65,13 +65,14 @@ def personalize(
     """Gives each site a model of its own, from the common model of a run and the site's own rows.
 
     Each site trains a local model, and the models that the method asks for. It judges them by rows that they were not
-    trained on, and keeps what these support. Sites do not communicate.
+    trained on, and keeps what these support. With `Choice`, sites learn from each
+    other how likely each kind of model is.
 
     The common model was trained on the sites' training rows, where it looks better than it is. The comparison is fair
     on rows that were kept out of the common training: those of `fm.data.reserve`, or a validation set of the site's
     own. `fm.train(personalization=...)` and experiment files with `[personalization]` reserve them. Without such rows
     all rows judge, and the choice leans towards the common model; `PersonalSite.unseen` says so. Sites with fewer than
-    10 rows keep the common model.
+    10 rows keep the common model; with `Choice` sites of one row do.
 
     Args:
         result: A finished run, as `fm.train` returns it.
@@ -255,8 +256,13 @@ def _tried(fit: CrossFit, made: dict[str, Candidate]) -> list[TriedSite]:
     problem, found = fit.problem, []
     for s, number in enumerate(fit.sites):
         here, independent = fit.site_of_row == s, float(fit.independent[s])
-        outputs = {name: candidate.outputs[here] for name, candidate in made.items()}
-        held_out = Predictions(outputs, fit.targets[here], problem.output_loss, problem.task == "classes", independent)
+        held_out, fitted = (
+            Predictions(outputs, fit.targets[here], problem.output_loss, problem.task == "classes", independent)
+            for outputs in (
+                {name: candidate.outputs[here] for name, candidate in made.items()},
+                {name: candidate.fitted[here] for name, candidate in made.items()},
+            )
+        )
         found.append(
             TriedSite(
                 number,
@@ -267,6 +273,7 @@ def _tried(fit: CrossFit, made: dict[str, Candidate]) -> list[TriedSite]:
                     if c.calibration
                 },
                 held_out,
+                fitted,
                 fit.fold_of_row[here],
                 fit.unseen[here],
                 independent,

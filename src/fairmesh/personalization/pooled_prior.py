@@ -17,6 +17,7 @@ _BEFORE = 4.0  # rows that stand for the usual noise, next to a site's own
 _FOR_COMMON = 2.0  # sites
 _TRUST = 0.25  # of a row's evidence: folds share rows, so that held-out losses are less certain than they look
 _ROUNDING = 1e-9
+LARGEST_LOGARITHM = 20.0  # of a site's mean loss, so that no site moves the mean of all without bounds
 LARGEST_LOSS, _LARGEST = 1e80, 1e100  # of a row that counts, and of all rows: so their sums are finite
 
 
@@ -51,18 +52,21 @@ def all_here(total: Tensor, wrong: Wrong = nothing_wrong, /) -> Tensor:
 
 class CommonLosses(NamedTuple):
     """The sums of the common model's losses over rows that it has not seen and has seen, and how many rows these are:
-    one per unit, if rows belong to units."""
+    one per unit, if rows belong to units. And the sum of the logarithms of each site's mean loss, on unseen rows if it
+    has such, and of how many sites: a site with much larger numbers than all others changes little in that."""
 
     unseen: float
     unseen_rows: float
     seen: float
     seen_rows: float
+    logarithms: float = 0.0
+    sites: float = 0.0
 
     @staticmethod
     def over(sums: Sums, of_fits: Iterable["CommonLosses"], lowest: float | None = None) -> "CommonLosses":
         """Returns the sums over all sites, given those of the sites that are here, and the lowest possible loss of a
         row if it is known."""
-        total = torch.tensor([[0.0] * 4, *of_fits], dtype=torch.float64).sum(dim=0)
+        total = torch.tensor([[0.0] * len(CommonLosses._fields), *of_fits], dtype=torch.float64).sum(dim=0)
         return CommonLosses(*sums(total, partial(CommonLosses.wrong, lowest=lowest)).tolist())
 
     @staticmethod
@@ -78,14 +82,16 @@ class CommonLosses(NamedTuple):
             least = -_LARGEST if lowest is None else lowest * rows - _ROUNDING * (1 + abs(lowest) * rows)
             if not least <= loss <= _LARGEST:
                 return f"the sum {loss:.6g} of the losses of {rows:.6g} rows"
+        if not -_ROUNDING <= known.sites <= sites.sites + _ROUNDING:
+            return f"{known.sites:.6g} sites with losses, where there are {sites.sites}"
+        if not abs(known.logarithms) <= LARGEST_LOGARITHM * sites.sites + _ROUNDING:
+            return f"the sum {known.logarithms:.6g} of logarithms of losses"
         return ""
 
     @property
     def noise(self) -> float:
-        """The mean loss on unseen rows, or on all rows if none is unseen; 1 if that is not a positive number."""
-        total, rows = (self.unseen, self.unseen_rows) if self.unseen_rows else (self.seen, self.seen_rows)
-        mean = total / rows if rows else math.nan
-        return mean if math.isfinite(mean) and mean > 0 else 1.0
+        """The usual loss of a site: the geometric mean over sites; 1 if no site has a positive one."""
+        return math.exp(self.logarithms / self.sites) if self.sites > 0 else 1.0
 
     @property
     def weight_of_seen(self) -> float:
@@ -153,6 +159,18 @@ def responsibilities(found: Tensor, prior: Tensor) -> Tensor:
     only_common = torch.zeros_like(prior)
     only_common[0] = 1.0
     return torch.where(lost[:, None], only_common, chosen)
+
+
+def without_site(prior: Tensor, chosen: Tensor, sites: float) -> Tensor:
+    """Returns the prior without the part that one of the sites has in it.
+
+    Args:
+        prior: The prior of all sites (candidates,).
+        chosen: The probabilities of the site (candidates,).
+        sites: How many sites the prior was learned from.
+    """
+    rest = ((sites + _FOR_COMMON) * prior - chosen).clamp(min=0.0)
+    return rest / rest.sum()
 
 
 def without_traces(weights: Sequence[float], least: float) -> list[float]:

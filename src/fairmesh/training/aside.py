@@ -45,7 +45,7 @@ def _to_the_end(run: Execution, phases: Phases, name: str) -> None:
     """Does the rounds of a run, or reads where they ended."""
     observed, identity = run.observed, {"run": run.training.identity(), "rounds": run.plan.rounds}
     kept = phases.finished(name, identity)
-    if kept:
+    if all(run.process_group.all_gather_json(bool(kept))):  # all train, or none does
         told = json.loads(bytes(kept.pop(_TOLD).tolist()))
         like = only_models(observed.state)
         observed.state = unflatten_state(like, checked_like(like, kept))

@@ -83,7 +83,7 @@ def _result(run: Execution) -> Result:
 
 def _personalized(run: Execution, result: Result, without_folds: Tensor | None = None) -> list[Personalized]:
     """Returns the sites' own models, if the run has a personalization. Each process finds those of its own sites; all
-    processes know all numbers. Models without folds of the rows judge, unless the sites have reserved rows."""
+    processes know all numbers. Models without folds of the rows judge, unless a site has reserved rows."""
     training, method, process_group = run.training, run.plan.personalization, run.process_group
     if not method:
         return []
@@ -105,12 +105,14 @@ def _personalized(run: Execution, result: Result, without_folds: Tensor | None =
         return process_group.all_reduce(total)  # of one owner's processes, which need no check
 
     placed = {"device": training.device, "dtype": training.dtype, "trace": training.options.trace == "auto"}
-    with process_group.fail_together() if process_group.world_size == 1 else nullcontext():  # sites may form sums
+    forms_sums = process_group.world_size > 1 and method.sums > 0  # then processes talk to each other in between
+    with nullcontext() if forms_sums else process_group.fail_together():
         for r, replica in enumerate(training.replicas):
             if r not in result.diverged:
                 of_several = f", replica {r + 1} of {len(training.replicas)}" if len(training.replicas) > 1 else ""
                 settings = {"seed": replica.seed, "replica": r, "carrier": carried_out, **placed}
-                settings |= {"sums": sums, "without_folds": None if apart is None else apart[r]}
+                finite = apart is not None and bool(apart[r].isfinite().all())
+                settings |= {"sums": sums, "without_folds": apart[r] if apart is not None and finite else None}
                 problem = training.problem.of_split(replica.split)
                 of_replicas.append(personalized(problem, rows[r], method, **settings))
     phases.forget(f"personal-{process_group.rank}-*")

@@ -78,13 +78,13 @@ class Plan:
         problem = prepare(problem)
         process_group = process_group or SingleProcess()
         chosen: Options = from_table(Options, options, "options")
+        asked = bool(chosen.choose_weights)
         if algorithm is None:
             problem, algorithm, chosen = _with_defaults(problem, chosen)
         if not isinstance(rounds, int) or rounds < 1:
             raise BadInput(f"rounds must be a whole number >= 1, got {rounds!r}")
         algorithms = _fitted(algorithm, rounds)
-        if len(algorithms) > 1:  # a sweep is compared as a whole
-            chosen = replace(chosen, choose_weights=False)
+        chosen = replace(chosen, choose_weights=_chooses(problem, algorithms, chosen, asked))
         topology = default_topology(problem.n, rounds, algorithms[0]) if topology is None else topology
         if not isinstance(topology, Topology):
             raise BadInput(f"topology must be a Topology such as fm.Ring(), got {topology!r}")
@@ -124,6 +124,16 @@ def _with_defaults(problem: Prepared, options: Options) -> tuple[Prepared, Algor
     if default.objective is not problem.objective:
         problem = problem.each(lambda split: split.changed(objective=default.objective))
     return problem, default.algorithm, default.completed(options)
+
+
+def _chooses(problem: Prepared, algorithms: Sequence[Algorithm], options: Options, asked: bool) -> bool:
+    """Returns whether a run decides which weights its model has. It does not by default where it cannot."""
+    several, streamed = len(algorithms) > 1, any(site.train.stream for site in problem.sites)
+    if asked and several:
+        raise BadInput("choose_weights decides for one algorithm, and this is a sweep of several; leave it out")
+    if asked and streamed:
+        raise BadInput("choose_weights needs samples in memory, since models are trained without folds of them")
+    return bool(options.choose_weights) and not several and not streamed
 
 
 def _fitted(algorithm: Algorithm | Sequence[Algorithm], rounds: int) -> list[Algorithm]:

@@ -39,12 +39,13 @@ def selected(ready: Ready, around: Surroundings) -> Selection:
         "problem": plan.problem.identity(),
         "algorithms": [to_table(replica.algorithm) for replica in plan.replicas],
         "replicas": [[replica.seed, replica.split, list(replica.placement)] for replica in plan.replicas],
+        "topology": to_table(plan.topology),
         "rounds": plan.rounds,
         "options": plan.options.identity(),
     }
     name = f"aside-{plan.process_group.rank}-decision"
     kept = phases.finished(name, identity)
-    if kept:
+    if all(plan.process_group.all_gather_json(bool(kept))):  # all train, or none does
         found = HandedOut(**_restored(json.loads(bytes(kept["decision"].tolist()))))
         models = kept["models"]
     else:
@@ -73,7 +74,10 @@ def _found(ready: Ready, around: Surroundings) -> tuple[HandedOut, Tensor]:
     except Diverged:
         robust = None
     if robust and near_prior(robust):
-        found = HandedOut("robust", "they stay within noise of the prior, and so make no difference")
+        found = HandedOut("fixed", "robust ones stay within noise of the prior, and so make no difference")
+        return found, _models_of(robust, apart)
+    if robust and robust.judged_on != "test":
+        found = HandedOut("fixed", "no site has rows to hold out, so nothing speaks for robust weights")
         return found, _models_of(robust, apart)
     held = held._replace(plan=with_fixed_weights(held.plan))
     fixed = trained_aside(held, around, "fixed", "training without a fold, with fixed weights")
@@ -89,7 +93,7 @@ def _without_folds(ready: Ready) -> Ready:
     """Returns the plan of the models of all folds, or of one if they do not fit into memory."""
     plan = ready.plan
     folds = plan.personalization.folds if isinstance(plan.personalization, Personalization) else _FOLDS
-    apart = folds_apart(plan.problem, folds)
+    apart = min(plan.process_group.all_gather_json(folds_apart(plan.problem, folds)))
     try:
         return with_network(plan_without_folds(plan, folds, apart))
     except BadInput:
