@@ -34,7 +34,9 @@ def test_headline_of_a_run_with_a_named_algorithm_is_empty():
 
 def test_together_counts_sites_and_gives_the_mean_with_its_interval():
     said, _ = headline_of(summary(["common"] * 5, ["better", "better", "worse", "unclear", "unclear"]))
-    assert said.startswith("Training together: on test rows better than alone at 2 of 5 sites, worse at 1;")
+    assert said.startswith(
+        "Training together: on test rows better than alone at 2 of 5 sites (site 0 and site 1), worse at 1 (site 2);"
+    )
     assert "better by 1 to 5 points" in said
 
 

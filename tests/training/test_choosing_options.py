@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import fairmesh as fm
+from fairmesh.comparisons.without_folds import without_fold
 from fairmesh.personalization.personalize import usual_choice
 from fairmesh.training.aside import trained_aside
 from tests.refusals import refused
@@ -136,3 +137,10 @@ def test_sites_do_not_choose_among_large_models_unless_they_are_asked_to(monkeyp
     result = fm.train(problem(), rounds=1, measure_every=1, announce=told.append)
     assert not result.personal
     assert any('name = "choice"' in text for text in told)
+
+
+def test_processes_with_different_sites_train_models_without_folds_with_one_prior():
+    whole = problem().prepared
+    parts = [whole, whole.keeping([0, 1]), whole.keeping([2, 3, 4])]
+    priors = [without_fold(part, 0, 5).prior_of_sites for part in parts]
+    assert all(torch.equal(prior, whole.prior_of_sites) for prior in priors)

@@ -155,7 +155,7 @@ def _constant_losses(problem: Prepared, judged_on: str, group: ProcessGroup) -> 
 _SURE = 0.025  # chance of a false warning
 
 
-def worse_than_constant(outcomes: Outcomes, problem: Prepared, group: ProcessGroup) -> str:
+def worse_than_constant(outcomes: Outcomes, problem: Prepared, group: ProcessGroup, chosen: bool = False) -> str:
     """Returns that models of numbers are clearly worse than a constant answer: over all sites than one constant, or at
     some sites than the best one for the site's training rows; nothing if the test rows do not show that.
 
@@ -163,6 +163,7 @@ def worse_than_constant(outcomes: Outcomes, problem: Prepared, group: ProcessGro
         outcomes: What the models answered at all sites.
         problem: The problem, with the data of the sites that this process has.
         group: The processes of the run, each of which has the data of some sites.
+        chosen: Whether sites are given models of their own, so that this is about the common one. Default: False.
     """
     splits = problem.every_split
     if problem.task != "numbers" or takes_shares(problem.loss) or isinstance(problem.loss, ModelLoss):
@@ -189,10 +190,10 @@ def worse_than_constant(outcomes: Outcomes, problem: Prepared, group: ProcessGro
         told[i] = [bool(worse), len(more), float(more.sum()), float(np.square(more).sum())]
     every = _gathered(group, told)
     _, count, total, squares = map(sum, zip(*every.values()))
-    return _in_words([outcomes.sites[i] for i in sorted(every) if every[i][0]], count, total, squares)
+    return _in_words([outcomes.sites[i] for i in sorted(every) if every[i][0]], count, total, squares, chosen)
 
 
-def _in_words(names: list[str], count: int, total: float, squares: float) -> str:
+def _in_words(names: list[str], count: int, total: float, squares: float, chosen: bool) -> str:
     """Returns what is worse than a constant: the model over all sites, if the sum over `count` rows or units of what
     its loss has more than one constant's is clearly positive, or else at the sites with these names."""
     error = math.sqrt(max(0.0, squares - total * total / count) * count / max(1, count - 1))
@@ -203,9 +204,12 @@ def _in_words(names: list[str], count: int, total: float, squares: float) -> str
         return f"clearly worse than one constant answer for all sites{at}: {remedy}"
     if not names:
         return ""
+    which, remedy = "", "may need models of their own: [personalization]"
+    if chosen:
+        which, remedy = "the common model is ", "should use the models that they are given"
     return (
-        f"clearly worse than a constant answer, the best for the site's training rows, at {listed(names, 3)}; over all "
-        "sites the model is no worse than one constant, so these sites may need models of their own: [personalization]"
+        f"{which}clearly worse than a constant answer, the best for the site's training rows, at {listed(names, 3)}; "
+        f"over all sites the model is no worse than one constant, so these sites {remedy}"
     )
 
 

@@ -59,13 +59,21 @@ def _compared(summary: Mapping[str, Any], other: str, name: str) -> str:
         return f"not compared with {name}, since no site has enough rows"
     better, worse, sites = verdicts["better"], verdicts["worse"], counted(verdicts.total(), "site")
     sites += " that could be compared" if verdicts.total() < len(found["sites"]) else ""
+    names = {verdict: _few(found["sites"], other, verdict) for verdict in ("better", "worse")}
     said = (
-        f"on {found['judged_on']} rows better than {name} at {better or 'none'} of {sites}, worse at {worse or 'none'}"
+        f"on {found['judged_on']} rows better than {name} at {better or 'none'} of {sites}{names['better']}, worse at "
+        f"{worse or 'none'}{names['worse']}"
     )
     if verdicts.total() > 1:
         unit = Unit.of(found["metric"], summary["metrics"][found["metric"]])
         said += f"; on average over sites {verdict_in_words(found['mean']['versus'][other], unit)}"
     return said
+
+
+def _few(sites: Sequence[Mapping[str, Any]], other: str, verdict: str) -> str:
+    """Returns the names of the sites with a verdict in brackets, if they are few."""
+    names = [str(site["name"]) for site in sites if site["versus"].get(other, {}).get("verdict") == verdict]
+    return f" ({_sites(names, 0)})" if 0 < len(names) <= _NAMED else ""
 
 
 def _weights(summary: Mapping[str, Any]) -> list[str]:

@@ -164,7 +164,7 @@ def _notes(run: Execution, result: Result, far: FarAbove) -> list[str]:
         run.meter.note(far.in_words(len(result.replicas), what_to_lower(algorithm, run.plan.problem.flat_model.dim)))
     diverged = set(chosen) <= {*result.diverged, *far.replicas}
     if run.plan.problem.task == "numbers" and not diverged:
-        worse = worse_than_constant(result.outcomes(), run.plan.problem, run.process_group)
+        worse = worse_than_constant(result.outcomes(), run.plan.problem, run.process_group, bool(result.personal))
         if worse:
             run.meter.note(worse)
     apart = on_disagreement(result, run.plan.cycle)

@@ -289,7 +289,7 @@ class Result:
         problem = self.problem.of_split(self.replicas[replica].split)
         names = [str(one.name) for one in problem.sites]
         if site not in names:
-            raise BadInput(f"there is no site {site!r}{nearest(site, names)}")
+            raise BadInput(f"there is no site {site!r}{nearest(str(site), names)}; sites go by their names")
         if problem.flat_model.own_dim:
             return problem.flat_model.module(self.whole_row(replica, site=site))
         module = problem.flat_model.module(self.whole_row(replica))
