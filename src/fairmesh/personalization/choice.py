@@ -63,8 +63,8 @@ class Choice(Personalization):
     fewest_units: ClassVar[int] = 2
     sums: ClassVar[int] = 1 + STEPS
     sends: ClassVar[str] = (
-        "by how many rows, or units, it judges models, the sum of the common model's losses on them, and in 40 steps "
-        "how likely each kind of model is the best at this site"
+        "by how many rows, or units, it judges models, the sum and the mean of the common model's losses on them, and "
+        "in 40 steps how likely each kind of model is the best at this site"
     )
 
     def learned(self, sites: Sequence[TriedSite], common: CommonLosses, sums: Sums) -> Weigh:

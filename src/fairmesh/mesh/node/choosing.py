@@ -5,9 +5,9 @@ Each of these sums is a step of its own, so that a node that was killed in betwe
 All sites take part in every sum. One that cannot judge adds nothing, and keeps the common model.
 
 What others add is checked: probabilities are not negative, those of a site sum to one, and nobody counts more rows than
-it has declared. So a member that lies shifts the prior by at most one site. One that passes on the sums of others can
-lie about these as well. No member chooses another site's model: its candidates, and the rows that judge them, are its
-own.
+it has declared. So a member that lies shifts the prior by at most one site, and the noise that sites take for usual by
+a factor that falls with the number of sites. One that passes on the sums of others can lie about these as well. No
+member chooses another site's model: its candidates, and the rows that judge them, are its own.
 """
 
 import hashlib
