@@ -11,7 +11,7 @@ from torch.nn.functional import cross_entropy, mse_loss
 import fairmesh as fm
 from fairmesh.personalization.candidates import Grouped, calibrated
 from fairmesh.personalization.personalize import personalized
-from fairmesh.personalization.pooled_prior import CommonLosses, evidence, learned_prior, responsibilities
+from fairmesh.personalization.pooled_prior import CommonLosses, SomeSites, evidence, learned_prior, responsibilities
 from reproduction.choice import FEATURES, common_models, problem_of, sites_of
 
 QUICK = fm.personalization.Choice(steps=80, local_steps=120)
@@ -151,6 +151,18 @@ def test_seen_rows_count_less_the_better_the_common_model_knows_them():
     assert fair.weight_of_seen == pytest.approx(0.25)
     assert known.weight_of_seen == pytest.approx(0.25 * 0.01)
     assert CommonLosses(0.0, 0.0, 4.0, 40.0).weight_of_seen == 1.0  # no others are there
+
+
+@pytest.mark.parametrize(
+    ("logarithms", "count", "told"),
+    [(-59.0, 3.0, ""), (61.0, 3.0, "logarithms"), (math.nan, 3.0, "log"), (0.0, 4.0, "sites")],
+)
+@pytest.mark.quick_cases("all")
+def test_sums_of_logarithms_that_three_sites_cannot_have_are_named(logarithms, count, told):
+    total = torch.tensor([1.0, 1.0, 1.0, 1.0, logarithms, count]).double()
+    found = CommonLosses.wrong(total, SomeSites(3, 100, 100))
+    assert told in found
+    assert bool(found) == bool(told)
 
 
 # Recalibrated outputs.
