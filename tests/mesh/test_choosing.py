@@ -52,7 +52,8 @@ def _site(i, rows):
     draws = torch.Generator().manual_seed(7 + i)
     inputs = torch.randn(rows + 30, 3, generator=draws)
     noise = torch.randn(rows + 30, generator=draws)
-    labels = (inputs @ torch.tensor([1.0, 1.0, i - 1.0]) + noise > 0).long()
+    sign = -1.0 if i == 1 else 1.0  # the second site contradicts the others
+    labels = (sign * inputs @ torch.tensor([1.0, 1.0, i - 1.0]) + 0.2 * noise > 0).long()
     return fm.Site((inputs[:rows], labels[:rows]), test=(inputs[rows:], labels[rows:]))
 """
 OF_ALL = {"data": {"name": "import", "path": "rows.py:sites"}, "options": {"dtype": "float64"}}
@@ -358,7 +359,7 @@ def test_status_and_report_of_a_node_say_which_model_its_site_uses(by_itself):
         assert words[own["uses"]] in live_status(state)["uses"]
         (row,) = personal_table(Shown.from_folder(state / "result"))[1:]
         assert row[0] == name
-        assert all(part in row[-1] for part in own["weights"])
+        assert own["uses"] in row[-1]
 
 
 FIXED = """

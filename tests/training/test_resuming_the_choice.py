@@ -37,7 +37,9 @@ def train(folder: Path, **more: Any) -> fm.Result:
 
 @pytest.fixture(autouse=True)
 def few_steps(monkeypatch):
-    monkeypatch.setattr("fairmesh.training.plan.Choice", lambda: fm.personalization.Choice(steps=20, local_steps=30))
+    monkeypatch.setattr(
+        "fairmesh.personalization.personalize.Choice", lambda: fm.personalization.Choice(steps=20, local_steps=30)
+    )
 
 
 @pytest.fixture
@@ -73,7 +75,9 @@ def stopped(words: str, after: int) -> Iterator[None]:
 @pytest.fixture(scope="module")
 def straight(tmp_path_factory) -> fm.Result:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("fairmesh.training.plan.Choice", lambda: fm.personalization.Choice(steps=20, local_steps=30))
+        patch.setattr(
+            "fairmesh.personalization.personalize.Choice", lambda: fm.personalization.Choice(steps=20, local_steps=30)
+        )
         return train(tmp_path_factory.mktemp("straight") / "run")
 
 
