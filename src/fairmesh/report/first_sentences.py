@@ -71,9 +71,9 @@ def _compared(summary: Mapping[str, Any], other: str, name: str) -> str:
 
 
 def _few(sites: Sequence[Mapping[str, Any]], other: str, verdict: str) -> str:
-    """Returns the names of the sites with a verdict in brackets, if they are few."""
+    """Returns the names of the sites with a verdict in brackets, if they are few and not all."""
     names = [str(site["name"]) for site in sites if site["versus"].get(other, {}).get("verdict") == verdict]
-    return f" ({_sites(names, 0)})" if 0 < len(names) <= _NAMED else ""
+    return f" ({_sites(names, 0)})" if 0 < len(names) <= min(_NAMED, len(sites) - 1) else ""
 
 
 def _weights(summary: Mapping[str, Any]) -> list[str]:
