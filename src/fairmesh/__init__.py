@@ -68,6 +68,7 @@ if TYPE_CHECKING:  # what type checkers and editors see; at run time a name is i
     from fairmesh.inference.predict import predict as predict
     from fairmesh.networks import roles as roles
     from fairmesh.personalization.personalize import personalize as personalize
+    from fairmesh.privacy.settings import Privacy as Privacy
     from fairmesh.problems import models as models
     from fairmesh.problems.batches import Sampling as Sampling
     from fairmesh.problems.objective import Objective as Objective
@@ -109,6 +110,7 @@ _DEFINED_IN = {  # module -> the public names that it defines
     "inference.export": ("export",),
     "inference.predict": ("predict",),
     "personalization.personalize": ("personalize",),
+    "privacy.settings": ("Privacy",),
     "problems.objective": ("Objective",),
     "problems.parts": ("Parts",),
     "problems.problem": ("Problem",),

@@ -118,7 +118,9 @@ class Experiment(Learning):
         """Returns the fields that follow from others: what a run uses that names no algorithm."""
         if self.algorithm is not DEFAULT_ALGORITHM:  # this object: it was left out
             return {}
-        algorithm, objective, _ = default = default_for(self.objective, bool(self.trainer), self.weight_decay)
+        algorithm, objective, _ = default = default_for(
+            self.objective, bool(self.trainer), self.weight_decay, self.privacy is not None
+        )
         return {"algorithm": algorithm, "objective": objective, "options": default.completed(self.options)}
 
     def __post_init__(self):

@@ -133,6 +133,11 @@ class Algorithm(ABC):
         Default: False."""
         return False
 
+    def uses_losses(self) -> bool:
+        """Returns whether a step depends on the nodes' losses; a private run spends nothing on them otherwise.
+        Default: True."""
+        return True
+
     def discounts_noise(self) -> bool:
         """Returns whether `Objective(discount_noise=True)` works with the algorithm. Default: False."""
         return False

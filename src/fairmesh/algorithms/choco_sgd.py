@@ -79,6 +79,9 @@ class ChocoSGD(Algorithm):
     def message(self) -> tuple[Sent, ...]:
         return (Sent("model", compressor=self.compressor, followed=True),)
 
+    def uses_losses(self) -> bool:
+        return False
+
     def init(self, oracle: Oracle, network: Network) -> ChocoState:
         models = oracle.initial_models()
         steps = steady_consensus_steps(self.compressor, models, network) if self.consensus_step is None else None

@@ -54,6 +54,9 @@ class DSGD(Algorithm):
     def message(self) -> tuple[Sent, ...]:
         return (Sent("model"),)
 
+    def uses_losses(self) -> bool:
+        return False
+
     def init(self, oracle: Oracle, network: Network) -> DSGDState:
         return DSGDState(oracle.initial_models())
 

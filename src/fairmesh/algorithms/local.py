@@ -46,6 +46,9 @@ class Local(ScaledSteps):
 
     sends: ClassVar[bool] = False
 
+    def uses_losses(self) -> bool:
+        return False
+
     def init(self, oracle: Oracle, network: Network) -> Moved:
         return self.at_rest(oracle.initial_models())
 

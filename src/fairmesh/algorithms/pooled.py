@@ -37,6 +37,9 @@ class Pooled(ServerSteps):
 
     sends: ClassVar[bool] = False
 
+    def uses_losses(self) -> bool:
+        return False
+
     def step(self, state: ServerState, ctx: Round) -> ServerState:
         _, gradients = ctx.losses_and_gradients(state.models.expand(-1, len(ctx.own), -1))
         return self.server_step(state, ctx, ctx.pooled(gradients, ctx.hosted(ctx.prior)))

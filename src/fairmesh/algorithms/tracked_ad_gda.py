@@ -144,6 +144,9 @@ class TrackedADGDA(Algorithm):
     def keeps_prior_weights(self) -> bool:
         return self.weighting == PriorWeights()
 
+    def uses_losses(self) -> bool:
+        return not self.keeps_prior_weights()
+
     def discounts_noise(self) -> bool:
         return self.weighting.discounts_noise
 

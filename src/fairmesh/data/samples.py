@@ -1,7 +1,7 @@
 """The samples of a site: tensors that are read once and checked on reading, or a stream of items."""
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -15,6 +15,10 @@ from fairmesh.numerics import trees
 from fairmesh.numerics.random_streams import GeneratorStates
 from fairmesh.numerics.trees import Tree
 
+if TYPE_CHECKING:
+    from fairmesh.data.sealed import SealedRows
+
+_FEW = 8  # rows of zeros that stand for sealed ones
 _SOME, _SOME_BYTES = 256, 1 << 26  # rows of a stream that summaries of a set look at, at most
 
 
@@ -36,6 +40,8 @@ class Samples:
         units: What each sample belongs to, such as its patient, as a number (samples,) int64: samples with equal
             numbers are never divided between training and judging. It is no input, and never leaves the site. None if
             every sample is a unit of its own. Default: None.
+        sealed: The samples themselves, if a private run keeps them from the rest of the program; there is then one
+            sample per unit, without values. Default: None.
 
     Example:
         >>> import numpy as np
@@ -51,6 +57,7 @@ class Samples:
     subgroup_names: tuple[str, ...] = ()
     stream: Stream | None = None
     units: Tensor | None = None
+    sealed: "SealedRows | None" = None
 
     @staticmethod
     def elsewhere(count: int, like: "Samples") -> "Samples":
@@ -70,7 +77,7 @@ class Samples:
     @property
     def here(self) -> bool:
         """Whether this process holds the samples, or can read them."""
-        return bool(self.stream) or trees.leaves(self.inputs)[0].device.type != "meta"
+        return bool(self.stream or self.sealed) or trees.leaves(self.inputs)[0].device.type != "meta"
 
     @property
     def nbytes(self) -> int:
@@ -89,7 +96,10 @@ class Samples:
     @property
     def seen(self) -> "Samples":
         """Samples in memory that can be looked at at any time: all of them, or the first that were read from a
-        stream."""
+        stream; zeros in the form of a few, if they are sealed."""
+        if self.sealed:
+            few = Samples.elsewhere(min(len(self), _FEW), self)
+            return Samples(trees.mapped(_zeros, few.inputs), trees.mapped(_zeros, few.targets))
         return Samples(*self.stream.seen) if self.stream else self
 
     def some(self) -> "Samples":
@@ -175,7 +185,7 @@ class Samples:
             BadInput: The samples are empty, inconsistent, sparse or not finite.
         """
         if isinstance(source, Samples):
-            if source.stream or not source.here:
+            if source.stream or source.sealed or not source.here:
                 return source  # not read yet
             if source.units is not None:
                 return replace(Samples.of(replace(source, units=None), what), units=source.units)
@@ -194,6 +204,10 @@ class Samples:
 
     def __len__(self) -> int:
         return trees.length(self.inputs)
+
+
+def _zeros(like: Tensor) -> Tensor:
+    return torch.zeros(like.shape, dtype=like.dtype)
 
 
 def _rows_of(numbers: Tensor | None, rows: Tensor) -> Tensor | None:

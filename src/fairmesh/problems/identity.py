@@ -63,6 +63,8 @@ def digest_of(identity: Mapping[str, Any]) -> str:
 def fingerprint(samples: Samples) -> str:
     """Returns a fingerprint of a set of samples. That of a stream covers its length, the numbers of its rows, and the
     items that are read at the start."""
+    if samples.sealed:
+        return samples.sealed.fingerprint
     parts: list[Any] = []
     if samples.stream:
         parts += [f"{len(samples)} streamed", "" if samples.stream.whole else samples.stream.rows]

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from fairmesh.errors import BadInput, nearest
 from fairmesh.metrics.base import NamedMetric, check_primary
+from fairmesh.privacy.settings import Privacy
 from fairmesh.problems.augmentation import Augmentation
 from fairmesh.problems.batch_norm import BatchNormPolicy
 from fairmesh.problems.gradient_path import GradientSettings, gradient_path
@@ -50,6 +51,8 @@ class Learning(GradientSettings):
         trainer: Your own training code for the local work of every round: `fm.trainers.LocalTrainer(function)`, or the
             function (module, data, ctx) itself. Algorithms then work with its updates instead of gradients
             (docs/howto/own-training-code.md). None for fairmesh's own gradients. Default: None.
+        privacy: Differential privacy per unit, such as `fm.Privacy(epsilon=4, delta=1e-5)`; what other settings do with
+            training rows is then refused (docs/concepts/privacy.md). None for no noise. Default: None.
     """
 
     augment: Augmentation | None = None
@@ -62,6 +65,7 @@ class Learning(GradientSettings):
     parts: Parts = ALL_SHARED
     batch_norm: BatchNormPolicy = "refuse"
     trainer: LocalTrainer | TrainingFunction | None = None
+    privacy: Privacy | None = None
 
     def __init_subclass__(cls):
         cls.__doc__ = (cls.__doc__ or "").replace(_HERE, _ARGUMENTS)

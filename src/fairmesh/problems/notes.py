@@ -100,8 +100,10 @@ def on_short_floats(problem: "Prepared") -> str | None:
 
 def on_binary_numbers(problem: "Prepared") -> str | None:
     """Returns that targets 0 and 1 are predicted as numbers, by squared error, or None."""
+    if problem.loss is not squared_error or problem.privacy is not None:
+        return None
     targets = [problem.sites[i].train.seen.targets for i in problem.here]
-    if problem.loss is not squared_error or not all(bool(((t == 0) | (t == 1)).all()) for t in targets):
+    if not all(bool(((t == 0) | (t == 1)).all()) for t in targets):
         return None
     return (
         "all targets are 0.0 or 1.0, which are floats, so they are predicted as numbers, by squared error; to tell two "
@@ -112,7 +114,9 @@ def on_binary_numbers(problem: "Prepared") -> str | None:
 
 def on_single_classes(problem: "Prepared") -> str | None:
     """Returns which sites have training rows of one class only, or None."""
-    labels = {problem.sites[i].name: problem.sites[i].train.labels for i in problem.here} if problem.classes else {}
+    if problem.privacy is not None or not problem.classes:
+        return None
+    labels = {problem.sites[i].name: problem.sites[i].train.labels for i in problem.here}
     single = [name for name, of_site in labels.items() if of_site is not None and bool((of_site == of_site[0]).all())]
     said = f"the training rows of {listed(single, 10)} are all of one class"
     return f"{said}: a model trained there alone can only answer it" if single else None

@@ -81,6 +81,9 @@ class Oracle:
         """The losses by subgroup, if subgroups have weights."""
         return SubgroupLosses(self._nodes, self.batches, self._losses, self._judge)
 
+    def begin_round(self) -> None:
+        """Is told that a round begins, which a private run's oracle needs to know."""
+
     def initial_models(self) -> Tensor:
         """Returns the initial models, the same row at every node of a replica: (replicas, nodes, dim)."""
         return self._everywhere(self.initial_rows)

@@ -160,6 +160,11 @@ def prepare(problem: Problem | Prepared | Sequence[Problem | Prepared]) -> Prepa
 def _prepared(problem: Problem) -> Prepared:
     """Reads the samples, binds the model to their form, and checks both together."""
     refuse_autocast()
+    if problem.privacy is not None and getattr(problem.loss, "is_balanced", False):
+        raise BadInput(
+            'privacy: loss.class_weights = "balanced" counts the labels of all training rows; name the weights, one '
+            "number per class"
+        )
     if not problem.sites:
         raise BadInput("a problem needs at least one site")
     given = {setting.name: getattr(problem, setting.name) for setting in fields(problem)}

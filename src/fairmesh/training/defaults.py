@@ -46,7 +46,9 @@ class Default(NamedTuple):
         return replace(options, compare_weights=compare, choose_weights=compare if choose is None else choose)
 
 
-def default_for(objective: Objective, updates: bool = False, weight_decay: float = 0.0) -> Default:
+def default_for(
+    objective: Objective, updates: bool = False, weight_decay: float = 0.0, private: bool = False
+) -> Default:
     """Returns what a run uses whose problem has this objective, if it names no algorithm.
 
     An objective that says nothing but subgroups becomes the default one, without a decay of its own if the problem has
@@ -55,6 +57,8 @@ def default_for(objective: Objective, updates: bool = False, weight_decay: float
     in few rounds. `python -m reproduction.trainers --show` compares this with others."""
     if updates:
         return Default(FOR_UPDATES, objective, compare_weights=False)
+    if private:  # held-out rows, references and a second run would each be releases of their own
+        return Default(DEFAULT_ALGORITHM, objective, compare_weights=False)
     if objective == only_subgroups(objective):
         like = replace(default_objective(), validated_decay=False) if weight_decay else default_objective()
         objective = only_subgroups(objective, like)

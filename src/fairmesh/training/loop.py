@@ -22,6 +22,8 @@ from fairmesh.networks.roles import HELD_BY_ALL, PerProcess, Role, StateView, ro
 from fairmesh.numerics.round_cache import RoundCache
 from fairmesh.problems.oracle import Oracle
 from fairmesh.problems.prepared import Prepared
+from fairmesh.problems.private_oracle import PrivateOracle
+from fairmesh.problems.private_run import PrivateRun
 from fairmesh.topology.graphs import Topology
 from fairmesh.topology.mixing import with_liars
 from fairmesh.training.cuda_graph import CapturedRounds, captured_rounds
@@ -67,6 +69,7 @@ class Training:
         replicas: Sequence[Replica],
         options: Options,
         network: Network | None = None,  # of the nodes hosted here, if not all are
+        private: PrivateRun | None = None,  # noise and secrets, if the problem has privacy
     ):
         self.problem, self.topology, self.replicas, self.options = problem, topology, list(replicas), options
         self.device, self.dtype = device_of(options.device), DTYPES[options.dtype]
@@ -87,25 +90,37 @@ class Training:
         self.algorithm = stacked([replica.algorithm for replica in self.replicas], self.dtype, self.device)
         self.placements = torch.tensor([replica.placement for replica in self.replicas])
         self.data_home = home_of_data(problem, self.device)
-        self.oracle = Oracle(
-            problem,
-            self.network.hosted,
-            self.network.streams,
-            seeds=[replica.seed for replica in self.replicas],
-            placements=self.placements,
-            splits=[replica.split for replica in self.replicas],
-            calls_per_round=self.algorithm.oracle_calls(),
-            dtype=self.dtype,
-            data_device=self.data_home,
-            round_cache=self._round_cache,
-            trace=options.trace == "auto",
-            precision=options.precision,
-        )
+        self.private = private
+        self.oracle = self._oracle()
         self._around = CompanionInputs(self.oracle, self.algorithm.local_optimizer())
         if self.oracle.worker is not None:
             self.oracle.worker.together = functools.partial(
                 self.network.process_group.long_work, seen=lambda every: None
             )
+
+    def _oracle(self) -> Oracle:
+        shared: dict[str, Any] = {
+            "seeds": [replica.seed for replica in self.replicas],
+            "placements": self.placements,
+            "splits": [replica.split for replica in self.replicas],
+            "dtype": self.dtype,
+            "data_device": self.data_home,
+            "round_cache": self._round_cache,
+        }
+        if self.private is not None:
+            made = PrivateOracle(
+                self.problem, self.network.hosted, self.network.streams, private=self.private, **shared
+            )
+            return cast(Oracle, made)  # all that algorithms ask for
+        return Oracle(
+            self.problem,
+            self.network.hosted,
+            self.network.streams,
+            calls_per_round=self.algorithm.oracle_calls(),
+            trace=self.options.trace == "auto",
+            precision=self.options.precision,
+            **shared,
+        )
 
     def identity(self) -> dict[str, Any]:
         """Returns the settings that determine the trajectory, by name. Rounds and measurements are not among them."""
@@ -170,6 +185,7 @@ class Training:
 
     def after_round(self, state: TrainingState, index: Tensor) -> TrainingState:
         """Returns the state after the round whose number is in a scalar tensor. Uses operations on tensors only."""
+        self.oracle.begin_round()
         ctx = Round(index, self.oracle, self.network, self._round_cache, state.companions, self._around.optimizer)
         current = self.view.models(state.algorithm).mean(dim=-2)  # theta-bar^t, before the step: t = 0 .. T - 1
         duals, average_dual = self.view.duals(state.algorithm), cast(Tensor, state.average_dual)  # both or none
@@ -219,6 +235,7 @@ class Training:
         if not on_gpu or by_host or not isinstance(self.network, MemoryNetwork) or rounds - done < 2:
             return None
         fuse = self.options.fuse == "yes" or (self.options.fuse == "auto" and rounds >= _FUSED_FROM)
+        fuse = fuse and self.private is None
         self.oracle.source.round_number = done
         self.oracle.source.capture(self.oracle.source.streamed)
         captured = captured_rounds(self.after_round, state._replace(best=None), done, self.device, fuse)

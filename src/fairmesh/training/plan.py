@@ -19,6 +19,7 @@ from fairmesh.personalization.base import Personalization
 from fairmesh.personalization.personalize import mixes_models, refuse_structure, usual_choice
 from fairmesh.problems.checks import refuse_autocast
 from fairmesh.problems.prepared import Prepared
+from fairmesh.problems.private_run import PrivateRun, seal
 from fairmesh.problems.problem import Problem, prepare
 from fairmesh.topology.graphs import Topology
 from fairmesh.topology.mixing import Mixing, with_liars
@@ -26,6 +27,7 @@ from fairmesh.training.defaults import ROUNDS, default_for
 from fairmesh.training.graph_choice import default_topology
 from fairmesh.training.loop import Training
 from fairmesh.training.options import Options, device_of
+from fairmesh.training.private import refuse_with_privacy
 from fairmesh.training.replicas import Placements, Replica, replicas_of, sites_at, stacked
 
 
@@ -41,6 +43,7 @@ class Plan:
     options: Options
     process_group: ProcessGroup
     personalization: Personalization | None
+    private: PrivateRun | None = None  # rates, noise and secrets, if the problem has privacy
     measured: tuple[str, ...] = ()  # fields of the algorithm whose numbers were measured before round 0
 
     @staticmethod
@@ -95,11 +98,17 @@ class Plan:
             problem, personalization = _with_reserve(problem, method.share), method
         elif chosen.choose_weights and problem.n > 1 and mixes_models(problem):
             personalization = usual_choice(problem, rounds)
+        private = None
+        if problem.privacy is not None:
+            refuse_with_privacy(problem, algorithms, chosen, personalization)
+            problem = seal(problem)
+            with_losses = any(algorithm.uses_losses() for algorithm in algorithms)
+            private = PrivateRun.of(problem, algorithms[0].oracle_calls(), rounds, with_losses)
         if process_group.world_size > 1:
             problem = problem.keeping(sites_at(process_group.nodes(problem.n), replicas))
         cycle = cycle or with_liars(topology.build(problem.n), chosen.lying_neighbours)
         device_of(chosen.device)  # refuses one that this machine does not have
-        return Plan(problem, topology, cycle, replicas, rounds, chosen, process_group, personalization)
+        return Plan(problem, topology, cycle, replicas, rounds, chosen, process_group, personalization, private)
 
     @property
     def unmeasured(self) -> tuple[str, ...]:
@@ -108,7 +117,8 @@ class Plan:
 
     def training(self, network: Network) -> Training:
         """Returns the rounds of the plan over a network, with all that they need allocated."""
-        return Training(self.problem, self.topology, self.replicas, self.options, network=network)
+        private = self.private and self.private.with_secrets(self.replicas[0].seed)
+        return Training(self.problem, self.topology, self.replicas, self.options, network, private)
 
 
 def with_fixed_weights(plan: Plan) -> Plan:
@@ -120,7 +130,8 @@ def with_fixed_weights(plan: Plan) -> Plan:
 
 def _with_defaults(problem: Prepared, options: Options) -> tuple[Prepared, Algorithm, Options]:
     """Returns what a run has that names no algorithm: its objective, its algorithm, and `compare_weights`."""
-    default = default_for(problem.objective, bool(problem.trainer), problem.weight_decay)
+    private = problem.privacy is not None
+    default = default_for(problem.objective, bool(problem.trainer), problem.weight_decay, private)
     if default.objective is not problem.objective:
         problem = problem.each(lambda split: split.changed(objective=default.objective))
     return problem, default.algorithm, default.completed(options)

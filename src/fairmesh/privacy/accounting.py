@@ -1,0 +1,129 @@
+"""What a site spends: releases of noised sums over random units, and the noise that a budget allows.
+
+Privacy loss distributions of dp-accounting do the sums. Neighbouring data sets differ in one unit, whose rows are there
+or not. Gradient and loss of one draw of units are one release, of one Gaussian mechanism.
+"""
+
+import functools
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from scipy.stats import binom
+
+from fairmesh.errors import BadInput, optional
+
+_CUT = 1e-5  # chance that a draw has more units than the static shape holds; accounted for
+_INTERVAL = 2e-3  # of the discretized privacy loss, which is rounded up: epsilon is less than 0.1 % too large
+_TOLERANCE = 2e-3  # relative; the noise that is found spends at most the budget, and at least this share less
+_LARGEST_NOISE = 1e6
+ACCOUNTANT = "dp-accounting, privacy loss distributions of truncated Poisson sampling"
+
+
+class Releases(NamedTuple):
+    """Equal releases of one site: each draws every unit by chance, and adds noise to the sum over those drawn."""
+
+    units: int  # of the site, which is public
+    rate: float  # the chance of a unit to be drawn
+    most: int  # units that a draw has at most; of more, a random subset is taken
+    noise: float  # standard deviation over the largest contribution of a unit
+    count: int  # how many releases
+
+    def table(self) -> dict[str, float]:
+        """Returns it as a table of numbers."""
+        return dict(self._asdict())
+
+
+def static_shape(units: int, batch: int) -> int:
+    """Returns how many units a draw has at most, so that more are drawn once in 100,000 rounds."""
+    return min(units, int(binom.isf(_CUT, units, min(1.0, batch / units))) + 1)
+
+
+def epsilon_of(releases: Sequence[Releases], delta: float) -> float:
+    """Returns the epsilon that all these releases spend together, at this delta. It is an upper bound."""
+    spent = [part for part in releases if part.count]
+    return _epsilon(tuple(spent), delta) if spent else 0.0
+
+
+@functools.lru_cache(maxsize=4096)
+def _epsilon(releases: tuple[Releases, ...], delta: float) -> float:
+    with optional("privacy"):
+        import dp_accounting
+        from dp_accounting import pld
+    if any(not 0 < part.noise < math.inf for part in releases):
+        return math.inf
+    accountant = pld.PLDAccountant(value_discretization_interval=_INTERVAL)
+    for part in releases:
+        event = dp_accounting.TruncatedSubsampledGaussianDpEvent(part.units, part.rate, part.most, part.noise)
+        accountant.compose(dp_accounting.SelfComposedDpEvent(event, part.count))
+    return float(accountant.get_epsilon(delta))
+
+
+def noise_for(
+    epsilon: float, delta: float, units: int, batch: int, count: int, before: Sequence[Releases] = ()
+) -> float:
+    """Returns the least noise, as a multiple of a unit's largest contribution, with which a site stays in its budget.
+
+    Args:
+        epsilon: The budget, together with what was spent before.
+        delta: The delta of the budget.
+        units: How many units the site has.
+        batch: How many of them are expected in a draw.
+        count: How many releases there are.
+        before: What the site has released before. Default: ().
+
+    Raises:
+        BadInput: No noise is enough.
+    """
+    return _noise(epsilon, delta, units, batch, count, tuple(before))
+
+
+@functools.lru_cache(maxsize=4096)
+def _noise(epsilon: float, delta: float, units: int, batch: int, count: int, before: tuple[Releases, ...]) -> float:
+    rate, most = min(1.0, batch / units), static_shape(units, batch)
+
+    def spent(noise: float) -> float:
+        return epsilon_of([*before, Releases(units, rate, most, noise, count)], delta)
+
+    if epsilon_of(before, delta) >= epsilon:
+        raise BadInput(
+            f"privacy.epsilon = {epsilon:g} is spent: what was released before has used {epsilon_of(before, delta):.3g}"
+        )
+    # In logarithms epsilon falls nearly as a line, so a secant finds it in a few steps; the bracket keeps it safe.
+    low, high = 1e-2, _LARGEST_NOISE  # spends too much, spends little enough
+    noise = max(0.3, rate * math.sqrt(count * 2 * math.log(1 / delta)) / epsilon)
+    points: list[tuple[float, float]] = []
+    for _ in range(60):
+        found = spent(noise)
+        low, high = (low, noise) if found <= epsilon else (noise, high)
+        if found <= epsilon <= found * (1 + _TOLERANCE) or high / low < 1 + 1e-5:
+            break
+        points.append((math.log(noise), math.log(max(found, 1e-9)) if found < math.inf else math.inf))
+        noise = _next(points, math.log(epsilon * (1 - _TOLERANCE / 2)), low, high)
+    if high >= _LARGEST_NOISE:
+        raise BadInput(f"no noise keeps {count} releases of {units} units within privacy.epsilon = {epsilon:g}")
+    return high
+
+
+def _next(points: Sequence[tuple[float, float]], target: float, low: float, high: float) -> float:
+    """Returns the noise to try next: by a secant through the last two points, if it lies between the bounds."""
+    (x, y), slope = points[-1], -1.0
+    if len(points) > 1 and points[-2][1] != y and math.isfinite(points[-2][1]) and math.isfinite(y):
+        slope = (y - points[-2][1]) / (x - points[-2][0])
+    if math.isfinite(y) and slope < -0.05:
+        guess = math.exp(min(x + (target - y) / slope, 30.0))
+        if low < guess < high:
+            return guess
+    return math.sqrt(low * min(high, 4 * max(low, math.exp(x))))
+
+
+def shared_noise(noise: float, loss_share: float) -> tuple[float, float]:
+    """Returns the noise multiples of gradient and loss, which together are one release with multiple `noise`:
+    noise^-2 = gradient^-2 + loss^-2.
+
+    Args:
+        noise: That of the release.
+        loss_share: The share of the budget for the loss, in [0, 1].
+    """
+    gradient = math.inf if loss_share == 1 else noise / math.sqrt(1 - loss_share)
+    return gradient, math.inf if loss_share == 0 else noise / math.sqrt(loss_share)

@@ -1,0 +1,48 @@
+"""The settings of a private run, as `[privacy]` of an experiment file has them."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from fairmesh.config.ranges import Count, Positive, Share, Within
+from fairmesh.config.tables import checked
+
+
+@checked
+@dataclass(frozen=True)
+class Privacy:
+    """Differential privacy per unit of all that a site sends, against all other sites together.
+
+    A unit is what `[data] unit` or `Site(units=)` names, such as a patient; else a row. Every site draws its units at
+    random in every round, clips what each of them contributes, and adds Gaussian noise, so that what it sends is nearly
+    as likely without the rows of any one unit. docs/concepts/privacy.md says what this covers, and what it does not.
+
+    Args:
+        epsilon: The most that any site may spend on its training units in a run, > 0.
+        delta: The chance that the bound by epsilon does not hold, in (0, 1); less than one over the number of units of
+            every site.
+        clip: The largest Euclidean norm of what one unit contributes to a gradient, > 0. Default: 1.0.
+        loss_clip: The largest loss of one unit that the weights of the sites see, > 0; None for twice the loss of equal
+            chances, 2 ln(classes), which only labels have. Default: None.
+        loss_share: The share of the budget for the losses that weights follow, in (0, 1); nothing is spent on them by
+            an algorithm without such weights. Default: 0.1.
+        rows_per_unit: How many rows of a unit are looked at in a round, >= 1; of one with more, as many are drawn.
+            Default: 8.
+        evaluation_epsilon: What a site between organisations may spend on its test units, for the one evaluation that
+            it tells others at the end, > 0; None to tell none. Default: 1.0.
+        repeatable: Whether a simulation draws its noise from the seed, so that it can be repeated. Then the noise can
+            be computed by whoever knows the seed, and its models must not be published as private. Default: False.
+
+    Example:
+        >>> import fairmesh as fm
+        >>> fm.Privacy(epsilon=4, delta=1e-5).clip
+        1.0
+    """
+
+    epsilon: Positive
+    delta: Annotated[float, Within("(0, 1)", "1e-5 is usual for up to 10,000 units per site")]
+    clip: Positive = 1.0
+    loss_clip: Positive | None = None
+    loss_share: Share = 0.1
+    rows_per_unit: Count = 8
+    evaluation_epsilon: Positive | None = 1.0
+    repeatable: bool = False

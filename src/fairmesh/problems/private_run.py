@@ -1,0 +1,172 @@
+"""What a private run has decided before round 0: rates, shapes and noise of every site, and its secrets."""
+
+import hashlib
+import math
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from fairmesh.data.sealed import sealed
+from fairmesh.errors import BadInput
+from fairmesh.numerics import SECRET_BYTES, trees
+from fairmesh.privacy.accounting import ACCOUNTANT, Releases, epsilon_of, noise_for, static_shape
+from fairmesh.privacy.settings import Privacy
+from fairmesh.problems.identity import fingerprint
+
+if TYPE_CHECKING:
+    from fairmesh.problems.hosted_nodes import HostedNodes
+    from fairmesh.problems.prepared import Prepared
+
+Charge = Callable[[int, int, Tensor], Sequence[bool]]  # (round, call, nonces) -> which nodes may release
+
+
+@dataclass(frozen=True, eq=False)
+class PrivateRun:
+    """The decisions of a private run.
+
+    Args:
+        privacy: Its settings.
+        releases: What the sites of all splits release in the whole run, one entry per site.
+        calls: How many releases a round has.
+        rounds: How many rounds the noise is for.
+        loss_clip: The largest loss of a unit.
+        loss_share: The share of the budget for losses; 0 for an algorithm that does not use them.
+        secrets: The secrets of the sites whose data is here, or one secret of the whole simulation.
+        generation: That of a mesh; 0 elsewhere.
+        charge: Asked before every release, with what it is a function of; None if the run's length bounds them.
+    """
+
+    privacy: Privacy
+    releases: tuple[Releases, ...]
+    calls: int
+    rounds: int
+    loss_clip: float
+    loss_share: float
+    secrets: tuple[bytes, ...] = ()
+    generation: int = 0
+    charge: Charge | None = None
+
+    @staticmethod
+    def of(problem: "Prepared", calls: int, rounds: int, with_losses: bool) -> "PrivateRun":
+        """Returns the decisions for a problem: the least noise that keeps every site in the budget.
+
+        Args:
+            problem: The problem, with sealed rows.
+            calls: How many releases a round has.
+            rounds: How many rounds there are.
+            with_losses: Whether the algorithm uses the losses of the sites.
+        """
+        privacy, batch = _settings(problem), problem.sampling.batch
+        releases = []
+        for split in problem.every_split:
+            for i, site in enumerate(split.sites):
+                units = len(site.train)
+                _refuse_size(units, batch, privacy, f"site {i} ({site.name})")
+                noise = noise_for(privacy.epsilon, privacy.delta, units, batch, rounds * calls)
+                rate = min(1.0, batch / units)
+                releases.append(Releases(units, rate, static_shape(units, batch), noise, rounds * calls))
+        loss_clip = _loss_clip(problem, privacy)
+        share = privacy.loss_share if with_losses else 0.0
+        return PrivateRun(privacy, tuple(releases), calls, rounds, loss_clip, share)
+
+    def with_secrets(self, seed: int) -> "PrivateRun":
+        """Returns it with secrets of its own, unless it has some: of a repeatable simulation from the seed."""
+        if self.secrets:
+            return self
+        given = hashlib.blake2b(f"seed {seed}".encode(), digest_size=SECRET_BYTES, person=b"fairmesh seeded").digest()
+        return replace(self, secrets=(given if self.privacy.repeatable else os.urandom(SECRET_BYTES),))
+
+    def secrets_of(self, nodes: "HostedNodes") -> list[bytes]:
+        """Returns the secret of every row of a stack of hosted nodes: that of its site, or one that follows from the
+        simulation's secret, its site and its replica."""
+        if not self.secrets:
+            raise ValueError("a private run has secrets before it draws")
+        replicas, count = nodes.shape
+        if len(self.secrets) > 1 or replicas == count == 1:
+            return list(self.secrets)
+        sites, (secret,) = nodes.sites.tolist(), self.secrets
+        return [
+            hashlib.blake2b(f"replica {r} site {site}".encode(), digest_size=SECRET_BYTES, key=secret).digest()
+            for r in range(replicas)
+            for site in sites[r]
+        ]
+
+    def spent(self, rounds: int, site: int) -> float:
+        """Returns the epsilon that a site has spent after so many rounds."""
+        count = min(rounds, self.rounds) * self.calls
+        return epsilon_of([self.releases[site]._replace(count=count)], self.privacy.delta)
+
+    def largest_spent(self, rounds: int) -> float:
+        """Returns the largest epsilon of any site after so many rounds."""
+        count = min(rounds, self.rounds) * self.calls
+        distinct = {release._replace(count=count) for release in self.releases}
+        return max(epsilon_of([release], self.privacy.delta) for release in distinct)
+
+    def table(self, rounds: int, unit: str) -> dict[str, Any]:
+        """Returns what a summary says of the budget after so many rounds."""
+        return {
+            "epsilon": self.largest_spent(rounds),
+            "delta": self.privacy.delta,
+            "unit": unit,
+            "accountant": ACCOUNTANT,
+            "budget": self.privacy.epsilon,
+            "clip": self.privacy.clip,
+            "loss_clip": self.loss_clip,
+            "loss_share": self.loss_share,
+            "noise": [release.noise for release in self.releases],
+            "units": [release.units for release in self.releases],
+            "releases": min(rounds, self.rounds) * self.calls,
+            "secret": "from the seed: not for publication" if self.privacy.repeatable else "of its own",
+        }
+
+
+def seal(problem: "Prepared") -> "Prepared":
+    """Returns the problem without the values of its training rows, which only the mechanism can open."""
+
+    def sealed_split(split: "Prepared") -> "Prepared":
+        sites = [replace(site, train=sealed(site.train, _print_of(site.train))) for site in split.sites]
+        probe = split.probe
+        zeros = [trees.mapped(torch.zeros_like, part) for part in (probe.inputs, probe.targets, probe.more_targets)]
+        names = ("inputs", "targets", "more_targets")
+        return replace(split, sites=sites, probe=replace(probe, **dict(zip(names, zeros))))
+
+    return problem.each(sealed_split) if problem.splits else sealed_split(problem)
+
+
+def _print_of(samples: Any) -> str:
+    return fingerprint(samples) if samples.here else ""
+
+
+def _settings(problem: "Prepared") -> Privacy:
+    if problem.privacy is None:
+        raise ValueError("the problem has no privacy")
+    return problem.privacy
+
+
+def _loss_clip(problem: "Prepared", privacy: Privacy) -> float:
+    if privacy.loss_clip is not None:
+        return privacy.loss_clip
+    if not problem.classes:
+        raise BadInput(
+            "privacy.loss_clip: name the largest loss of a unit that counts, since targets are not labels; about four "
+            "times the loss that you expect is a good choice"
+        )
+    return 2 * math.log(problem.classes)
+
+
+def _refuse_size(units: int, batch: int, privacy: Privacy, where: str) -> None:
+    """Refuses sites whose size does not fit the settings."""
+    if privacy.delta >= 1 / units:
+        raise BadInput(
+            f"privacy.delta = {privacy.delta:g} is not below 1 / {units}, and {where} has {units} units: with such a "
+            f"delta a mechanism may publish a whole unit; use at most {0.1 / units:.0e}"
+        )
+    if units < batch:
+        raise BadInput(
+            f"{where} has {units} units, fewer than the {batch} that a batch has; use sampling.batch = "
+            f"{max(1, units // 2)} or less"
+        )
