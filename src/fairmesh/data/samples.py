@@ -87,7 +87,9 @@ class Samples:
     @property
     def labels(self) -> Tensor | None:
         """The targets, if they are one whole number per sample; None for others, and if they are not known since they
-        are read from a stream."""
+        are read from a stream, or sealed."""
+        if self.sealed:
+            return None
         if self.stream:
             return self.stream.labels
         targets = self.targets
@@ -124,7 +126,9 @@ class Samples:
 
     def class_counts(self, classes: int) -> list[int] | None:
         """Returns how many samples each class has. Samples without a label, such as -1, are left out. None if that is
-        not known, since they are read from a stream."""
+        not known, since they are read from a stream, or sealed."""
+        if self.sealed:
+            return None
         labels = self.stream.labels if self.stream else self.targets.reshape(-1).long()
         if labels is None:
             return None

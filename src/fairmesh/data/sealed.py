@@ -16,6 +16,7 @@ class SealedRows:
 
     def __init__(self, samples: Samples, fingerprint: str):
         self._samples, self.fingerprint = samples, fingerprint
+        self.unit = "row" if samples.units is None else "unit"
 
     def opened(self) -> Samples:
         """Returns the rows."""

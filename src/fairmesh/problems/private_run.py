@@ -35,6 +35,7 @@ class PrivateRun:
         rounds: How many rounds the noise is for.
         loss_clip: The largest loss of a unit.
         loss_share: The share of the budget for losses; 0 for an algorithm that does not use them.
+        unit: What is protected: "row", or "unit" if rows belong to units such as patients.
         secrets: The secrets of the sites whose data is here, or one secret of the whole simulation.
         generation: That of a mesh; 0 elsewhere.
         charge: Asked before every release, with what it is a function of; None if the run's length bounds them.
@@ -46,6 +47,7 @@ class PrivateRun:
     rounds: int
     loss_clip: float
     loss_share: float
+    unit: str = "row"
     secrets: tuple[bytes, ...] = ()
     generation: int = 0
     charge: Charge | None = None
@@ -71,7 +73,9 @@ class PrivateRun:
                 releases.append(Releases(units, rate, static_shape(units, batch), noise, rounds * calls))
         loss_clip = _loss_clip(problem, privacy)
         share = privacy.loss_share if with_losses else 0.0
-        return PrivateRun(privacy, tuple(releases), calls, rounds, loss_clip, share)
+        named = {samples.sealed.unit for samples in problem.train_sets if samples.sealed}
+        unit = "unit" if "unit" in named else "row"
+        return PrivateRun(privacy, tuple(releases), calls, rounds, loss_clip, share, unit)
 
     def with_secrets(self, seed: int) -> "PrivateRun":
         """Returns it with secrets of its own, unless it has some: of a repeatable simulation from the seed."""
@@ -95,23 +99,26 @@ class PrivateRun:
             for site in sites[r]
         ]
 
-    def spent(self, rounds: int, site: int) -> float:
-        """Returns the epsilon that a site has spent after so many rounds."""
-        count = min(rounds, self.rounds) * self.calls
-        return epsilon_of([self.releases[site]._replace(count=count)], self.privacy.delta)
+    def spent(self, rounds: int) -> float:
+        """Returns the epsilon after so many rounds of the site with the highest sampling rate, for records."""
+        fastest = max(self.releases, key=lambda release: release.rate)
+        return self._spent_by([fastest], rounds)
 
     def largest_spent(self, rounds: int) -> float:
         """Returns the largest epsilon of any site after so many rounds."""
+        return self._spent_by(self.releases, rounds)
+
+    def _spent_by(self, releases: Sequence[Releases], rounds: int) -> float:
         count = min(rounds, self.rounds) * self.calls
-        distinct = {release._replace(count=count) for release in self.releases}
+        distinct = {release._replace(count=count) for release in releases}
         return max(epsilon_of([release], self.privacy.delta) for release in distinct)
 
-    def table(self, rounds: int, unit: str) -> dict[str, Any]:
+    def table(self, rounds: int) -> dict[str, Any]:
         """Returns what a summary says of the budget after so many rounds."""
         return {
             "epsilon": self.largest_spent(rounds),
             "delta": self.privacy.delta,
-            "unit": unit,
+            "unit": self.unit,
             "accountant": ACCOUNTANT,
             "budget": self.privacy.epsilon,
             "clip": self.privacy.clip,

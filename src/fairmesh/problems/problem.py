@@ -25,7 +25,7 @@ from fairmesh.problems.site_samples import SiteSamples, check_forms, read_sites
 from fairmesh.trainers.local_trainer import LocalTrainer
 
 _RESERVED = {
-    "round", "replica", "seed", "loss", "lambda", "validation", "own_models", "consensus_models",
+    "round", "replica", "seed", "loss", "lambda", "epsilon", "validation", "own_models", "consensus_models",
     "consensus_duals", "nominal_bits_busiest", "nominal_bits_total", "bytes_busiest_node", "bytes_total",
 }  # fmt: skip
 

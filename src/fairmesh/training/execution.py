@@ -35,6 +35,7 @@ from fairmesh.training.observers import (
 )
 from fairmesh.training.options import DTYPES, device_of
 from fairmesh.training.plan import Plan
+from fairmesh.training.private import Budget
 
 Announce = Callable[[str], None] | None
 
@@ -124,6 +125,7 @@ class Execution:
             recorders.append(checkpointing)
         divergence = Divergence(checkpointing, mark=options.on_divergence == "mark")
         first = [StopRequests(self.process_group, around.stop), divergence]
+        first += [Budget(self.plan.private)] if self.plan.private else []
         self._observers = [*first, *recorders, *observers, Ending(recorders)]
 
     def _checkpointing(self, folder: RunFolder, initial: TrainingState, finished: FinishedWork | None) -> Checkpointing:

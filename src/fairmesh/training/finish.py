@@ -77,6 +77,7 @@ def _result(run: Execution) -> Result:
         cvar_level=training.options.cvar_level,
         worst_needs_rows=training.options.worst_needs_rows,
         measured=measured_table(run.plan) if run.plan.measured else {},
+        privacy=run.plan.private.table(run.observed.round) if run.plan.private else {},
     )
     return replace(result, chosen=chosen_replica(result, training.options.best_by))
 

@@ -35,6 +35,7 @@ class Meter:
         self._announce, self._noted = announce, set[str]()
         self.notes: list[str] = []  # what a reader of the numbers must know
         self._problem, self._network, self._view = problem, network, training.view
+        self._private = training.private
         self._at_server = training.algorithm.needs_server  # which has the only model
         self._own_models = training.options.own_models or trains_alone(training.algorithm)
         self._node_of_site = placements.argsort(dim=-1)
@@ -164,6 +165,8 @@ class Meter:
             column |= traffic(bits[r], size[r], float(sent.server_bits[r]), float(sent.server_bytes[r]))
             if weights is not None:
                 column["lambda"] = weights[r].cpu().double()[self._node_of_site[r]].tolist()
+            if self._private is not None:
+                column["epsilon"] = self._private.spent(round_index)
             if duals_apart is not None:
                 column["consensus_duals"] = float(duals_apart[r])
         return columns

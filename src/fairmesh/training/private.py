@@ -1,13 +1,27 @@
 """Private runs: what they refuse, how they stop at the budget, and what their folder keeps to continue them."""
 
+import dataclasses
+import json
 from collections.abc import Sequence
+from typing import Any
 
 from fairmesh.algorithms.base import Algorithm, unmeasured
-from fairmesh.errors import BadInput
+from fairmesh.errors import BadInput, CheckpointError
+from fairmesh.networks.process_group import ProcessGroup
 from fairmesh.personalization.base import Personalization
+from fairmesh.privacy.accounting import Releases
 from fairmesh.problems.objective import Objective
 from fairmesh.problems.prepared import Prepared
+from fairmesh.problems.private_run import PrivateRun
+from fairmesh.storage.files import private_files, write_atomically
+from fairmesh.storage.occupied import SUMMARY
+from fairmesh.storage.run_folder import RunFolder
+from fairmesh.training.loop import TrainingState
+from fairmesh.training.observers import ObservedRun, Observer
 from fairmesh.training.options import Options
+
+NOISE, SECRET = "privacy.json", "privacy.secret"
+SPENT = "the privacy budget is spent"
 
 
 def refuse_with_privacy(
@@ -40,6 +54,8 @@ def refuse_with_privacy(
         f"algorithm.{' and '.join(dict.fromkeys(named))}": bool(named)
         and "would be measured on training rows before round 0; name a number",
         "options.precision": options.precision != "float32" and "computes norms too coarsely; leave it out",
+        "a problem without test samples": not problem.held_out("test")[1]
+        and "would be measured on training rows; give each site, or the problem, a test set",
         "streamed data": any(samples.stream for samples in problem.train_sets)
         and "is not read by units; a private run needs samples in memory",
         "this model": bool(problem.why_not_stacked)
@@ -48,3 +64,110 @@ def refuse_with_privacy(
     for what, why in reasons.items():
         if why:
             raise BadInput(f"privacy: {what} {why} (docs/concepts/privacy.md lists what goes with privacy)")
+
+
+def kept_in(folder: RunFolder | None, private: PrivateRun, seed: int, process_group: ProcessGroup) -> PrivateRun:
+    """Returns the decisions of a private run with its secret, the same in all processes. A resumed run has those that
+    it began with, so that it repeats its noise, and more rounds do not lower it.
+
+    Args:
+        folder: The run's folder, which keeps them; None if nothing is written.
+        private: What was decided for the settings at hand.
+        seed: Of the first replica, by which a repeatable run draws.
+        process_group: The processes that train together.
+
+    Raises:
+        CheckpointError: The folder of a resumed run does not have them.
+    """
+    begun = private.with_secrets(seed)
+    if folder is None:
+        return _shared(begun, process_group)
+    if folder.resuming:
+        return _shared(_read(folder, begun), process_group)
+    table = {
+        "releases": [release.table() for release in begun.releases],
+        "calls": begun.calls,
+        "rounds": begun.rounds,
+        "loss_clip": begun.loss_clip,
+        "loss_share": begun.loss_share,
+    }
+    if process_group.is_leader:
+        with private_files():  # which nobody else on the machine may read
+            write_atomically(folder.path / SECRET, begun.secrets[0])
+        write_atomically(folder.path / NOISE, json.dumps(table, indent=1).encode())
+    return _shared(begun, process_group)
+
+
+def _read(folder: RunFolder, begun: PrivateRun) -> PrivateRun:
+    """Returns what a run began with, as its folder has it."""
+    noise, secret = folder.path / NOISE, folder.path / SECRET
+    try:
+        table: dict[str, Any] = json.loads(noise.read_bytes())
+        releases = tuple(Releases(**entry) for entry in table.pop("releases"))
+        kept = dataclasses.replace(begun, releases=releases, **table)
+    except (OSError, ValueError, TypeError) as error:
+        raise CheckpointError(
+            f"{noise} is missing or damaged, so what this private run has spent is not known; start a new run in "
+            "another folder"
+        ) from error
+    if [(r.units, r.rate) for r in kept.releases] != [(r.units, r.rate) for r in begun.releases]:
+        raise CheckpointError(
+            f"{noise} is of other numbers of units or another batch; resume with the settings and the data that the "
+            "run began with"
+        )
+    if secret.exists():
+        return dataclasses.replace(kept, secrets=(secret.read_bytes(),))
+    if (folder.path / SUMMARY).exists():  # a finished run has let go of it; what more it releases has noise of its own
+        return kept
+    raise CheckpointError(
+        f"{secret} is missing, without which this private run cannot repeat its noise; start a new run in another "
+        "folder"
+    )
+
+
+def _shared(private: PrivateRun, process_group: ProcessGroup) -> PrivateRun:
+    """Returns it with the secret of the first process."""
+    if process_group.world_size == 1:
+        return private
+    secrets = process_group.all_gather_json([secret.hex() for secret in private.secrets])[0]
+    return dataclasses.replace(private, secrets=tuple(map(bytes.fromhex, secrets)))
+
+
+def forget_secret(folder: RunFolder | None, process_group: ProcessGroup) -> None:
+    """Removes the secret of a finished run, so that nobody can compute its noise any more."""
+    if folder and process_group.is_leader:
+        (folder.path / SECRET).unlink(missing_ok=True)
+
+
+class Budget(Observer):
+    """Ends a run once the rounds are done that its noise is for.
+
+    Args:
+        private: The decisions of the run.
+    """
+
+    def __init__(self, private: PrivateRun):
+        self._private = private
+
+    def start(self, run: ObservedRun) -> None:
+        self.run = run
+        self.after_round(run.round, run.state)
+
+    def after_round(self, round: int, state: TrainingState) -> None:
+        if round >= self._private.rounds and not self.run.is_last:
+            rounds = self._private.rounds
+            self.run.stop(f"{SPENT} after {rounds} rounds, for which its noise was chosen")
+
+
+def on_privacy(private: PrivateRun) -> str:
+    """Returns what a private run will spend, in words."""
+    privacy, noise = private.privacy, sorted(release.noise for release in private.releases)
+    spread = f"{noise[0]:.3g}" if noise[-1] < 1.01 * noise[0] else f"{noise[0]:.3g} to {noise[-1]:.3g}"
+    return (
+        f"private: every site spends at most epsilon = {privacy.epsilon:g} at delta = {privacy.delta:g} per "
+        f"{private.unit}; noise of {spread} times the clip of {privacy.clip:g} on each sum over about {_batch(private):.0f} units"
+    )
+
+
+def _batch(private: PrivateRun) -> float:
+    return max(release.rate * release.units for release in private.releases)

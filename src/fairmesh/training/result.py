@@ -88,6 +88,8 @@ class Result:
             Default: [].
         measured: Numbers of the algorithm that the run measured before round 0, by name. Default: {}.
         handed_out: Which weights the model has, and why, if the run named no algorithm. Default: None.
+        privacy: What a private run has spent at most at any site, "epsilon", at which "delta", per which "unit", by
+            which "accountant", and more. Default: {}.
 
     Example:
         >>> import fairmesh as fm
@@ -121,6 +123,7 @@ class Result:
     above_constant: list[int] = field(default_factory=list)
     measured: dict[str, Any] = field(default_factory=dict, repr=False)
     handed_out: HandedOut | None = field(default=None, repr=False)
+    privacy: dict[str, Any] = field(default_factory=dict, repr=False)
 
     def __repr__(self) -> str:
         name, replicas = type(self.replicas[0].algorithm).__name__, len(self.replicas)

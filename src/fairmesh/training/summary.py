@@ -31,7 +31,7 @@ def summary_of(result: Result) -> dict[str, Any]:
 
 _summaries: WeakKeyDictionary[Result, dict[str, Any]] = WeakKeyDictionary()  # evidence takes long to compute
 _OPTIONAL = ("judged_by", "weights", "subgroups", "stopped_early", "best_round", "site_models", "support", "personal")
-_OPTIONAL += ("above_constant", "measured", "penalties", "handed_out", "site_models_evidence")
+_OPTIONAL += ("above_constant", "measured", "penalties", "handed_out", "site_models_evidence", "privacy")
 
 
 def _entries(result: Result) -> dict[str, Any]:
@@ -65,6 +65,7 @@ def _entries(result: Result) -> dict[str, Any]:
         "weights": result.fixed and result.weights_verdict().as_json(),
         "subgroups": [vars(outcome) for outcome in result.subgroups()] if has_subgroups(result) else [],
         "stopped_early": result.stop_reason,
+        "privacy": result.privacy,
         "nodes": problem.n,
         "parameters": problem.flat_model.dim,
         **_parts_of(problem),

@@ -40,6 +40,7 @@ from fairmesh.training.meter import undefined_primary
 from fairmesh.training.observers import Observer, as_observers, stop_signals
 from fairmesh.training.options import home_of_data, with_threads
 from fairmesh.training.plan import Plan, with_fixed_weights
+from fairmesh.training.private import forget_secret, kept_in, on_privacy
 from fairmesh.training.replicas import Placements
 from fairmesh.training.result import Result
 from fairmesh.training.selection import selected
@@ -153,6 +154,9 @@ def train_plan(
     folder = None if out is None else _opened(out, resume, plan.process_group, announce)
     with stop_signals(handle_signals) as stop:
         around = Surroundings(stop, announce, folder)
+        if plan.private:
+            private = kept_in(folder, plan.private, plan.replicas[0].seed, plan.process_group)
+            ready = ready._replace(plan=replace(plan, private=private))
         ready = with_steps(with_reference_losses(ready, around), around)
         plan = ready.plan
         _say_choices(ready, announce)
@@ -165,6 +169,8 @@ def train_plan(
             with execution(ready, around, settings or _settings_of(plan), observers) as run:
                 run.to_the_end()
                 result = finish(run, fixed, selection)
+            if plan.private:
+                forget_secret(folder, plan.process_group)
             if selection or fixed:
                 forget_asides(around.phases())
     for observer in observers:
@@ -216,6 +222,7 @@ def _say_choices(ready: Ready, announce: Announce) -> None:
         notes.on_stacking(problem, device),
         notes.on_augmentation(problem),
         notes.on_units(problem),
+        on_privacy(plan.private) if announce and plan.private else None,
         measured_in_words(plan) if announce and plan.measured else None,
         NOT_CHOSEN if announce and plan.options.choose_weights and too_large_to_choose(problem) else None,
         *dict.fromkeys(on_updates(replica.algorithm, problem, plan.rounds) for replica in plan.replicas),
