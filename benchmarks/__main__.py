@@ -40,6 +40,25 @@ def bench_references(
     )
 
 
+@app.command("private")
+def bench_private(
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    case: Annotated[list[str] | None, typer.Option(help="Only this case; may be given several times.")] = None,
+    json_: Json = False,
+) -> None:
+    """Time a round of a private run next to a plain one."""
+    from dataclasses import asdict
+
+    from benchmarks.private import timings
+
+    rows = list(timings(device, case))
+    if json_:
+        print_json([asdict(row) for row in rows])
+        return
+    table = [[r.case, str(r.units), f"{r.plain_ms:.3g}", f"{r.private_ms:.3g}", f"{r.ratio:.2f}"] for r in rows]
+    show_table([["case", "units", "ms, plain", "ms, private", "ratio"], *table])
+
+
 @app.command("codec")
 def bench_codec(
     device: Annotated[str, typer.Option(help="Where to time the counting of bytes: cpu or cuda.")] = "cpu",

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor
-from torch.func import vmap
 
 from fairmesh.data.rows import SampleRows
 from fairmesh.data.samples import Samples
@@ -27,8 +26,8 @@ from fairmesh.problems.hosted_nodes import HostedNodes
 from fairmesh.problems.judge import Standard
 from fairmesh.problems.prepared import Prepared
 from fairmesh.problems.private_run import PrivateRun
-from fairmesh.problems.row_loss import as_floats, losses_of_rows
-from fairmesh.problems.stacking import grad_and_value, over_models
+from fairmesh.problems.row_loss import as_floats
+from fairmesh.problems.unit_gradients import UnitBatch, unit_gradients
 
 _SLACK = 2.0**-10  # of the clip; half of it covers the rounding of sums, half that of norms in short floats
 _AT_ONCE = {"cpu": 1 << 26, "cuda": 1 << 28}  # numbers of units' gradients that are held at once
@@ -97,7 +96,7 @@ class PrivateOracle:
         self._units = _Units(nodes, private.privacy.rows_per_unit, data_device or device, dtype)
         self.source = self._units.source(round_cache or RoundCache())
         self._mechanism = _Mechanism(nodes, private, self.model.dim)
-        self._each = losses_of_rows(self.model, problem.loss, problem.augmenter)
+        self._gradients = unit_gradients(problem, self.model)
 
     def begin_round(self) -> None:
         """Forgets which releases the round before has made."""
@@ -169,31 +168,19 @@ class PrivateOracle:
         mechanism, count = self._mechanism, numbers.shape[1]
         gradients = torch.zeros(rows.shape, dtype=torch.float64, device=rows.device)
         losses = torch.zeros(len(rows), 1, dtype=torch.float64, device=rows.device)
-        at_once = max(1, _AT_ONCE[rows.device.type] // max(1, rows.numel()))
+        width = self._units.width * self._gradients.numbers(*rows.shape)
+        at_once = max(1, _AT_ONCE[rows.device.type] // max(1, width))
         unit_keys = random_streams.epoch_keys(keys, torch.arange(count, device=keys.device))
+        offsets = mechanism.row_offsets(numbers) if self._units.chooses_rows else None
         for first in range(0, count, at_once):
             here = slice(first, first + at_once)
-            batch = self._units.taken(numbers[:, here], mechanism.row_offsets(numbers[:, here]))
-            of_units, values = self._per_unit(rows, *batch[:2], unit_keys[:, here], batch[2])
-            factors = mechanism.factors(of_units, present[:, here])
-            finite = factors.isfinite() & (factors > 0)
-            of_units = torch.where(finite.unsqueeze(-1), of_units, 0.0)
-            factors = torch.where(finite, factors, 0.0)
-            gradients += torch.einsum("nu,nud->nd", factors, of_units)
+            taken = self._units.taken(numbers[:, here], None if offsets is None else offsets[:, here])
+            batch = UnitBatch(*taken, unit_keys[:, here])
+            factors = functools.partial(mechanism.factors, present=present[:, here])
+            sums, values = self._gradients.sums(rows, batch, factors)
+            gradients += sums
             losses += mechanism.clipped_losses(values, present[:, here]).sum(dim=1, keepdim=True)
         return Clipped(gradients, losses)
-
-    @functools.cached_property
-    def _per_unit(self) -> Callable[..., Any]:
-        """(rows, inputs, targets, keys, weights) -> the gradients (nodes, units, dim) and losses (nodes, units) of
-        units, whose rows count by their weights. No unit sees the rows of another one."""
-        each = self._each
-
-        def of_unit(row: Tensor, inputs: Any, targets: Any, key: Tensor, weights: Tensor) -> Tensor:
-            return each(row, inputs, targets, key, weights)[0]
-
-        of_units = vmap(grad_and_value(of_unit), in_dims=(None, 0, 0, 0, 0))
-        return over_models(of_units, self.problem.at_once(self.model.device))
 
 
 def _refused(what: str) -> Callable[..., Any]:
@@ -228,7 +215,8 @@ class _Units:
         sizes = torch.cat(lengths)
         self._lengths = sizes.to(nodes.device)
         self._starts = (sizes.cumsum(0) - sizes).to(nodes.device)
-        self._width = min(most_rows, int(sizes.max()))
+        self.width = min(most_rows, int(sizes.max()))  # rows of a unit that are looked at
+        self.chooses_rows = int(sizes.max()) > most_rows
         places = torch.tensor([first.get(k, 0) for k in range(problem.n * len(problem.every_split))])
         self._first = nodes.of_sites(places).flatten(0, 1)  # the first unit of each node (nodes, 1)
         self._device, self._dtype = device, dtype
@@ -237,15 +225,17 @@ class _Units:
         """Returns what the round loop asks about streams, which are refused here."""
         return RowSource(self._rows, round_cache)
 
-    def taken(self, numbers: Tensor, offsets: Tensor) -> tuple[Any, Any, Tensor]:
+    def taken(self, numbers: Tensor, offsets: Tensor | None) -> tuple[Any, Any, Tensor]:
         """Returns inputs and targets of the rows of units (nodes, units, rows, ...), and what each row counts. Of a
         unit with more rows, those that follow an offset in [0, 1) of its length are taken."""
         units = self._first + numbers
         lengths, starts = self._lengths[units].unsqueeze(-1), self._starts[units].unsqueeze(-1)
-        steps = torch.arange(self._width, device=numbers.device)
-        shift = torch.where(lengths > self._width, (offsets.unsqueeze(-1) * lengths).long(), 0)
-        rows = starts + (shift + steps) % lengths
-        weights = (steps < lengths).to(self._dtype) / lengths.clamp(max=self._width)
+        steps = torch.arange(self.width, device=numbers.device)
+        if offsets is not None:
+            steps = steps + torch.where(lengths > self.width, (offsets.unsqueeze(-1) * lengths).long(), 0)
+        rows = starts + steps % lengths
+        weights = (torch.arange(self.width, device=numbers.device) < lengths).to(self._dtype)
+        weights = weights / lengths.clamp(max=self.width)
         inputs, targets = self._rows.take(rows.flatten().to(self._device))
 
         def shaped(part: Tensor) -> Tensor:
@@ -325,11 +315,11 @@ class _Mechanism:
         drawn = self._for_rows.uniforms(self._nonces, self._most_units)
         return drawn.gather(1, numbers)
 
-    def factors(self, of_units: Tensor, present: Tensor) -> Tensor:
-        """Returns what the units' gradients are multiplied with so that none is longer than the clip; 0 for those that
-        are not present."""
-        norms = torch.linalg.vector_norm(of_units, dim=-1)
-        return (self._largest / norms.clamp(min=1e-30)).clamp(max=1.0) * present
+    def factors(self, norms: Tensor, present: Tensor) -> Tensor:
+        """Returns what gradients with these norms are multiplied with so that none is longer than the clip; 0 for units
+        that are not present, and for those whose gradient is not finite."""
+        scale = (self._largest / norms.clamp(min=1e-30)).clamp(max=1.0)
+        return torch.where(present & norms.isfinite(), scale, 0.0)
 
     def clipped_losses(self, losses: Tensor, present: Tensor) -> Tensor:
         """Returns losses minus their centre, of which none is larger than the centre; 0 for units not present."""

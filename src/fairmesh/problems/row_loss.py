@@ -186,6 +186,12 @@ def evaluation_errors(model: FlatModel, right: Callable[[Tensor, Tensor], Tensor
     return lambda row, inputs, targets: (~right(model(row, inputs), targets)).to(row.dtype)
 
 
+def sample_losses_of(model: FlatModel, loss: Loss) -> Callable[[Tensor, Tree], Tensor]:
+    """Returns a function (outputs, targets) -> the loss of each sample, for a loss of outputs."""
+    placed = _placed(loss, model)
+    return lambda outputs, targets: losses_of_samples(placed, outputs, targets)
+
+
 def weighed(each: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """Returns a function (row, inputs, targets, weights) -> the weighted sum over the samples of what a function gives
     for each."""

@@ -162,12 +162,10 @@ class Budget(Observer):
 def on_privacy(private: PrivateRun) -> str:
     """Returns what a private run will spend, in words."""
     privacy, noise = private.privacy, sorted(release.noise for release in private.releases)
+    batch = max(release.rate * release.units for release in private.releases)
     spread = f"{noise[0]:.3g}" if noise[-1] < 1.01 * noise[0] else f"{noise[0]:.3g} to {noise[-1]:.3g}"
     return (
         f"private: every site spends at most epsilon = {privacy.epsilon:g} at delta = {privacy.delta:g} per "
-        f"{private.unit}; noise of {spread} times the clip of {privacy.clip:g} on each sum over about {_batch(private):.0f} units"
+        f"{private.unit}; noise of {spread} times the clip of {privacy.clip:g}, on sums over about "
+        f"{batch:.0f} units"
     )
-
-
-def _batch(private: PrivateRun) -> float:
-    return max(release.rate * release.units for release in private.releases)

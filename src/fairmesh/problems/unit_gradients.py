@@ -1,0 +1,182 @@
+"""Sums of clipped gradients of units: by the gradient of every unit, or, for chains of dense layers, layer by layer."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.func import vmap
+
+from fairmesh.losses import NamedLoss
+from fairmesh.losses.builtin import squared_error
+from fairmesh.numerics import trees
+from fairmesh.numerics.trees import Tree
+from fairmesh.problems.flat_model import FlatModel
+from fairmesh.problems.prepared import Prepared
+from fairmesh.problems.row_loss import losses_of_rows, sample_losses_of
+from fairmesh.problems.stacking import grad_and_value, over_models
+
+_ELEMENTWISE = (
+    *(nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Tanh, nn.Sigmoid, nn.Softplus, nn.Identity),
+)
+Factors = Callable[[Tensor], Tensor]  # norms of units' gradients (nodes, units) -> what each is multiplied with
+
+
+class UnitBatch(NamedTuple):
+    """The rows of units."""
+
+    inputs: Tree  # (nodes, units, rows, ...)
+    targets: Tree
+    weights: Tensor  # what each row counts in its unit (nodes, units, rows)
+    keys: Tensor  # of the model's public random numbers (nodes, units)
+
+
+class UnitGradients(ABC):
+    """Computes the gradients of units. No unit's gradient depends on the rows of another one."""
+
+    @abstractmethod
+    def sums(self, rows: Tensor, batch: UnitBatch, factors: Factors) -> tuple[Tensor, Tensor]:
+        """Returns the sums of the units' gradients, each times its factor, (nodes, dim), and the units' losses (nodes,
+        units).
+
+        Args:
+            rows: The models (nodes, dim).
+            batch: The units' rows.
+            factors: What makes the factors of the norms.
+        """
+
+    @abstractmethod
+    def numbers(self, nodes: int, dim: int) -> int:
+        """Returns how many numbers are held per unit."""
+
+
+class EveryUnit(UnitGradients):
+    """Computes the gradient of every unit by vmap: for any model that has one.
+
+    Args:
+        problem: The problem.
+        model: Its model, on the device that computes.
+    """
+
+    def __init__(self, problem: Prepared, model: FlatModel):
+        each = losses_of_rows(model, problem.loss, problem.augmenter)
+
+        def of_unit(row: Tensor, inputs: Any, targets: Any, key: Tensor, weights: Tensor) -> Tensor:
+            return each(row, inputs, targets, key, weights)[0]
+
+        of_units = vmap(grad_and_value(of_unit), in_dims=(None, 0, 0, 0, 0))
+        self._of_units = over_models(of_units, problem.at_once(model.device))
+
+    def sums(self, rows: Tensor, batch: UnitBatch, factors: Factors) -> tuple[Tensor, Tensor]:
+        gradients, losses = self._of_units(rows, batch.inputs, batch.targets, batch.keys, batch.weights)
+        scale = factors(torch.linalg.vector_norm(gradients, dim=-1))
+        sums = torch.einsum("nu,nud->nd", scale, torch.where((scale > 0).unsqueeze(-1), gradients, 0.0))
+        return sums, losses
+
+    def numbers(self, nodes: int, dim: int) -> int:
+        return nodes * dim
+
+
+class ByLayers(UnitGradients):
+    """Computes norms and sums from the inputs and the gradients of each dense layer, so that no unit's own gradient is
+    held: a dense layer's gradient is a product of these two.
+
+    Args:
+        problem: The problem.
+        model: Its model.
+        layers: The chain, from `dense_chain`.
+    """
+
+    def __init__(self, problem: Prepared, model: FlatModel, layers: list[nn.Module]):
+        self._layers, self._layout = layers, model.layout
+        self._each = sample_losses_of(model, problem.loss)
+        self._width = sum(
+            layer.in_features + 2 * layer.out_features for layer in layers if isinstance(layer, nn.Linear)
+        )
+
+    def sums(self, rows: Tensor, batch: UnitBatch, factors: Factors) -> tuple[Tensor, Tensor]:
+        (nodes, units, width), places = batch.weights.shape, iter(self._layout)
+        x, read, made = batch.inputs.flatten(1, 2).to(rows.dtype), [], []
+        with torch.enable_grad():
+            for layer in self._layers:
+                if isinstance(layer, nn.Linear):
+                    x = x.flatten(2) if x.ndim > 3 else x
+                    read.append(x.detach())
+                    x = self._linear(layer, rows, x, places).requires_grad_()
+                    made.append(x)
+                else:
+                    x = x.flatten(2) if isinstance(layer, nn.Flatten) else layer(x)
+            losses = self._each(x.flatten(0, 1), batch.targets.flatten(0, 2)).view(nodes, units, width)
+            losses = (losses * batch.weights).sum(dim=-1)
+            slopes = torch.autograd.grad(losses.sum(), made)
+        squares = torch.zeros(nodes, units, dtype=rows.dtype, device=rows.device)
+        dense = [layer for layer in self._layers if isinstance(layer, nn.Linear)]
+        shaped = [(a.unflatten(1, (units, width)), g.unflatten(1, (units, width))) for a, g in zip(read, slopes)]
+        for layer, (a, g) in zip(dense, shaped):
+            if width == 1:
+                squares += (a * a).sum(dim=(-2, -1)) * (g * g).sum(dim=(-2, -1))
+            else:
+                squares += ((a @ a.mT) * (g @ g.mT)).sum(dim=(-2, -1)).clamp_(min=0.0)
+            if layer.bias is not None:
+                squares += g.sum(dim=-2).square().sum(dim=-1)
+        scale = factors(squares.sqrt())
+        row_scale = scale.unsqueeze(-1).expand(-1, -1, width).flatten(1).unsqueeze(-1)
+        parts = []
+        for layer, a, g in zip(dense, read, slopes):
+            scaled = torch.where(row_scale > 0, g * row_scale, 0.0)
+            counted = torch.where(row_scale > 0, a, 0.0)
+            parts.append((scaled.mT @ counted).flatten(1))
+            if layer.bias is not None:
+                parts.append(scaled.sum(dim=1))
+        return torch.cat(parts, dim=1), losses.detach()
+
+    @staticmethod
+    def _linear(layer: nn.Linear, rows: Tensor, x: Tensor, places: Any) -> Tensor:
+        """Returns the outputs of a layer, whose parameters are the next ones in the models' rows."""
+        _, shape, place = next(places)
+        weight = rows[:, place].unflatten(1, shape).mT
+        if layer.bias is None:
+            return x @ weight
+        _, _, place = next(places)
+        return torch.baddbmm(rows[:, place].unsqueeze(1), x, weight)
+
+    def numbers(self, nodes: int, dim: int) -> int:
+        return nodes * self._width
+
+
+def dense_chain(problem: Prepared, model: FlatModel) -> list[nn.Module] | None:
+    """Returns the layers of a model that is a chain of dense layers and functions of single numbers, with a loss that
+    fairmesh or torch defines per sample; None for other models."""
+    module, loss, names = model.evaluated, problem.loss, list(model.layout.names)
+    known = isinstance(loss, NamedLoss) or loss in (nn.functional.cross_entropy, squared_error)
+    plain = problem.structured is None and problem.augmenter is None and problem.task not in ("masks", "several")
+    layers = _flat(module) if known and plain else None
+    if layers is None:
+        return None
+    dense = [layer for layer in layers if isinstance(layer, nn.Linear)]
+    own = sum(1 + (layer.bias is not None) for layer in dense)
+    all_trained = all(p.requires_grad for layer in dense for p in layer.parameters())
+    first = next((k for k, layer in enumerate(layers) if isinstance(layer, nn.Linear)), 0)
+    flat_input = trees.leaves(problem.example.inputs)[0].ndim == 2 or any(
+        isinstance(layer, nn.Flatten) for layer in layers[:first]
+    )
+    return layers if dense and own == len(names) and all_trained and flat_input else None
+
+
+def _flat(module: nn.Module) -> list[nn.Module] | None:
+    """Returns the layers of nested `nn.Sequential`, each used once; None if there is another kind of layer."""
+    if type(module) is nn.Sequential:
+        parts = [_flat(child) for child in module]
+        found = [layer for part in parts if part is not None for layer in part]
+        repeated = len({id(layer) for layer in found}) < len(found)
+        return None if repeated or any(part is None for part in parts) else found
+    plain = type(module) in (nn.Linear, *_ELEMENTWISE)
+    flat = type(module) is nn.Flatten and (module.start_dim, module.end_dim) == (1, -1)
+    return [module] if plain or flat else None
+
+
+def unit_gradients(problem: Prepared, model: FlatModel) -> UnitGradients:
+    """Returns how the gradients of units are computed for a model."""
+    layers = dense_chain(problem, model)
+    return EveryUnit(problem, model) if layers is None else ByLayers(problem, model, layers)
