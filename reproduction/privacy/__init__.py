@@ -1,0 +1,1 @@
+"""What differential privacy costs, and an audit of its mechanism."""
