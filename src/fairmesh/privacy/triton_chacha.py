@@ -73,10 +73,18 @@ def _stream_kernel(keys, nonces, out, blocks, BLOCKS: tl.constexpr):
     tl.store(to + 15, (x15 + n3).to(tl.int32, bitcast=True), mask=here)
 
 
+# An operation of torch, so that a trace of a round holds it: a kernel that is only called would not be replayed, and the
+# noise would be whatever is in memory.
+@torch.library.custom_op("fairmesh::key_stream", mutates_args=())
 def key_stream(keys: Tensor, nonces: Tensor, count: int) -> Tensor:
     """Returns 64-bit integers (nodes, count), from keys (nodes, 8) and nonces (nodes, 3) of int32."""
     blocks = -(-count // 8)
     out = torch.empty(len(keys), blocks * 16, dtype=torch.int32, device=keys.device)
     grid = (len(keys), -(-blocks // _BLOCKS))
     _stream_kernel[grid](keys, nonces.to(torch.int32).contiguous(), out, blocks, BLOCKS=_BLOCKS)
-    return out.view(torch.int64)[:, :count]
+    return out.view(torch.int64)[:, :count].contiguous()
+
+
+@key_stream.register_fake
+def _(keys: Tensor, nonces: Tensor, count: int) -> Tensor:
+    return torch.empty(len(keys), count, dtype=torch.int64, device=keys.device)

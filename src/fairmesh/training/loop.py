@@ -235,7 +235,6 @@ class Training:
         if not on_gpu or by_host or not isinstance(self.network, MemoryNetwork) or rounds - done < 2:
             return None
         fuse = self.options.fuse == "yes" or (self.options.fuse == "auto" and rounds >= _FUSED_FROM)
-        fuse = fuse and self.private is None
         self.oracle.source.round_number = done
         self.oracle.source.capture(self.oracle.source.streamed)
         captured = captured_rounds(self.after_round, state._replace(best=None), done, self.device, fuse)
