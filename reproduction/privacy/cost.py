@@ -1,6 +1,6 @@
 """What privacy costs, in accuracy: `python -m reproduction.privacy.cost --data FOLDER` runs it, `--show` prints it.
 
-CHOCO-SGD, AD-GDA and Tracked AD-GDA, with six candidates each, over epsilons and five splits. The candidate of a split
+CHOCO-SGD, AD-GDA and Tracked AD-GDA, with eight candidates each, over epsilons and five splits. The candidate of a split
 is the one that is best at the worst site on the four other splits, so no split chooses for itself. A real consortium
 would have to pay for such a search, too; here it is free, for all methods alike.
 """
@@ -39,8 +39,8 @@ from reproduction.sites.sources import Pool
 
 RESULTS = Path(__file__).parent / "cost.json"
 EPSILONS = (1.0, 2.0, 4.0, 8.0, math.inf)
-SPLITS, ROUNDS, BATCH, DELTA = 5, 300, 200, 1e-4
-STEPS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
+SPLITS, ROUNDS, BATCH, DELTA = 5, 400, 200, 1e-4
+STEPS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ CASES = (
 
 
 def _methods() -> dict[str, list[Algorithm]]:
-    """Returns the candidates of each method: six steps, of which the first to fall to zero at the end."""
+    """Returns the candidates of each method: eight steps, which fall to zero at the end."""
 
     def falling(step: float) -> Polynomial:
         return Polynomial(step, power=1.0)
