@@ -27,7 +27,7 @@ class Releases(NamedTuple):
     rate: float  # the chance of a unit to be drawn
     most: int  # units that a draw has at most; of more, a random subset is taken
     noise: float  # standard deviation over the largest contribution of a unit
-    count: int  # how many releases
+    times: int  # how many releases
 
     def table(self) -> dict[str, float]:
         """Returns it as a table of numbers."""
@@ -41,7 +41,7 @@ def static_shape(units: int, batch: int) -> int:
 
 def epsilon_of(releases: Sequence[Releases], delta: float) -> float:
     """Returns the epsilon that all these releases spend together, at this delta. It is an upper bound."""
-    spent = [part for part in releases if part.count]
+    spent = [part for part in releases if part.times]
     return _epsilon(tuple(spent), delta) if spent else 0.0
 
 
@@ -55,7 +55,7 @@ def _epsilon(releases: tuple[Releases, ...], delta: float) -> float:
     accountant = pld.PLDAccountant(value_discretization_interval=_INTERVAL)
     for part in releases:
         event = dp_accounting.TruncatedSubsampledGaussianDpEvent(part.units, part.rate, part.most, part.noise)
-        accountant.compose(dp_accounting.SelfComposedDpEvent(event, part.count))
+        accountant.compose(dp_accounting.SelfComposedDpEvent(event, part.times))
     return float(accountant.get_epsilon(delta))
 
 

@@ -73,7 +73,7 @@ def _stream_kernel(keys, nonces, out, blocks, BLOCKS: tl.constexpr):
     tl.store(to + 15, (x15 + n3).to(tl.int32, bitcast=True), mask=here)
 
 
-# An operation of torch, so that a trace of a round holds it: a kernel that is only called would not be replayed, and the
+# An operation of torch, so that a trace of a round holds it. A kernel that is only called would not be replayed: the
 # noise would be whatever is in memory.
 @torch.library.custom_op("fairmesh::key_stream", mutates_args=())
 def key_stream(keys: Tensor, nonces: Tensor, count: int) -> Tensor:
@@ -81,7 +81,9 @@ def key_stream(keys: Tensor, nonces: Tensor, count: int) -> Tensor:
     blocks = -(-count // 8)
     out = torch.empty(len(keys), blocks * 16, dtype=torch.int32, device=keys.device)
     grid = (len(keys), -(-blocks // _BLOCKS))
-    _stream_kernel[grid](keys, nonces.to(torch.int32).contiguous(), out, blocks, BLOCKS=_BLOCKS)
+    _stream_kernel[grid](  # pyright: ignore[reportIndexIssue]
+        keys, nonces.to(torch.int32).contiguous(), out, blocks, BLOCKS=_BLOCKS
+    )
     return out.view(torch.int64)[:, :count].contiguous()
 
 

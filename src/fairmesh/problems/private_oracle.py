@@ -96,7 +96,7 @@ class PrivateOracle:
         self._units = _Units(nodes, private.privacy.rows_per_unit, data_device or device, dtype)
         self.source = self._units.source(round_cache or RoundCache())
         self._mechanism = _Mechanism(nodes, private, self.model.dim)
-        self._gradients = unit_gradients(problem, self.model)
+        self._gradients = unit_gradients(problem, self.model, self._units.width)
 
     def begin_round(self) -> None:
         """Forgets which releases the round before has made."""
@@ -128,9 +128,9 @@ class PrivateOracle:
         """Returns noised losses (replicas, nodes, 1). They cost as much as a gradient does."""
         return self._released(models, round_index, call)[0].view(*self._nodes.shape, 1)
 
-    def errors(self, *_: Any) -> NoReturn:
+    def errors(self, *_: Any) -> Any:
         """Refuses: 0-1 errors are no release of a private run."""
-        _refused('the 0-1 error (ascends = "error")')()
+        return _refused('the 0-1 error (ascends = "error")')()
 
     sample_losses = sample_gradients = by_subgroup = trained = errors
 
@@ -262,10 +262,9 @@ class _Mechanism:
     def __init__(self, nodes: HostedNodes, private: PrivateRun, dim: int):
         self._private, self._rows, device = private, nodes.rows, nodes.device
         secrets = private.secrets_of(nodes)
-        purpose = f"generation {private.generation}"
-        self._for_units = SecretDraws(secrets, f"units of {purpose}", device)
-        self._for_rows = SecretDraws(secrets, f"rows of {purpose}", device)
-        self._for_noise = SecretDraws(secrets, f"noise of {purpose}", device)
+        self._for_units = SecretDraws(secrets, "units", device)
+        self._for_rows = SecretDraws(secrets, "rows", device)
+        self._for_noise = SecretDraws(secrets, "noise", device)
         self._digests = ModelDigests(secrets, device)
         sites = private.releases
         of = functools.partial(_per_node, nodes)

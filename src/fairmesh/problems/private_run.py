@@ -1,6 +1,7 @@
 """What a private run has decided before round 0: rates, shapes and noise of every site, and its secrets."""
 
 import hashlib
+import itertools
 import math
 import os
 from collections.abc import Callable, Sequence
@@ -85,19 +86,21 @@ class PrivateRun:
         return replace(self, secrets=(given if self.privacy.repeatable else os.urandom(SECRET_BYTES),))
 
     def secrets_of(self, nodes: "HostedNodes") -> list[bytes]:
-        """Returns the secret of every row of a stack of hosted nodes: that of its site, or one that follows from the
-        simulation's secret, its site and its replica."""
+        """Returns the keys of every row of a stack of hosted nodes. They follow from the site's secret, or from the
+        simulation's secret, the site and the replica; and from all that the noise is scaled by and added to. With other
+        settings or other rows there is other noise, so nobody can subtract two releases and be left without any."""
         if not self.secrets:
             raise ValueError("a private run has secrets before it draws")
-        replicas, count = nodes.shape
-        if len(self.secrets) > 1 or replicas == count == 1:
-            return list(self.secrets)
-        sites, (secret,) = nodes.sites.tolist(), self.secrets
-        return [
-            hashlib.blake2b(f"replica {r} site {site}".encode(), digest_size=SECRET_BYTES, key=secret).digest()
-            for r in range(replicas)
-            for site in sites[r]
-        ]
+        (replicas, count), sites = nodes.shape, nodes.sites.tolist()
+        own = len(self.secrets) > 1 or replicas == count == 1
+        secrets = itertools.cycle(self.secrets)
+        keys = []
+        for r, i in itertools.product(range(replicas), range(count)):
+            samples, settings = nodes.site(r, i)[1].train, (self.privacy, self.releases[sites[r][i]])
+            bound = f"{'own' if own else f'replica {r} site {sites[r][i]}'} generation {self.generation} {settings} "
+            bound += f"{self.loss_clip} {self.loss_share} {self.calls} {fingerprint(samples)}"
+            keys.append(hashlib.blake2b(bound.encode(), digest_size=SECRET_BYTES, key=next(secrets)).digest())
+        return keys
 
     def spent(self, rounds: int) -> float:
         """Returns the epsilon after so many rounds of the site with the highest sampling rate, for records."""
@@ -109,8 +112,8 @@ class PrivateRun:
         return self._spent_by(self.releases, rounds)
 
     def _spent_by(self, releases: Sequence[Releases], rounds: int) -> float:
-        count = min(rounds, self.rounds) * self.calls
-        distinct = {release._replace(count=count) for release in releases}
+        times = min(rounds, self.rounds) * self.calls
+        distinct = {release._replace(times=times) for release in releases}
         return max(epsilon_of([release], self.privacy.delta) for release in distinct)
 
     def table(self, rounds: int) -> dict[str, Any]:

@@ -80,7 +80,8 @@ class EveryUnit(UnitGradients):
 
 class ByLayers(UnitGradients):
     """Computes norms and sums from the inputs and the gradients of each dense layer, so that no unit's own gradient is
-    held: a dense layer's gradient is a product of these two.
+    held: for one row, a dense layer's gradient is a product of these two. Of units of several rows, whose gradients may
+    cancel, a norm that is computed in this way could be too small, and so the clip too large.
 
     Args:
         problem: The problem.
@@ -96,7 +97,7 @@ class ByLayers(UnitGradients):
         )
 
     def sums(self, rows: Tensor, batch: UnitBatch, factors: Factors) -> tuple[Tensor, Tensor]:
-        (nodes, units, width), places = batch.weights.shape, iter(self._layout)
+        (nodes, units, _), places = batch.weights.shape, iter(self._layout)
         x, read, made = batch.inputs.flatten(1, 2).to(rows.dtype), [], []
         with torch.enable_grad():
             for layer in self._layers:
@@ -107,26 +108,16 @@ class ByLayers(UnitGradients):
                     made.append(x)
                 else:
                     x = x.flatten(2) if isinstance(layer, nn.Flatten) else layer(x)
-            losses = self._each(x.flatten(0, 1), batch.targets.flatten(0, 2)).view(nodes, units, width)
-            losses = (losses * batch.weights).sum(dim=-1)
+            losses = self._each(x.flatten(0, 1), batch.targets.flatten(0, 2)).view(nodes, units)
             slopes = torch.autograd.grad(losses.sum(), made)
-        squares = torch.zeros(nodes, units, dtype=rows.dtype, device=rows.device)
         dense = [layer for layer in self._layers if isinstance(layer, nn.Linear)]
-        shaped = [(a.unflatten(1, (units, width)), g.unflatten(1, (units, width))) for a, g in zip(read, slopes)]
-        for layer, (a, g) in zip(dense, shaped):
-            if width == 1:
-                squares += (a * a).sum(dim=(-2, -1)) * (g * g).sum(dim=(-2, -1))
-            else:
-                squares += ((a @ a.mT) * (g @ g.mT)).sum(dim=(-2, -1)).clamp_(min=0.0)
-            if layer.bias is not None:
-                squares += g.sum(dim=-2).square().sum(dim=-1)
-        scale = factors(squares.sqrt())
-        row_scale = scale.unsqueeze(-1).expand(-1, -1, width).flatten(1).unsqueeze(-1)
-        parts = []
+        squares = torch.zeros(nodes, units, dtype=rows.dtype, device=rows.device)
         for layer, a, g in zip(dense, read, slopes):
-            scaled = torch.where(row_scale > 0, g * row_scale, 0.0)
-            counted = torch.where(row_scale > 0, a, 0.0)
-            parts.append((scaled.mT @ counted).flatten(1))
+            squares += (a.square().sum(dim=-1) + (layer.bias is not None)) * g.square().sum(dim=-1)
+        scale, parts = factors(squares.sqrt()).unsqueeze(-1), []
+        for layer, a, g in zip(dense, read, slopes):
+            scaled = torch.where(scale > 0, g * scale, 0.0)
+            parts.append((scaled.mT @ torch.where(scale > 0, a, 0.0)).flatten(1))
             if layer.bias is not None:
                 parts.append(scaled.sum(dim=1))
         return torch.cat(parts, dim=1), losses.detach()
@@ -176,7 +167,7 @@ def _flat(module: nn.Module) -> list[nn.Module] | None:
     return [module] if plain or flat else None
 
 
-def unit_gradients(problem: Prepared, model: FlatModel) -> UnitGradients:
+def unit_gradients(problem: Prepared, model: FlatModel, rows_per_unit: int) -> UnitGradients:
     """Returns how the gradients of units are computed for a model."""
-    layers = dense_chain(problem, model)
+    layers = dense_chain(problem, model) if rows_per_unit == 1 else None
     return EveryUnit(problem, model) if layers is None else ByLayers(problem, model, layers)
