@@ -30,7 +30,7 @@ from fairmesh.problems.row_loss import as_floats
 from fairmesh.problems.unit_gradients import UnitBatch, unit_gradients
 
 _SLACK = 2.0**-10  # of the clip; half of it covers the rounding of sums, half that of norms in short floats
-_AT_ONCE = {"cpu": 1 << 26, "cuda": 1 << 28}  # numbers of units' gradients that are held at once
+_AT_ONCE = {"cpu": 1 << 26, "cuda": 1 << 29}  # numbers of units' gradients that are held at once
 
 
 class _Division(NamedTuple):
