@@ -12,20 +12,21 @@ class SealedRows:
     Args:
         samples: The rows.
         fingerprint: A digest of them, by which a run is continued with the same rows only.
+        unit: What the site calls a unit of several rows. Default: "unit".
     """
 
-    def __init__(self, samples: Samples, fingerprint: str):
+    def __init__(self, samples: Samples, fingerprint: str, unit: str = "unit"):
         self._samples, self.fingerprint = samples, fingerprint
-        self.unit = "row" if samples.units is None else "unit"
+        self.unit = "row" if samples.units is None else unit
 
     def opened(self) -> Samples:
         """Returns the rows."""
         return self._samples
 
 
-def sealed(samples: Samples, fingerprint: str) -> Samples:
+def sealed(samples: Samples, fingerprint: str, unit: str = "unit") -> Samples:
     """Returns samples without values, one per unit, which hold the given ones behind a seal. Whatever reads inputs,
     targets, units or subgroups of them finds nothing, and fails."""
     if samples.sealed is not None or not samples.here:
         return samples
-    return replace(Samples.elsewhere(units_of(samples), samples), sealed=SealedRows(samples, fingerprint))
+    return replace(Samples.elsewhere(units_of(samples), samples), sealed=SealedRows(samples, fingerprint, unit))

@@ -4,6 +4,7 @@ import hashlib
 import itertools
 import math
 import os
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -36,7 +37,7 @@ class PrivateRun:
         rounds: How many rounds the noise is for.
         loss_clip: The largest loss of a unit.
         loss_share: The share of the budget for losses; 0 for an algorithm that does not use them.
-        unit: What is protected: "row", or "unit" if rows belong to units such as patients.
+        unit: What is protected: "row", or what a unit of several rows is called, such as "patient".
         secrets: The secrets of the sites whose data is here, or one secret of the whole simulation.
         generation: That of a mesh; 0 elsewhere.
         charge: Asked before every release, with what it is a function of; None if the run's length bounds them.
@@ -64,19 +65,19 @@ class PrivateRun:
             with_losses: Whether the algorithm uses the losses of the sites.
         """
         privacy, batch = _settings(problem), problem.sampling.batch
-        releases = []
+        loss_clip, releases = _loss_clip(problem, privacy), []
         for split in problem.every_split:
             for i, site in enumerate(split.sites):
+                _refuse_size(len(site.train), batch, privacy, f"site {i} ({site.name})")
+        for split in problem.every_split:
+            for site in split.sites:
                 units = len(site.train)
-                _refuse_size(units, batch, privacy, f"site {i} ({site.name})")
                 noise = noise_for(privacy.epsilon, privacy.delta, units, batch, rounds * calls)
                 rate = min(1.0, batch / units)
                 releases.append(Releases(units, rate, static_shape(units, batch), noise, rounds * calls))
-        loss_clip = _loss_clip(problem, privacy)
         share = privacy.loss_share if with_losses else 0.0
-        named = {samples.sealed.unit for samples in problem.train_sets if samples.sealed}
-        unit = "unit" if "unit" in named else "row"
-        return PrivateRun(privacy, tuple(releases), calls, rounds, loss_clip, share, unit)
+        named = {samples.sealed.unit: None for samples in problem.train_sets if samples.sealed}
+        return PrivateRun(privacy, tuple(releases), calls, rounds, loss_clip, share, " or ".join(named) or "row")
 
     def with_secrets(self, seed: int) -> "PrivateRun":
         """Returns it with secrets of its own, unless it has some: of a repeatable simulation from the seed."""
@@ -116,8 +117,30 @@ class PrivateRun:
         distinct = {release._replace(times=times) for release in releases}
         return max(epsilon_of([release], self.privacy.delta) for release in distinct)
 
-    def table(self, rounds: int) -> dict[str, Any]:
-        """Returns what a summary says of the budget after so many rounds."""
+    def together(self, rounds: int, splits: Sequence[int]) -> float:
+        """Returns the largest epsilon of any site after so many rounds of several models that are trained on its rows.
+
+        Args:
+            rounds: How many rounds.
+            splits: The split of the data that each model is trained on. Other splits of a site's rows may have the
+                same units, so that what they spend adds up.
+        """
+        times, n = min(rounds, self.rounds) * self.calls, len(self.releases) // (max(splits) + 1)
+        found = []
+        for i in range(n):
+            counts = Counter(self.releases[split * n + i] for split in splits)
+            parts = [release._replace(times=times * count) for release, count in counts.items()]
+            found.append(epsilon_of(sorted(parts), self.privacy.delta))
+        return max(found)
+
+    def table(self, rounds: int, splits: Sequence[int] = (0,)) -> dict[str, Any]:
+        """Returns what a summary says of the budget after so many rounds.
+
+        Args:
+            rounds: How many rounds.
+            splits: The split of the data that each replica is trained on. Default: (0,), one replica.
+        """
+        together = {"together": self.together(rounds, splits), "models": len(splits)} if len(splits) > 1 else {}
         return {
             "epsilon": self.largest_spent(rounds),
             "delta": self.privacy.delta,
@@ -129,16 +152,25 @@ class PrivateRun:
             "loss_share": self.loss_share,
             "noise": [release.noise for release in self.releases],
             "units": [release.units for release in self.releases],
+            "epsilons": [self._spent_by([release], rounds) for release in self.releases],
+            "batch": max(release.rate * release.units for release in self.releases),
             "releases": min(rounds, self.rounds) * self.calls,
+            **together,
             "secret": "from the seed: not for publication" if self.privacy.repeatable else "of its own",
         }
 
 
 def seal(problem: "Prepared") -> "Prepared":
-    """Returns the problem without the values of its training rows, which only the mechanism can open."""
+    """Returns the problem without the values of its training rows, which only the mechanism can open. Its tables have
+    no rows, and no site has reserved ones."""
+
+    def sealed_site(site: Any) -> Any:
+        table = site.table and site.table.without_rows()
+        train = sealed(site.train, _print_of(site.train), str(site.unit))
+        return replace(site, train=train, table=table, reserved=None)
 
     def sealed_split(split: "Prepared") -> "Prepared":
-        sites = [replace(site, train=sealed(site.train, _print_of(site.train))) for site in split.sites]
+        sites = [sealed_site(site) for site in split.sites]
         probe = split.probe
         zeros = [trees.mapped(torch.zeros_like, part) for part in (probe.inputs, probe.targets, probe.more_targets)]
         names = ("inputs", "targets", "more_targets")

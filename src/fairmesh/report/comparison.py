@@ -160,7 +160,7 @@ def _facts(run: Run) -> dict[str, Any]:
 
 
 def _digests(run: Run) -> list[str]:
-    return [site["digest"] for site in _data(run).get("sites", []) if "digest" in site]
+    return [site["digest"] for site in _data(run).get("sites", []) if site.get("digest")]
 
 
 def _data(run: Run) -> Mapping[str, Any]:

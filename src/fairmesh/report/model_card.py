@@ -81,10 +81,16 @@ def _data(card: Json) -> Iterable[str]:
     predicted = f"one of {data['classes']} classes" if data["classes"] else "numbers"
     yield f"Each sample has inputs of shape {data['inputs']}; the model predicts {predicted}."
     sets = ("train", "validation", "test")
-    rows = [
-        [site["name"], site["group"], *(site[name] for name in sets), site["digest"][:16]] for site in data["sites"]
-    ]
-    yield _table([["site", "group", *sets, "SHA-256 of training data"], *rows])
+    if card.get("privacy"):
+        yield f"Of training data, the number of {card['privacy']['unit']}s is told, and no digest."
+        yield _table(
+            [["site", "group", *sets], *([s["name"], s["group"], *(s[n] for n in sets)] for s in data["sites"])]
+        )
+    else:
+        rows = [
+            [site["name"], site["group"], *(site[name] for name in sets), site["digest"][:16]] for site in data["sites"]
+        ]
+        yield _table([["site", "group", *sets, "SHA-256 of training data"], *rows])
     if data["classes"] and any("classes" in site for site in data["sites"]):
         rows = [
             [site["name"], *(" / ".join(map(str, site.get("classes", {}).get(name, ["-"]))) for name in sets)]
