@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from fairmesh.errors import listed
 from fairmesh.report import tables
 from fairmesh.report.sections import Json
+from fairmesh.report.sentences import privacy_rows, privacy_sentences
 
 _BLANKS = {
     "intended-use": "What is the model for, and who may use it?",
@@ -47,6 +48,8 @@ def model_card(card: Json, before: str = "") -> str:
         _table(tables.of_sites(card, order)),
         _table(tables.of_metrics(card, order)),
         *map(_text, card["notes"]),
+        *(["## Privacy", *map(_text, privacy_sentences(card["privacy"]))] if card["privacy"] else []),
+        _table(privacy_rows(card)) if card["privacy"] else "",
         "## Data",
         blank("data"),
         *_data(card),
@@ -81,8 +84,8 @@ def _data(card: Json) -> Iterable[str]:
     predicted = f"one of {data['classes']} classes" if data["classes"] else "numbers"
     yield f"Each sample has inputs of shape {data['inputs']}; the model predicts {predicted}."
     sets = ("train", "validation", "test")
-    if card.get("privacy"):
-        yield f"Of training data, the number of {card['privacy']['unit']}s is told, and no digest."
+    if card["privacy"]:
+        yield f"Of training data, the number of units is told, and no digest."
         yield _table(
             [["site", "group", *sets], *([s["name"], s["group"], *(s[n] for n in sets)] for s in data["sites"])]
         )

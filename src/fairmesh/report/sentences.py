@@ -110,3 +110,49 @@ def hints(card: Mapping[str, Any]) -> list[str]:
     if card["left_out"] is None and not between and len(sites) > 2:
         found.append("To see how the model does at a site that took no part, run with --leave-one-out.")
     return found
+
+
+def privacy_sentences(privacy: Mapping[str, Any]) -> list[str]:
+    """Returns what a private run has spent, and what that does not cover, in sentences; none without privacy.
+
+    Args:
+        privacy: The entry of summary.json; {} if there is none.
+    """
+    if not privacy:
+        return []
+    unit, delta = privacy["unit"], f"delta = {privacy['delta']:g}"
+    said = [
+        f"Private per {unit}: no site has spent more than epsilon = {privacy['epsilon']:.3g} of {privacy['budget']:g} "
+        f"at {delta} on its training rows. Metrics are measured on held-out rows without noise, which this does not "
+        "cover."
+    ]
+    if "together" in privacy:
+        said.append(
+            f"That is for each of {privacy['models']} models. Whoever sees all of them, or the best of them, learns "
+            f"what epsilon = {privacy['together']:.3g} allows."
+        )
+    if privacy.get("secret", "").startswith("from the seed"):
+        said.append(
+            "The noise was drawn from the seed (privacy.repeatable), so whoever knows the seed can remove it: do not "
+            "publish this model as private."
+        )
+    return said
+
+
+def privacy_rows(card: Mapping[str, Any]) -> list[list[str]]:
+    """Returns what every site has spent of its budget, with a header; of several splits, for the first.
+
+    Args:
+        card: What the report says of a private run.
+    """
+    privacy = card["privacy"]
+    header = ["site", "units", "epsilon spent", "budget", "delta", "clip", "noise, in clips", "expected batch"]
+    found = zip(card["sites"], privacy["units"], privacy["epsilons"], privacy["noise"])
+    same = [f"{privacy['budget']:g}", f"{privacy['delta']:g}", f"{privacy['clip']:g}"]
+    return [
+        header,
+        *(
+            [str(site["name"]), f"{units:,}", f"{spent:.3g}", *same, f"{noise:.3g}", f"{privacy['batch']:.3g}"]
+            for site, units, spent, noise in found
+        ),
+    ]
