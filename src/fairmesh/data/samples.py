@@ -107,6 +107,7 @@ class Samples:
     def some(self) -> "Samples":
         """Returns samples in memory that stand for the whole set: all of them, or at most 256 at even distances that
         are read from a stream."""
+        self.refuse_sealed()
         if not self.stream or not len(self):
             return self
         count = min(len(self), _SOME, max(16, _SOME_BYTES * len(self) // self.nbytes))

@@ -23,6 +23,7 @@ from fairmesh.problems.models import (
     PaperCNN,
     build_in_units,
 )
+from fairmesh.problems.private_data import refuse_open_tables
 from fairmesh.problems.row_loss import loss_in_spreads
 
 _LOSSES = {"cross-entropy": nn.functional.cross_entropy, "squared-error": squared_error}
@@ -96,6 +97,7 @@ def _is_vector(targets: Any) -> bool:
 
 def _shape_alone(sites: Sequence[Site], model: Model, outputs: int) -> tuple[Any, int]:
     """Returns the shape of one input, and the number of outputs, of which the values of rows tell nothing."""
+    refuse_open_tables(sites)
     first = Samples.of(sites[0].train, "site 0")
     shape = trees.mapped(lambda part: part.shape[1:], first.inputs)
     targets = first.targets

@@ -2,12 +2,14 @@
 are sealed."""
 
 import warnings
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from fairmesh.data.samples import Samples
+from fairmesh.data.site import Site
 from fairmesh.data.site_tables import is_fitted
 from fairmesh.data.units import units_of
 from fairmesh.errors import BadInput, in_a_line, listed
@@ -24,14 +26,7 @@ WHERE = "(docs/concepts/privacy.md lists what goes with privacy)"
 
 def check_private_data(problem: "Prepared") -> None:
     """Raises BadInput if training rows would show in another way than by noised sums, or have no gradients by unit."""
-    tables = [site.name for site in problem.sites if is_fitted(site)]
-    if tables:
-        raise BadInput(
-            f"privacy: columns of {listed(tables, 4)} are scaled, filled or have categories or classes by what the "
-            "training rows of all sites hold; write a [contract] in which no column has standardize = true or fill = "
-            '"mean", and each category, yes-no column and label lists its classes '
-            f"{WHERE}"
-        )
+    refuse_open_tables(problem.sites)
     for i, site in enumerate(problem.sites):
         where = f"site {i} ({site.name})"
         if not site.train.here or site.train.sealed:
@@ -49,6 +44,18 @@ def check_private_data(problem: "Prepared") -> None:
             "of fm.losses.ModelLoss return one number per sample (samples,)"
         )
     _refuse_mixing(problem)
+
+
+def refuse_open_tables(sites: Sequence[Site]) -> None:
+    """Raises BadInput for tables whose preprocessing depends on the training rows of all sites."""
+    tables = [str(site.name) for site in sites if is_fitted(site)]
+    if tables:
+        raise BadInput(
+            f"privacy: columns of {listed(tables, 4)} are scaled, filled or have categories or classes by what the "
+            "training rows of all sites hold; write a [contract] in which no column has standardize = true or fill = "
+            '"mean", and each category and label lists its classes '
+            f"{WHERE}"
+        )
 
 
 def _check_units(samples: Samples, unit: str, where: str) -> None:

@@ -48,9 +48,9 @@ def refuse_with_privacy(
         "trainer": problem.trainer is not None
         and "is code of your own, whose steps nobody accounts for; let fairmesh compute the gradients: leave it out, "
         "and give the model and the loss",
-        "parts": problem.flat_model.own_dim > 0 and "keeps parts at a site, which are trained without noise",
-        "batch_norm": len(problem.flat_model.momenta) > 0
+        "batch_norm": (len(problem.flat_model.momenta) > 0 or problem.batch_norm in ("local", "shared"))
         and 'has statistics over a batch, which mix units; use "frozen" or "convert"',
+        "parts": problem.flat_model.own_dim > 0 and "keeps parts at a site, which are trained without noise",
         "personalization": personalization is not None
         and "tells other sites sums over training rows; adapt the common model inside your site instead",
         "options.compare_weights": bool(options.compare_weights) and "trains twice on the same rows",
