@@ -320,7 +320,10 @@ BAD: dict[str, tuple[Any, tuple[str, ...]]] = {
     ),
     "batch": (lambda: Plan.of(problem(sampling=fm.Sampling(batch=32)), rounds=2), ("24", "32", "sampling.batch")),
     "loss clip": (
-        lambda: Plan.of(problem([fm.Site((torch.randn(40, FEATURES), torch.randn(40, 2)), test=_numbers())], loss=_squares), rounds=2),
+        lambda: Plan.of(
+            problem([fm.Site((torch.randn(40, FEATURES), torch.randn(40, 2)), test=_numbers())], loss=_squares),
+            rounds=2,
+        ),
         ("privacy.loss_clip",),
     ),
 }
