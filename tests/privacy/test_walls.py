@@ -112,7 +112,8 @@ def test_prepare_leaves_no_row_of_a_table_in_a_private_run(tmp_path):
     made = table_experiment(tmp_path, closed_contract()).problem()
     tables = [one.table for one in made.sites]
     assert all(table is not None and not table.rows and not table.columns for table in tables)
-    assert made.preprocessing is not None and made.preprocessing.classes == ("ill", "well")
+    assert made.preprocessing is not None
+    assert made.preprocessing.classes == ("ill", "well")
 
 
 READS = {
@@ -359,12 +360,16 @@ def test_run_folder_tells_units_and_no_count_or_digest_of_training_rows(tmp_path
     fm.run(experiment(tmp_path), out=tmp_path / "run")
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     privacy, data = summary["privacy"], summary["provenance"]["data"]
-    assert privacy["unit"] == "patient" and privacy["accountant"].startswith("dp-accounting")
-    assert 0 < privacy["epsilon"] <= 8 and privacy["delta"] == 1e-3 and privacy["units"] == [24, 24, 24]
+    assert privacy["unit"] == "patient"
+    assert privacy["accountant"].startswith("dp-accounting")
+    assert 0 < privacy["epsilon"] <= 8
+    assert privacy["delta"] == 1e-3
+    assert privacy["units"] == [24, 24, 24]
     assert [one["train"] for one in data["sites"]] == [24, 24, 24]
     assert not any("train" in one["classes"] for one in data["sites"])
     assert {one["digest"] for one in data["sites"]} | {data["digest"]} == {""}
-    assert summary["judged_on"] == "test" and "penalties" not in summary
+    assert summary["judged_on"] == "test"
+    assert "penalties" not in summary
 
 
 def test_report_card_and_terminal_say_what_was_spent(tmp_path):
@@ -377,7 +382,9 @@ def test_report_card_and_terminal_say_what_was_spent(tmp_path):
         (tmp_path / "run" / "model-card.md").read_text(),
         "\n".join(line for line in lines if isinstance(line, str)),
     ):
-        assert spent in text and "per patient" in text and "without noise" in text
+        assert spent in text
+        assert "per patient" in text
+        assert "without noise" in text
     (told,) = json.loads((tmp_path / "run" / "report.json").read_text())["runs"]
     assert told["privacy"] == json.loads(json.dumps(result.privacy))
     assert "SHA-256 of training data" not in (tmp_path / "run" / "model-card.md").read_text()

@@ -75,7 +75,8 @@ def test_resumed_run_ends_bit_identical_also_in_another_place(tmp_path):
     shutil.move(crashed(tmp_path / "run"), tmp_path / "moved")
     assert (tmp_path / "moved" / SECRET).stat().st_mode & 0o077 == 0  # nobody else reads it
     resumed = train(out=tmp_path / "moved", resume=True)
-    assert torch.equal(resumed.row(), straight.row()) and resumed.privacy == straight.privacy
+    assert torch.equal(resumed.row(), straight.row())
+    assert resumed.privacy == straight.privacy
     assert records_of(tmp_path / "moved") == records_of(tmp_path / "straight")
     assert not (tmp_path / "moved" / SECRET).exists()  # so that nobody can compute the noise any more
 
@@ -84,7 +85,8 @@ def test_resumed_run_with_a_secret_of_its_own_repeats_the_noise_of_lost_rounds(t
     own = dataclasses.replace(PRIVACY, repeatable=False)
     before = records_of(crashed(tmp_path / "run", privacy=own))
     train(problem(privacy=own), out=tmp_path / "run", resume=True)
-    assert records_of(tmp_path / "run")[: len(before)] == before and len(before) > 4  # the checkpoint is of round 4
+    assert records_of(tmp_path / "run")[: len(before)] == before
+    assert len(before) > 4
     other = train(problem(privacy=own))
     assert other.records[len(before) - 1]["loss"] != before[-1]["loss"]
 
@@ -140,7 +142,8 @@ def test_resume_with_more_rounds_stops_at_the_budget(tmp_path, finished):
             train(algorithm=algorithm, out=tmp_path / "run", observers=[crash(5)])
     longer = train(algorithm=algorithm, rounds=3 * ROUNDS, out=tmp_path / "run", resume=True)
     assert (longer.rounds, longer.privacy["releases"]) == (ROUNDS, ROUNDS)
-    assert "budget" in str(longer.stop_reason) and longer.privacy["epsilon"] <= 8
+    assert "budget" in str(longer.stop_reason)
+    assert longer.privacy["epsilon"] <= 8
 
 
 def test_folder_of_a_private_run_is_taken_over_by_no_other(tmp_path):
@@ -260,5 +263,6 @@ def test_csv_has_epsilon_and_records_have_one_number_that_rises(tmp_path):
     with open(tmp_path / "rows.csv", newline="") as file:
         column = [float(row["epsilon"]) for row in csv.DictReader(file)]
     assert column == [record["epsilon"] for record in result.records] == sorted(set(column))
-    assert column[0] == 0 and column[-1] == pytest.approx(result.privacy["epsilon"])
+    assert column[0] == 0
+    assert column[-1] == pytest.approx(result.privacy["epsilon"])
     assert "epsilon" not in result.problem.metrics

@@ -55,7 +55,7 @@ class Site:
     table: Any = None
     rows: Any = None
     units: Any = None
-    unit: str = "unit"
+    unit: Any = "unit"
 
 
 def with_sets(

@@ -85,7 +85,7 @@ def _data(card: Json) -> Iterable[str]:
     yield f"Each sample has inputs of shape {data['inputs']}; the model predicts {predicted}."
     sets = ("train", "validation", "test")
     if card["privacy"]:
-        yield f"Of training data, the number of units is told, and no digest."
+        yield "Of training data, the number of units is told, and no digest."
         yield _table(
             [["site", "group", *sets], *([s["name"], s["group"], *(s[n] for n in sets)] for s in data["sites"])]
         )
