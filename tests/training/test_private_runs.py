@@ -116,15 +116,14 @@ def test_resume_refuses_a_folder_that_does_not_know_what_was_spent(tmp_path, nam
 
 
 OTHERS = {
-    "epsilon": ({"privacy": dataclasses.replace(PRIVACY, epsilon=9.0)}, "privacy"),
     "clip": ({"privacy": dataclasses.replace(PRIVACY, clip=2.0)}, "privacy"),
+    "epsilon": ({"privacy": dataclasses.replace(PRIVACY, epsilon=9.0)}, "privacy"),
     "batch": ({"sampling": fm.Sampling(batch=9)}, "batch"),
     "rows": ({"sites": [dataclasses.replace(s, train=(s.train[0] + 1, s.train[1])) for s in sites()]}, "data"),
 }
 
 
 @pytest.mark.parametrize("name", OTHERS)
-@pytest.mark.quick_cases("all")
 def test_resume_refuses_other_settings_and_rows(tmp_path, name):
     settings, named = OTHERS[name]
     crashed(tmp_path / "run")
@@ -180,10 +179,10 @@ def test_replicas_of_a_private_run_have_noise_of_their_own():
 
 STEP = 0.1
 ALGORITHMS: dict[str, tuple[fm.algorithms.Algorithm, int]] = {  # and the releases of a round
-    "tracked-ad-gda": (fm.TrackedADGDA(), 1),
     "ad-gda": (fm.ADGDA(primal_step=STEP, dual_step=0.1), 1),
     "choco-sgd": (fm.ChocoSGD(primal_step=STEP), 1),
     "choco-sgd, 2 local steps": (fm.ChocoSGD(primal_step=STEP, local_steps=2), 2),
+    "tracked-ad-gda": (fm.TrackedADGDA(), 1),
     "dsgd": (fm.algorithms.DSGD(primal_step=STEP), 1),
     "dr-dsgd": (fm.algorithms.DRDSGD(primal_step=STEP, temperature=5.0), 1),
     "fedavg": (fm.algorithms.FedAvg(primal_step=STEP, local_steps=2), 2),
@@ -196,7 +195,6 @@ ALGORITHMS: dict[str, tuple[fm.algorithms.Algorithm, int]] = {  # and the releas
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
-@pytest.mark.quick_cases("all")
 def test_every_evaluation_of_an_algorithm_is_a_release_that_is_counted(name, monkeypatch):
     algorithm, releases = ALGORITHMS[name]
     counted = []

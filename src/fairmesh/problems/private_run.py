@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from fairmesh.problems.hosted_nodes import HostedNodes
     from fairmesh.problems.prepared import Prepared
 
+_FRACTIONS = 50  # of a run, at which records tell what was spent
 Charge = Callable[[int, int, Tensor], Sequence[bool]]  # (round, call, nonces) -> which nodes may release
 
 
@@ -104,9 +105,11 @@ class PrivateRun:
         return keys
 
     def spent(self, rounds: int) -> float:
-        """Returns the epsilon after so many rounds of the site with the highest sampling rate, for records."""
+        """Returns the epsilon after so many rounds of the site with the highest sampling rate, for records. Within the
+        run it is rounded up to that of the next fiftieth, since each number takes long to compute."""
         fastest = max(self.releases, key=lambda release: release.rate)
-        return self._spent_by([fastest], rounds)
+        step = math.ceil(self.rounds / _FRACTIONS)
+        return self._spent_by([fastest], math.ceil(rounds / step) * step)
 
     def largest_spent(self, rounds: int) -> float:
         """Returns the largest epsilon of any site after so many rounds."""
