@@ -103,6 +103,7 @@ def _shape_alone(sites: Sequence[Site], model: Model, outputs: int) -> tuple[Any
     targets = first.targets
     if not isinstance(targets, Tensor) or targets.is_floating_point():
         return shape, max(1, trees.leaves(targets)[0].shape[1:].numel())
+    outputs = outputs or max((site.train.sealed.outputs for site in sites if _is_sealed(site)), default=0)
     if not outputs and not isinstance(model, ImportedModel | LoRA):
         raise BadInput(
             "privacy: how many classes there are would follow from the labels of the training rows; name them, as "
@@ -110,6 +111,10 @@ def _shape_alone(sites: Sequence[Site], model: Model, outputs: int) -> tuple[Any
             "your own as the model"
         )
     return shape, outputs
+
+
+def _is_sealed(site: Site) -> bool:
+    return isinstance(site.train, Samples) and site.train.sealed is not None
 
 
 def shape_of(sites: Sequence[Site]) -> tuple[Any, int]:
@@ -126,5 +131,9 @@ def shape_of(sites: Sequence[Site]) -> tuple[Any, int]:
         return shape, max(1, targets.shape[1:].numel())
     if any(samples.stream and samples.labels is None for samples in every):
         return shape, 0  # known to the model, if it is the user's own
-    labels = 1 + max(int(samples.known_targets().max()) for samples in every if samples.here)
+    labels = max(
+        samples.sealed.outputs if samples.sealed else 1 + int(samples.known_targets().max())
+        for samples in every
+        if samples.here
+    )
     return shape, max([labels, *(len(site.table.preprocessing.classes) for site in sites if site.table)])

@@ -13,11 +13,13 @@ import torch
 from torch import Tensor
 
 from fairmesh.data.sealed import sealed
+from fairmesh.data.site import Site
 from fairmesh.errors import BadInput
 from fairmesh.numerics import SECRET_BYTES, trees
 from fairmesh.privacy.accounting import ACCOUNTANT, Releases, epsilon_of, noise_for, static_shape
 from fairmesh.privacy.settings import Privacy
 from fairmesh.problems.identity import fingerprint
+from fairmesh.problems.model_for_sites import shape_of
 
 if TYPE_CHECKING:
     from fairmesh.problems.hosted_nodes import HostedNodes
@@ -66,7 +68,7 @@ class PrivateRun:
             with_losses: Whether the algorithm uses the losses of the sites.
         """
         privacy, batch = _settings(problem), problem.sampling.batch
-        loss_clip, releases = _loss_clip(problem, privacy), []
+        loss_clip, releases = loss_clip_of(problem, privacy), []
         for split in problem.every_split:
             for i, site in enumerate(split.sites):
                 _refuse_size(len(site.train), batch, privacy, f"site {i} ({site.name})")
@@ -167,13 +169,8 @@ def seal(problem: "Prepared") -> "Prepared":
     """Returns the problem without the values of its training rows, which only the mechanism can open. Its tables have
     no rows, and no site has reserved ones."""
 
-    def sealed_site(site: Any) -> Any:
-        table = site.table and site.table.without_rows()
-        train = sealed(site.train, _print_of(site.train), str(site.unit))
-        return replace(site, train=train, table=table, reserved=None)
-
     def sealed_split(split: "Prepared") -> "Prepared":
-        sites = [sealed_site(site) for site in split.sites]
+        sites = [_sealed(site) for site in split.sites]
         probe = split.probe
         zeros = [trees.mapped(torch.zeros_like, part) for part in (probe.inputs, probe.targets, probe.more_targets)]
         names = ("inputs", "targets", "more_targets")
@@ -182,8 +179,12 @@ def seal(problem: "Prepared") -> "Prepared":
     return problem.each(sealed_split) if problem.splits else sealed_split(problem)
 
 
-def _print_of(samples: Any) -> str:
-    return fingerprint(samples) if samples.here else ""
+def _sealed(site: Site) -> Site:
+    if not site.train.here or site.train.sealed:
+        return site
+    table = site.table and site.table.without_rows()
+    train = sealed(site.train, fingerprint(site.train), shape_of([site])[1], str(site.unit))
+    return replace(site, train=train, table=table, reserved=None)
 
 
 def _settings(problem: "Prepared") -> Privacy:
@@ -192,7 +193,8 @@ def _settings(problem: "Prepared") -> Privacy:
     return problem.privacy
 
 
-def _loss_clip(problem: "Prepared", privacy: Privacy) -> float:
+def loss_clip_of(problem: "Prepared", privacy: Privacy) -> float:
+    """Returns the largest loss of a unit that counts."""
     if privacy.loss_clip is not None:
         return privacy.loss_clip
     if not problem.classes:
