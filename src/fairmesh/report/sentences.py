@@ -120,11 +120,16 @@ def privacy_sentences(privacy: Mapping[str, Any]) -> list[str]:
     """
     if not privacy:
         return []
-    unit, delta = privacy["unit"], f"delta = {privacy['delta']:g}"
+    measured = "Metrics are measured on held-out rows without noise, which this does not cover."
+    if "evaluation_epsilon" in privacy:  # between organisations
+        once = privacy["evaluation_epsilon"]
+        measured = (
+            f"Metrics are one evaluation of each site's test rows, with noise for epsilon = {once:g} of their own."
+        )
+        measured = measured if once else "Sites have told no metrics."
     said = [
-        f"Private per {unit}: no site has spent more than epsilon = {privacy['epsilon']:.3g} of {privacy['budget']:g} "
-        f"at {delta} on its training rows. Metrics are measured on held-out rows without noise, which this does not "
-        "cover."
+        f"Private per {privacy['unit']}: no site has spent more than epsilon = {privacy['epsilon']:.3g} of "
+        f"{privacy['budget']:g} at delta = {privacy['delta']:g} on its training rows. {measured}"
     ]
     if "together" in privacy:
         said.append(
@@ -145,14 +150,21 @@ def privacy_rows(card: Mapping[str, Any]) -> list[list[str]]:
     Args:
         card: What the report says of a private run.
     """
-    privacy = card["privacy"]
-    header = ["site", "units", "epsilon spent", "budget", "delta", "clip", "noise, in clips", "expected batch"]
-    found = zip(card["sites"], privacy["units"], privacy["epsilons"], privacy["noise"])
-    same = [f"{privacy['budget']:g}", f"{privacy['delta']:g}", f"{privacy['clip']:g}"]
-    return [
-        header,
-        *(
-            [str(site["name"]), f"{units:,}", f"{spent:.3g}", *same, f"{noise:.3g}", f"{privacy['batch']:.3g}"]
-            for site, units, spent, noise in found
-        ),
+    privacy, names = card["privacy"], [str(site["name"]) for site in card["sites"]]
+    by_name = privacy.get("sites", {})  # between organisations, where sites tell nothing but what they have spent
+    spent = [by_name.get(name) for name in names] if by_name else privacy["epsilons"][: len(names)]
+    columns = [
+        ["site", *names],
+        ["epsilon spent", *("not told" if one is None else f"{one:.3g}" for one in spent)],
+        *([what, *[f"{privacy[key]:g}"] * len(names)] for what, key in _SAME_AT_ALL.items()),
     ]
+    if "units" in privacy:
+        columns.insert(1, ["units", *(f"{count:,}" for count in privacy["units"][: len(names)])])
+        columns += [
+            ["noise, in clips", *(f"{noise:.3g}" for noise in privacy["noise"][: len(names)])],
+            ["expected batch", *[f"{privacy['batch']:.3g}"] * len(names)],
+        ]
+    return [list(row) for row in zip(*columns)]
+
+
+_SAME_AT_ALL = {"budget": "budget", "delta": "delta", "clip": "clip"}
