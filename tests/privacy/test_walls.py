@@ -16,7 +16,6 @@ from torch import Tensor, nn
 import fairmesh as fm
 from fairmesh.data.samples import Samples
 from fairmesh.data.sealed import SealedRows
-from fairmesh.problems.private_data import _place
 from fairmesh.problems.problem import prepare
 from fairmesh.report.runs import Run
 from fairmesh.report.text import run_in_words
@@ -154,6 +153,7 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "compare_weights": ({}, {"compare_weights": True}),
     "choose_weights": ({}, {"choose_weights": True}),
     "keep_best": ({}, {"keep_best": True}),
+    "penalties": ({"objective": fm.Objective(penalties={"site 0": 1.0})}, {}),
     "precision": ({}, {"precision": "bf16"}),
     "primal_step": ({}, {"algorithm": fm.algorithms.FedAvg()}),
     "ascends": ({}, {"algorithm": fm.algorithms.DRFA(primal_step=0.1, ascends="error")}),
@@ -242,11 +242,13 @@ def test_problem_refuses_rows_that_are_both_trained_and_judged_on():
         problem([site(0, units=named)])
 
 
-def test_place_of_a_view_ends_with_its_last_element():
-    tensor = torch.zeros(4, 3)
-    first, last = _place(tensor[1:3])
-    assert (first - tensor.data_ptr(), last - first) == (12, 24)
-    assert _place(tensor[:, 0])[1] - _place(tensor)[0] == 40
+def test_rows_of_one_array_may_be_divided_between_training_and_testing():
+    whole, labels = torch.randn(60, FEATURES), torch.arange(60) % 2
+    apart = fm.Site((whole[::2], labels[::2]), test=(whole[1::2], labels[1::2]))
+    after = fm.Site((whole[:30], labels[:30]), test=(whole[30:], labels[30:]))
+    assert problem([apart, after]).n == 2
+    with refused("site 0"):
+        problem([fm.Site((whole[::2], labels[::2]), test=(whole[20:], labels[20:]))])
 
 
 @pytest.mark.filterwarnings("error")
@@ -351,6 +353,42 @@ def test_privacy_says_which_extra_is_missing(monkeypatch):
     monkeypatch.setitem(sys.modules, "dp_accounting", None)
     with refused("fairmesh[privacy]"):
         Plan.of(problem(privacy=fm.Privacy(epsilon=3.21, delta=1e-3)), rounds=2)
+
+
+# What goes with privacy -----------------------------------------------------------------------------------------------
+
+
+def test_head_on_frozen_features_is_trained_by_units(tmp_path):
+    encoder = nn.Sequential(nn.Linear(FEATURES, 6), nn.Tanh())
+    sites = fm.models.frozen_features(encoder, [site(0), site(1)], folder=tmp_path)
+    result = fm.train(problem(sites, nn.Linear(6, 2)), rounds=2)
+    assert (result.privacy["unit"], result.privacy["units"]) == ("patient", [PATIENTS, PATIENTS])
+
+
+@pytest.mark.parametrize("policy", ["frozen", "convert"])
+def test_batch_norm_without_statistics_of_the_batch_goes_with_privacy(policy):
+    model = nn.Sequential(nn.Linear(FEATURES, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+    assert fm.train(problem(model=model, batch_norm=policy), rounds=2).privacy["epsilon"] <= 8
+
+
+def test_numbers_are_predicted_with_a_loss_clip_and_no_word_on_constants(tmp_path):
+    def numbers(one: fm.Site) -> fm.Site:
+        train, test = ((x, x[:, :1].clone()) for x, _ in (one.train, one.test))
+        return dataclasses.replace(one, train=train, test=test)
+
+    made = problem([numbers(site(k)) for k in range(2)], nn.Linear(FEATURES, 1), privacy=_with(loss_clip=4.0))
+    result = fm.train(made, rounds=2)
+    lines = list(run_in_words(Run.from_result(result), result, tmp_path))
+    assert not any(isinstance(line, str) and "constant answer" in line for line in lines)
+
+
+def _with(**settings: Any) -> fm.Privacy:
+    return dataclasses.replace(PRIVACY, **settings)
+
+
+def test_augmentation_acts_inside_a_unit():
+    made = problem(augment=lambda inputs, draw: inputs + 0.1 * draw(*inputs.shape))
+    assert fm.train(made, rounds=2).privacy["epsilon"] <= 8
 
 
 # What is told ---------------------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -78,22 +79,21 @@ def _check_units(samples: Samples, unit: str, where: str) -> None:
 
 def _refuse_shared_memory(train: Samples, judges: dict[str, Samples | None], where: str) -> None:
     """Refuses rows that are in the training set and in one that is measured without noise."""
-    ours = [_place(tensor) for tensor in trees.leaves(train.inputs)]
+    ours = [row_addresses(tensor) for tensor in trees.leaves(train.inputs)]
     for name, samples in judges.items():
         if samples is None or samples.stream or not samples.here:
             continue
-        theirs = [_place(tensor) for tensor in trees.leaves(samples.inputs)]
-        if any(first < other_last and other_first < last for first, last in ours for other_first, other_last in theirs):
+        theirs = [row_addresses(tensor) for tensor in trees.leaves(samples.inputs)]
+        if any(len(np.intersect1d(mine, other)) for mine in ours for other in theirs):
             raise BadInput(
                 f"privacy: {where} is judged on training rows, which its {name} set shares, and that would show them "
                 "without noise; give it a set of other units: fm.data.split(sites) holds some out"
             )
 
 
-def _place(tensor: Tensor) -> tuple[int, int]:
-    """Returns where a tensor lies in memory: its first byte, and the one after its last."""
-    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride()))
-    return tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size()
+def row_addresses(tensor: Tensor) -> np.ndarray:
+    """Returns where each row of a tensor begins in memory."""
+    return tensor.data_ptr() + np.arange(len(tensor)) * (tensor.stride(0) * tensor.element_size())
 
 
 def _refuse_mixing(problem: "Prepared") -> None:

@@ -452,7 +452,7 @@ class EarlyStopping(Observer):
 
 @dataclass
 class CsvWriter(Observer):
-    """Writes every measurement as a row of a CSV file: round, replica, each metric's worst, mean and best, bytes, epsilon.
+    """Writes every measurement as a row of a CSV file: round, replica, bytes, epsilon; worst, mean and best of metrics.
 
     Args:
         path: The file. A run writes it again from the start; a resumed run keeps the rows up to its checkpoint.

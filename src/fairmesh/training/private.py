@@ -33,6 +33,11 @@ def refuse_with_privacy(
     rows, named = "reads training rows without noise", [name for a in algorithms for name in unmeasured(a)]
     judges = "chooses by what is measured without noise, so that the choice would tell of it"
     objective, plain = problem.objective, Objective()
+    given = [
+        name
+        for name in ("local_losses", "untrained_losses", "constant_losses", "penalties")
+        if getattr(objective, name)
+    ]
     by_errors = [a for a in algorithms if getattr(a, "ascends", "loss") == "error"]
     reasons = {
         f"sampling.order = {problem.sampling.order!r}": problem.sampling.order != "random"
@@ -44,7 +49,7 @@ def refuse_with_privacy(
         "objective.discount_noise": objective.discount_noise and rows,
         "objective.validated_decay": bool(objective.validated_decay) and rows + "; name a weight_decay",
         "objective.subgroups": objective.subgroups is not None and rows,
-        "objective": objective.needs_references and rows,
+        f"objective.{' and '.join(given)}": bool(given) and "would say what training rows hold, and is not used",
         "trainer": problem.trainer is not None
         and "is code of your own, whose steps nobody accounts for; let fairmesh compute the gradients: leave it out, "
         "and give the model and the loss",
