@@ -231,11 +231,12 @@ def test_algorithm_without_losses_spends_nothing_on_them():
     assert (fixed.privacy["loss_share"], train().privacy["loss_share"]) == (0.0, PRIVACY.loss_share)
 
 
-class TwoNodesEach(Threads):
+class EqualShares(Threads):
     """Threads that train as the ranks of a cluster do."""
 
     def nodes(self, n: int) -> range:
-        return range(2 * self.rank, 2 * self.rank + 2)
+        each = 4 // self.world_size
+        return range(each * self.rank, each * self.rank + each)
 
     def network(self, cycle: Any, *, device: Any, dtype: Any, count_bytes: bool) -> RemoteNetwork:
         transport = InProcess(self.post, self.rank)
@@ -243,15 +244,16 @@ class TwoNodesEach(Threads):
         return RemoteNetwork(cycle, self.nodes(4), transport, device=device, dtype=dtype)
 
 
-def test_private_run_in_double_precision_and_on_two_hosts():
+@pytest.mark.parametrize("hosts", [2, 4])
+def test_private_run_in_double_precision_is_the_same_on_several_hosts(hosts):
     four = [*sites(), sites()[1]]
-    alone, post = train(problem(sites=four), dtype="float64"), Post(2)
+    alone, post = train(problem(sites=four), dtype="float64"), Post(hosts)
 
     def host(rank: int) -> fm.Result:
         with post.arrived:  # one computes at a time
-            return train(problem(sites=four), dtype="float64", process_group=TwoNodesEach(post, rank))
+            return train(problem(sites=four), dtype="float64", process_group=EqualShares(post, rank))
 
-    for result in results_of(host, 2):
+    for result in results_of(host, hosts):
         assert result.privacy == alone.privacy
         assert torch.allclose(result.row(), alone.row(), atol=1e-10)  # the same noise at every node
 

@@ -96,7 +96,7 @@ class PrivateRun:
         if not self.secrets:
             raise ValueError("a private run has secrets before it draws")
         (replicas, count), sites = nodes.shape, nodes.sites.tolist()
-        own = len(self.secrets) > 1 or replicas == count == 1
+        own = len(self.secrets) > 1 or self.charge is not None  # a secret for each site, as between organisations
         secrets = itertools.cycle(self.secrets)
         keys = []
         for r, i in itertools.product(range(replicas), range(count)):
