@@ -58,7 +58,8 @@ def _step(problem: Prepared, setting: Setting, device: str, private: bool, fuse:
     secret = plan.private.with_secrets(0) if plan.private and private else None
     training = Training(plan.problem, Ring(), plan.replicas, options, private=secret)
     if device_of(device).type == "cuda":
-        return CapturedRounds(training.after_round, training.initial(), 0, device_of(device), fuse).advance
+        captured = CapturedRounds(training.after_round, training.initial(), 0, device_of(device), fuse)
+        return lambda kept=training: captured.advance()  # a graph reads the memory of what it was captured from
     state, done = training.initial(), 0
 
     def step() -> None:
