@@ -217,9 +217,16 @@ def closed_contract(**age: Any) -> fm.data.Contract:
 def test_tables_need_a_contract_that_leaves_nothing_to_the_rows(tmp_path):
     with refused("[contract]", "A"):
         table_experiment(tmp_path, None).problem()
+    with refused("[contract]", "A"):
+        problem(table_experiment(tmp_path, None).data.sites(), lambda: nn.Linear(4, 2))  # type: ignore[union-attr]
     with refused("[contract]", "standardize"):
         table_experiment(tmp_path, closed_contract(center=0.0, scale=1.0, standardize=True)).problem()
-    result = fm.run(table_experiment(tmp_path, closed_contract()))
+    made = table_experiment(tmp_path, closed_contract())
+    closed = {"standardize": False, "missing": "refuse", "categories": {"ward": ("north", "south")}}
+    table = dataclasses.replace(made.data, classes=("ill", "well"), **closed)  # type: ignore[type-var]
+    with refused("[contract]"):  # since that age is a number is found by its values
+        problem(table.sites(), lambda: nn.Linear(4, 2))
+    result = fm.run(made)
     assert result.privacy["unit"] == "row"
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fairmesh.data.samples import Samples
 from fairmesh.data.site import Site
-from fairmesh.data.site_tables import is_fitted
+from fairmesh.data.site_tables import follows_rows
 from fairmesh.data.units import units_of
 from fairmesh.errors import BadInput, in_a_line, listed
 from fairmesh.numerics import trees
@@ -49,12 +49,12 @@ def check_private_data(problem: "Prepared") -> None:
 
 def refuse_open_tables(sites: Sequence[Site]) -> None:
     """Raises BadInput for tables whose preprocessing depends on the training rows of all sites."""
-    tables = [str(site.name) for site in sites if is_fitted(site)]
+    tables = [str(site.name) for site in sites if follows_rows(site)]
     if tables:
         raise BadInput(
-            f"privacy: columns of {listed(tables, 4)} are scaled, filled or have categories or classes by what the "
-            "training rows of all sites hold; write a [contract] in which no column has standardize = true or fill = "
-            '"mean", and each category and label lists its classes '
+            f"privacy: what columns of {listed(tables, 4)} are, how they are scaled and filled, and which categories or "
+            "classes they have follows from the rows of all sites; write a [contract] in which no column has "
+            'standardize = true or fill = "mean", and each category and label lists its classes '
             f"{WHERE}"
         )
 
