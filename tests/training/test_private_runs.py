@@ -14,6 +14,7 @@ from torch import nn
 import fairmesh as fm
 from fairmesh.errors import CheckpointError
 from fairmesh.networks.remote import RemoteNetwork
+from fairmesh.report.sentences import privacy_sentences
 from fairmesh.testing.hosts import InProcess, Post, Threads
 from fairmesh.testing.hosts import _results as results_of
 from fairmesh.training.plan import Plan
@@ -162,6 +163,10 @@ def test_several_models_spend_more_together_than_each(tmp_path):
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["privacy"]["models"] == 3
     for many in (train(seeds=(0, 1, 2)), train([problem(), problem(), problem()])):  # splits may share units
         assert many.privacy["together"] == pytest.approx(several.privacy["together"])
+    said = " ".join(privacy_sentences(several.privacy))
+    assert "each of 3 models" in said
+    assert f"epsilon = {several.privacy['together']:.3g}" in said
+    assert "do not publish" in said  # since this noise is drawn from the seed
     private = Plan.of(problem(), rounds=ROUNDS).private
     assert private is not None
     assert "together" not in on_privacy(private, [0])
