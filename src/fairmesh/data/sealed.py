@@ -13,20 +13,22 @@ class SealedRows:
         samples: The rows.
         fingerprint: A digest of them, by which a run is continued with the same rows only.
         outputs: How many outputs a model for them has.
+        unit: What the site calls a unit of several rows. Default: "unit".
     """
 
-    def __init__(self, samples: Samples, fingerprint: str, outputs: int):
+    def __init__(self, samples: Samples, fingerprint: str, outputs: int, unit: str = "unit"):
         self._samples, self.fingerprint, self.outputs = samples, fingerprint, outputs
-        self.unit = "row" if samples.units is None else "unit"
+        self.unit = "row" if samples.units is None else unit
 
     def opened(self) -> Samples:
         """Returns the rows."""
         return self._samples
 
 
-def sealed(samples: Samples, fingerprint: str, outputs: int) -> Samples:
+def sealed(samples: Samples, fingerprint: str, outputs: int, unit: str = "unit") -> Samples:
     """Returns samples without values, one per unit, which hold the given ones behind a seal. Whatever reads inputs,
     targets, units or subgroups of them finds nothing, and fails."""
     if samples.sealed is not None or not samples.here:
         return samples
-    return replace(Samples.elsewhere(units_of(samples), samples), sealed=SealedRows(samples, fingerprint, outputs))
+    rows = SealedRows(samples, fingerprint, outputs, unit)
+    return replace(Samples.elsewhere(units_of(samples), samples), sealed=rows)

@@ -9,7 +9,8 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from scipy.stats import binom
+import numpy as np
+from scipy.special import bdtrc
 
 from fairmesh.errors import BadInput, optional
 
@@ -36,7 +37,8 @@ class Releases(NamedTuple):
 
 def static_shape(units: int, batch: int) -> int:
     """Returns how many units a draw has at most, so that more are drawn once in 100,000 rounds."""
-    return min(units, int(binom.isf(_CUT, units, min(1.0, batch / units))) + 1)
+    beyond = bdtrc(np.arange(units + 1), units, min(1.0, batch / units))  # the chance of more units than each number
+    return min(units, int(np.argmax(beyond <= _CUT)) + 1)
 
 
 def epsilon_of(releases: Sequence[Releases], delta: float) -> float:

@@ -147,6 +147,11 @@ class PrivateOracle:
 
     def _released(self, models: Tensor, round_index: Tensor, call: int) -> tuple[Tensor, Tensor]:
         """Returns noised losses (nodes, 1) and gradients (nodes, dim) at a stack of models."""
+        if not 0 <= call < self._private.calls:
+            raise BadInput(
+                f"the algorithm evaluates batch {call} of a round, but its oracle_calls() says that a round has "
+                f"{self._private.calls}; the budget is for as many: correct it"
+            )
         if call in self._evaluated:
             raise BadInput(
                 f"the algorithm evaluates batch {call} of a round twice, and each time is a release; privacy counts "

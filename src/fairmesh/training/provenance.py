@@ -17,8 +17,9 @@ def provenance_of(problem: Prepared, process_group: ProcessGroup) -> dict[str, A
     """Returns the versions and a description of the data without any row of it, of all processes' sites.
 
     The digest of a site covers the inputs and targets of its training samples, and numbers are those of the first
-    split of the data."""
-    labelled, here = problem.classes is not None, problem.digests_here()
+    split of the data. A private run has none, by which a guess at the rows could be confirmed, and counts units."""
+    private = problem.privacy is not None
+    labelled, here = problem.classes is not None, dict.fromkeys(problem.here, "") if private else problem.digests_here()
     mine = [(i, digest, _classes(problem, i) if labelled else {}) for i, digest in here.items()]
     known = {i: (digest, facts) for held in process_group.all_gather_json(mine) for i, digest, facts in held}
     sites = []
@@ -33,7 +34,7 @@ def provenance_of(problem: Prepared, process_group: ProcessGroup) -> dict[str, A
             "inputs": trees.shapes(problem.sites[0].train.inputs),
             "classes": problem.classes,
             "splits": len(problem.every_split),
-            "digest": problem.digest({i: digest for i, (digest, _) in known.items()}),
+            "digest": "" if private else problem.digest({i: digest for i, (digest, _) in known.items()}),
             "sites": sites,
         },
     }
