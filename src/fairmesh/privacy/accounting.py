@@ -7,7 +7,7 @@ or not. Gradient and loss of one draw of units are one release, of one Gaussian 
 import functools
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from scipy.optimize import brentq
 from scipy.special import log_ndtr, ndtr
@@ -53,16 +53,27 @@ def epsilon_of(releases: Sequence[Releases], delta: float) -> float:
 def _epsilon(releases: tuple[Releases, ...], delta: float, intervals: int = 1) -> float:
     """Returns the epsilon of releases by a grid that has every so many points of the usual one, and whose result is
     therefore larger."""
+    if any(not 0 < part.noise < math.inf for part in releases):
+        return math.inf
+    return float(_accountant(releases, intervals).get_epsilon(delta))
+
+
+def deltas_of(releases: Sequence[Releases], epsilons: Sequence[float]) -> list[float]:
+    """Returns the delta that these releases have at each epsilon: upper bounds, on a coarser grid, which together say
+    how well anybody can tell two neighbouring data sets apart."""
+    accountant = _accountant(releases, _COARSEST // 2)
+    return [float(accountant.get_delta(epsilon)) for epsilon in epsilons]
+
+
+def _accountant(releases: Sequence[Releases], intervals: int) -> Any:
     with optional("privacy"):
         import dp_accounting
         from dp_accounting import pld
-    if any(not 0 < part.noise < math.inf for part in releases):
-        return math.inf
     accountant = pld.PLDAccountant(value_discretization_interval=intervals * _INTERVAL)
     for part in releases:
         event = dp_accounting.TruncatedSubsampledGaussianDpEvent(part.units, part.rate, part.most, part.noise)
         accountant.compose(dp_accounting.SelfComposedDpEvent(event, part.times))
-    return float(accountant.get_epsilon(delta))
+    return accountant
 
 
 def noise_for(
