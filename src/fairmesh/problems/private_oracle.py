@@ -93,6 +93,7 @@ class PrivateOracle:
         self.standard, self.division = Standard(), _Division(torch.zeros_like(self.sizes))
         self._path = tuple(gradient_path(problem).values())
         self._evaluated: set[int] = set()  # calls of the present round
+        self._last_losses: Tensor | None = None
         self._units = _Units(nodes, private.privacy.rows_per_unit, data_device or device, dtype)
         self.source = self._units.source(round_cache or RoundCache())
         self._mechanism = _Mechanism(nodes, private, self.model.dim)
@@ -128,6 +129,12 @@ class PrivateOracle:
         """Returns noised losses (replicas, nodes, 1). They cost as much as a gradient does."""
         return self._released(models, round_index, call)[0].view(*self._nodes.shape, 1)
 
+    def released_loss(self) -> float:
+        """Returns the noised loss of the first hosted node in the last round; NaN if none was released."""
+        if self._last_losses is None or self._private.loss_share == 0:
+            return float("nan")
+        return float(self._last_losses[0])
+
     def errors(self, *_: Any) -> Any:
         """Refuses: 0-1 errors are no release of a private run."""
         return _refused('the 0-1 error (ascends = "error")')()
@@ -154,6 +161,8 @@ class PrivateOracle:
         keys = self._nodes.keys(f"model {call}", round_index.reshape(1, 1)).flatten()
         clipped = self._clipped(rows, numbers, present, keys)
         losses, gradients = mechanism.noised(clipped, nonces, allowed)
+        if call == 0:
+            self._last_losses = losses
         return losses.to(self.dtype), gradients.to(self.dtype)
 
     def _clipped(self, rows: Tensor, numbers: Tensor, present: Tensor, keys: Tensor) -> Clipped:
