@@ -1,6 +1,7 @@
 """Training rows behind a seal: the rest of the program has their number of units and their form, and no values."""
 
 from dataclasses import replace
+from typing import NamedTuple
 
 from fairmesh.data.samples import Samples
 from fairmesh.data.units import units_of
@@ -22,6 +23,26 @@ class SealedRows:
     def opened(self) -> Samples:
         """Returns the rows."""
         return self._samples
+
+    def sizes(self) -> "Sizes":
+        """Returns how much memory the rows take, which an estimate needs and nobody else is told."""
+        return sizes_of(self._samples)
+
+
+class Sizes(NamedTuple):
+    """How large samples are."""
+
+    rows: int
+    nbytes: int
+    longest: int  # rows of the unit with most
+
+
+def sizes_of(samples: Samples) -> Sizes:
+    """Returns the sizes of samples, also of sealed ones."""
+    if samples.sealed is not None:
+        return samples.sealed.sizes()
+    longest = 1 if samples.units is None else int(samples.units.unique(return_counts=True)[1].max())
+    return Sizes(len(samples), samples.nbytes, longest)
 
 
 def sealed(samples: Samples, fingerprint: str, outputs: int) -> Samples:

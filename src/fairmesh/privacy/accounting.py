@@ -9,7 +9,6 @@ import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from scipy.optimize import brentq
 from scipy.special import log_ndtr, ndtr
 from scipy.stats import binom
 
@@ -98,7 +97,7 @@ def noise_for(
 @functools.lru_cache(maxsize=4096)
 def _noise(epsilon: float, delta: float, units: int, batch: int, count: int, before: tuple[Releases, ...]) -> float:
     rate, most = min(1.0, batch / units), static_shape(units, batch)
-    in_all = count + sum(part.times for part in before)
+    in_all = max(1, count + sum(part.times for part in before))
     # What rounding adds grows with the releases and with the square of the interval (measured).
     coarse = round(math.sqrt(_COARSE * epsilon**1.5 / in_all) / _INTERVAL)
     intervals = max(1, min(_COARSEST, coarse))
@@ -133,12 +132,13 @@ def _by_limit(epsilon: float, delta: float, rate: float, count: int) -> float:
     """Returns about the noise for a budget, by the central limit theorem of Gaussian differential privacy (Bu, Dong,
     Long, Su, 2020). It is where the search begins, and no bound."""
 
-    def excess(log_mu: float) -> float:
-        mu = math.exp(log_mu)
-        return ndtr(mu / 2 - epsilon / mu) - math.exp(min(epsilon + log_ndtr(-mu / 2 - epsilon / mu), 0.0)) - delta
-
-    mu = math.exp(float(brentq(excess, -20.0, 10.0, xtol=1e-6)))  # pyright: ignore[reportArgumentType]
-    return 1 / math.sqrt(math.log1p((mu / rate) ** 2 / count))
+    low, high = 1e-9, 1e4  # of mu, the distance between the two Gaussians that the releases are about as good as
+    while high / low > 1 + 1e-6:
+        mu = math.sqrt(low * high)
+        less = math.exp(min(epsilon + log_ndtr(-mu / 2 - epsilon / mu), 0.0))
+        low, high = (mu, high) if ndtr(mu / 2 - epsilon / mu) - less < delta else (low, mu)
+    mu = low
+    return 1 / math.sqrt(math.log1p((mu / rate) ** 2 / max(1, count)))
 
 
 def _next(points: Sequence[tuple[float, float]], target: float, low: float, high: float, slope: float) -> float:
