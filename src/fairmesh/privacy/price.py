@@ -209,6 +209,7 @@ def price_of(
     sizes: Sequence[int] = (),
     prior: Sequence[float] | None = None,
     unit: str = "row",
+    all_sites: bool = True,
 ) -> Price:
     """Returns what each epsilon means for sites of these sizes: the smallest, the median and the largest.
 
@@ -218,6 +219,8 @@ def price_of(
         sizes: The units of each site; none if they are not known: then 200, 1,000 and 5,000. Default: ().
         prior: The prior weight of each site; None for its share of all units. Default: None.
         unit: What is protected, "row" or "unit". Default: "row".
+        all_sites: Whether these are the sizes of all sites, so that it can be said what their average has. Default:
+            True.
 
     Raises:
         BadInput: No site has enough units for the batch, and few enough for delta.
@@ -230,7 +233,7 @@ def price_of(
             f"privacy: no site of {', '.join(f'{size:,}' for size in shown)} {unit}s can draw {terms.batch:,} of them "
             f"with delta = {terms.delta:g}; use a smaller sampling.batch, and a delta below one over the {unit}s"
         )
-    every = bool(sizes) and all(map(terms.fits, sizes))
+    every = all_sites and bool(sizes) and all(map(terms.fits, sizes))
     rows = []
     for epsilon in sorted({*EPSILONS, float(asked)}):
         sites = tuple(site_price(terms, epsilon, size) for size in fitting)
