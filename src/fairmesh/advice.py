@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from fairmesh.comparisons.reference_losses import with_any_references
 from fairmesh.config.tables import to_table
+from fairmesh.data.sealed import unit_of
 from fairmesh.data.units import announced, units_of
 from fairmesh.errors import BadInput
 from fairmesh.experiment import Experiment, topology_of
@@ -288,9 +289,9 @@ def _price(chosen: Experiment, problem: Prepared) -> Price | None:
         privacy.delta, chosen.sampling.batch, releases, problem.flat_model.dim, loss_share=share, clip=privacy.clip
     )
     units = [units_of(site.train) for site in problem.sites]
-    named = any(site.train.units is not None for site in problem.sites)
+    named = [unit for unit in (unit_of(site.train) for site in problem.sites) if unit != "row"]
     prior = None if chosen.prior is None else problem.prior_of_sites.tolist()
-    return price_of(terms, privacy.epsilon, units, prior, "unit" if named else "row")
+    return price_of(terms, privacy.epsilon, units, prior, named[0] if named else "row")
 
 
 def _mixed(experiment: Experiment, problem: Prepared) -> Mixed:

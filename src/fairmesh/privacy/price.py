@@ -134,7 +134,7 @@ class Price(NamedTuple):
     Attributes:
         terms: What noise follows from.
         asked: The epsilon of the experiment.
-        unit: What is protected: "row", or "unit" if rows belong to units such as patients.
+        unit: What is protected: "row"; or "unit", or what the data calls it, if rows belong to units such as patients.
         sizes: The numbers of units that are shown.
         sites: How many sites there are; None if that is not known.
         rows: One per epsilon.
@@ -183,7 +183,7 @@ class Price(NamedTuple):
 
     @property
     def _example(self) -> str:
-        return "row" if self.unit == "row" else "unit, such as a patient,"
+        return "unit, such as a patient," if self.unit == "unit" else self.unit
 
     def _for_small_sites(self, row: EpsilonPrice) -> list[str]:
         site = row.sites[0]
@@ -218,7 +218,7 @@ def price_of(
         asked: The epsilon of the experiment, which is shown with 1, 2, 4 and 8.
         sizes: The units of each site; none if they are not known: then 200, 1,000 and 5,000. Default: ().
         prior: The prior weight of each site; None for its share of all units. Default: None.
-        unit: What is protected, "row" or "unit". Default: "row".
+        unit: What is protected: "row", "unit", or what the data calls a unit. Default: "row".
         all_sites: Whether these are the sizes of all sites, so that it can be said what their average has. Default:
             True.
 

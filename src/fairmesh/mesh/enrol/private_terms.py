@@ -78,6 +78,7 @@ def _own_numbers(site: SiteFile, mesh: Mesh, handout: Handout) -> tuple[int, int
     if they cannot be known without running anybody's code, or without the data."""
     if handout.imports_modules() or import_paths(handout.table) or import_paths(site.data) or not site.data:
         return None
+    from fairmesh.data.sealed import unit_of
     from fairmesh.data.units import units_of
     from fairmesh.experiment import experiment_from
     from fairmesh.mesh.enrol.agreement import own_problem, own_site
@@ -86,9 +87,7 @@ def _own_numbers(site: SiteFile, mesh: Mesh, handout: Handout) -> tuple[int, int
         experiment = experiment_from(dict(handout.table), handout.folder)
         problem = own_problem(own_site(site, experiment, mesh), experiment)
         train = problem.sites[0].train
-        named = train.units is not None or (train.sealed is not None and train.sealed.unit != "row")
-        units = len(train) if train.sealed else units_of(train)
-        return units, problem.flat_model.dim, "unit" if named else "row"
+        return units_of(train), problem.flat_model.dim, unit_of(train)
     except (BadInput, OSError):
         return None  # `fairmesh mesh check` says what is wrong with the data
 
