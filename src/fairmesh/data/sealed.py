@@ -29,6 +29,13 @@ class SealedRows:
         return sizes_of(self._samples)
 
 
+def unit_of(samples: Samples) -> str:
+    """Returns what is protected of samples: "row", or what they call a unit of several rows."""
+    if samples.sealed is not None:
+        return samples.sealed.unit
+    return "row" if samples.units is None else "unit"
+
+
 class Sizes(NamedTuple):
     """How large samples are."""
 
@@ -51,10 +58,3 @@ def sealed(samples: Samples, fingerprint: str, outputs: int) -> Samples:
     if samples.sealed is not None or not samples.here:
         return samples
     return replace(Samples.elsewhere(units_of(samples), samples), sealed=SealedRows(samples, fingerprint, outputs))
-
-
-def unit_of(samples: Samples) -> str:
-    """Returns what is protected of samples: "row", or what they call a unit of several rows."""
-    if samples.sealed is not None:
-        return samples.sealed.unit
-    return "row" if samples.units is None else "unit"
