@@ -259,7 +259,7 @@ def advise(
         why,
     )
     facts = _facts(problem, mixed)
-    settled = _Settled(chosen, recommended, tuple(_hints(facts, problem)))
+    settled = _Settled(chosen, recommended, tuple(_hints(facts, problem, len(plain.seeds) * plain.splits)))
     if rtt_ms is not None:
         settled = _between_sites(settled, problem, mixed, rtt_ms / 1000, bandwidth_mbits * 1e6 / 8)
     chosen, recommended, hints, network = settled
@@ -445,13 +445,18 @@ def _compressor(chosen: Experiment, dim: int) -> Recommended:
     return Recommended("compressor", value, f"messages {32 / bits:.0f} times smaller than the model; {reason}")
 
 
-def _hints(facts: dict[str, Any], problem: Prepared) -> list[str]:
+def _hints(facts: dict[str, Any], problem: Prepared, models: int) -> list[str]:
     found = []
     if problem.privacy is not None:
         found.append(
             "with [privacy] nothing was rehearsed. Time and traffic are those of some private rounds on this machine, "
             "a simulation; their models and their measurements were thrown away and are not shown"
         )
+        if models > 1:
+            found.append(
+                f"seeds and splits make {models} models of the same rows, and the price is that of one; who publishes "
+                "several, or the best of them, spends that of all together"
+            )
     if facts["untested_sites"]:
         found.append(f"{facts['untested_sites']} of {facts['sites']} sites have no test rows and will not be measured")
     if facts["smallest_site"] * 20 < facts["largest_site"]:

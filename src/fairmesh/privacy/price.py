@@ -173,11 +173,12 @@ class Price(NamedTuple):
             f"noise: of a mean gradient over about {terms.batch:,} {unit}s, as a multiple of the clip, which is the "
             f"longest that it can be; sigma: of a sum, per parameter; for {terms.parameters:,} parameters, "
             f"{terms.releases:,} releases and delta = {terms.delta:g}",
-            f"epsilon = {row.epsilon:g}: somebody who guesses whether a {self._example} took part, knows its rows and "
-            f"all others, and reads all that its site sends, is right at most {100 * row.by_noise.right:.0f} % of the "
-            f"time instead of 50 %; of those who took part, at most {100 * row.by_noise.found:.0f} % can be found with "
-            f"1 % false alarms. (By the accountant's curve for this noise; (epsilon, delta) alone would promise "
-            f"{100 * row.promised.right:.1f} % and {100 * row.promised.found:.0f} %)",
+            f"epsilon = {row.epsilon:g}: somebody who guesses whether a {self._example} took part, knows the rows of "
+            f"that one and of all others, and reads all that its site sends, is right at most "
+            f"{100 * row.by_noise.right:.0f} % of the time instead of 50 %; of those who took part, at most "
+            f"{100 * row.by_noise.found:.0f} % can be found with 1 % false alarms. (By the accountant's curve for this "
+            f"noise; (epsilon, delta) alone would promise {100 * row.promised.right:.1f} % and "
+            f"{100 * row.promised.found:.0f} %)",
         ]
         return said + self._for_small_sites(row)
 
