@@ -129,9 +129,9 @@ def _data_bytes(problem: Prepared, device: torch.device, size: int) -> int:
         return 0
     sets = problem.train_sets
     apart = stays_apart([samples.inputs for samples in sets], device)  # then no copy is made
-    sizes = [sizes_of(samples) for samples in sets]
-    floats = sum(trees.numbers_per_sample(one.inputs) * of.rows for one, of in zip(sets, sizes)) * size
-    return (0 if apart else sum(of.nbytes for of in sizes)) + (floats if floats <= AS_FLOATS_UP_TO else 0)
+    sizes = [samples.sealed.sizes()[:2] if samples.sealed else (len(samples), samples.nbytes) for samples in sets]
+    floats = sum(trees.numbers_per_sample(samples.inputs) * rows for samples, (rows, _) in zip(sets, sizes)) * size
+    return (0 if apart else sum(count for _, count in sizes)) + (floats if floats <= AS_FLOATS_UP_TO else 0)
 
 
 class _UnitBytes(NamedTuple):
