@@ -15,6 +15,7 @@ SIZES = (200, 1_000, 5_000)  # units, where those of a site are not known
 _FALSE_ALARMS = 0.01
 _INNER = 3  # sizes between the smallest and the largest, from which the noise of all sizes is interpolated
 _LOUD = 1.0  # noise over the clip; above, a site's gradients are mostly noise
+_FEWEST = 20  # parameters of a head that is worth naming
 _WORTH = 0.95  # of the noise; a change that leaves more is not named
 
 
@@ -190,17 +191,18 @@ class Price(NamedTuple):
         site = row.sites[0]
         if site.at_site <= _LOUD:
             return []
-        now, larger, few = self.terms, min(2 * self.terms.batch, site.units), max(1, self.terms.parameters // 10)
+        now, larger, few = self.terms, min(2 * self.terms.batch, site.units), self.terms.parameters // 10
         changes = {
             f"half of the releases ({now.releases // 2:,})": now._replace(releases=max(1, now.releases // 2)),
             f"batches of {larger:,}": now._replace(batch=larger),
-            f"a head of {few:,} parameters on frozen features": now._replace(parameters=few),
         }
+        if few >= _FEWEST:
+            changes[f"a head of {few:,} parameters on frozen features"] = now._replace(parameters=few)
         noises = {what: site_price(terms, row.epsilon, site.units).at_site for what, terms in changes.items()}
         gains = [f"{noise:.3g} with {what}" for what, noise in noises.items() if noise < _WORTH * site.at_site]
         return [
             f"at a site of {site.units:,} {self.unit}s the noise is {site.at_site:.3g} times the longest gradient: use "
-            f"few rounds, large batches and few parameters. It is {', '.join(gains)}"
+            f"few rounds, large batches and few parameters{'. It is ' if gains else ''}{', '.join(gains)}"
         ]
 
 

@@ -65,6 +65,7 @@ def private_terms(site: SiteFile, mesh: Mesh, handout: Handout) -> dict[str, Any
         "clip": privacy.clip,
         "evaluation_epsilon": privacy.evaluation_epsilon,
         "ledger": str(site.ledger_path),
+        "begun": site.ledger_path.exists(),
         "units": own and own[0],
         "parameters": own and own[1],
         "price": price and price.as_json(),
@@ -128,6 +129,10 @@ def in_words(terms: Mapping[str, Any]) -> list[str]:
         "all other sites together, in all runs of its ledger; then its rows are used no more",
         f"  its test units: {told}",
         f"  what it has spent is written to {terms['ledger']} before anything is sent; keep a backup",
+        *(
+            ["  this ledger has releases of other runs: less is left, and the noise is larger than below"]
+            * terms["begun"]
+        ),
         "  public, and told as it is: how many units the site has, when it takes part, sizes and times of messages",
         *([whose] if terms["table"] else []),
         *(
