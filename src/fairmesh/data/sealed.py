@@ -1,6 +1,7 @@
 """Training rows behind a seal: the rest of the program has their number of units and their form, and no values."""
 
 from dataclasses import replace
+from typing import NamedTuple
 
 from fairmesh.data.samples import Samples
 from fairmesh.data.units import units_of
@@ -23,6 +24,33 @@ class SealedRows:
     def opened(self) -> Samples:
         """Returns the rows."""
         return self._samples
+
+    def sizes(self) -> "Sizes":
+        """Returns how much memory the rows take, which an estimate needs and nobody else is told."""
+        return sizes_of(self._samples)
+
+
+def unit_of(samples: Samples) -> str:
+    """Returns what is protected of samples: "row", or what they call a unit of several rows."""
+    if samples.sealed is not None:
+        return samples.sealed.unit
+    return "row" if samples.units is None else "unit"
+
+
+class Sizes(NamedTuple):
+    """How large samples are."""
+
+    rows: int
+    nbytes: int
+    longest: int  # rows of the unit with most
+
+
+def sizes_of(samples: Samples) -> Sizes:
+    """Returns the sizes of samples, also of sealed ones."""
+    if samples.sealed is not None:
+        return samples.sealed.sizes()
+    longest = 1 if samples.units is None else int(samples.units.unique(return_counts=True)[1].max())
+    return Sizes(len(samples), samples.nbytes, longest)
 
 
 def sealed(samples: Samples, fingerprint: str, outputs: int, unit: str = "unit") -> Samples:
