@@ -14,7 +14,8 @@ import fairmesh as fm
 from fairmesh.compression.codes import Dense
 from fairmesh.errors import Diverged
 from fairmesh.mesh.announcements import KINDS
-from fairmesh.mesh.node import divergence, membership
+from fairmesh.mesh.enrol import agreement
+from fairmesh.mesh.node import divergence
 from fairmesh.mesh.node.divergence import SiteDiverged
 from fairmesh.networks.base import Part
 from fairmesh.networks.bounds import Bounds
@@ -149,14 +150,14 @@ def test_sentence_says_who_since_when_what_to_lower_and_how_to_go_on():
 
 
 def _inputs_in_other_units() -> None:
-    own_site = membership.own_site
+    own_site = agreement.own_site
 
     def scaled(*given):
         site = own_site(*given)
         return replace(site, **{name: (1000 * rows[0], *rows[1:]) for name in ("train", "test")
                                 if (rows := getattr(site, name)) is not None})  # fmt: skip
 
-    membership.own_site = scaled
+    agreement.own_site = scaled
 
 
 def _b_ends(run: Run, *parts: str) -> str:

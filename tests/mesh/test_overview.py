@@ -185,8 +185,8 @@ def test_site_reads_what_privacy_means_for_its_own_units_before_it_approves(tmp_
     assert terms["price"]["terms"]["releases"] == 8
     assert [row["epsilon"] for row in terms["price"]["rows"]] == [1, 2, 3, 4, 8]
     assert missing_from(text, f"{units} training units", "epsilon = 3 ", "a.privacy.jsonl", "instead of 50 %") == []
-    assert "other runs" not in text
-    assert "other runs" in "\n".join(in_words({**seen, "privacy": {**terms, "begun": True}}))
+    assert "releases already" not in text
+    assert "releases already" in "\n".join(in_words({**seen, "privacy": {**terms, "begun": True}}))
     leaves = seen["leaves"]
     assert not {KINDS[kind].tells for kind in ("statistics", "table", "versus_local", "measured")} & {
         *leaves["to_all_sites"]

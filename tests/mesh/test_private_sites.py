@@ -30,10 +30,6 @@ def _ledger(run: Run, name: str) -> PrivacyLedger:
     return ledger
 
 
-def _result(run: Run, name: str, file: str) -> bytes:
-    return (run.folder / name / "state" / "result" / file).read_bytes()
-
-
 def dies(where: str, at: int) -> Callable[[str, int], None]:
     def observe(point: str, step: int) -> None:
         if (point, step) == (where, at):
@@ -52,8 +48,10 @@ def one_is_killed(run: Run) -> None:
     run.dies("c")
     run.start("c")
     run.end(*NAMES)
-    calm = Run(run.folder / "calm", NAMES, EXPERIMENT)
-    calm.live()
+
+
+def undisturbed(run: Run) -> None:
+    run.live()
 
 
 @pytest.fixture(scope="module")
@@ -69,11 +67,17 @@ def _opened(path: Path) -> PrivacyLedger:
     return ledger
 
 
-def test_nodes_that_are_killed_end_bit_identically_and_are_charged_once(killed):
+@pytest.mark.slow
+def test_nodes_that_are_killed_end_bit_identically(killed, tmp_path):
+    play(undisturbed, tmp_path / "calm", NAMES, EXPERIMENT)
     for name in NAMES:
         for file in ("model.safetensors", "metrics.jsonl", "summary.json"):
-            there, here = (folder / name / "state" / "result" / file for folder in (killed / "calm", killed))
+            there, here = (folder / name / "state" / "result" / file for folder in (tmp_path / "calm", killed))
             assert here.read_bytes() == there.read_bytes(), (name, file)
+
+
+def test_nodes_that_are_killed_are_charged_once(killed):
+    for name in NAMES:
         ledger = _opened(killed / name / f"{name}.privacy.jsonl")
         (releases,) = ledger.spent()
         assert releases.times == ROUNDS

@@ -27,14 +27,14 @@ from fairmesh.data.site_tables import without_values
 from fairmesh.data.units import units_of
 from fairmesh.errors import BadInput, in_a_line, listed
 from fairmesh.experiment import Experiment
-from fairmesh.mesh.enrol.agreement import agreed, own_problem, own_site, refuse_undeployable
+from fairmesh.mesh.enrol.agreement import agreed, problem_of, refuse_undeployable
 from fairmesh.mesh.enrol.approval import import_allowed, refuse_unapproved
 from fairmesh.mesh.enrol.certificates import SOON_DAYS, check_certificate, secret_of, valid_until
 from fairmesh.mesh.enrol.manifest import Handout, handed_out
 from fairmesh.mesh.enrol.revealing import ALLOW, LEAST_ROWS, refuse_revealing, revealing
 from fairmesh.mesh.enrol.roster import Mesh, SiteFile, host_and_port
 from fairmesh.mesh.node.disk import alike_everywhere, disk_of
-from fairmesh.mesh.node.membership import Membership, facts, frozen_facts, guarded, refuse_lost_secret
+from fairmesh.mesh.node.membership import Membership, facts, frozen_facts, refuse_lost_secret
 from fairmesh.mesh.node.privacy_ledger import PrivacyLedger
 from fairmesh.mesh.node.rounds import cost_of_a_round
 from fairmesh.mesh.node.store import FINISHED, is_finished
@@ -238,12 +238,13 @@ def _data_checks(site_file: SiteFile, experiment: Experiment, mesh: Mesh) -> Gen
     sites: list[Site] = []
 
     def data() -> str:
-        problem = own_problem(own_site(site_file, experiment, mesh), experiment)
+        problem = problem_of(site_file, experiment, mesh)
         site = problem.sites[0]
-        said = facts(guarded(problem, experiment).sites[0])
-        frozen_facts(site_file.state, site_file.name, said, problem.digests_here()[0])
+        frozen_facts(site_file.state, site_file.name, facts(site), problem.digests_here()[0])
         sites.append(site)
         judged = f", {len(site.test):,} test samples" if site.test is not None else ", no test samples"
+        if site.train.sealed:  # of which nothing but the number of units is known
+            return f"{len(site.train):,} training units{judged}, whose rows are sealed; they fit the model"
         labels = site.train.known_targets()
         one_class = isinstance(labels, Tensor) and not labels.is_floating_point() and len(labels.unique()) == 1
         judged += ", all of one class: is the label column right?" if one_class else ""

@@ -170,7 +170,7 @@ def seal(problem: "Prepared") -> "Prepared":
     no rows, and no site has reserved ones."""
 
     def sealed_split(split: "Prepared") -> "Prepared":
-        sites = [_sealed(site) for site in split.sites]
+        sites = [_sealed(site, split.classes) for site in split.sites]
         probe = split.probe
         zeros = [trees.mapped(torch.zeros_like, part) for part in (probe.inputs, probe.targets, probe.more_targets)]
         names = ("inputs", "targets", "more_targets")
@@ -179,11 +179,12 @@ def seal(problem: "Prepared") -> "Prepared":
     return problem.each(sealed_split) if problem.splits else sealed_split(problem)
 
 
-def _sealed(site: Site) -> Site:
+def _sealed(site: Site, classes: int | None) -> Site:
     if not site.train.here or site.train.sealed:
         return site
     table = site.table and site.table.without_rows()
-    train = sealed(site.train, fingerprint(site.train), shape_of([site])[1], str(site.unit))
+    outputs = classes or shape_of([site])[1]  # of labels, what is settled and not what the rows have
+    train = sealed(site.train, fingerprint(site.train), outputs, str(site.unit))
     return replace(site, train=train, table=table, reserved=None)
 
 

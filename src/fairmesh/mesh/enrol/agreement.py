@@ -20,7 +20,6 @@ from fairmesh.experiment import Experiment
 from fairmesh.mesh.enrol.roster import OF_ONE_SITE, OF_THE_EXPERIMENT, Mesh, SiteFile
 from fairmesh.personalization.base import Personalization
 from fairmesh.personalization.personalize import mixes_models, mixes_outputs, usual_choice
-from fairmesh.problems.model_for_sites import shape_of
 from fairmesh.problems.prepared import Prepared
 from fairmesh.trackers import Tracker
 from fairmesh.training.observers import CsvWriter
@@ -98,34 +97,42 @@ def own_site(site_file: SiteFile, experiment: Experiment, mesh: Mesh) -> Site:
             f"{site_file.path} names no data; add data = 'file.py:function' or a table such as [data] name = 'table', "
             f"file = 'patients.csv', or data = '{OF_THE_EXPERIMENT}' for a trial with the experiment's data"
         )
-    folder, contract = site_file.folder, experiment.contract
+    contract, data = experiment.contract, _data_of(site_file, experiment)
+    if data is None:
+        site = replace(_called(str(resolved_files(site_file.data, site_file.folder))), name=site_file.name)
+        return site if contract is None else contract.checked([site])[0]
+    sites = experiment.sites(data)
     if site_file.data == OF_THE_EXPERIMENT:
-        if experiment.data is None:
-            raise BadInput(
-                f"{site_file.path} says data = '{OF_THE_EXPERIMENT}', but the experiment has none; name this site's own"
-            )
-        sites = experiment.sites(_in_folder(experiment.data, folder))
         if len(sites) != len(mesh.members):
             raise BadInput(
                 f"the experiment's data has {len(sites)} sites, but the mesh has {len(mesh.members)}; give this "
                 f"site's own data in {site_file.path.name}"
             )
         return replace(sites[position], name=site_file.name)
-    given = resolved_files(site_file.data, folder)
-    if isinstance(given, str):
-        site = replace(_called(given), name=site_file.name)
-        return site if contract is None else contract.checked([site])[0]
-    if given.get("name") == "table" and not {"site", "partition"} & given.keys():
-        given = {**given, "partition": {"name": "even", "nodes": 1}}  # all rows are this site's
-    settled = given if contract is None else contract.settled(given)
-    data = _in_folder(from_table(Data, settled, "data"), folder)
-    sites = experiment.sites(data)
     if len(sites) != 1:
         raise BadInput(
             f"data gives {len(sites)} sites, but a site has only its own data; for one pool of samples use "
             "partition = { name = 'even', nodes = 1 }"
         )
     return replace(sites[0], name=site_file.name)
+
+
+def _data_of(site_file: SiteFile, experiment: Experiment) -> Data | None:
+    """Returns what a site's data is read from; None if its own code makes it."""
+    folder, contract = site_file.folder, experiment.contract
+    if site_file.data == OF_THE_EXPERIMENT:
+        if experiment.data is None:
+            raise BadInput(
+                f"{site_file.path} says data = '{OF_THE_EXPERIMENT}', but the experiment has none; name this site's own"
+            )
+        return _in_folder(experiment.data, folder)
+    given = resolved_files(site_file.data, folder)
+    if isinstance(given, str):
+        return None
+    if given.get("name") == "table" and not {"site", "partition"} & given.keys():
+        given = {**given, "partition": {"name": "even", "nodes": 1}}  # all rows are this site's
+    settled = given if contract is None else contract.settled(given)
+    return _in_folder(from_table(Data, settled, "data"), folder)
 
 
 def _called(path: str) -> Site:
@@ -151,18 +158,36 @@ def _in_folder(data: Data, folder: Path) -> Data:
 @dataclass(frozen=True)
 class _Given(Data):
     only: Site
+    settled: int
 
     def sites(self) -> list[Site]:
         return [self.only]
 
     def settled_classes(self) -> int:
-        return shape_of([self.only])[1]  # which the site announces, and all sites agree on
+        return self.settled
 
 
-def own_problem(site: Site, experiment: Experiment) -> Prepared:
+def problem_of(site_file: SiteFile, experiment: Experiment, mesh: Mesh) -> Prepared:
+    """Returns the problem of this site alone, from its own data. With privacy, the number of classes is what the
+    contract or the data's settings say, since what a site announces may not follow from its labels."""
+    settled = 0
+    if experiment.privacy is not None:
+        data = _data_of(site_file, experiment) if site_file.data else None
+        settled = len(experiment.contract.classes) if experiment.contract else 0
+        settled = settled or (0 if data is None else data.settled_classes())
+    return own_problem(own_site(site_file, experiment, mesh), experiment, settled)
+
+
+def own_problem(site: Site, experiment: Experiment, settled: int = 0) -> Prepared:
     """Returns the problem of one site alone, which has reserved rows if it chooses a model by them. Refuses data that
-    does not fit the model, the loss or the settings."""
-    problem = replace(experiment, data=_Given(site), prior=None, contract=None).problem()
+    does not fit the model, the loss or the settings.
+
+    Args:
+        site: The site.
+        experiment: The experiment.
+        settled: How many classes there are whatever labels the site has; 0 if only these tell. Default: 0.
+    """
+    problem = replace(experiment, data=_Given(site, settled), prior=None, contract=None).problem()
     method = personalization_of(experiment, problem)
     if method is None or not mixes_models(problem):
         return problem

@@ -82,11 +82,11 @@ def _own_numbers(site: SiteFile, mesh: Mesh, handout: Handout) -> tuple[int, int
     from fairmesh.data.sealed import unit_of
     from fairmesh.data.units import units_of
     from fairmesh.experiment import experiment_from
-    from fairmesh.mesh.enrol.agreement import own_problem, own_site
+    from fairmesh.mesh.enrol.agreement import problem_of
 
     try:
         experiment = experiment_from(dict(handout.table), handout.folder)
-        problem = own_problem(own_site(site, experiment, mesh), experiment)
+        problem = problem_of(site, experiment, mesh)
         train = problem.sites[0].train
         return units_of(train), problem.flat_model.dim, unit_of(train)
     except (BadInput, OSError):
@@ -130,7 +130,7 @@ def in_words(terms: Mapping[str, Any]) -> list[str]:
         f"  its test units: {told}",
         f"  what it has spent is written to {terms['ledger']} before anything is sent; keep a backup",
         *(
-            ["  this ledger has releases of other runs: less is left, and the noise is larger than below"]
+            ["  this ledger has releases already: for another run less is left, and the noise is larger than below"]
             * terms["begun"]
         ),
         "  public, and told as it is: how many units the site has, when it takes part, sizes and times of messages",

@@ -16,7 +16,7 @@ from fairmesh.data.site_tables import is_fitted
 from fairmesh.data.units import units_of
 from fairmesh.errors import BadInput
 from fairmesh.experiment import Experiment, topology_of
-from fairmesh.mesh.enrol.agreement import agreed, own_problem, own_site, refuse_undeployable
+from fairmesh.mesh.enrol.agreement import agreed, problem_of, refuse_undeployable
 from fairmesh.mesh.enrol.approval import approved_experiment
 from fairmesh.mesh.enrol.certificates import check_certificate, make_secret, secret_of
 from fairmesh.mesh.enrol.founding import refuse_other_graph
@@ -31,7 +31,6 @@ from fairmesh.metrics.base import NamedMetric, chosen_metrics, limits_of
 from fairmesh.numerics import trees
 from fairmesh.problems.model_for_sites import shape_of
 from fairmesh.problems.prepared import Prepared
-from fairmesh.problems.private_run import seal
 from fairmesh.storage.files import read_bytes, read_record, write_record
 from fairmesh.topology.graphs import Topology
 from fairmesh.training.options import Options
@@ -87,7 +86,7 @@ class Membership:
     @property
     def options(self) -> Options:
         """Returns the options of the experiment without those that need every site's models in one place."""
-        return _of_a_mesh(self.experiment.options)
+        return replace(self.experiment.options, keep_best=False, compare_weights=False, choose_weights=False)
 
     @property
     def name(self) -> str:
@@ -151,10 +150,6 @@ class Membership:
         return greeting(self.name, agreed(self.experiment), self.mesh, self.manifest.files)
 
 
-def _of_a_mesh(options: Options) -> Options:
-    return replace(options, keep_best=False, compare_weights=False, choose_weights=False)
-
-
 def refuse_lost_secret(site: SiteFile) -> None:
     """Refuses a site whose run was begun with a secret that is missing now."""
     path = secret_of(site.key)
@@ -168,22 +163,10 @@ def refuse_lost_secret(site: SiteFile) -> None:
 def own_data(membership: Membership) -> Prepared:
     """Reads this site's data, and returns the problem of this site alone. With privacy its training rows are sealed."""
     experiment = membership.experiment
-    problem = own_problem(own_site(membership.site, experiment, membership.mesh), experiment)
-    return guarded(problem, experiment)
-
-
-def guarded(problem: Prepared, experiment: Experiment) -> Prepared:
-    """Returns the problem of one site with its training rows sealed, if it has privacy; else as it is. Refuses settings
-    that read rows without noise."""
-    if problem.privacy is None:
-        return problem
-    if any(is_fitted(site) for site in problem.sites):
-        raise BadInput(
-            "privacy: columns of this table are scaled, filled or coded by sums over the rows of all sites, which "
-            "would be told without noise; fix them in a contract: center, scale and fill of numbers, and the categories"
-        )
-    refuse_with_privacy(problem, [experiment.algorithm], _of_a_mesh(experiment.options), experiment.personalization)
-    return seal(problem)
+    problem, options = problem_of(membership.site, experiment, membership.mesh), membership.options
+    if experiment.privacy is not None:
+        refuse_with_privacy(problem, [experiment.algorithm], options, experiment.personalization)
+    return problem
 
 
 class Objection(NamedTuple):
