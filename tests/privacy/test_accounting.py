@@ -1,7 +1,5 @@
 """What releases spend: against two other accountants, against the exact mechanism, and as the noise is chosen by it."""
 
-import functools
-import itertools
 import math
 
 import numpy as np
@@ -21,7 +19,7 @@ def _untruncated(rate: float, noise: float, times: int, units: int = 1000) -> Re
 
 @pytest.mark.parametrize(
     ("rate", "noise", "times"),
-    [(0.01, 0.7, 10), (0.05, 1.0, 400), (0.3, 3.0, 100), (0.2, 1.5, 1), (0.01, 2.0, 20_000)],
+    [(0.01, 0.7, 10), (0.05, 1.0, 400), (0.3, 3.0, 100), (0.2, 1.5, 1), (0.01, 2.0, 2000)],
 )
 def test_epsilon_of_lies_within_the_interval_of_prv_accountant(rate, noise, times):
     """Its interval holds the true epsilon, so an upper bound lies above its lower end, and a tight one at its upper
@@ -59,12 +57,11 @@ def test_epsilon_of_all_units_is_that_of_the_gaussian_mechanism(noise, times):
     assert _delta_of_gaussian(found / 1.002, shift) >= DELTA
 
 
-@functools.lru_cache
-def _deltas(units: int, rate: float, most: int, noise: float, other: float, value: float) -> dict[float, float]:
-    """Returns the exact delta of one release by epsilon, larger of both directions, if one unit contributes `value`,
+def _deltas(units: int, rate: float, most: int, noise: float, other: float) -> dict[float, float]:
+    """Returns the exact delta of one release by epsilon, larger of both directions, if one unit contributes 1,
     or nothing, and all others contribute `other`."""
     inside = outside = 0.0
-    x = np.linspace(-8 * noise - most - 1, 8 * noise + most + 1, 20_001)
+    x = np.linspace(-8 * noise - most - 1, 8 * noise + most + 1, 8_001)
     for drawn in range(units):  # of the others
         chance = comb(units - 1, drawn) * rate**drawn * (1 - rate) ** (units - 1 - drawn)
         taken = min(1.0, most / (drawn + 1))  # whether the unit stays in the draw, if it is drawn
@@ -72,7 +69,7 @@ def _deltas(units: int, rate: float, most: int, noise: float, other: float, valu
         without = min(drawn + 1, most)  # others that are taken, if the unit is drawn and cut off
         parts = [((1 - rate), min(drawn, most), 0.0), (rate * (1 - taken), without, 0.0), (rate * taken, with_it, 1.0)]
         for weight, others, there in parts:
-            inside = inside + chance * weight * stats.norm.pdf(x, others * other + there * value, noise)
+            inside = inside + chance * weight * stats.norm.pdf(x, others * other + there, noise)
             outside = outside + chance * weight * stats.norm.pdf(x, others * other, noise)
     step = x[1] - x[0]
     return {
@@ -83,12 +80,13 @@ def _deltas(units: int, rate: float, most: int, noise: float, other: float, valu
     }  # fmt: skip
 
 
-@pytest.mark.parametrize(("units", "rate", "most", "noise"), [(4, 0.5, 2, 1.0), (6, 0.4, 2, 0.6), (5, 0.9, 1, 2.0)])
+@pytest.mark.quick_cases(1)
+@pytest.mark.parametrize(("units", "rate", "most", "noise"), [(30, 0.03, 1, 0.5), (4, 0.5, 2, 1.0), (5, 0.9, 1, 2.0)])
 def test_epsilon_of_covers_a_unit_replaced_by_nothing_also_where_draws_are_cut_off(units, rate, most, noise):
     """The accountant's event is about a unit that is there or not. Here the empty unit still takes a place in a draw,
     which matters when draws are cut off, so the exact mechanism is computed."""
-    for other, value in itertools.product((-1.0, -0.5, 0.0, 0.5, 1.0), (1.0, -1.0)):
-        for epsilon, exact in _deltas(units, rate, most, noise, other, value).items():
+    for other in (-1.0, -0.5, 0.0, 0.5, 1.0):
+        for epsilon, exact in _deltas(units, rate, most, noise, other).items():
             if exact > 1e-9:
                 assert epsilon_of([Releases(units, rate, most, noise, 1)], exact) >= epsilon - 1e-6
 
@@ -117,8 +115,8 @@ def test_epsilon_of_several_releases_does_not_depend_on_their_order_nor_on_how_t
 
 @pytest.mark.parametrize(
     ("epsilon", "delta", "units", "batch", "count"),
-    [(4, 1e-3, 143, 50, 400), (1, 1e-4, 1000, 50, 400), (8, 1e-5, 5000, 50, 40), (2, 1e-2, 10, 10, 3), (1, 0.01, 8, 4, 1)],
-)  # fmt: skip
+    [(4, 1e-3, 143, 50, 400), (1, 1e-4, 999, 50, 9), (8, 1e-5, 5000, 50, 40), (2, 0.01, 9, 9, 3), (1, 0.01, 8, 4, 1)],
+)
 def test_noise_for_spends_at_most_the_budget_and_nearly_all_of_it(epsilon, delta, units, batch, count):
     noise = noise_for(epsilon, delta, units, batch, count)
     spent = epsilon_of([Releases(units, batch / units, static_shape(units, batch), noise, count)], delta)
