@@ -29,7 +29,9 @@ from fairmesh.problems.private_run import PrivateRun
 from fairmesh.problems.row_loss import as_floats
 from fairmesh.problems.unit_gradients import UnitBatch, unit_gradients
 
-_SLACK = 2.0**-10  # of the clip; half of it covers the rounding of sums, half that of norms in short floats
+_SLACK = (
+    2.0**-8
+)  # of the clip; a quarter of it covers rounding to a grid, half that of sums of floats, a quarter the rest
 _AT_ONCE = {"cpu": 1 << 26, "cuda": 1 << 28}  # numbers of units' gradients that are held at once
 
 
@@ -275,8 +277,8 @@ class _Mechanism:
         privacy = private.privacy
         self._clip, self._centre = privacy.clip, private.loss_clip / 2
         # Sums are rounded to a grid, on which the noise lies too, so that the last bits of a float tell nothing.
-        self._grid = 2.0 ** torch.tensor(self._clip * _SLACK / 2 / dim**0.5).double().log2().floor().item()
-        self._loss_grid = 2.0 ** torch.tensor(self._centre * _SLACK / 2).double().log2().floor().item()
+        self._grid = 2.0 ** torch.tensor(self._clip * _SLACK / 4 / dim**0.5).double().log2().floor().item()
+        self._loss_grid = 2.0 ** torch.tensor(self._centre * _SLACK / 4).double().log2().floor().item()
         self._largest = self._clip * (1 - _SLACK)
         self._deviation = of([self._clip * gradient for gradient, _ in noise])
         self._loss_deviation = of([self._centre * loss for _, loss in noise])
