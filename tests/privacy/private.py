@@ -50,10 +50,11 @@ def training(
     replicas: int = 1,
     algorithm: Any = AD_GDA,
     options: Options = Options(),  # noqa: B008
+    seed: int = 0,
 ) -> Training:
     """Returns a private run of so many equal replicas, with noise of their own, of each split."""
     sites = tuple(range(of.n))
-    every = [Replica(0, sites, algorithm, split) for split in range(len(of.every_split)) for _ in range(replicas)]
+    every = [Replica(seed, sites, algorithm, split) for split in range(len(of.every_split)) for _ in range(replicas)]
     return Training(of, fm.topologies.Complete(), every, options, private=run)
 
 

@@ -16,6 +16,7 @@ from tests.privacy.private import NOISELESS, SECRET, oracle_of, private_run, pro
 from tests.refusals import refused
 
 CLIP, LOSS_CLIP = 0.5, 2.0
+SQUARED = fm.losses.SquaredError()
 PRIVACY = fm.Privacy(1.0, 1e-3, clip=CLIP, loss_clip=LOSS_CLIP, rows_per_unit=32)
 
 
@@ -205,10 +206,13 @@ def test_sites_of_several_sizes_draw_only_units_of_their_own():
 # Noise
 
 
-def _tall(noise: float = 1.0, replicas: int = 1, rows: int = 4, **decisions):
-    site = fm.Site((torch.ones(rows, 50), torch.ones(rows)))
-    of = problem(nn.Linear(50, 1, bias=False), [site, site], privacy=PRIVACY, loss=fm.losses.SquaredError())
-    return oracle_of(of, private_run(of, noise, **decisions), replicas=replicas)
+def _tall(
+    noise: float = 1.0, replicas: int = 1, value: float = 1.0, seed: int = 0, loss=SQUARED, augment=None, **decisions
+):
+    site = fm.Site((torch.full((4, 50), value), torch.ones(4)))
+    torch.manual_seed(0)
+    of = problem(nn.Linear(50, 1, bias=False), [site, site], privacy=PRIVACY, loss=loss, augment=augment)
+    return oracle_of(of, private_run(of, noise, **decisions), replicas=replicas, seed=seed)
 
 
 @pytest.mark.parametrize("share", [0.1, 0.5])
@@ -251,6 +255,10 @@ def test_same_round_call_and_model_repeat_the_bits():
     assert all(torch.equal(a, b) for a, b in zip(first, second))
 
 
+def _mirrored(inputs, draw):
+    return inputs.flip(-1)
+
+
 def _fresh(name: str) -> Tensor:
     """Returns the noise of a release that differs in one thing from the first: the gradients are all the same."""
     models = torch.zeros(1, 2, 50)
@@ -266,11 +274,17 @@ def _fresh(name: str) -> Tensor:
     if name == "another generation":
         return released(_tall(generation=1), models)[1]
     if name == "other rows":
-        return released(_tall(rows=5), models)[1] * 5 / 4
+        return released(_tall(value=2.0), models)[1]
     if name == "other noise":
         return released(_tall(1.0 + 1e-6), models)[1]
     if name == "another loss share":
         return released(_tall(loss_share=0.4), models)[1]
+    if name == "another seed":
+        return released(_tall(seed=1), models)[1]
+    if name == "another loss":
+        return released(_tall(loss=fm.losses.Huber(delta=100.0)), models)[1]
+    if name == "augmented rows":
+        return released(_tall(augment=_mirrored), models)[1]
     if name == "two calls":
         return released(_tall(calls=2), models)[1]
     return released(_tall(replicas=2), models.expand(2, -1, -1).clone())[1][2:]  # another replica
@@ -281,6 +295,7 @@ def _fresh(name: str) -> Tensor:
     [
         *("another round", "another call", "another model", "another secret", "another generation", "other rows"),
         *("other noise", "another loss share", "two calls", "another replica"),
+        *("another seed", "another loss", "augmented rows"),
     ],
 )
 @pytest.mark.quick_cases("all")
@@ -313,6 +328,19 @@ def test_second_evaluation_of_a_call_in_a_round_is_refused():
     oracle.losses(models, torch.tensor(1), 0)
     with refused("batch 0", "twice"):
         oracle.losses_and_gradients(models, torch.tensor(1), 0)
+
+
+def test_evaluation_that_is_not_counted_is_refused():
+    """Rounds times calls are accounted for: none before round 0, and no more than an algorithm has said."""
+    oracle, models = _tall(calls=2), torch.zeros(1, 2, 50)
+    for evaluate in (oracle.losses_and_gradients, oracle.losses):
+        with refused("before round 0"):
+            evaluate(models, torch.tensor(0), 0)
+    oracle.begin_round()
+    for call in (-1, 2):
+        with refused(f"batch {call}", "oracle_calls"):
+            oracle.losses(models, torch.tensor(0), call)
+    oracle.losses(models, torch.tensor(0), 1)
 
 
 def test_node_that_may_not_release_sends_nothing_of_its_rows():

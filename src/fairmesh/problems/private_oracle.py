@@ -94,7 +94,7 @@ class PrivateOracle:
         self.initial_rows = start[..., : self.model.dim]
         self.standard, self.division = Standard(), _Division(torch.zeros_like(self.sizes))
         self._path = tuple(gradient_path(problem).values())
-        self._evaluated: set[int] = set()  # calls of the present round
+        self._evaluated: set[int] | None = None  # calls of the present round; None before the first
         self._units = _Units(nodes, private.privacy.rows_per_unit, data_device or device, dtype)
         self.source = self._units.source(round_cache or RoundCache())
         self._mechanism = _Mechanism(nodes, private, self.model.dim)
@@ -102,7 +102,7 @@ class PrivateOracle:
 
     def begin_round(self) -> None:
         """Forgets which releases the round before has made."""
-        self._evaluated.clear()
+        self._evaluated = set()
 
     def initial_models(self) -> Tensor:
         """Returns the initial models, the same row at every node of a replica: (replicas, nodes, dim)."""
@@ -142,6 +142,14 @@ class PrivateOracle:
 
     def _released(self, models: Tensor, round_index: Tensor, call: int) -> tuple[Tensor, Tensor]:
         """Returns noised losses (nodes, 1) and gradients (nodes, dim) at a stack of models."""
+        calls = self._private.calls
+        if self._evaluated is None:
+            raise BadInput("the algorithm evaluates a batch before round 0, which privacy does not count; leave it out")
+        if call not in range(calls):
+            raise BadInput(
+                f"the algorithm evaluates batch {call} of a round, but its oracle_calls() says that it has {calls}, by "
+                "which privacy counts; return the right number there"
+            )
         if call in self._evaluated:
             raise BadInput(
                 f"the algorithm evaluates batch {call} of a round twice, and each time is a release; privacy counts "
