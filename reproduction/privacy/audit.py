@@ -13,9 +13,8 @@ import argparse
 import hashlib
 import json
 import math
-import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -45,13 +44,13 @@ from fairmesh.training.replicas import Replica
 
 RESULTS = Path(__file__).parent / "audit.json"
 EPSILONS, DELTA, CONFIDENCE = (1.0, 2.0), 1e-2, 0.999
-TRIALS = 400_000
+TRIALS = 200_000
 CLIP, LOSS_CLIP = 1.0, 2.0
 LARGE = 1e3  # of inputs of canaries, whose gradients are clipped
 _AT_ONCE = 50_000  # trials of one batch
 
 
-# What a guess proves ---------------------------------------------------------------------------------------------------
+# What a guess proves --------------------------------------------------------------------------------------------------
 
 
 def lower_bound(inside: np.ndarray, outside: np.ndarray, delta: float, confidence: float = CONFIDENCE) -> float:
@@ -91,7 +90,7 @@ def gaussian_bound(inside: np.ndarray, outside: np.ndarray, delta: float, confid
         hits, errors = int((some > cut).sum()), int((others > cut).sum())
         low = stats.beta.ppf(tail, hits, len(some) - hits + 1) if hits else 0.0
         high = stats.beta.ppf(1 - tail, errors + 1, len(others) - errors) if errors < len(others) else 1.0
-        return float(stats.norm.ppf(low) - stats.norm.ppf(high)) if 0 < low and high < 1 else -math.inf
+        return float(stats.norm.ppf(low) - stats.norm.ppf(high)) if low > 0 and high < 1 else -math.inf
 
     for cut in np.quantile(np.concatenate([inside[:first], outside[:first]]), np.linspace(0.05, 0.95, 19)):
         best = max(best, (distance(inside[:first], outside[:first], cut), cut))
@@ -99,7 +98,7 @@ def gaussian_bound(inside: np.ndarray, outside: np.ndarray, delta: float, confid
     return epsilon_of([Releases(1, 1.0, 1, 1 / shift, 1)], delta) if shift > 0 else 0.0
 
 
-# Trials ----------------------------------------------------------------------------------------------------------------
+# Trials ---------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -156,20 +155,30 @@ SETTINGS = (
 )  # fmt: skip
 
 
-def problem_of(setting: Setting, canary: Sequence[float] = (0.0, LARGE, -1e6), other: Sequence[float] = (0.0, 0.0, 1.0),
-               model: nn.Module | None = None) -> Prepared:  # fmt: skip
+NOTHING = (0.0, 0.0, 1.0)  # a row whose gradient is zero, and whose loss is the centre of what is clipped
+CANARY = (0.0, LARGE, -1e6)  # one whose gradient has one direction, whatever the model is, and whose loss is large
+
+
+def problem_of(
+    setting: Setting,
+    canary: Sequence[float] = CANARY,
+    nothing: Sequence[float] = NOTHING,
+    other: Sequence[float] = NOTHING,
+    bias: bool = False,
+) -> Prepared:
     """Returns a site with the canary and one without, as two splits, next to a site that nothing is asked about.
 
     Args:
         setting: What is trained.
-        canary: Its two inputs and its target. By default its gradient has one direction, whatever the model is.
-        other: Those of all other units. By default their gradient is zero, and their loss the centre of what is clipped.
-        model: A linear model; by default without a bias.
+        canary: Its two inputs and its target.
+        nothing: Those of a row that contributes nothing, which stands where the canary is not.
+        other: Those of all other units.
+        bias: Whether the linear model has one.
     """
     rows = torch.tensor([canary] * setting.rows + [other] * (setting.units - 1), dtype=torch.float32)
     numbers = [0] * setting.rows + list(range(1, setting.units))
-    nothing = torch.tensor([(0.0, 0.0, 1.0)] + [other] * (setting.units - 1), dtype=torch.float32)
-    tested = torch.tensor([(0.0, 0.0, 1.0)] * 2)
+    without_it = torch.tensor([nothing] + [other] * (setting.units - 1), dtype=torch.float32)
+    tested = torch.tensor([NOTHING] * 2)
 
     def site(training: Tensor, units: Sequence[int]) -> Site:
         sets = {"train": list(units), "test": [-1, -2]}
@@ -177,10 +186,10 @@ def problem_of(setting: Setting, canary: Sequence[float] = (0.0, LARGE, -1e6), o
 
     torch.manual_seed(0)
     privacy = Privacy(1.0, DELTA, clip=CLIP, loss_clip=LOSS_CLIP)
-    without = site(nothing, range(setting.units))
+    without = site(without_it, range(setting.units))
     splits = [
-        Problem(model or nn.Linear(2, 1, bias=False), [first, without], loss=SquaredError(),
-                privacy=privacy, sampling=Sampling(setting.batch))
+        Problem(nn.Linear(2, 1, bias=bias), [first, without], loss=SquaredError(), privacy=privacy,
+                sampling=Sampling(setting.batch))
         for first in (site(rows, numbers), without)
     ]  # fmt: skip
     return seal(prepare(splits))
@@ -199,10 +208,7 @@ def training_of(problem: Prepared, setting: Setting, noise: float, trials: int, 
     secret = hashlib.blake2b(f"audit {batch}".encode(), digest_size=32).digest()
     every = tuple(setting.releases(noise) for split in problem.every_split for _ in split.sites)
     assert problem.privacy is not None  # noqa: S101
-    calls = setting.algorithm.oracle_calls()
-    run = PrivateRun(
-        problem.privacy, every, calls, setting.rounds, LOSS_CLIP, setting.loss_share, secrets=(secret,)
-    )  # fmt: skip
+    run = PrivateRun(problem.privacy, every, 1, setting.rounds, LOSS_CLIP, setting.loss_share, secrets=(secret,))
     replicas = [Replica(0, (0, 1), setting.algorithm, split) for split in (0, 1) for _ in range(trials // 2)]
     return Training(problem, Complete(), replicas, Options(), private=run)
 
@@ -267,8 +273,8 @@ def watched(training: Training, seen: Callable[[Tensor, Tensor], None]) -> None:
 class LogRatio:
     """Sums, over releases, the logarithm of how much likelier they are with the canary.
 
-    A release is drawn from a mixture: the canary is in the draw, with the chance `rate`, or not. It adds the clip to the
-    second coordinate of the gradient, and half the loss clip to the loss. Losses below zero are sent as zero.
+    A release is drawn from a mixture: the canary is in the draw, with the chance `rate`, or not. It adds the clip to
+    the second coordinate of the gradient, and half the loss clip to the loss. Losses below zero are sent as zero.
 
     Args:
         setting: What is trained, and what is seen.
@@ -326,3 +332,277 @@ def audited(setting: Setting, epsilon: float, trials: int = TRIALS, delta: float
     bound = lower_bound(*found, delta)
     gaussian = gaussian_bound(*found, delta) if setting.rate == 1 and setting.sees != "model" else None
     return Audited(setting.name, epsilon, delta, noise, trials, bound, bound / epsilon, gaussian)
+
+
+# Broken variants ------------------------------------------------------------------------------------------------------
+
+
+def _released(oracle: PrivateOracle, models: Tensor, round_index: int = 0) -> tuple[Tensor, Tensor]:
+    """Returns losses and gradients of the first site, as they are sent in a round of their own."""
+    oracle.begin_round()
+    losses, gradients = oracle.losses_and_gradients(models, torch.tensor(round_index), 0)
+    return losses[:, 0, 0].double(), gradients[:, 0].double()
+
+
+def _unclipped(oracle: PrivateOracle, models: Tensor, round_index: int = 0) -> Clipped:
+    """Returns sums over the drawn units without clip and noise, which no part of a right mechanism has."""
+    mechanism, rows = oracle._mechanism, models.reshape(-1, models.shape[-1])
+    bounded = mechanism.factors
+    mechanism.factors = lambda norms, present: present.double()  # type: ignore[method-assign]
+    nonces = mechanism.nonces(rows, torch.tensor(round_index), 0)
+    found = oracle._clipped(rows, *mechanism.drawn(nonces), torch.zeros(len(rows), dtype=torch.int64))
+    mechanism.factors = bounded  # type: ignore[method-assign]
+    return found
+
+
+def _zeros(training: Training) -> Tensor:
+    return torch.zeros_like(private_oracle(training).initial_models())
+
+
+def public_noise(training: Training, setting: Setting, noise: float, broken: bool) -> Tensor:
+    """Noise comes from the public stream of the experiment's seed, so the attacker subtracts it."""
+    oracle, models = private_oracle(training), _zeros(training)
+    rows = models.flatten(0, 1)
+    everybody = [hashlib.blake2b(f"seed 0 node {k}".encode(), digest_size=32).digest() for k in range(len(rows))]
+    draws, digests = SecretDraws(everybody, "noise", rows.device), ModelDigests(everybody, rows.device)
+    if broken:
+        oracle._mechanism._for_noise, oracle._mechanism._digests = draws, digests
+    nonces = torch.cat([torch.zeros(len(rows), 1, dtype=torch.int32), digests.of(rows)], dim=1)
+    known = draws.normals(nonces, oracle.model.dim + 1).view(len(models), 2, -1)[:, 0, 1] * noise
+    return _released(oracle, models)[1][:, 1] * setting.batch / CLIP - known
+
+
+def clipped_mean(training: Training, setting: Setting, noise: float, broken: bool) -> Tensor:
+    """The mean over the batch is clipped, instead of each unit."""
+    oracle, models = private_oracle(training), _zeros(training)
+
+    def clipped(*_: Any) -> Clipped:
+        sums = _unclipped(oracle, models).gradients
+        norms = sums.norm(dim=1, keepdim=True) / setting.batch
+        return Clipped(sums * (CLIP / norms.clamp(min=CLIP)), torch.zeros(len(sums), 1, dtype=torch.float64))
+
+    original = oracle._clipped
+    if broken:
+        oracle._clipped = lambda *given: _within(oracle, original, clipped, given)  # type: ignore[method-assign]
+    return _released(oracle, models)[1][:, 1]
+
+
+def _within(oracle: PrivateOracle, original: Any, instead: Any, given: Any) -> Clipped:
+    """Returns what stands instead of a method, in which the method is itself again."""
+    changed, oracle._clipped = oracle._clipped, original  # type: ignore[method-assign]
+    found = instead(*given)
+    oracle._clipped = changed  # type: ignore[method-assign]
+    return found
+
+
+class _EveryRow:
+    """Clips the gradient of each row, and adds up those of a unit.
+
+    Args:
+        of_units: What computes gradients of units.
+    """
+
+    def __init__(self, of_units: Any):
+        self._of_units, self.numbers = of_units, of_units.numbers
+
+    def sums(self, rows: Tensor, batch: UnitBatch, factors: Any) -> tuple[Tensor, Tensor]:
+        there = batch.weights > 0
+        alone = UnitBatch(
+            batch.inputs.flatten(1, 2).unsqueeze(2),
+            batch.targets.flatten(1, 2).unsqueeze(2),
+            torch.ones_like(batch.weights).flatten(1, 2).unsqueeze(2),
+            batch.keys.repeat_interleave(there.shape[2], dim=1),
+        )
+        present = (factors.keywords["present"].unsqueeze(2) & there).flatten(1, 2)
+        sums, losses = self._of_units.sums(rows, alone, lambda norms: factors.func(norms, present=present))
+        return sums, losses.view_as(batch.weights).mean(dim=2)
+
+
+def clipped_rows(training: Training, setting: Setting, noise: float, broken: bool) -> Tensor:
+    """The gradient of each row is clipped, instead of that of each unit."""
+    oracle = private_oracle(training)
+    if broken:
+        oracle._gradients = _EveryRow(oracle._gradients)  # type: ignore[assignment]
+    return _released(oracle, _zeros(training))[1][:, 1]
+
+
+def two_samples(training: Training, setting: Setting, noise: float, broken: bool) -> Tensor:
+    """Gradient and loss come from one draw, but were accounted for as from two. The noise is that of `broken_noise`."""
+    ratio = LogRatio(setting, noise)
+    ratio(*_released(private_oracle(training), _zeros(training)))
+    return ratio.sum
+
+
+def rewound(training: Training, setting: Setting, noise: float, broken: bool) -> Tensor:
+    """Draws are keyed by the round alone, and the round is computed again at another model."""
+    oracle, models = private_oracle(training), _zeros(training)
+    if broken:
+        mechanism, nonces = oracle._mechanism, oracle._mechanism.nonces
+        by_round = torch.tensor([1, 0, 0], dtype=torch.int32)
+        mechanism.nonces = lambda *given: nonces(*given) * by_round  # type: ignore[method-assign]
+    up, down = models.clone(), models.clone()
+    up[..., 1], down[..., 1] = 1.0, -1.0
+    return _released(oracle, up)[1][:, 1] - _released(oracle, down)[1][:, 1]
+
+
+def own_part(training: Training, setting: Setting, noise: float, broken: bool) -> Tensor:
+    """The bias stays at the site and is trained without noise. What is sent is about the weights alone."""
+    oracle, models = private_oracle(training), _zeros(training)
+    _released(oracle, models)
+    if broken:
+        own = _unclipped(oracle, models).gradients[:, -1].view(models.shape[:2]) / setting.batch
+        models = models.clone()
+        models[..., -1] -= 0.1 * own.to(models.dtype)
+    return -_released(oracle, models, 1)[1][:, 1]
+
+
+def forgotten_metric(training: Training, setting: Setting, noise: float, broken: bool) -> Tensor:
+    """The mean loss of the drawn training rows is sent along, without noise."""
+    oracle, models = private_oracle(training), _zeros(training)
+    losses, _ = _released(oracle, models)
+    return _unclipped(oracle, models).losses.view(models.shape[:2])[:, 0] if broken else losses
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A broken mechanism.
+
+    Args:
+        name: For tables.
+        statistic: What an attacker makes of what is sent, also by the right mechanism.
+        setting: What is trained.
+        rows: Other rows than usual: settings of `problem_of`.
+    """
+
+    name: str
+    statistic: Callable[[Training, Setting, float, bool], Tensor]
+    setting: Setting = SETTINGS[0]
+    rows: tuple[tuple[str, Any], ...] = ()
+
+
+VARIANTS = (
+    Variant("noise from the public stream", public_noise),
+    Variant("the batch mean is clipped", clipped_mean),
+    Variant("rows are clipped instead of units", clipped_rows, Setting("", rows=8)),
+    Variant("gradient and loss as from two samples", two_samples, Setting("", "both", units=16, batch=2)),
+    Variant("noise keyed by the round alone, rewound", rewound, Setting("", rounds=2),
+            (("canary", (0.0, LARGE, 0.0)),)),
+    Variant("an own part trained without noise", own_part, Setting("", rounds=2, units=16, batch=16),
+            (("canary", (0.0, 0.0, -1e6)), ("nothing", (0.0, 0.0, 0.0)), ("other", (0.0, LARGE, 0.0)), ("bias", True))),
+    Variant("a forgotten metric", forgotten_metric, Setting("", "losses")),
+)  # fmt: skip
+
+
+def noise_of_two_samples(setting: Setting, epsilon: float, delta: float = DELTA) -> float:
+    """Returns the noise of gradient and loss together that two sampled events would ask for: too little."""
+    low, high = 0.05, noise_of(setting, epsilon, delta)
+    for _ in range(15):
+        noise = math.sqrt(low * high)
+        events = [setting.releases(part) for part in shared_noise(noise, setting.loss_share)]
+        low, high = (noise, high) if epsilon_of(events, delta) > epsilon else (low, noise)
+    return high
+
+
+class Caught(NamedTuple):
+    """What was found of a broken variant, and of the right mechanism by the same attack."""
+
+    name: str
+    epsilon: float  # that is claimed
+    delta: float
+    trials: int
+    bound: float  # that the broken variant proves to be exceeded
+    right: float  # the same of the right mechanism
+    exact: float | None = None  # what the broken variant spends, where it has an epsilon that can be computed
+
+
+def caught(variant: Variant, epsilon: float, trials: int = TRIALS, delta: float = DELTA) -> Caught:
+    """Attacks a broken variant and the right mechanism."""
+    setting, problem = variant.setting, problem_of(variant.setting, **dict(variant.rows))
+    right_noise = noise_of(setting, epsilon, delta)
+    noise = noise_of_two_samples(setting, epsilon, delta) if variant.statistic is two_samples else right_noise
+    exact = epsilon_of([setting.releases(noise)], delta) if variant.statistic is two_samples else None
+
+    def attack(noise: float, broken: bool) -> Trials:
+        found = []
+        for number, size in batches_of(trials):
+            training = training_of(problem, setting, noise, size, number)
+            found.append(Trials.of(variant.statistic(training, setting, noise, broken)))
+        return Trials.joined(found)
+
+    bounds = [lower_bound(*attack(*one), delta) for one in ((noise, True), (right_noise, False))]
+    return Caught(variant.name, epsilon, delta, trials, *bounds, exact)
+
+
+# The record ------------------------------------------------------------------------------------------------------------
+
+
+SMALL_DELTA = 1e-5
+
+
+def run(names: Sequence[str] = (), trials: int = TRIALS) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yields part and row of the record, of settings and variants with these names, or of all."""
+
+    def asked(name: str) -> bool:
+        return not names or name in names
+
+    for epsilon in EPSILONS:
+        for setting in SETTINGS:
+            if asked(setting.name):
+                yield "right", audited(setting, epsilon, trials)._asdict()
+        if asked(SETTINGS[0].name):
+            yield "small delta", audited(SETTINGS[0], epsilon, trials, SMALL_DELTA)._asdict()
+        for variant in VARIANTS:
+            if asked(variant.name):
+                yield "broken", caught(variant, epsilon, trials)._asdict()
+    if asked("reconstruction"):
+        from tests.mesh.test_every_message import reconstructed
+
+        for row in reconstructed():
+            yield "reconstruction", row
+
+
+def _number(value: float | None, digits: int = 2) -> str:
+    return "" if value is None else f"{value:.{digits}f}"
+
+
+def _show(record: dict[str, list[dict[str, Any]]]) -> None:
+    print(
+        "| what is sent | claim | delta | trials | proved | of the claim | proved, if Gaussian |\n|---|---|---|---|---|---|---|"
+    )
+    for row in [*record.get("right", []), *record.get("small delta", [])]:
+        figures = f"{row['trials']:,} | {row['bound']:.2f} | {row['share']:.0%} | {_number(row['gaussian'])}"
+        print(f"| {row['name']} | {row['epsilon']:g} | {row['delta']:g} | {figures} |")
+    print("\n| broken variant | claim | trials | proved | spent | proved of the right one |\n|---|---|---|---|---|---|")
+    for row in record.get("broken", []):
+        figures = f"{row['trials']:,} | {row['bound']:.2f} | {_number(row['exact'])} | {row['right']:.2f}"
+        print(f"| {row['name']} | {row['epsilon']:g} | {figures} |")
+    print("\n| attack on rows and labels | batch | epsilon | rows found | by chance | labels right | by chance |")
+    print("|---|---|---|---|---|---|---|")
+    for row in record.get("reconstruction", []):
+        cells = [
+            f"{row[name][0]:.1%} ±{row[name][1]:.1%}"
+            for name in ("rows", "rows by chance", "labels", "labels by chance")
+        ]
+        print(f"| {row['attack']} | {row['batch']} | {row['epsilon'] or 'none'} | {' | '.join(cells)} |")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", action="append", default=[], help="a setting, a variant, or reconstruction")
+    parser.add_argument("--trials", type=int, default=TRIALS)
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--show", action="store_true", help="print the record, and run nothing")
+    given = parser.parse_args()
+    if not given.show:
+        for part, row in run(given.only, given.trials):
+            record = json.loads(given.out.read_text()) if given.out.exists() else {}
+            same = ("name", "epsilon", "attack", "batch")
+            others = [old for old in record.get(part, []) if any(old.get(key) != row.get(key) for key in same)]
+            record[part] = [*others, row]
+            given.out.write_text(json.dumps(record, indent=1) + "\n")
+            print(part, row, flush=True)
+    _show(json.loads(given.out.read_text()))
+
+
+if __name__ == "__main__":
+    main()
