@@ -533,7 +533,7 @@ def caught(variant: Variant, epsilon: float, trials: int = TRIALS, delta: float 
     return Caught(variant.name, epsilon, delta, trials, *bounds, exact)
 
 
-# The record ------------------------------------------------------------------------------------------------------------
+# The record -----------------------------------------------------------------------------------------------------------
 
 
 SMALL_DELTA = 1e-5
@@ -566,24 +566,33 @@ def _number(value: float | None, digits: int = 2) -> str:
 
 
 def _show(record: dict[str, list[dict[str, Any]]]) -> None:
-    print(
-        "| what is sent | claim | delta | trials | proved | of the claim | proved, if Gaussian |\n|---|---|---|---|---|---|---|"
-    )
+    _header("what is sent", "claim", "delta", "trials", "proved", "of the claim", "proved, if Gaussian")
     for row in [*record.get("right", []), *record.get("small delta", [])]:
         figures = f"{row['trials']:,} | {row['bound']:.2f} | {row['share']:.0%} | {_number(row['gaussian'])}"
         print(f"| {row['name']} | {row['epsilon']:g} | {row['delta']:g} | {figures} |")
-    print("\n| broken variant | claim | trials | proved | spent | proved of the right one |\n|---|---|---|---|---|---|")
+    _header("broken variant", "claim", "trials", "proved", "spent", "proved of the right one")
     for row in record.get("broken", []):
         figures = f"{row['trials']:,} | {row['bound']:.2f} | {_number(row['exact'])} | {row['right']:.2f}"
         print(f"| {row['name']} | {row['epsilon']:g} | {figures} |")
-    print("\n| attack on rows and labels | batch | epsilon | rows found | by chance | labels right | by chance |")
-    print("|---|---|---|---|---|---|---|")
+    _header(
+        "attack",
+        "batch",
+        "epsilon",
+        "rows found",
+        "by chance",
+        "labels right",
+        "by chance",
+        "above chance: rows",
+        "labels",
+    )
     for row in record.get("reconstruction", []):
-        cells = [
-            f"{row[name][0]:.1%} ±{row[name][1]:.1%}"
-            for name in ("rows", "rows by chance", "labels", "labels by chance")
-        ]
+        names = ("rows", "rows by chance", "labels", "labels by chance", "rows above chance", "labels above chance")
+        cells = [f"{row[name][0]:.1%} ±{row[name][1]:.1%}" for name in names]
         print(f"| {row['attack']} | {row['batch']} | {row['epsilon'] or 'none'} | {' | '.join(cells)} |")
+
+
+def _header(*names: str) -> None:
+    print(f"\n| {' | '.join(names)} |\n|{'---|' * len(names)}")
 
 
 def main() -> None:

@@ -209,8 +209,8 @@ def _in_trackers(run: Run) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
 
 
 def _gradients(points: Tensor, rows: Tensor, labels: Tensor, clip: float = math.inf) -> tuple[Tensor, Tensor]:
-    """Returns the gradients (rounds, starts, dim) of batches (rounds, starts, batch, ...), and what the model says, times
-    what the clip leaves of each row's gradient."""
+    """Returns the gradients (rounds, starts, dim) of batches (rounds, starts, batch, ...), and what the model says,
+    times what the clip leaves of each row's gradient."""
     weights, biases = (
         points[:, None, : CLASSES * PIXELS].unflatten(-1, (CLASSES, PIXELS)),
         points[:, None, None, -CLASSES:],
