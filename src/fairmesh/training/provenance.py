@@ -11,14 +11,16 @@ from fairmesh.numerics import trees
 from fairmesh.problems.prepared import Prepared
 
 _SETS = ("train", "validation", "test")
+_WITHHELD = "withheld"
 
 
 def provenance_of(problem: Prepared, process_group: ProcessGroup) -> dict[str, Any]:
     """Returns the versions and a description of the data without any row of it, of all processes' sites.
 
     The digest of a site covers the inputs and targets of its training samples, and numbers are those of the first
-    split of the data."""
+    split of the data. A private run withholds it: who knows all samples but one would find that one by trying."""
     labelled, here = problem.classes is not None, problem.digests_here()
+    here = {i: _WITHHELD if problem.sites[i].train.sealed else digest for i, digest in here.items()}
     mine = [(i, digest, _classes(problem, i) if labelled else {}) for i, digest in here.items()]
     known = {i: (digest, facts) for held in process_group.all_gather_json(mine) for i, digest, facts in held}
     sites = []
