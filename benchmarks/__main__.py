@@ -44,6 +44,7 @@ def bench_references(
 def bench_private(
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     case: Annotated[list[str] | None, typer.Option(help="Only this case; may be given several times.")] = None,
+    fuse: Annotated[bool, typer.Option(help="On a GPU, fuse operations, as long runs do.")] = False,
     json_: Json = False,
 ) -> None:
     """Time a round of a private run next to a plain one."""
@@ -51,7 +52,7 @@ def bench_private(
 
     from benchmarks.private import timings
 
-    rows = list(timings(device, case))
+    rows = list(timings(device, case, fuse))
     if json_:
         print_json([asdict(row) for row in rows])
         return

@@ -27,20 +27,21 @@ class PrivateTiming:
     ratio: float
 
 
-def timings(device: str, names: list[str] | None = None) -> Iterator[PrivateTiming]:
+def timings(device: str, names: list[str] | None = None, fuse: bool = False) -> Iterator[PrivateTiming]:
     """Yields the timing of each case."""
     for name in names or CASES:
-        yield timing(name, SETTINGS[name], device)
+        yield timing(name, SETTINGS[name], device, fuse)
 
 
-def timing(name: str, setting: Setting, device: str) -> PrivateTiming:
-    """Returns the timing of a case. On a CPU both take turns, so that other load slows them alike."""
+def timing(name: str, setting: Setting, device: str, fuse: bool = False) -> PrivateTiming:
+    """Returns the timing of a case. On a CPU both take turns, so that other load slows them alike. On a GPU, rounds are
+    fused if asked for, as runs of 3,000 rounds and more are."""
     plain = setting.problem()
     tested = [dataclasses.replace(site, test=site.train) for site in plain.sites]  # a private run is not measured on
     private = plain.changed(sites=tested, privacy=PRIVACY)  # training rows; here nothing is measured
     plan = Plan.of(private, Ring(), setting.algorithm(), 400)
     assert plan.private is not None  # noqa: S101
-    steps = [_step(plain, setting, device, False), _step(private, setting, device, True)]
+    steps = [_step(plain, setting, device, False, fuse), _step(private, setting, device, True, fuse)]
     if device_of(device).type == "cuda":
         times = [device_times(step, 300) for step in steps]
     else:
@@ -50,14 +51,15 @@ def timing(name: str, setting: Setting, device: str) -> PrivateTiming:
     return PrivateTiming(name, most, first, second, second / first)
 
 
-def _step(problem: Prepared, setting: Setting, device: str, private: bool):
+def _step(problem: Prepared, setting: Setting, device: str, private: bool, fuse: bool):
     """Returns a function that runs one more round."""
     options = Options(device=device, count_bytes=True)
     plan = Plan.of(problem, Ring(), setting.algorithm(), 400, options=options)
     secret = plan.private.with_secrets(0) if plan.private and private else None
     training = Training(plan.problem, Ring(), plan.replicas, options, private=secret)
     if device_of(device).type == "cuda":
-        return CapturedRounds(training.after_round, training.initial(), 0, device_of(device)).advance
+        captured = CapturedRounds(training.after_round, training.initial(), 0, device_of(device), fuse)
+        return lambda kept=training: captured.advance()  # a graph reads the memory of what it was captured from
     state, done = training.initial(), 0
 
     def step() -> None:

@@ -1,11 +1,12 @@
 """What privacy costs, in accuracy: `python -m reproduction.privacy.cost --data FOLDER` runs it, `--show` prints it.
 
-CHOCO-SGD, AD-GDA and Tracked AD-GDA, with eight candidates each, over epsilons and five splits. The candidate of a split
-is the one that is best at the worst site on the four other splits, so no split chooses for itself. A real consortium
-would have to pay for such a search, too; here it is free, for all methods alike.
+CHOCO-SGD, AD-GDA and Tracked AD-GDA, with eight candidates each, over epsilons and five splits. The candidate of a
+split is the one that is best at the worst site on the four other splits, so no split chooses for itself. A real
+consortium would have to pay for such a search, too; here it is free, for all methods alike.
 """
 
 import argparse
+import itertools
 import json
 import math
 import statistics
@@ -37,7 +38,7 @@ from reproduction.sites.instruments import shifted, then, thick, thin
 from reproduction.sites.problems import Part, _usual, dealt
 from reproduction.sites.sources import Pool
 
-RESULTS = Path(__file__).parent / "cost.json"
+RESULTS, SHARES = (Path(__file__).parent / name for name in ("cost.json", "shares.json"))
 EPSILONS = (1.0, 2.0, 4.0, 8.0, math.inf)
 SPLITS, ROUNDS, BATCH, DELTA = 5, 400, 200, 1e-4
 STEPS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
@@ -133,19 +134,24 @@ def _sites(case: Case, folder: Path) -> list[list[Site]]:
     return [deal(split) for split in range(SPLITS)]
 
 
-def run(folder: Path, device: str, cases: Sequence[str], epsilons: Sequence[float]) -> Iterator[dict[str, Any]]:
-    """Yields a row per case, method and epsilon: the accuracy of every candidate at every site of every split."""
+def run(
+    folder: Path, device: str, cases: Sequence[str], epsilons: Sequence[float], shares: Sequence[float] = ()
+) -> Iterator[dict[str, Any]]:
+    """Yields a row per case, method and epsilon: the accuracy of every candidate at every site of every split. With
+    shares of the budget for the losses, of Tracked AD-GDA a row for each of them."""
     for case in CASES:
         if cases and case.name not in cases:
             continue
         every = _sites(case, folder)
         shape = every[0][0].train[0].shape[1:]
-        for epsilon in epsilons:
-            privacy = None if epsilon == math.inf else Privacy(epsilon, DELTA, repeatable=True)
+        methods = {name: found for name, found in _methods().items() if not shares or name == "Tracked AD-GDA"}
+        for epsilon, share in itertools.product(epsilons, shares or [None]):
+            settings = {} if share is None else {"loss_share": share}
+            privacy = None if epsilon == math.inf else Privacy(epsilon, DELTA, repeatable=True, **settings)
             torch.manual_seed(0)
             module = case.model.build(torch.Size(shape), 10)
             problems = [Problem(module, sites, sampling=Sampling(batch=BATCH), privacy=privacy) for sites in every]
-            for method, candidates in _methods().items():
+            for method, candidates in methods.items():
                 began = time.perf_counter()
                 result = train(
                     problems, Ring(), candidates, ROUNDS, device=device, measure_every=ROUNDS, on_divergence="mark",
@@ -162,6 +168,7 @@ def run(folder: Path, device: str, cases: Sequence[str], epsilons: Sequence[floa
                     "case": case.name,
                     "method": method,
                     "epsilon": None if epsilon == math.inf else epsilon,
+                    **({} if share is None else {"share": share}),
                     "spent": result.privacy.get("epsilon"),
                     "accuracy": tables,
                     "seconds": round(time.perf_counter() - began, 1),
@@ -211,6 +218,18 @@ def _show(rows: Sequence[dict[str, Any]]) -> None:
             print()
         for first, second in (("AD-GDA", "CHOCO-SGD"), ("Tracked AD-GDA", "Tracked, fixed weights")):
             print(f"- {first} minus {second}, at the worst site: {', '.join(_gains(here, first, second))}")
+
+
+def _show_shares(rows: Sequence[dict[str, Any]]) -> None:
+    shares = sorted({row["share"] for row in rows})
+    for title, score in (("worst site", min), ("mean over sites", statistics.fmean)):
+        print(f"| {title}, % | {' | '.join(f'{share:g}' for share in shares)} |\n|---|{'---|' * len(shares)}")
+        for case, epsilon in dict.fromkeys((row["case"], row["epsilon"]) for row in rows):
+            here = {row["share"]: row for row in rows if (row["case"], row["epsilon"]) == (case, epsilon)}
+            found = [interval([100 * score(sites) for sites in chosen(here[share])]) for share in shares]
+            cells = [f"{mean:.1f} ±{half:.1f}" for mean, half in found]
+            print(f"| {case}, epsilon {epsilon:g} | {' | '.join(cells)} |")
+        print()
 
 
 def _row(rows: Sequence[dict[str, Any]], method: str, epsilon: float) -> dict[str, Any] | None:
@@ -267,19 +286,24 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--case", action="append", default=[])
     parser.add_argument("--epsilon", action="append", type=float, default=[])
-    parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--share", action="append", type=float, default=[], help="of the budget, for the losses")
+    parser.add_argument("--out", type=Path, default=None)
     parser.add_argument("--show", action="store_true")
     given = parser.parse_args()
+    given.out = given.out or (SHARES if given.share else RESULTS)
     if given.pools:
         make_pools(given.pools)
     if given.data:
         rows = json.loads(given.out.read_text()) if given.out.exists() else []
-        for row in run(given.data, given.device, given.case, given.epsilon or EPSILONS):
-            rows = [r for r in rows if any(r[name] != row[name] for name in ("case", "method", "epsilon"))] + [row]
+        key = ("case", "method", "epsilon", "share")
+        for row in run(given.data, given.device, given.case, given.epsilon or EPSILONS, given.share):
+            rows = [r for r in rows if any(r.get(name) != row.get(name) for name in key)] + [row]
             given.out.write_text("[\n" + ",\n".join(json.dumps(r) for r in rows) + "\n]\n")
             print(row["case"], row["method"], row["epsilon"], row["seconds"], "s", flush=True)
-    if given.show or not given.data:
-        _show(json.loads(given.out.read_text()))
+    if given.show:
+        _show(json.loads(RESULTS.read_text()))
+        print("### Share of the budget for the losses that weights follow\n")
+        _show_shares(json.loads(SHARES.read_text()))
 
 
 if __name__ == "__main__":

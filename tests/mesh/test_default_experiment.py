@@ -96,7 +96,7 @@ def _problem(membership: Membership, own):
 
 def _begun(membership: Membership, own, watcher: _Watcher | None = None) -> tuple[Rounds, _Watcher]:
     watcher, store = watcher or _Watcher(), Store(membership.site.state, 1, lambda *said, **fields: None)
-    node: Any = SimpleNamespace(membership=membership, oversight=watcher, log=watcher.log)
+    node: Any = SimpleNamespace(membership=membership, oversight=watcher, log=watcher.log, private=None)
     mailroom: Any = None
     return Rounds(node, _problem(membership, own), mailroom, store), watcher
 

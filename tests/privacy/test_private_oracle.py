@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -11,6 +11,8 @@ from scipy import stats
 from torch import Tensor, nn
 
 import fairmesh as fm
+from fairmesh.losses import NamedLoss
+from fairmesh.problems.gradient_path import Link
 from fairmesh.problems.unit_gradients import ByLayers, EveryUnit
 from tests.privacy.private import NOISELESS, SECRET, oracle_of, private_run, problem, released
 from tests.refusals import refused
@@ -94,6 +96,31 @@ def test_private_oracle_sums_clipped_gradients_and_losses_of_units(kind, lengths
         slack = 2 * CLIP * 2.0**-8 * len(lengths)
         assert torch.allclose(len(lengths) * gradients[k].double(), of_gradients, atol=slack, rtol=0)
         assert float(len(lengths) * (losses[k] - LOSS_CLIP / 2)) == pytest.approx(float(of_losses), abs=slack)
+
+
+def _of_images() -> nn.Module:
+    return nn.Sequential(
+        *(nn.Conv2d(1, 3, 2, padding=1), nn.Tanh(), nn.MaxPool2d(2), nn.Conv2d(3, 2, 2, bias=False), nn.GELU()),
+        *(nn.Flatten(), nn.Linear(2, 4), nn.Sigmoid(), nn.Linear(4, 3, bias=False)),
+    )
+
+
+@pytest.mark.parametrize("name", ["cross-entropy", "smoothed", "focal"])
+@pytest.mark.parametrize("scale", [1e-20, 1.0, 1e3, 1e19])
+def test_gradients_layer_by_layer_are_those_of_every_unit(scale, name):
+    torch.manual_seed(0)
+    losses = LOSSES | {"smoothed": fm.losses.CrossEntropy(class_weights=(1.0, 7.0, 2.0), label_smoothing=0.1)}
+    x, y = torch.randn(70, 1, 4, 4), torch.randint(0, 3, (70,))
+    x[40:] *= scale
+    site = fm.Site((x, y))
+    of = problem(_of_images(), [site, site], privacy=PRIVACY, loss=losses[name])
+    oracle = oracle_of(of, private_run(of, NOISELESS))
+    assert type(oracle._gradients) is ByLayers
+    by_layers = released(oracle)
+    oracle._gradients = EveryUnit(of, oracle.model)
+    for some, others in zip(by_layers, released(oracle)):
+        assert torch.allclose(some, others, atol=2e-4 * CLIP)
+        assert some.isfinite().all()
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
@@ -216,7 +243,13 @@ def test_draws_are_cut_at_each_site_by_what_was_accounted_for_there():
 
 
 def _tall(
-    noise: float = 1.0, replicas: int = 1, value: float = 1.0, seed: int = 0, loss=SQUARED, augment=None, **decisions
+    noise: float = 1.0,
+    replicas: int = 1,
+    value: float = 1.0,
+    seed: int = 0,
+    loss: NamedLoss = SQUARED,
+    augment=None,
+    **decisions,
 ):
     site = fm.Site((torch.full((4, 50), value), torch.ones(4)))
     torch.manual_seed(0)
@@ -377,7 +410,8 @@ def test_gradient_path_has_no_gradients_of_single_samples():
         released(oracle)
 
 
-class _Asking:
+@dataclass(frozen=True)
+class _Asking(Link):
     def apply(self, gradients, asked):
         asked.of_samples()
 

@@ -12,10 +12,11 @@ class SealedRows:
     Args:
         samples: The rows.
         fingerprint: A digest of them, by which a run is continued with the same rows only.
+        outputs: How many outputs a model for them has.
     """
 
-    def __init__(self, samples: Samples, fingerprint: str):
-        self._samples, self.fingerprint = samples, fingerprint
+    def __init__(self, samples: Samples, fingerprint: str, outputs: int):
+        self._samples, self.fingerprint, self.outputs = samples, fingerprint, outputs
         self.unit = "row" if samples.units is None else "unit"
 
     def opened(self) -> Samples:
@@ -23,9 +24,9 @@ class SealedRows:
         return self._samples
 
 
-def sealed(samples: Samples, fingerprint: str) -> Samples:
+def sealed(samples: Samples, fingerprint: str, outputs: int) -> Samples:
     """Returns samples without values, one per unit, which hold the given ones behind a seal. Whatever reads inputs,
     targets, units or subgroups of them finds nothing, and fails."""
     if samples.sealed is not None or not samples.here:
         return samples
-    return replace(Samples.elsewhere(units_of(samples), samples), sealed=SealedRows(samples, fingerprint))
+    return replace(Samples.elsewhere(units_of(samples), samples), sealed=SealedRows(samples, fingerprint, outputs))

@@ -17,6 +17,7 @@ _ENTRIES = 1 << 14  # of a list or table; the bytes of an announcement are bound
 _ROUNDING = 1e-6
 OUTPUTS = 10_000  # of a model, unless the experiment lists more classes
 VALIDATION, OF_BEST = "validation ", "best "  # before a metric: on validation data; of the best round's model
+EPSILON = "epsilon"  # among metrics: what a private site has spent
 # What a run may measure that names no metric.
 BUILT_IN_METRICS = {"accuracy": (0.0, 1.0), "loss": (-math.inf, math.inf), "rmse": (0.0, math.inf)}
 

@@ -34,7 +34,7 @@ from fairmesh.mesh.enrol.manifest import Handout, handed_out
 from fairmesh.mesh.enrol.revealing import ALLOW, LEAST_ROWS, refuse_revealing, revealing
 from fairmesh.mesh.enrol.roster import Mesh, SiteFile, host_and_port
 from fairmesh.mesh.node.disk import alike_everywhere, disk_of
-from fairmesh.mesh.node.membership import Membership, facts, frozen_facts, refuse_lost_secret
+from fairmesh.mesh.node.membership import Membership, facts, frozen_facts, guarded, refuse_lost_secret
 from fairmesh.mesh.node.rounds import cost_of_a_round
 from fairmesh.mesh.node.store import FINISHED, is_finished
 from fairmesh.mesh.node.watching import live_status
@@ -238,7 +238,8 @@ def _data_checks(site_file: SiteFile, experiment: Experiment, mesh: Mesh) -> Gen
     def data() -> str:
         problem = own_problem(own_site(site_file, experiment, mesh), experiment)
         site = problem.sites[0]
-        frozen_facts(site_file.state, site_file.name, facts(site), problem.digests_here()[0])
+        said = facts(guarded(problem, experiment).sites[0])
+        frozen_facts(site_file.state, site_file.name, said, problem.digests_here()[0])
         sites.append(site)
         judged = f", {len(site.test):,} test samples" if site.test is not None else ", no test samples"
         labels = site.train.known_targets()

@@ -88,5 +88,9 @@ def shape_of(sites: Sequence[Site]) -> tuple[Any, int]:
         return shape, max(1, targets.shape[1:].numel())
     if any(samples.stream and samples.labels is None for samples in every):
         return shape, 0  # known to the model, if it is the user's own
-    labels = 1 + max(int(samples.known_targets().max()) for samples in every if samples.here)
+    labels = max(
+        samples.sealed.outputs if samples.sealed else 1 + int(samples.known_targets().max())
+        for samples in every
+        if samples.here
+    )
     return shape, max([labels, *(len(site.table.preprocessing.classes) for site in sites if site.table)])

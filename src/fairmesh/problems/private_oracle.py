@@ -29,10 +29,8 @@ from fairmesh.problems.private_run import PrivateRun
 from fairmesh.problems.row_loss import as_floats
 from fairmesh.problems.unit_gradients import UnitBatch, unit_gradients
 
-_SLACK = (
-    2.0**-8
-)  # of the clip; a quarter of it covers rounding to a grid, half that of sums of floats, a quarter the rest
-_AT_ONCE = {"cpu": 1 << 26, "cuda": 1 << 28}  # numbers of units' gradients that are held at once
+_SLACK = 2.0**-8  # of the clip: a quarter covers rounding to a grid, half that of sums, and a quarter products in TF32
+_AT_ONCE = {"cpu": 1 << 26, "cuda": 1 << 29}  # numbers of units' gradients that are held at once
 
 
 class _Division(NamedTuple):
@@ -95,6 +93,7 @@ class PrivateOracle:
         self.standard, self.division = Standard(), _Division(torch.zeros_like(self.sizes))
         self._path = tuple(gradient_path(problem).values())
         self._evaluated: set[int] | None = None  # calls of the present round; None before the first
+        self._last_losses: Tensor | None = None
         self._units = _Units(nodes, private.privacy.rows_per_unit, data_device or device, dtype)
         self.source = self._units.source(round_cache or RoundCache())
         self._mechanism = _Mechanism(nodes, private, self.model.dim)
@@ -130,6 +129,12 @@ class PrivateOracle:
         """Returns noised losses (replicas, nodes, 1). They cost as much as a gradient does."""
         return self._released(models, round_index, call)[0].view(*self._nodes.shape, 1)
 
+    def released_loss(self) -> float:
+        """Returns the noised loss of the first hosted node in the last round; NaN if none was released."""
+        if self._last_losses is None or self._private.loss_share == 0:
+            return float("nan")
+        return float(self._last_losses[0])
+
     def errors(self, *_: Any) -> Any:
         """Refuses: 0-1 errors are no release of a private run."""
         return _refused('the 0-1 error (ascends = "error")')()
@@ -142,14 +147,13 @@ class PrivateOracle:
 
     def _released(self, models: Tensor, round_index: Tensor, call: int) -> tuple[Tensor, Tensor]:
         """Returns noised losses (nodes, 1) and gradients (nodes, dim) at a stack of models."""
-        calls = self._private.calls
+        if not 0 <= call < self._private.calls:
+            raise BadInput(
+                f"the algorithm evaluates batch {call} of a round, but its oracle_calls() says that a round has "
+                f"{self._private.calls}; the budget is for as many: correct it"
+            )
         if self._evaluated is None:
             raise BadInput("the algorithm evaluates a batch before round 0, which privacy does not count; leave it out")
-        if call not in range(calls):
-            raise BadInput(
-                f"the algorithm evaluates batch {call} of a round, but its oracle_calls() says that it has {calls}, by "
-                "which privacy counts; return the right number there"
-            )
         if call in self._evaluated:
             raise BadInput(
                 f"the algorithm evaluates batch {call} of a round twice, and each time is a release; privacy counts "
@@ -164,6 +168,8 @@ class PrivateOracle:
         keys = self._nodes.keys(f"model {call}", round_index.reshape(1, 1)).flatten()
         clipped = self._clipped(rows, numbers, present, keys)
         losses, gradients = mechanism.noised(clipped, nonces, allowed)
+        if call == 0:
+            self._last_losses = losses
         return losses.to(self.dtype), gradients.to(self.dtype)
 
     def _clipped(self, rows: Tensor, numbers: Tensor, present: Tensor, keys: Tensor) -> Clipped:

@@ -12,11 +12,13 @@ import torch
 from torch import Tensor
 
 from fairmesh.data.sealed import sealed
+from fairmesh.data.site import Site
 from fairmesh.errors import BadInput
 from fairmesh.numerics import SECRET_BYTES, trees
 from fairmesh.privacy.accounting import ACCOUNTANT, Releases, epsilon_of, noise_for, static_shape
 from fairmesh.privacy.settings import Privacy
 from fairmesh.problems.identity import digest_of, fingerprint, identity_of
+from fairmesh.problems.model_for_sites import shape_of
 
 if TYPE_CHECKING:
     from fairmesh.problems.hosted_nodes import HostedNodes
@@ -72,7 +74,7 @@ class PrivateRun:
                 noise = noise_for(privacy.epsilon, privacy.delta, units, batch, rounds * calls)
                 rate = min(1.0, batch / units)
                 releases.append(Releases(units, rate, static_shape(units, batch), noise, rounds * calls))
-        loss_clip = _loss_clip(problem, privacy)
+        loss_clip = loss_clip_of(problem, privacy)
         share = privacy.loss_share if with_losses else 0.0
         named = {samples.sealed.unit for samples in problem.train_sets if samples.sealed}
         unit = "unit" if "unit" in named else "row"
@@ -143,7 +145,7 @@ def seal(problem: "Prepared") -> "Prepared":
     """Returns the problem without the values of its training rows, which only the mechanism can open."""
 
     def sealed_split(split: "Prepared") -> "Prepared":
-        sites = [replace(site, train=sealed(site.train, _print_of(site.train))) for site in split.sites]
+        sites = [_sealed(site) for site in split.sites]
         probe = split.probe
         zeros = [trees.mapped(torch.zeros_like, part) for part in (probe.inputs, probe.targets, probe.more_targets)]
         names = ("inputs", "targets", "more_targets")
@@ -152,8 +154,11 @@ def seal(problem: "Prepared") -> "Prepared":
     return problem.each(sealed_split) if problem.splits else sealed_split(problem)
 
 
-def _print_of(samples: Any) -> str:
-    return fingerprint(samples) if samples.here else ""
+def _sealed(site: Site) -> Site:
+    if not site.train.here or site.train.sealed:
+        return site
+    table = site.table and site.table.without_rows()
+    return replace(site, train=sealed(site.train, fingerprint(site.train), shape_of([site])[1]), table=table)
 
 
 def _settings(problem: "Prepared") -> Privacy:
@@ -162,7 +167,8 @@ def _settings(problem: "Prepared") -> Privacy:
     return problem.privacy
 
 
-def _loss_clip(problem: "Prepared", privacy: Privacy) -> float:
+def loss_clip_of(problem: "Prepared", privacy: Privacy) -> float:
+    """Returns the largest loss of a unit that counts."""
     if privacy.loss_clip is not None:
         return privacy.loss_clip
     if not problem.classes:

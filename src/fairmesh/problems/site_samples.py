@@ -230,7 +230,7 @@ def check_samples(problem: "Prepared", samples: Samples, what: str, judges: bool
         judges: Whether it judges models, so that every sample needs a label.
     """
     check_form(samples, problem.sites[0].train, what)
-    if problem.label_range is not None and samples.here:
+    if problem.label_range is not None and samples.here and not samples.sealed:  # which was checked before
         _check_labels(problem, samples, what, judges, *problem.label_range)
 
 

@@ -1,5 +1,6 @@
-"""Sums of clipped gradients of units: by the gradient of every unit, or, for chains of dense layers, layer by layer."""
+"""Sums of clipped gradients of units: by the gradient of every unit, or, for chains of plain layers, layer by layer."""
 
+import copy
 import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -21,7 +22,8 @@ from fairmesh.problems.stacking import grad_and_value, over_models
 _ELEMENTWISE = (
     *(nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Tanh, nn.Sigmoid, nn.Softplus, nn.Identity),
 )
-_ROUNDED = 1 << 14  # m n above, so that with a unit and without it two sums are rounded by 2^-9 of the clip at most
+_POOLING = (nn.AvgPool2d, nn.MaxPool2d, nn.AdaptiveAvgPool2d)
+_ROUNDED = 1 << 14  # m n below, so that with a unit and without it two sums are rounded by 2^-9 of the clip at most
 _LARGEST = 1e15
 Factors = Callable[[Tensor], Tensor]  # norms of units' gradients (nodes, units) -> what each is multiplied with
 
@@ -90,89 +92,174 @@ class EveryUnit(UnitGradients):
 
     def sums(self, rows: Tensor, batch: UnitBatch, factors: Factors) -> tuple[Tensor, Tensor]:
         gradients, losses = self._of_units(rows, batch.inputs, batch.targets, batch.keys, batch.weights)
-        scale = factors(_norms(gradients))
-        scaled = torch.where((scale > 0).unsqueeze(-1), gradients, 0.0)
-        return _summed(scale.to(rows.dtype).unsqueeze(-1), scaled).squeeze(1), losses
+        scale = factors(_norms(gradients)).unsqueeze(-1)
+        return _summed(scale.to(rows.dtype), torch.where(scale > 0, gradients, 0.0)).squeeze(1), losses
 
     def numbers(self, nodes: int, dim: int) -> int:
         return nodes * dim
 
 
+class _Dense:
+    """A dense layer of all nodes. The gradient of a unit of one row is the product of what the layer has read and the
+    slope of the loss, so its norm is the product of their norms.
+
+    Args:
+        layer: The layer.
+    """
+
+    def __init__(self, layer: nn.Linear):
+        self._bias = layer.bias is not None
+        self.width = layer.in_features + 2 * layer.out_features  # numbers per unit
+
+    def read(self, x: Tensor) -> Tensor:
+        """Returns what the layer reads: (nodes, units, features)."""
+        return x.flatten(2) if x.ndim > 3 else x
+
+    def made(self, read: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """Returns the layer's outputs, from parameters with one row per node."""
+        return read @ weight.mT if bias is None else torch.baddbmm(bias.unsqueeze(1), read, weight.mT)
+
+    def squares(self, read: Tensor, slopes: Tensor) -> tuple[Tensor, Any]:
+        """Returns the squared norms of the units' gradients (nodes, units), and what `summed` needs."""
+        return (_norms(read).square() + self._bias) * _norms(slopes).square(), (read, slopes)
+
+    def summed(self, kept: Any, scale: Tensor) -> list[Tensor]:
+        """Returns the sums of the units' gradients times a factor (nodes, units) each: of weight and bias."""
+        read, slopes = kept
+        counts = scale.unsqueeze(-1) > 0
+        scaled = torch.where(counts, slopes * scale.unsqueeze(-1), 0.0).to(read.dtype)
+        parts = [_summed(scaled, torch.where(counts, read, 0.0)).flatten(1)]
+        return [*parts, scaled.sum(dim=1, dtype=torch.float64)] if self._bias else parts
+
+
+class _Convolution:
+    """A 2-D convolution of all nodes, as a dense layer over patches of the images.
+
+    Args:
+        layer: The layer.
+    """
+
+    def __init__(self, layer: nn.Conv2d):
+        self._layer, self._bias = layer, layer.bias is not None
+        self.width = 0  # known when it has read
+
+    def read(self, x: Tensor) -> Tensor:
+        """Returns the patches of the images: (nodes, units, channels and places in the kernel, places)."""
+        (up, left), (down, right) = self._layer.stride, self._layer.kernel_size
+        high, wide = (int(size) for size in self._layer.padding)
+        x = nn.functional.pad(x, (wide, wide, high, high)) if high or wide else x
+        rows, columns = (x.shape[-2] - down) // up + 1, (x.shape[-1] - right) // left + 1
+        windows = [
+            x[..., i : i + (rows - 1) * up + 1 : up, j : j + (columns - 1) * left + 1 : left]
+            for i in range(down)
+            for j in range(right)
+        ]
+        self._form = rows, columns
+        patches = torch.stack(windows, dim=3)  # (nodes, units, channels, places in the kernel, rows, columns)
+        return patches.flatten(4).flatten(2, 3)
+
+    def made(self, read: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """Returns the layer's outputs (nodes, units, channels, rows, columns)."""
+        outputs = weight.flatten(2).unsqueeze(1) @ read
+        outputs = outputs if bias is None else outputs + bias[:, None, :, None]
+        return outputs.unflatten(-1, self._form)
+
+    def squares(self, read: Tensor, slopes: Tensor) -> tuple[Tensor, Any]:
+        """Returns the squared norms of the units' gradients (nodes, units), and these gradients."""
+        slopes = slopes.flatten(3)
+        gradients = [(slopes @ read.mT).flatten(2)]
+        gradients += [slopes.sum(dim=-1)] if self._bias else []
+        return functools.reduce(torch.add, (_norms(part).square() for part in gradients)), gradients
+
+    def summed(self, kept: Any, scale: Tensor) -> list[Tensor]:
+        """Returns the sums of the units' gradients times a factor (nodes, units) each: of weight and bias."""
+        scale = scale.unsqueeze(-1)
+        factors = scale.to(kept[0].dtype)
+        return [_summed(factors, torch.where(scale > 0, part, 0.0)).squeeze(1) for part in kept]
+
+
 class ByLayers(UnitGradients):
-    """Computes norms and sums from the inputs and the gradients of each dense layer, so that no unit's own gradient is
-    held: for one row, a dense layer's gradient is a product of these two. Of units of several rows, whose gradients may
-    cancel, a norm that is computed in this way could be too small, and so the clip too large.
+    """Computes norms and sums layer by layer, from what each layer reads and the slopes of the losses at its outputs.
+    No unit's own gradient of a dense layer is held. Of units of several rows, whose gradients may cancel, a norm that
+    is computed in this way could be too small, and so the clip too large.
 
     Args:
         problem: The problem.
         model: Its model.
-        layers: The chain, from `dense_chain`.
+        layers: The chain, from `chain_of_layers`.
     """
 
     def __init__(self, problem: Prepared, model: FlatModel, layers: list[nn.Module]):
-        self._layers, self._layout = layers, model.layout
-        self._each = sample_losses_of(model, problem.loss)
-        self._width = sum(
-            layer.in_features + 2 * layer.out_features for layer in layers if isinstance(layer, nn.Linear)
-        )
+        self._chain = [_KINDS[type(layer)](layer) if type(layer) in _KINDS else layer for layer in layers]
+        self._layout, self._each = model.layout, sample_losses_of(model, problem.loss)
+        self._biased = [getattr(layer, "bias", None) is not None for layer in layers]
+        self._width = _numbers_of(layers, trees.leaves(problem.example.inputs)[0].shape[1:])
 
     def sums(self, rows: Tensor, batch: UnitBatch, factors: Factors) -> tuple[Tensor, Tensor]:
         (nodes, units, _), places = batch.weights.shape, iter(self._layout)
-        x, read, made = batch.inputs.flatten(1, 2).to(rows.dtype), [], []
+        x, read, made, kinds = batch.inputs.flatten(1, 2).to(rows.dtype), [], [], []
         with torch.enable_grad():
-            for layer in self._layers:
-                if isinstance(layer, nn.Linear):
-                    x = x.flatten(2) if x.ndim > 3 else x
-                    read.append(x.detach())
-                    x = self._linear(layer, rows, x, places).requires_grad_()
-                    made.append(x)
-                else:
-                    x = x.flatten(2) if isinstance(layer, nn.Flatten) else layer(x)
+            for layer, biased in zip(self._chain, self._biased):
+                if isinstance(layer, nn.Module):
+                    x = layer(x.flatten(0, 1)).unflatten(0, (nodes, units))
+                    continue
+                weight, bias = _taken(rows, places), _taken(rows, places) if biased else None
+                seen = layer.read(x)
+                x = layer.made(seen, weight, bias)
+                x = x if x.requires_grad else x.requires_grad_()
+                kinds.append(layer)
+                read.append(seen.detach())
+                made.append(x)
             losses = self._each(x.flatten(0, 1), batch.targets.flatten(0, 2)).view(nodes, units)
             slopes = torch.autograd.grad(losses.sum(), made)
-        dense = [layer for layer in self._layers if isinstance(layer, nn.Linear)]
-        squares = torch.zeros(nodes, units, dtype=torch.float64, device=rows.device)
-        for layer, a, g in zip(dense, read, slopes):
-            squares += (_norms(a).square() + (layer.bias is not None)) * _norms(g).square()
-        scale, parts = factors(squares.sqrt()).unsqueeze(-1), []
-        for layer, a, g in zip(dense, read, slopes):
-            scaled = torch.where(scale > 0, g * scale, 0.0).to(rows.dtype)
-            parts.append(_summed(scaled, torch.where(scale > 0, a, 0.0)).flatten(1))
-            if layer.bias is not None:
-                parts.append(scaled.sum(dim=1, dtype=torch.float64))
+        found = [layer.squares(a, g) for layer, a, g in zip(kinds, read, slopes)]
+        scale = factors(torch.stack([squares for squares, _ in found]).sum(dim=0).sqrt())
+        parts = [part for layer, (_, kept) in zip(kinds, found) for part in layer.summed(kept, scale)]
         return torch.cat(parts, dim=1), losses.detach()
-
-    @staticmethod
-    def _linear(layer: nn.Linear, rows: Tensor, x: Tensor, places: Any) -> Tensor:
-        """Returns the outputs of a layer, whose parameters are the next ones in the models' rows."""
-        _, shape, place = next(places)
-        weight = rows[:, place].unflatten(1, shape).mT
-        if layer.bias is None:
-            return x @ weight
-        _, _, place = next(places)
-        return torch.baddbmm(rows[:, place].unsqueeze(1), x, weight)
 
     def numbers(self, nodes: int, dim: int) -> int:
         return nodes * self._width
 
 
-def dense_chain(problem: Prepared, model: FlatModel) -> list[nn.Module] | None:
-    """Returns the layers of a model that is a chain of dense layers and functions of single numbers, with a loss that
-    fairmesh or torch defines per sample; None for other models."""
+_KINDS: dict[type, Any] = {nn.Linear: _Dense, nn.Conv2d: _Convolution}
+
+
+def _taken(rows: Tensor, places: Any) -> Tensor:
+    """Returns the next parameter of all nodes."""
+    _, shape, place = next(places)
+    return rows[:, place].unflatten(1, shape)
+
+
+def _numbers_of(layers: list[nn.Module], form: torch.Size) -> int:
+    """Returns how many numbers a chain holds per unit: what its layers read and make, and gradients of convolutions."""
+    x, numbers = torch.zeros(1, *form, device="meta"), 0
+    for layer in layers:
+        made = copy.deepcopy(layer).to("meta")(x)
+        if isinstance(layer, nn.Conv2d):
+            numbers += layer.weight[0].numel() * made[0, 0].numel() + layer.weight.numel()
+        numbers += x.numel() + 2 * made.numel()
+        x = made
+    return numbers
+
+
+def chain_of_layers(problem: Prepared, model: FlatModel) -> list[nn.Module] | None:
+    """Returns the layers of a model that is a chain of dense layers, plain 2-D convolutions, pooling and functions of
+    single numbers, with a loss that fairmesh or torch defines per sample; None for other models."""
     module, loss, names = model.evaluated, problem.loss, list(model.layout.names)
     known = isinstance(loss, NamedLoss) or loss in (nn.functional.cross_entropy, squared_error)
     plain = problem.structured is None and problem.augmenter is None and problem.task not in ("masks", "several")
     layers = _flat(module) if known and plain else None
     if layers is None:
         return None
-    dense = [layer for layer in layers if isinstance(layer, nn.Linear)]
-    own = sum(1 + (layer.bias is not None) for layer in dense)
-    all_trained = all(p.requires_grad for layer in dense for p in layer.parameters())
-    first = next((k for k, layer in enumerate(layers) if isinstance(layer, nn.Linear)), 0)
-    flat_input = trees.leaves(problem.example.inputs)[0].ndim == 2 or any(
-        isinstance(layer, nn.Flatten) for layer in layers[:first]
-    )
-    return layers if dense and own == len(names) and all_trained and flat_input else None
+    trained = [layer for layer in layers if type(layer) in _KINDS]
+    own = sum(1 + (layer.bias is not None) for layer in trained)
+    all_trained = all(p.requires_grad for layer in trained for p in layer.parameters())
+    flat = trees.leaves(problem.example.inputs)[0].ndim == 2
+    for layer in layers:  # a dense layer reads one vector per row, and all else a whole image
+        if type(layer) is nn.Linear and not flat:
+            return None
+        flat = flat or type(layer) is nn.Flatten
+    return layers if trained and own == len(names) and all_trained else None
 
 
 def _flat(module: nn.Module) -> list[nn.Module] | None:
@@ -182,12 +269,19 @@ def _flat(module: nn.Module) -> list[nn.Module] | None:
         found = [layer for part in parts if part is not None for layer in part]
         repeated = len({id(layer) for layer in found}) < len(found)
         return None if repeated or any(part is None for part in parts) else found
-    plain = type(module) in (nn.Linear, *_ELEMENTWISE)
+    known = type(module) in (nn.Linear, *_ELEMENTWISE, *_POOLING) or (
+        isinstance(module, nn.Conv2d) and _is_plain(module)
+    )
     flat = type(module) is nn.Flatten and (module.start_dim, module.end_dim) == (1, -1)
-    return [module] if plain or flat else None
+    return [module] if known or flat else None
+
+
+def _is_plain(layer: nn.Conv2d) -> bool:
+    zeros = layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
+    return type(layer) is nn.Conv2d and layer.groups == 1 and layer.dilation == (1, 1) and zeros
 
 
 def unit_gradients(problem: Prepared, model: FlatModel, rows_per_unit: int) -> UnitGradients:
     """Returns how the gradients of units are computed for a model."""
-    layers = dense_chain(problem, model) if rows_per_unit == 1 else None
+    layers = chain_of_layers(problem, model) if rows_per_unit == 1 else None
     return EveryUnit(problem, model) if layers is None else ByLayers(problem, model, layers)

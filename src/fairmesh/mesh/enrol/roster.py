@@ -270,6 +270,7 @@ class SiteFile:
     on_unusual_data: Literal["warn", "wait"] = "warn"  # whether to begin if some site's data looks different
     largest_prior: float | None = None  # by its samples, of another site; None: 2 / n of n sites, at most 0.8
     compare_with_local: bool = True  # train a model of its own at the end, and tell how the common one compares
+    ledger: str = ""  # the file of what this site has spent of its privacy, in all its meshes; "": next to the key
     options: Mapping[str, Any] = field(default_factory=dict)  # those of the experiment that each site sets for itself
 
     def __post_init__(self):
@@ -300,6 +301,11 @@ class SiteFile:
     def folder(self) -> Path:
         """Returns the folder that paths in the file are relative to."""
         return self.path.parent
+
+    @property
+    def ledger_path(self) -> Path:
+        """Returns where the ledger of private runs is: as the file says, or next to the key."""
+        return self.folder / self.ledger if self.ledger else self.key.with_suffix(".privacy.jsonl")
 
     @staticmethod
     def of(path: str | os.PathLike, table: Mapping[str, Any]) -> "SiteFile":

@@ -45,7 +45,7 @@ def announce(node: Node) -> None:
         node.log("warning", "columns without values here count as missing", columns=listed(empty))
     tells = membership.site.announce_statistics
     node.tables.announce(tells)
-    node.say("statistics", statistics_of(node.own) if tells else WITHHELD)
+    node.say("statistics", statistics_of(node.own) if tells and not node.private else WITHHELD)
     node.say("facts", said)
 
 

@@ -31,7 +31,7 @@ from torch import Tensor
 
 from fairmesh.errors import CheckpointError
 from fairmesh.mesh.announcements import FURTHER, wrong_row
-from fairmesh.mesh.fields import VALIDATION
+from fairmesh.mesh.fields import EPSILON, VALIDATION
 from fairmesh.mesh.node.claims import CONTRADICTIONS, PUT_BACK
 from fairmesh.mesh.node.store import BEST, PROGRESS, TABLE
 from fairmesh.mesh.node.watching import Aside
@@ -421,10 +421,11 @@ class Measurements:
         numbers = torch.from_numpy(rows)  # (rounds, sites, columns); NaN where a row has None
         by_name = dict(zip(self._columns, numbers.unbind(-1)))
         weights, bits, sent = (by_name.pop(name) for name in FURTHER[:-1])
+        spent = by_name.pop(EPSILON, None)
         made: list[Record] = [{"round": one, "replica": 0, "seed": self._schedule.seed, "models": "own"} for one in due]
         add_metrics(made, by_name, self._problem, VALIDATION, "validation")
         for k, record in enumerate(made):
-            record |= traffic(bits[k], sent[k])
+            record |= traffic(bits[k], sent[k]) | ({} if spent is None else {EPSILON: float(spent[k].max())})
             shares = normalized(weights[k])
             if bool((shares.abs() <= _LARGEST_SHARE).all()):  # estimates may be negative, and then cancel
                 record["lambda"] = shares.tolist()
@@ -438,6 +439,12 @@ class Measurements:
             if newest is None:
                 return None
             return {"round": newest["round"], "sites": dict(zip(self._names, newest["lambda"]))}
+
+    def epsilons(self) -> dict[str, float | None]:
+        """Returns what each site said that it has spent of its privacy, in the last round that all have measured."""
+        with self._lock:
+            last, place = self.records[-1]["round"], 1 + self._columns.index(EPSILON)
+            return {name: self._rows[name][last][place] for name in self._names}
 
     def digests(self) -> dict[str, str]:
         """Returns a digest of each site's rows and of which rounds it keeps its model, by which sites find out who has
@@ -592,6 +599,8 @@ def _best_of(scored: Iterable[tuple[int, Tensor]]) -> int | None:
 def columns_of(problem: Prepared) -> list[str]:
     """Returns the names of what a row has after its round."""
     names = measured_names(problem)
+    if problem.privacy is not None:
+        return [*names, EPSILON, *FURTHER]
     validated = [VALIDATION + name for name in names] if problem.held_out("validation")[1] else []
     return [*names, *validated, *FURTHER]
 

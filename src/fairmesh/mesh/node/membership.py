@@ -1,6 +1,7 @@
 """A site's membership in a mesh: its files, what it announces about its data, and the problem of all sites."""
 
 import json
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -12,6 +13,7 @@ from fairmesh.config.registry import registered
 from fairmesh.data.samples import Samples
 from fairmesh.data.site import Site
 from fairmesh.data.site_tables import is_fitted
+from fairmesh.data.units import units_of
 from fairmesh.errors import BadInput
 from fairmesh.experiment import Experiment, topology_of
 from fairmesh.mesh.enrol.agreement import agreed, own_problem, own_site, refuse_undeployable
@@ -20,7 +22,7 @@ from fairmesh.mesh.enrol.certificates import check_certificate, make_secret, sec
 from fairmesh.mesh.enrol.founding import refuse_other_graph
 from fairmesh.mesh.enrol.manifest import Manifest
 from fairmesh.mesh.enrol.roster import Mesh, SiteFile
-from fairmesh.mesh.fields import BUILT_IN_METRICS, OUTPUTS, Terms
+from fairmesh.mesh.fields import BUILT_IN_METRICS, EPSILON, OUTPUTS, Terms
 from fairmesh.mesh.node.claims import HOW_TO_RESTORE, PUT_BACK
 from fairmesh.mesh.node.ledger import still_in
 from fairmesh.mesh.wire.greeting import greeting
@@ -29,9 +31,11 @@ from fairmesh.metrics.base import NamedMetric, chosen_metrics, limits_of
 from fairmesh.numerics import trees
 from fairmesh.problems.model_for_sites import shape_of
 from fairmesh.problems.prepared import Prepared
+from fairmesh.problems.private_run import seal
 from fairmesh.storage.files import read_bytes, read_record, write_record
 from fairmesh.topology.graphs import Topology
 from fairmesh.training.options import Options
+from fairmesh.training.private import refuse_with_privacy
 
 _FACTS = "facts.json"  # about all sites' data, as the run began with them
 _DIGEST = "data.json"  # of this site's training data, likewise; it is not sent
@@ -83,7 +87,7 @@ class Membership:
     @property
     def options(self) -> Options:
         """Returns the options of the experiment without those that need every site's models in one place."""
-        return replace(self.experiment.options, keep_best=False, compare_weights=False, choose_weights=False)
+        return _of_a_mesh(self.experiment.options)
 
     @property
     def name(self) -> str:
@@ -135,6 +139,7 @@ class Membership:
         primary = registered(NamedMetric).keys() & {experiment.primary}
         metrics = chosen_metrics(sorted(primary)) | chosen_metrics(experiment.metrics)
         limits = {name: limits_of(metric) for name, metric in metrics.items()}
+        limits |= {} if experiment.privacy is None else {EPSILON: (0.0, math.inf)}
         return Terms(neighbours, experiment.rounds, outputs_allowed(experiment), BUILT_IN_METRICS | limits)
 
     @property
@@ -144,6 +149,10 @@ class Membership:
     @cached_property
     def greeting(self) -> dict[str, Any]:
         return greeting(self.name, agreed(self.experiment), self.mesh, self.manifest.files)
+
+
+def _of_a_mesh(options: Options) -> Options:
+    return replace(options, keep_best=False, compare_weights=False, choose_weights=False)
 
 
 def refuse_lost_secret(site: SiteFile) -> None:
@@ -157,8 +166,24 @@ def refuse_lost_secret(site: SiteFile) -> None:
 
 
 def own_data(membership: Membership) -> Prepared:
-    """Reads this site's data, and returns the problem of this site alone."""
-    return own_problem(own_site(membership.site, membership.experiment, membership.mesh), membership.experiment)
+    """Reads this site's data, and returns the problem of this site alone. With privacy its training rows are sealed."""
+    experiment = membership.experiment
+    problem = own_problem(own_site(membership.site, experiment, membership.mesh), experiment)
+    return guarded(problem, experiment)
+
+
+def guarded(problem: Prepared, experiment: Experiment) -> Prepared:
+    """Returns the problem of one site with its training rows sealed, if it has privacy; else as it is. Refuses settings
+    that read rows without noise."""
+    if problem.privacy is None:
+        return problem
+    if any(is_fitted(site) for site in problem.sites):
+        raise BadInput(
+            "privacy: columns of this table are scaled, filled or coded by sums over the rows of all sites, which "
+            "would be told without noise; fix them in a contract: center, scale and fill of numbers, and the categories"
+        )
+    refuse_with_privacy(problem, [experiment.algorithm], _of_a_mesh(experiment.options), experiment.personalization)
+    return seal(problem)
 
 
 class Objection(NamedTuple):
@@ -172,13 +197,14 @@ class Objection(NamedTuple):
 def facts(site: Site) -> dict[str, Any]:
     """Returns what the others must know about a site's data to agree on one problem: its size and its form."""
     columns = ["table", []] if is_fitted(site) else None  # the number of inputs follows from all sites' tables
+    counted = units_of if site.train.sealed else len  # of private sites only the numbers of units are public
     return {
         "samples": len(site.train),
         "reserved": 0 if site.reserved is None else len(site.reserved),
         "inputs": trees.form(site.train.inputs) if columns is None else columns,
         "targets": trees.form(site.train.targets),
         "outputs": shape_of([site])[1],
-        "test": 0 if site.test is None else len(site.test),
+        "test": 0 if site.test is None else counted(site.test),
         "validation": 0 if site.validation is None else len(site.validation),
         "group": site.group,
     }

@@ -22,6 +22,7 @@ from fairmesh.mesh.node.membership import (
     outputs_of_run,
 )
 from fairmesh.mesh.node.oversight import Notices, Oversight
+from fairmesh.mesh.node.private_site import PrivateSite
 from fairmesh.mesh.node.start import Start
 from fairmesh.mesh.node.store import folder_of
 from fairmesh.mesh.node.table_agreement import TableAgreement
@@ -53,9 +54,11 @@ class Node:
         monitor: Monitor | None,
         observe: Observe,
         trackers: Sequence[Tracker] = (),
+        private: PrivateSite | None = None,
     ):
         (self.own,) = alone.sites
         self.membership, self.log, self.observe, self.trackers = membership, log, observe, trackers
+        self.private = private  # if the experiment has privacy
         self.life, self.open = Life(), ExitStack()  # what is open in this generation
         self.generation: Generation  # once the node takes part in one
         self.reached: Callable[[], int] = lambda: 0  # returns how many rounds of this generation it has done

@@ -78,6 +78,10 @@ def write_result(rounds: Rounds, folder: Path) -> None:
     on, level = judged_on(problem), membership.experiment.options.cvar_level
     measured = [None if getattr(site, on) is None else {} for site in problem.sites]  # counts stay at their sites
     result = Result(problem, training.replicas, last, records, whole, [], on, support=measured, cvar_level=level)
+    if rounds.node.private is not None:
+        private = rounds.node.private.summary(measurements.epsilons(), training.private)
+        result = replace(result, privacy=private)
+        record["epsilon"] = private["epsilon"]
     apart = on_disagreement(result, rounds.training.network.cycle)
     result = replace(result, notes=[apart] if apart else [])
     chosen = {"best_by": membership.experiment.options.best_by, "best_chosen_on": measurements.chosen_on}
@@ -136,7 +140,11 @@ def _judged(
             row = problem.flat_model.at_site(torch.cat([row, commons[name]]), own_of[name])
         return rounds.judge.of_sites(row.to(training.device, training.dtype).unsqueeze(0))
 
-    metrics = judged_here("model")
+    if rounds.node.private is None:
+        metrics = judged_here("model")
+    else:  # with noise, and what has none is not told
+        told = rounds.node.private.evaluation(problem, number, means["model"].to(training.dtype))
+        metrics = {name: torch.full((1, n), told.get(name, math.nan)) for name in rounds.judge.names}
     if "best" in means:
         metrics |= {OF_BEST + name: value for name, value in judged_here("best").items()}
     duals = view.duals(state.algorithm)

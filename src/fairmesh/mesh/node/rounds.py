@@ -208,7 +208,11 @@ class Rounds:
         peers = PeerTransport(membership.number, [present.index(position) for position in around], around, mailroom)
         network = network_of(membership, problem, peers)
         problem = _with_references(problem, node, network)
-        self.problem, self.training = problem, plan_of(membership, problem).training(network)
+        plan = plan_of(membership, problem)
+        if node.private is not None:
+            restored = membership.name in node.ledger.restored()
+            plan = node.private.entered(plan, membership, node.ledger.begun[-1].start, restored)
+        self.problem, self.training = problem, plan.training(network)
         worker = self.training.oracle.worker
         if worker is not None:
             worker.done, worker.watch = store.work, oversight.works_locally
@@ -322,6 +326,7 @@ class _SiteMeasuring(Observer):
     def __init__(self, rounds: Rounds):
         self._site, self._number, self._node = rounds.membership.name, rounds.membership.number, rounds.node
         self._judge, self._validation, self._hashes = rounds.judge, rounds.evaluator("validation"), rounds.hashes
+        self._private = rounds.node.private
 
     def start(self, run: ObservedRun) -> None:
         self.run, self._sound = run, run.round
@@ -339,7 +344,10 @@ class _SiteMeasuring(Observer):
         weight = None if own is None else float(own[0, 0, 0]) / training.problem.n
         weight = weight if duals is None else float(duals[0, 0, number])
         weight = weight if WEIGHT(weight) else None  # others would refuse it
-        validated = self._validation.of_sites(models) if self._validation else {}
+        if self._private is not None:  # what is measured on rows stays here
+            self._node.log("info", "measured here, and not told", round=round, **values)
+            values = self._private.told(values, training)
+        validated = self._validation.of_sites(models) if self._validation and self._private is None else {}
         every = [*values.values(), *(float(value[0, number]) for value in validated.values())]
         sent = float(state.sent.node_bits[0, 0]), int(state.sent.node_bytes[0, 0])
         self._node.measurements.add(round, every, weight, sent, *self._hashes(round))
@@ -395,6 +403,8 @@ class _Checkpointing(Observer):
         node.measurements.store_models()
         reach = len(rounds.membership.present)
         rounds.keep_hashes(done)
+        if node.private is not None:
+            node.private.keep()
         oldest = self._store.save(self.run.state, done, rounds.identity, reach, node.ledger.pinned)
         node.observe("after checkpoint", done)
         node.measurements.drop_models()

@@ -21,6 +21,7 @@ from fairmesh.mesh.node.machine import pinned
 from fairmesh.mesh.node.membership import Membership, own_data
 from fairmesh.mesh.node.node import Node
 from fairmesh.mesh.node.oversight import Oversight
+from fairmesh.mesh.node.private_site import PrivateSite
 from fairmesh.mesh.node.state_lock import LEFT_S, locked
 from fairmesh.mesh.node.store import RESULT, forget_run, is_finished, mark_finished
 from fairmesh.mesh.node.watching import Log, Monitor
@@ -78,8 +79,11 @@ def run_node(
         if membership.experiment.options.choose_weights:
             log("info", "the common model has robust weights", reason=_FIXED)
         monitor = None if monitor_port is None else Monitor(monitor_port)
-        with closing(log), pinned(membership.experiment.options):
-            node = Node(membership, own_data(membership), log, patience_s, monitor, observe, trackers)
+        with closing(log), pinned(membership.experiment.options), ExitStack() as opened:
+            private = None
+            if membership.experiment.privacy is not None:
+                private = opened.enter_context(closing(PrivateSite(membership, log)))
+            node = Node(membership, own_data(membership), log, patience_s, monitor, observe, trackers, private)
             data_agreement.announce(node)
             with _tracked(trackers, result, log), _stop_requests(node.oversight), node.oversight.watching():
                 _live(node)

@@ -118,6 +118,8 @@ def compared(rounds: Rounds, common: Path, folder: Path) -> dict[str, Any]:
 def _not_compared(membership: Membership, problem: Prepared, mine: Site) -> str:
     if not membership.site.compare_with_local:
         return "withheld by the site"
+    if problem.privacy is not None:
+        return "counts of test rows are told with noise only"
     if problem.trainer is not None:
         return "sites train with code of their own"
     if mine.test is None:

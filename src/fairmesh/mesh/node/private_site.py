@@ -1,0 +1,204 @@
+"""Privacy between organisations: what a node with `[privacy]` may read, send and tell, and what it has spent.
+
+Its training rows are sealed before anything else of the node sees them. Every release is written to the site's ledger
+first. Other sites hear the noised losses of the rounds, what was spent, and one noised evaluation at the end.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, cast
+
+from torch import Tensor
+
+from fairmesh.data.units import units_of
+from fairmesh.errors import BadInput
+from fairmesh.mesh.fields import EPSILON
+from fairmesh.mesh.node.membership import Membership
+from fairmesh.mesh.node.privacy_ledger import TEST, TRAIN, PrivacyLedger
+from fairmesh.mesh.wire.journal import storing
+from fairmesh.privacy.accounting import Releases, epsilon_of, noise_for
+from fairmesh.problems.prepared import Prepared
+from fairmesh.problems.private_evaluation import NoisedEvaluation
+from fairmesh.problems.private_oracle import PrivateOracle
+from fairmesh.problems.private_run import PrivateRun
+from fairmesh.storage.files import read_record, write_record
+
+if TYPE_CHECKING:
+    from fairmesh.mesh.node.watching import Log
+    from fairmesh.training.loop import Training
+    from fairmesh.training.plan import Plan
+
+_HEAD = "privacy.json"  # in the state folder: how long the ledger was at the last checkpoint
+_PUT_BACK = "put the ledger of the run back, or have this site voted out"
+
+
+class PrivateSite:
+    """The privacy of a node.
+
+    Args:
+        membership: The site's.
+        log: Where to log.
+    """
+
+    def __init__(self, membership: Membership, log: "Log"):
+        self._membership, self._log = membership, log
+        self._run, self._head = membership.manifest.digest(), membership.site.state / _HEAD
+        path = membership.site.ledger_path
+        begun = any(membership.site.state.glob("generation-*/*"))
+        if begun and not path.exists():
+            raise BadInput(f"{path} is missing, and this site has begun the run with it; {_PUT_BACK}")
+        self.ledger = PrivacyLedger(path)
+        with ExitStack() as opened:
+            opened.callback(self.ledger.close)
+            if not self.ledger.has(read_record(self._head, "it only says how long the ledger was; remove it")):
+                raise BadInput(f"{path} is older than this site's state, or another file; {_PUT_BACK}")
+            opened.pop_all()
+        self._plan: int | None = None
+        self._evaluated: dict[str, float] | None = None
+
+    def close(self) -> None:
+        """Lets go of the ledger."""
+        self.ledger.close()
+
+    def keep(self) -> None:
+        """Notes in the state folder how long the ledger is, as a checkpoint is written."""
+        with storing(self._head.parent):
+            write_record(self._head, self.ledger.head)
+
+    # Training
+
+    def entered(self, plan: "Plan", membership: Membership, start: int, restored: bool) -> "Plan":
+        """Returns the plan of the rounds of a generation, with this site's noise, secret and ledger.
+
+        Args:
+            plan: The plan of the run.
+            membership: That of the generation.
+            start: The round from which the generation began.
+            restored: Whether this site has lost its state and got it from its neighbours since.
+        """
+        private, number = plan.private, membership.number
+        if private is None or membership.secret is None:
+            raise ValueError("a private run has a plan for its noise, and a secret")
+        of = {"run": self._run, "generation": membership.mesh.generation, "units": TRAIN}
+        known = self.ledger.plan(of)
+        if known is None:
+            if restored:
+                self._assume_lost(start * private.calls, len(membership.mesh.members) * private.calls)
+            known = self.ledger.add_plan(of, self._noise(private, private.releases[number], plan.rounds - start))
+            made, releases = self.epsilon(), self.ledger.plans[known][1]
+            self._log("info", "privacy", spent=round(made, 4), noise=releases.noise, releases=releases.times)
+        self._plan = known
+        releases = list(private.releases)
+        releases[number] = self.ledger.plans[known][1]
+        entered = replace(
+            private,
+            releases=tuple(releases),
+            secrets=(membership.secret,),
+            generation=membership.mesh.generation,
+            charge=self._charge,
+        )
+        return replace(plan, private=entered)
+
+    def _noise(self, private: PrivateRun, usual: Releases, rounds: int) -> Releases:
+        """Returns what a generation may release: so many rounds with the noise that keeps this site in its budget after
+        all that its ledger has; nothing if that has used it up in the middle of a run."""
+        privacy, times, before = private.privacy, rounds * private.calls, self.ledger.spent()
+        batch = round(usual.rate * usual.units)
+        try:
+            noise = noise_for(privacy.epsilon, privacy.delta, usual.units, batch, times, before)
+        except BadInput as error:
+            if not self.ledger.of_run(self._run):
+                raise BadInput(
+                    f"{error}, as {self.ledger.path} says; with the same rows, only a larger epsilon allows another run"
+                ) from error
+            self._log(
+                "warning", "the privacy budget is spent; this site takes part without its rows", reason=str(error)
+            )
+            return usual._replace(times=0)
+        return usual._replace(noise=noise, times=times)
+
+    def _assume_lost(self, rounds: int, ahead: int) -> None:
+        """Checks that the ledger of a site that has lost its state is that of the run, and adds what may be missing in
+        it: rounds that this site had done, and the others had not."""
+        plans = self.ledger.of_run(self._run)
+        if not plans or sum(map(self.ledger.made, plans)) < min(rounds, self.ledger.plans[plans[-1]][1].times):
+            raise BadInput(
+                f"{self.ledger.path} does not have the {rounds} releases that this site has made before it lost its "
+                f"state; {_PUT_BACK}"
+            )
+        last = plans[-1]
+        left = self.ledger.plans[last][1].times - self.ledger.made(last)
+        self.ledger.assume(last, max(0, min(ahead, left)))
+
+    def _charge(self, done: int, call: int, nonces: Tensor) -> Sequence[bool]:
+        """Writes a release to the ledger. Returns whether this node may make it."""
+        (nonce,) = nonces.tolist()
+        model = "".join(f"{word & 0xFFFFFFFF:08x}" for word in nonce[1:])
+        if self._plan is None:
+            raise ValueError("a node enters a generation before it releases anything")
+        allowed = self.ledger.charge(self._plan, done, call, model)
+        if not allowed and self.ledger.plans[self._plan][1].times:
+            self._log("warning", "the privacy budget of this site is spent; its rows are used no more", round=done)
+        return [allowed]
+
+    def epsilon(self) -> float:
+        """Returns what this site has spent on its training units, in all runs of its ledger."""
+        privacy = self._membership.experiment.privacy
+        return 0.0 if privacy is None else epsilon_of(self.ledger.spent(), privacy.delta)
+
+    # What others are told
+
+    def told(self, values: Mapping[str, float], training: "Training") -> dict[str, float]:
+        """Returns what a site tells of a measurement: of all metrics only the loss, which is the noised one of the last
+        round, and what it has spent."""
+        noised = cast(PrivateOracle, training.oracle).released_loss()
+        return dict.fromkeys(values, math.nan) | {"loss": noised, EPSILON: self.epsilon()}
+
+    def evaluation(self, problem: Prepared, number: int, row: Tensor) -> dict[str, float]:
+        """Returns the noised metrics of the common model on this site's test units, with the noise that its ledger
+        allows; nothing if it allows none.
+
+        Args:
+            problem: The problem.
+            number: The number of this site in it.
+            row: The model.
+        """
+        privacy, membership = problem.privacy, self._membership
+        test = problem.sites[number].test
+        if privacy is None or privacy.evaluation_epsilon is None or test is None or membership.secret is None:
+            return {}
+        units = units_of(test)
+        if privacy.delta >= 1 / units:
+            self._log("warning", "no evaluation is told", reason=f"delta is not below 1 / {units} test units")
+            return {}
+        of = {"run": self._run, "generation": membership.mesh.generation, "units": TEST}
+        plan = self.ledger.plan(of)
+        if plan is None:
+            try:
+                budget, before = privacy.evaluation_epsilon, self.ledger.spent(TEST)
+                noise = noise_for(budget, privacy.delta, units, units, 1, before)
+            except BadInput as error:
+                self._log("warning", "no evaluation is told", reason=str(error))
+                return {}
+            plan = self.ledger.add_plan(of, Releases(units, 1.0, units, noise, 1))
+        evaluation = NoisedEvaluation(problem, number, self.ledger.plans[plan][1].noise, membership.secret)
+        if not self.ledger.charge(plan, membership.experiment.rounds, 0, evaluation.digest(row)):
+            self._log("warning", "no evaluation is told", reason="this site has told one of another model")
+            return {}
+        return evaluation.of(row, membership.mesh.generation)
+
+    def summary(self, epsilons: Mapping[str, float | None], private: PrivateRun | None) -> dict[str, Any]:
+        """Returns what the result says of privacy, the same at every site."""
+        if private is None:
+            raise ValueError("the run has no privacy")
+        known = [value for value in epsilons.values() if value is not None]
+        table = private.table(0)
+        privacy = private.privacy
+        return {
+            "epsilon": max(known, default=privacy.epsilon),
+            "sites": dict(epsilons),
+            **{key: table[key] for key in ("delta", "unit", "accountant", "budget", "clip", "loss_clip", "loss_share")},
+            "evaluation_epsilon": privacy.evaluation_epsilon,
+        }
