@@ -14,6 +14,7 @@ the weights is a sum of the rows. Each round is searched alone for rows of these
 With differential privacy, the gradient of a batch is one of clipped rows, with noise. The neighbour knows clip and
 noise, and takes them into account. `reconstructed()` makes the attack on such runs."""
 
+import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import replace
@@ -92,8 +93,9 @@ class Run(NamedTuple):
     clip: float = math.inf  # of the gradient of each row
 
 
-def _run(algorithm: str, batch: int, rounds: int, epsilon: float | None = None) -> Run:
-    """Trains, with the attacker watching; privately, if there is an epsilon."""
+def _run(algorithm: str, batch: int, rounds: int, epsilon: float | None = None, number: int = 0) -> Run:
+    """Trains, with the attacker watching; privately, if there is an epsilon. Runs of other numbers
+    draw from other secrets."""
     settings, rows, weights = ALGORITHMS[algorithm], [], []
     model = fm.models.Logistic()
     problem = fm.Problem(
@@ -102,7 +104,7 @@ def _run(algorithm: str, batch: int, rounds: int, epsilon: float | None = None) 
         sampling=fm.Sampling(batch),
         privacy=None if epsilon is None else fm.Privacy(epsilon, DELTA, clip=CLIP),
     ).prepared
-    secrets, private, noise = [fleet.secret(name) for name in NAMES], None, 0.0
+    secrets, private, noise = [fleet.secret(f"{name} {number}" if number else name) for name in NAMES], None, 0.0
     if epsilon is not None:
         problem = seal(problem)
         private = replace(PrivateRun.of(problem, 1, rounds, settings.uses_losses()), secrets=tuple(secrets))
@@ -278,10 +280,23 @@ class Found(NamedTuple):
 
 def attacked(algorithm: str, batch: int, rounds: int, epsilon: float | None = None) -> Found:
     run = _run(algorithm, batch, rounds, epsilon)
-    train = [Samples.of(site.train, "rows") for site in fm.data.Digits(nodes=3).sites()]
-    rows, labels = _found(_seen(run), train[ATTACKER], batch)
+    return _searched(_seen(run), run.rows, batch)
+
+
+def attacked_first(algorithm: str, batch: int, runs: int, epsilon: float | None = None) -> Found:
+    """Makes the attack on runs of one round, which spend all on it, so that there is the least noise."""
+    every = [_run(algorithm, batch, 1, epsilon, number) for number in range(1, runs + 1)]
+    seen = [_seen(run) for run in every]
+    parts = (torch.cat([getattr(one, name) for one in seen]) for name in ("points", "gradients", "errors"))
+    return _searched(Seen(*parts, seen[0].clip), [run.rows[0] for run in every], batch)
+
+
+def _searched(seen: Seen, drawn: list[Tensor], batch: int) -> Found:
+    """Searches for the rows that the victim has drawn in each round."""
+    rounds, train = len(drawn), [Samples.of(site.train, "rows") for site in fm.data.Digits(nodes=3).sites()]
+    rows, labels = _found(seen, train[ATTACKER], batch)
     images, targets = train[VICTIM].inputs.flatten(1), train[VICTIM].targets
-    true, true_labels = [images[drawn] for drawn in run.rows], [targets[drawn] for drawn in run.rows]
+    true, true_labels = [images[some] for some in drawn], [targets[some] for some in drawn]
     elsewhere = train[2].inputs.flatten(1)
     other = elsewhere[torch.arange(rounds * batch) % len(elsewhere)].view(rounds, batch, -1)
     even = (torch.arange(batch) % CLASSES).expand(rounds, batch)
@@ -289,8 +304,8 @@ def attacked(algorithm: str, batch: int, rounds: int, epsilon: float | None = No
         [torch.tensor([same(*pair) for pair in zip(known, some)]) for some in guesses]
         for same, known, guesses in ((_alike, true, (rows, other)), (_same, true_labels, (labels, even)))
     )
-    drawn = torch.tensor([len(some) for some in run.rows])
-    return Found(of_rows[0], of_labels[0], of_rows[1], of_labels[1], drawn)
+    counts = torch.tensor([len(some) for some in drawn])
+    return Found(of_rows[0], of_labels[0], of_rows[1], of_labels[1], counts)
 
 
 def _alike(true: Tensor, found: Tensor) -> int:
@@ -346,20 +361,21 @@ def test_two_bits_show_labels_but_no_rows(batch):
 
 def reconstructed(rounds: int = 40) -> Iterator[dict[str, Any]]:
     """Yields what is found of rows and labels in uncompressed messages, without privacy and at epsilon 8: shares of the
-    rows that were used, with half widths of 95 % intervals over rounds."""
-    for epsilon in (None, 8.0):
-        for batch in (8, 32):
-            found = attacked("AD-GDA, uncompressed", batch, rounds, epsilon)
-            named = {
-                "rows": found.rows,
-                "rows by chance": found.guessed_rows,
-                "labels": found.labels,
-                "labels by chance": found.guessed_labels,
-                "rows above chance": found.rows - found.guessed_rows,
-                "labels above chance": found.labels - found.guessed_labels,
-            }
-            shares = {name: _interval(counts / found.drawn.clamp(min=1)) for name, counts in named.items()}
-            yield {"attack": "every message of AD-GDA, uncompressed", "batch": batch, "epsilon": epsilon, **shares}
+    rows that were used, with half widths of 95 % intervals over rounds. Of a run, and of many runs of one round, which
+    have less noise."""
+    attacks = {"every message of a run": attacked, "the message of a run of one round": attacked_first}
+    for epsilon, (name, attack), batch in itertools.product((None, 8.0), attacks.items(), (8, 32)):
+        found = attack("AD-GDA, uncompressed", batch, rounds, epsilon)
+        named = {
+            "rows": found.rows,
+            "rows by chance": found.guessed_rows,
+            "labels": found.labels,
+            "labels by chance": found.guessed_labels,
+            "rows above chance": found.rows - found.guessed_rows,
+            "labels above chance": found.labels - found.guessed_labels,
+        }
+        shares = {what: _interval(counts / found.drawn.clamp(min=1)) for what, counts in named.items()}
+        yield {"attack": name, "batch": batch, "epsilon": epsilon, **shares}
 
 
 def _interval(values: Tensor) -> list[float]:

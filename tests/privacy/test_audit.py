@@ -113,13 +113,19 @@ def test_record_has_every_broken_variant_caught():
 
 
 def test_record_of_the_attack_on_rows_and_labels_finds_no_more_than_chance_at_epsilon_8():
-    rows = {(row["epsilon"], row["batch"]): row for row in _record("reconstruction")}
-    for batch in (8, 32):
+    """Runs of one round spend all on it. Even then no rows are found; how often each label is in a batch is guessed a
+    little better than by chance, which epsilon 8 does not rule out."""
+    rows = {(row["attack"], row["epsilon"], row["batch"]): row for row in _record("reconstruction")}
+    assert len(rows) == 8
+    for (attack, epsilon, _), row in rows.items():
         for what in ("rows", "labels"):
-            mean, half = rows[None, batch][f"{what} above chance"]
-            assert mean > half  # without privacy, it finds them
-            mean, half = rows[8.0, batch][f"{what} above chance"]
-            assert mean <= half
+            mean, half = row[f"{what} above chance"]
+            if epsilon is None:
+                assert mean > half
+            elif what == "rows" or "one round" not in attack:
+                assert mean <= half
+            else:
+                assert mean < 0.15
 
 
 @pytest.mark.slow
