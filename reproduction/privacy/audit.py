@@ -13,6 +13,7 @@ import argparse
 import hashlib
 import json
 import math
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -187,11 +188,13 @@ def problem_of(
     torch.manual_seed(0)
     privacy = Privacy(1.0, DELTA, clip=CLIP, loss_clip=LOSS_CLIP)
     without = site(without_it, range(setting.units))
-    splits = [
-        Problem(nn.Linear(2, 1, bias=bias), [first, without], loss=SquaredError(), privacy=privacy,
-                sampling=Sampling(setting.batch))
-        for first in (site(rows, numbers), without)
-    ]  # fmt: skip
+    with warnings.catch_warnings():  # of a unit with most rows, which is meant
+        warnings.simplefilter("ignore")
+        splits = [
+            Problem(nn.Linear(2, 1, bias=bias), [first, without], loss=SquaredError(), privacy=privacy,
+                    sampling=Sampling(setting.batch))
+            for first in (site(rows, numbers), without)
+        ]  # fmt: skip
     return seal(prepare(splits))
 
 

@@ -12,11 +12,13 @@ from typing import Any, NamedTuple
 
 from fairmesh.comparisons.reference_losses import with_any_references
 from fairmesh.config.tables import to_table
-from fairmesh.data.units import announced
+from fairmesh.data.sealed import unit_of
+from fairmesh.data.units import announced, units_of
 from fairmesh.errors import BadInput
 from fairmesh.experiment import Experiment, topology_of
 from fairmesh.networks.remote import RemoteNetwork
 from fairmesh.personalization.personalize import mixes_models, personalize, usual_choice
+from fairmesh.privacy.price import Price, Terms, price_of
 from fairmesh.problems.prepared import Prepared
 from fairmesh.rehearsal import LENGTHS, rehearsed
 from fairmesh.topology.graphs import Ring, Topology
@@ -115,6 +117,7 @@ class Advice:
         hints: What else is worth knowing, as sentences.
         predicted: Time, memory and traffic of such a run.
         network: What its rounds take between sites that are apart, if a round trip was given.
+        privacy: What each epsilon means for these sites, if the experiment has privacy.
     """
 
     experiment: Experiment
@@ -123,6 +126,7 @@ class Advice:
     hints: tuple[str, ...]
     predicted: Predicted
     network: OverNetwork | None = None
+    privacy: Price | None = None
 
     def settings(self) -> dict[str, Any]:
         """Returns what the experiment file should say. A file without `[algorithm]` uses Tracked AD-GDA with its
@@ -131,6 +135,8 @@ class Advice:
         settings: dict[str, Any] = {"rounds": chosen.rounds}
         if any(recommended.setting == "topology" for recommended in self.recommended) and chosen.topology:
             settings["topology"] = to_table(chosen.topology, defaults=False)
+        if any(recommended.setting == "sampling.batch" for recommended in self.recommended):
+            settings["sampling"] = to_table(chosen.sampling, defaults=False)
         if chosen.algorithm != default_for(chosen.objective, bool(chosen.trainer)).algorithm:
             settings |= {name: to_table(getattr(chosen, name)) for name in ("algorithm", "objective")}
         return settings
@@ -179,7 +185,9 @@ class Advice:
             "hints": list(self.hints),
             "predicted": self.predicted._asdict(),
             "settings": self.settings(),
-        } | ({"network": self.network.as_json()} if self.network else {})
+            **({"network": self.network.as_json()} if self.network else {}),
+            **({"privacy": self.privacy.as_json()} if self.privacy else {}),
+        }
 
 
 def advise(
@@ -195,7 +203,7 @@ def advise(
     them by the others, to see where more rounds stop helping. Nothing is written.
 
     Args:
-        experiment: The experiment. Its algorithm and rounds have no influence on the advice.
+        experiment: The experiment. Its algorithm has no influence on the advice; its rounds have with privacy only.
         announce: Called with sentences about the work. Default: None.
         rtt_ms: The round trip between the sites that are furthest apart, in ms, >= 0. Then the advice says how long
             the run takes between them, and recommends local steps where they mostly wait. Default: None.
@@ -226,6 +234,7 @@ def advise(
         problem = plain.problem()
     if problem.n < 2:
         raise BadInput("the data has one site, so there is nobody to train with; fm.algorithms.Local() trains it")
+    plain, problem, batches = _fitting_batches(plain, problem)
     graph = _graph(experiment, plain, problem)
     rounds, why = _rounds(plain, problem, graph, announce)
     topology = experiment.topology and graph  # left out, it follows from the rounds
@@ -246,14 +255,43 @@ def advise(
             f"what this compressor bears on a graph with {mixed.neighbours} neighbours at most",
         ),
         *_topology(experiment, chosen, problem),
+        *batches,
         why,
     )
     facts = _facts(problem, mixed)
-    settled = _Settled(chosen, recommended, tuple(_hints(facts, problem)))
+    settled = _Settled(chosen, recommended, tuple(_hints(facts, problem, len(plain.seeds) * plain.splits)))
     if rtt_ms is not None:
         settled = _between_sites(settled, problem, mixed, rtt_ms / 1000, bandwidth_mbits * 1e6 / 8)
     chosen, recommended, hints, network = settled
-    return Advice(chosen, facts, recommended, hints, _predicted(chosen, problem, announce), network)
+    predicted = _predicted(chosen, problem, announce)
+    return Advice(chosen, facts, recommended, hints, predicted, network, _price(chosen, problem))
+
+
+def _fitting_batches(plain: Experiment, problem: Prepared) -> tuple[Experiment, Prepared, list[Recommended]]:
+    """Returns the experiment with batches that every site can draw, where privacy needs that, and its problem."""
+    smallest, sampling = min(units_of(site.train) for site in problem.sites), plain.sampling
+    if problem.privacy is None or smallest >= sampling.batch:
+        return plain, problem, []
+    fitting = replace(sampling, batch=smallest)
+    reason = f"with privacy a batch is a random part of the units, and the smallest site has {smallest:,}"
+    changed = problem.each(lambda split: split.changed(sampling=fitting))
+    recommended = Recommended("sampling.batch", f"{smallest:,}", reason)
+    return replace(plain, sampling=fitting), changed, [recommended]
+
+
+def _price(chosen: Experiment, problem: Prepared) -> Price | None:
+    """Returns what each epsilon means for the sites; None without privacy."""
+    privacy, algorithm = problem.privacy, chosen.algorithm
+    if privacy is None:
+        return None
+    releases, share = chosen.rounds * algorithm.oracle_calls(), privacy.loss_share if algorithm.uses_losses() else 0.0
+    terms = Terms(
+        privacy.delta, chosen.sampling.batch, releases, problem.flat_model.dim, loss_share=share, clip=privacy.clip
+    )
+    units = [units_of(site.train) for site in problem.sites]
+    named = [unit for unit in (unit_of(site.train) for site in problem.sites) if unit != "row"]
+    prior = None if chosen.prior is None else problem.prior_of_sites.tolist()
+    return price_of(terms, privacy.epsilon, units, prior, named[0] if named else "row")
 
 
 def _mixed(experiment: Experiment, problem: Prepared) -> Mixed:
@@ -304,6 +342,10 @@ def _between_sites(settled: _Settled, problem: Prepared, mixed: Mixed, rtt_s: fl
     """Returns what is decided for sites that are apart: with local steps in fewer rounds, where that saves time."""
     chosen, share = settled.experiment, bytes_per_s / mixed.neighbours  # of a site's line, for each neighbour
     algorithm: Any = chosen.algorithm  # the default one
+    if problem.privacy is not None:
+        pace = pace_of(_cost(chosen, problem), rtt_s, share)
+        why = "local steps are not looked at: each is a release of its own, so that more of them need more noise"
+        return settled._replace(hints=(*settled.hints, why), network=OverNetwork(rtt_s, pace, chosen.rounds))
     if chosen.trainer:
         said = (
             f"over the network a round takes {500 * rtt_s:g} ms more than the training function, which decides itself "
@@ -342,10 +384,11 @@ def _cost(chosen: Experiment, problem: Prepared) -> RoundCost:
 
 def _facts(problem: Prepared, mixed: Mixed) -> dict[str, Any]:
     """Returns what is known before any training."""
-    rows = [len(site.train) for site in problem.sites]
+    private = problem.privacy is not None
+    rows = [units_of(site.train) if private else len(site.train) for site in problem.sites]
     return {
         "sites": problem.n,
-        "rows": sum(rows),
+        "units" if private else "rows": sum(rows),
         "smallest_site": min(rows),
         "largest_site": max(rows),
         "parameters": problem.flat_model.dim,
@@ -361,6 +404,9 @@ def _rounds(
     """Returns the number of rounds and its reason."""
     if experiment.trainer:
         return 20, Recommended("rounds", "20", "a training function does an epoch or more in each")
+    if problem.privacy is not None:
+        reason = "those of the file, since a rehearsal would read training rows without noise; fewer need less noise"
+        return experiment.rounds, Recommended("rounds", f"{experiment.rounds:,}", reason)
     rehearsal = rehearsed(problem, graph, experiment.algorithm, experiment.options, announce)
     if rehearsal:
         return rehearsal.rounds, Recommended("rounds", f"{rehearsal.rounds:,}", rehearsal.in_words())
@@ -399,13 +445,24 @@ def _compressor(chosen: Experiment, dim: int) -> Recommended:
     return Recommended("compressor", value, f"messages {32 / bits:.0f} times smaller than the model; {reason}")
 
 
-def _hints(facts: dict[str, Any], problem: Prepared) -> list[str]:
+def _hints(facts: dict[str, Any], problem: Prepared, models: int) -> list[str]:
     found = []
+    if problem.privacy is not None:
+        found.append(
+            "with [privacy] nothing was rehearsed. Time and traffic are those of some private rounds on this machine, "
+            "a simulation; their models and their measurements were thrown away and are not shown"
+        )
+        if models > 1:
+            found.append(
+                f"seeds and splits make {models} models of the same rows, and the price is that of one; who publishes "
+                "several, or the best of them, spends that of all together"
+            )
     if facts["untested_sites"]:
         found.append(f"{facts['untested_sites']} of {facts['sites']} sites have no test rows and will not be measured")
     if facts["smallest_site"] * 20 < facts["largest_site"]:
+        rows = "units" if "units" in facts else "rows"
         found.append(
-            f"the smallest site has {facts['smallest_site']:,} rows and the largest {facts['largest_site']:,}; "
+            f"the smallest site has {facts['smallest_site']:,} {rows} and the largest {facts['largest_site']:,}; "
             "intervals at small sites are wide, so look at them before you rank sites"
         )
     objective = problem.objective
@@ -423,16 +480,22 @@ def _hints(facts: dict[str, Any], problem: Prepared) -> list[str]:
 
 
 class _Clock(Observer):
-    """Notes when rounds end, and stops when enough of them are seen."""
+    """Notes when rounds end, and stops when enough of them are seen.
 
-    def __init__(self):
+    Args:
+        most: How many rounds are seen at most.
+    """
+
+    def __init__(self, most: int):
         self.ends: list[float] = []
+        self._most = most
 
     def after_round(self, round: int, state: TrainingState) -> None:
         self.ends.append(time.perf_counter())
-        if len(self.ends) > 1 and self.ends[-1] - self.ends[0] > (
+        long = len(self.ends) > 1 and self.ends[-1] - self.ends[0] > (
             _MEASURED_S if len(self.ends) >= _ENOUGH else _PATIENCE_S
-        ):
+        )
+        if long or len(self.ends) >= self._most:
             self.run.stop("seen enough")
 
     def seconds_per_round(self, begun: float) -> float:
@@ -475,7 +538,8 @@ def _seconds_of_choosing(chosen: Experiment, result: Result) -> float:
 
 def _predicted(chosen: Experiment, problem: Prepared, announce: Callable[[str], None] | None) -> Predicted:
     """Returns what a run takes, from some of its rounds."""
-    clock, some = _Clock(), min(chosen.rounds, 2 if chosen.trainer else _MEASURED_ROUNDS)
+    some = min(chosen.rounds, 2 if chosen.trainer else _MEASURED_ROUNDS)
+    clock, private = _Clock(some), problem.privacy is not None
     if announce:
         announce(f"training up to {some} rounds to see how long they take")
     options = replace(chosen.options, measure_every=some, compare_weights=False, choose_weights=False, keep_best=False)
@@ -484,7 +548,7 @@ def _predicted(chosen: Experiment, problem: Prepared, announce: Callable[[str], 
         problem,
         topology_of(chosen, problem.n),
         chosen.algorithm,
-        some,
+        chosen.rounds if private else some,  # so that their noise is that of the run
         seeds=chosen.seeds,
         placements=chosen.placements,
         observers=[clock],

@@ -164,7 +164,7 @@ class Experiment(Learning):
         """
         names = self.contract.classes if self.contract else ()
         if sites is not None:
-            return self._of_sites(sites, names, outputs)
+            return self._of_sites(sites, names, outputs, 0 if self.privacy is not None else None)
         data = self.known_data()
         splits = [data] if self.splits == 1 else [data.resplit(k) for k in range(self.splits)]
         loaded = aligned([self.sites(split) for split in splits])
@@ -172,15 +172,22 @@ class Experiment(Learning):
             _refuse_single_class(loaded[0], data.innermost.where)
         if self.personalization:
             loaded = [reserve(sites, self.personalization.share) for sites in loaded]
-        names = names or data.class_names()
-        first = self._of_sites(loaded[0], names, outputs)
-        return with_splits([first, *(self._of_sites(sites, names, outputs, like=first) for sites in loaded[1:])])
+        settled = data.settled_classes() if self.privacy is not None else None
+        names = names or (data.class_names() if settled != 0 else ())  # which may be those that its rows have
+        first = self._of_sites(loaded[0], names, outputs, settled)
+        others = [self._of_sites(sites, names, outputs, settled, like=first) for sites in loaded[1:]]
+        return with_splits([first, *others])
 
     def _of_sites(
-        self, sites: Sequence[Site], names: Sequence[str], outputs: int | None, like: Prepared | None = None
+        self,
+        sites: Sequence[Site],
+        names: Sequence[str],
+        outputs: int | None,
+        settled: int | None,
+        like: Prepared | None = None,
     ) -> Prepared:
         """Returns the problem of a split, with the model of another (`like`) unless its samples need another one."""
-        model, loss, names = fitted(sites, self.model, self.loss, names, outputs)
+        model, loss, names = fitted(sites, self.model, self.loss, names, outputs, settled)
         if like and isinstance(like.initial.model, partial) and like.initial.model.args == model.args:
             return like.changed(sites=sites)
         learning = {setting.name: getattr(self, setting.name) for setting in fields(Learning)}

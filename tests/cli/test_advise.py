@@ -161,6 +161,64 @@ def test_local_steps_are_not_advised_where_news_needs_all_rounds_to_spread(spars
     assert any("do not help" in hint and "spread" in hint for hint in sparse.hints)
 
 
+PRIVATE = (
+    FILE.replace("rounds = 30", "rounds = 24")
+    + """
+sampling = { batch = 40 }
+privacy = { epsilon = 2.0, delta = 1e-4 }
+"""
+)
+
+
+def test_advice_with_privacy_has_the_price_and_rehearses_nothing(tmp_path, monkeypatch):
+    def read_rows(*_):
+        raise AssertionError("a rehearsal reads rows without noise")
+
+    monkeypatch.setattr("fairmesh.advice.rehearsed", read_rows)
+    (tmp_path / "private.toml").write_text(PRIVATE)
+    advice = json.loads(advised(str(tmp_path / "private.toml"), "--json"))
+    assert advice["settings"] == {"rounds": 24}
+    assert advice["privacy"]["terms"]["releases"] == 24
+    assert advice["privacy"]["terms"]["loss_share"] == fm.Privacy(1, 1e-5).loss_share  # of Tracked AD-GDA
+    assert [row["epsilon"] for row in advice["privacy"]["rows"]] == [1, 2, 4, 8]
+    assert advice["privacy"]["sites"] == advice["facts"]["sites"] == 4
+    assert any("rehearsed" in hint for hint in advice["hints"])
+    assert advice["predicted"]["bytes_per_round"] > 0
+    assert missing_from(" ".join(advice["privacy"]["sentences"]), "instead of 50 %", "24 releases") == []
+    assert missing_from(advised(str(tmp_path / "private.toml")), "2 (asked)", "sigma") == []
+
+
+def test_advice_without_privacy_says_nothing_of_it(advice, folder):
+    assert "privacy" not in advice
+    assert not any("privacy" in hint for hint in advice["hints"])
+
+
+def test_noise_of_the_advice_is_that_of_the_run(tmp_path):
+    experiment = replace(
+        fm.Experiment(fm.data.Digits(nodes=4, odd=1), rounds=12, privacy=fm.Privacy(2, 1e-4, repeatable=True)),
+        sampling=fm.Sampling(40),
+    )
+    price = fm.advise(experiment).privacy
+    noise = fm.run(experiment).privacy["noise"]
+    share = 1 - experiment.privacy.loss_share
+    asked = next(row for row in price.rows if row.epsilon == 2)
+    assert [site.noise * share**0.5 for site in asked.sites] == pytest.approx(
+        [max(noise), min(noise)][: len(asked.sites)]
+    )
+
+
+def test_batch_that_a_private_site_cannot_draw_is_replaced_in_the_advice_and_in_the_file(tmp_path):
+    data = fm.data.Digits(nodes=4, sizes=(200, 200, 60, 30), odd=1)
+    experiment = fm.Experiment(data, rounds=10, privacy=fm.Privacy(4, 1e-3))
+    advice = fm.advise(experiment)
+    smallest = advice.facts["smallest_site"]
+    assert smallest < 50
+    assert advice.settings()["sampling"] == {"batch": smallest}
+    assert advice.privacy.terms.batch == smallest
+    with refused("sampling.batch", "units"):
+        fm.run(experiment)
+
+
 @pytest.mark.parametrize("flags", [["--rtt", "-1"], ["--rtt", "1", "--bandwidth", "0"], ["--bandwidth", "3"]])
 def test_lines_that_cannot_be_are_refused(folder, flags):
     done = CliRunner().invoke(app, ["advise", str(folder / "mine.toml"), *flags])

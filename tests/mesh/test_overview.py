@@ -8,11 +8,15 @@ import pytest
 import fairmesh as fm
 from fairmesh.algorithms import Part, Sent, plain
 from fairmesh.config.registry import registered_name
-from fairmesh.mesh.enrol.overview import sent, sent_to_choose
+from fairmesh.mesh.announcements import KINDS
+from fairmesh.mesh.enrol.manifest import handed_out
+from fairmesh.mesh.enrol.overview import in_words, overview, sent, sent_to_choose
 from fairmesh.mesh.enrol.revealing import bits_per_parameter, revealing
+from fairmesh.mesh.enrol.roster import Mesh, SiteFile
 from fairmesh.networks.memory import MemoryNetwork
 from fairmesh.testing.messages import check_message
 from tests import toys
+from tests.mesh.fleet import provisioned
 from tests.refusals import missing_from, refused
 
 WORDS = {"model": "model", "tracker": "tracker", "dual": "of all sites", "price": "price"}  # of the parts of messages
@@ -149,3 +153,61 @@ def test_algorithm_that_says_nothing_of_its_messages_is_said_to_be_unknown(monke
 )
 def test_algorithms_with_a_server_are_said_to_be_refused_and_those_of_own_code_to_be_unknown(algorithm, name, words):
     assert missing_from(sent(algorithm, name)[0], *words) == []
+
+
+EXPERIMENT = """
+rounds = 8
+data = { name = "digits", nodes = 3 }
+topology = "complete"
+sampling = { batch = 40 }
+"""
+PRIVACY = "privacy = { epsilon = 3.0, delta = 1e-4 }\n"
+
+
+def _seen(folder, text: str, data: str = 'data = "experiment"') -> dict:
+    """What `fairmesh mesh show` has of site a, whose file names its data in this way."""
+    (folder / "trial.toml").write_text(text)
+    provisioned(folder, folder / "trial.toml", ["a", "b", "c"])
+    path = folder / "a" / "site.toml"
+    path.write_text(path.read_text().replace('data = "experiment"', data))
+    site = SiteFile.read(path)
+    mesh = Mesh.read(site.mesh)
+    return overview(site, mesh, handed_out(site, mesh))
+
+
+def test_site_reads_what_privacy_means_for_its_own_units_before_it_approves(tmp_path):
+    pytest.importorskip("dp_accounting")
+    seen = _seen(tmp_path, EXPERIMENT + PRIVACY)
+    terms, text = seen["privacy"], "\n".join(in_words(seen))
+    units = len(fm.load_experiment(tmp_path / "trial.toml").problem().sites[0].train)
+    assert (terms["units"], terms["parameters"]) == (units, 650)
+    assert terms["price"]["sizes"] == (units,)
+    assert terms["price"]["terms"]["releases"] == 8
+    assert [row["epsilon"] for row in terms["price"]["rows"]] == [1, 2, 3, 4, 8]
+    assert missing_from(text, f"{units} training units", "epsilon = 3 ", "a.privacy.jsonl", "instead of 50 %") == []
+    assert "other runs" not in text
+    assert "other runs" in "\n".join(in_words({**seen, "privacy": {**terms, "begun": True}}))
+    leaves = seen["leaves"]
+    assert not {KINDS[kind].tells for kind in ("statistics", "table", "versus_local", "measured")} & {
+        *leaves["to_all_sites"]
+    }
+    assert missing_from(" ".join(leaves["to_all_sites"]), "noised loss", "one noised evaluation", "public") == []
+    assert missing_from(" ".join(leaves["to_neighbours_in_every_round"]), "noised losses", "clipped") == []
+    assert len(leaves["to_neighbours_in_every_round"]) == 3
+    assert not any("choose" in part for part in leaves["at_the_end"])
+
+
+def test_price_is_of_usual_sizes_where_a_sites_data_or_the_model_cannot_be_known_yet(tmp_path):
+    pytest.importorskip("dp_accounting")
+    (tmp_path / "mine.py").write_text("raise SystemExit('code of the site was run')")
+    seen = _seen(tmp_path, EXPERIMENT + PRIVACY, 'data = "../mine.py:rows"')
+    assert seen["privacy"]["units"] is None
+    assert seen["privacy"]["price"]["sizes"] == (200, 1_000, 5_000)
+    assert missing_from("\n".join(in_words(seen)), "not known yet", "1,000 parameters", "5,000 units") == []
+
+
+def test_overview_without_privacy_says_nothing_of_it(tmp_path):
+    seen = _seen(tmp_path, EXPERIMENT)
+    assert "privacy" not in seen
+    assert KINDS["statistics"].tells in seen["leaves"]["to_all_sites"]
+    assert not any("PRIVACY" in line or "noised" in line for line in in_words(seen))

@@ -18,6 +18,7 @@ from fairmesh.training.memory_estimate import (
 )
 from fairmesh.training.observers import Watch
 from fairmesh.training.options import Options
+from fairmesh.training.plan import Plan
 from fairmesh.training.replicas import replicas_of
 from tests import toys
 from tests.contracts.test_memory import peak_bytes
@@ -70,6 +71,60 @@ def test_round_needs_no_more_than_estimated_and_not_far_less(name, replicas):
     peak, _ = peak_bytes(two_rounds)
     need = footprint(problem, algorithm).of(replicas)
     assert need / 8 < peak <= need, f"{peak / need:.2f} of the estimate"
+
+
+def _private(name: str) -> fm.Problem:
+    """Models whose rounds are mostly gradients of single units, by vmap or by layers, with or without chunks."""
+    shape, rows, batch, model = {
+        "units of three rows": ((50,), 120, 10, fm.models.FullyConnected(300)),
+        "images": ((1, 12, 12), 60, 20, fm.models.PaperCNN()),
+        "units of one row": ((50,), 60, 20, fm.models.FullyConnected(1500)),
+        "in chunks": ((2000,), 40, 10, fm.models.FullyConnected(400)),
+    }[name]
+    generator = torch.Generator().manual_seed(0)
+    per_unit = 1 if name in ("images", "units of one row") else 3
+    units = None if per_unit == 1 else {"train": torch.arange(rows) // per_unit, "test": torch.arange(6) + rows}
+
+    def samples(count: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.rand(count, *shape, generator=generator), torch.arange(count) % 3
+
+    sites = [fm.Site(samples(rows), test=samples(6), units=units) for _ in range(4)]
+    built = model.build(torch.Size(shape), 3)
+    return fm.Problem(built, sites, sampling=fm.Sampling(batch), privacy=fm.Privacy(4, 1e-3))
+
+
+@pytest.mark.parametrize(
+    ("name", "replicas"),
+    [
+        case(*pair, quick=pair == ("units of three rows", 3))
+        for pair in product(["units of three rows", "images", "units of one row", "in chunks"], [1, 3])
+    ],
+)
+def test_private_round_needs_no_more_than_estimated_and_not_far_less(name, replicas):
+    pytest.importorskip("dp_accounting")
+    algorithm = fm.ADGDA(0.1, 1e-4, consensus_step=0.2, compressor=fm.compressors.Quantize(4))
+    plan = Plan.of(_private(name), fm.Ring(), algorithm, 2, seeds=range(replicas))
+
+    def two_rounds():
+        private = plan.private and plan.private.with_secrets(0)
+        training = Training(plan.problem, plan.topology, plan.replicas, plan.options, None, private)
+        state = training.advance(training.initial(), 0)
+        return training.advance(state, 1)
+
+    peak, _ = peak_bytes(two_rounds)
+    need = footprint(plan.problem, algorithm).of(replicas)
+    assert need / 8 < peak <= need, f"{peak / need:.2f} of the estimate"
+
+
+def test_gradients_of_single_units_are_in_the_estimate_of_a_private_run():
+    pytest.importorskip("dp_accounting")
+    private = _private("units of three rows")
+    algorithm = fm.ADGDA()
+    need = footprint(private.prepared, algorithm)
+    assert "single units" in need.description
+    per_unit = 4 * 4 * private.flat_model.dim  # bytes at four nodes
+    without = footprint(private.prepared.changed(privacy=None), algorithm)
+    assert need.per_replica - without.per_replica > 20 * per_unit
 
 
 def test_run_that_cannot_fit_is_refused_with_the_numbers_before_anything_is_allocated():

@@ -114,8 +114,7 @@ class Algorithm(ABC):
         return getattr(self, "local_steps", 1)
 
     def steps(self) -> dict[str, Schedule | float]:
-        """Returns the step sizes by their field names, for messages about what to lower. Default: every schedule
-        among the fields of the dataclass."""
+        """Returns the step sizes by their field names, for messages about what to lower. Default: all schedules."""
         fields = dataclasses.fields(self) if dataclasses.is_dataclass(self) else ()
         values = {field.name: getattr(self, field.name) for field in fields}
         return {name: value for name, value in values.items() if isinstance(value, Schedule)}
@@ -134,8 +133,7 @@ class Algorithm(ABC):
         return False
 
     def uses_losses(self) -> bool:
-        """Returns whether a step depends on the nodes' losses; a private run spends nothing on them otherwise.
-        Default: True."""
+        """Returns whether a step depends on the nodes' losses, which cost a private run something. Default: True."""
         return True
 
     def discounts_noise(self) -> bool:
@@ -160,8 +158,7 @@ class Algorithm(ABC):
         return None if self.sends and not self.needs_server else ()
 
     def local_optimizer(self) -> Optimizer | None:
-        """Returns what turns gradients into directions before the algorithm sees them; None for the gradients
-        themselves. Default: the field `optimizer`, if the class has one."""
+        """Returns what makes directions of gradients; None for the gradients themselves. Default: `self.optimizer`."""
         return getattr(self, "optimizer", None)
 
 

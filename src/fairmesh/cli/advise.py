@@ -33,7 +33,8 @@ def advise(
     """Recommend algorithm, compressor, consensus step and rounds for the problem in a TOML file.
 
     Looks at its data, model and graph, trains a few rounds, and predicts time, memory and traffic. With --rtt it also
-    says how long the run takes between sites, and recommends local steps where sites would mostly wait."""
+    says how long the run takes between sites, and recommends local steps where sites would mostly wait. With [privacy]
+    it says what each epsilon costs and promises at these sites, and rehearses nothing."""
     from fairmesh.advice import advise as advice_for
     from fairmesh.experiment import load_experiment
 
@@ -56,7 +57,9 @@ def advise(
     show_table([["problem", ""], *([name.replace("_", " "), value] for name, value in advice.facts_in_words())])
     show_table([["setting", "recommended", "why"], *map(list, advice.recommended)], texts=True)
     show_table([["a run takes", "about"], *map(list, advice.predicted_in_words())], texts=True)
-    for hint in advice.hints:
+    if advice.privacy:
+        show_table(advice.privacy.table(), title="privacy: what each epsilon means")
+    for hint in (*(advice.privacy.sentences() if advice.privacy else ()), *advice.hints):
         say(hint)
     flags = "".join(f" --{name.partition('_')[0]} {value:g}" for name, value in given.items())
     say(f"written: {write}; fairmesh run {write}" if write else advice.next_step(experiment, flags))

@@ -47,7 +47,9 @@ class Comparing(NamedTuple):
         """Refuses a problem that would fail after the last round."""
         if self.references:
             problem.refuse_trainer("--with-references")
+            problem.refuse_privacy("--with-references")
         if self.left_out:
+            problem.refuse_privacy("--leave-one-out")
             check_enough_sites(problem)
 
     def add_to(

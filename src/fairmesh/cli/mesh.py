@@ -324,7 +324,7 @@ def show(
 
     site, founded = _site_and_mesh(site_file)
     handout = handed_out(site, founded)
-    if not handout.imports_modules():
+    if not handout.imports_modules() and "privacy" not in handout.table:  # whose price is computed
         leave_out_torch()
     from fairmesh.mesh.enrol import approval
     from fairmesh.mesh.enrol.overview import in_words, overview

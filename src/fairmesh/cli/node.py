@@ -131,6 +131,11 @@ def _sentences(seen: dict[str, Any], site: Path, age: float) -> Iterator[str | N
     yield from _few([claims.diverged(claim) for claim in seen["diverged"]])
     yield from _few([claims.contradicted(claim, seen["site"]) for claim in seen["contradicted"]])
     yield from _few([claims.unsigned(claim) for claim in seen["unsigned"]])
+    if privacy := seen.get("privacy"):
+        spent = "not known yet" if privacy["epsilon"] is None else f"{privacy['epsilon']:.3g}"
+        most = max((value for value in privacy["sites"].values() if value is not None), default=None)
+        others = "" if most is None else f"; the most that any site says is {most:.3g}"
+        yield f"privacy: epsilon {spent} of {privacy['budget']:g} is spent here, at delta {privacy['delta']:g}{others}"
     if seen["worst"] is not None:
         own = "" if seen["metric"] is None else f", here {seen['metric']:.4g}"
         worst = f"worst site {seen['worst']:.4g}, mean {seen['mean']:.4g}{own}"

@@ -107,6 +107,7 @@ def leave_one_site_out(
         (2, 'test')
     """
     problem = prepare(problem)
+    problem.refuse_privacy("training once more without each site")
     check_enough_sites(problem)
     if topology is not None:
         try:

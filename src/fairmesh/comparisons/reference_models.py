@@ -220,6 +220,8 @@ def constant_sentence(result: Result, constants: Sequence[float] = ()) -> str:
         The sentence; nothing if sites have no constant answer, or no number to compare it with.
     """
     problem = result.problem.of_split(0)
+    if problem.privacy is not None:  # a constant answer is found by training rows
+        return ""
     if problem.task not in ("classes", "binary", "numbers") or isinstance(problem.loss, ModelLoss):
         return ""
     unit, higher = problem.unit(), problem.higher_is_better(problem.primary)
@@ -303,6 +305,7 @@ def compare_with_references(
             raise BadInput(f"there is no reference {name!r}{nearest(name, TITLES)}")
     problem = prepare(problem)
     problem.refuse_trainer("a comparison with reference models")
+    problem.refuse_privacy("a comparison with reference models")
     result = train(
         problem, topology, algorithm, rounds, seeds=seeds, placements=placements, out=out, resume=resume,
         announce=announce, **options,
@@ -321,6 +324,7 @@ def add_references(
 ) -> ReferenceComparison:
     """Trains the references of a finished run, as `compare_with_references` says, and writes them into its folder."""
     check_one_algorithm([replica.algorithm for replica in result.replicas])
+    result.problem.refuse_privacy("a comparison with reference models")
     work = _Work(result, options, None if out is None else Path(out) / FOLDER, resume, handle_signals)
     found: dict[str, Result] = {}
     failed: dict[str, str] = {}

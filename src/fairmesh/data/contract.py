@@ -226,7 +226,8 @@ class Contract:
                     f"{site.name or 'a site'}: the contract says unit = {self.unit!r}, but these samples do not say "
                     "which of them belong together; give them in fm.Site(..., units=...)"
                 )
-        return with_sets(sites, lambda samples, where: self._taken(Samples.of(samples, where), where).parts())
+        named = [replace(site, unit=self.unit or site.unit) for site in sites]
+        return with_sets(named, lambda samples, where: self._taken(Samples.of(samples, where), where).parts())
 
     def _taken(self, samples: Samples, where: str) -> Samples:
         if not (isinstance(samples.inputs, Tensor) and isinstance(samples.targets, Tensor)):

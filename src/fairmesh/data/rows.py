@@ -107,6 +107,8 @@ class SampleRows:
         order: Tensor | None = None,
         change: Callable[[Tensor], Tensor] | None = None,
     ):
+        for samples in sets:
+            samples.refuse_sealed()
         self.numbers_per_sample = trees.numbers_per_sample(sets[0].inputs)
         self.reader = Reader(sets, order) if any(samples.stream for samples in sets) else None
         if not self.reader:

@@ -107,6 +107,7 @@ class Samples:
     def some(self) -> "Samples":
         """Returns samples in memory that stand for the whole set: all of them, or at most 256 at even distances that
         are read from a stream."""
+        self.refuse_sealed()
         if not self.stream or not len(self):
             return self
         count = min(len(self), _SOME, max(16, _SOME_BYTES * len(self) // self.nbytes))
@@ -120,6 +121,7 @@ class Samples:
 
     def read(self, rows: Tensor) -> "Samples":
         """Returns some of the samples in memory, by their numbers."""
+        self.refuse_sealed()
         if not self.stream:
             return self.take(rows)
         return Samples(*self.stream.read_here(rows.tolist()), units=_rows_of(self.units, rows))
@@ -141,9 +143,17 @@ class Samples:
         found = [*trees.named(self.inputs, ""), *trees.named(self.targets, "")]
         return found if self.subgroups is None else [*found, ("", self.subgroups)]
 
+    def refuse_sealed(self) -> None:
+        """Raises BadInput if a private run keeps the samples from the rest of the program."""
+        if self.sealed:
+            raise BadInput(
+                "the training rows of a private run are sealed: what reads them without noise is refused; leave it "
+                "out, or train without privacy (docs/concepts/privacy.md)"
+            )
+
     def alone(self) -> "Samples":
         """Returns the same samples in memory of their own, so that the tensors they were cut from can be freed."""
-        if self.stream:
+        if self.stream or self.sealed:
             return self
 
         def own(tensor: Tensor) -> Tensor:
@@ -153,6 +163,7 @@ class Samples:
 
     def take(self, rows: Tensor) -> "Samples":
         """Returns some of the samples, by their numbers or by a mask. Those of a stream are not read yet."""
+        self.refuse_sealed()
         if self.stream:
             return replace(Samples.of_stream(self.stream.take(rows), self), units=_rows_of(self.units, rows))
         return replace(

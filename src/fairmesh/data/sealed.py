@@ -1,6 +1,7 @@
 """Training rows behind a seal: the rest of the program has their number of units and their form, and no values."""
 
 from dataclasses import replace
+from typing import NamedTuple
 
 from fairmesh.data.samples import Samples
 from fairmesh.data.units import units_of
@@ -13,20 +14,49 @@ class SealedRows:
         samples: The rows.
         fingerprint: A digest of them, by which a run is continued with the same rows only.
         outputs: How many outputs a model for them has.
+        unit: What the site calls a unit of several rows. Default: "unit".
     """
 
-    def __init__(self, samples: Samples, fingerprint: str, outputs: int):
+    def __init__(self, samples: Samples, fingerprint: str, outputs: int, unit: str = "unit"):
         self._samples, self.fingerprint, self.outputs = samples, fingerprint, outputs
-        self.unit = "row" if samples.units is None else "unit"
+        self.unit = "row" if samples.units is None else unit
 
     def opened(self) -> Samples:
         """Returns the rows."""
         return self._samples
 
+    def sizes(self) -> "Sizes":
+        """Returns how much memory the rows take, which an estimate needs and nobody else is told."""
+        return sizes_of(self._samples)
 
-def sealed(samples: Samples, fingerprint: str, outputs: int) -> Samples:
+
+def unit_of(samples: Samples) -> str:
+    """Returns what is protected of samples: "row", or what they call a unit of several rows."""
+    if samples.sealed is not None:
+        return samples.sealed.unit
+    return "row" if samples.units is None else "unit"
+
+
+class Sizes(NamedTuple):
+    """How large samples are."""
+
+    rows: int
+    nbytes: int
+    longest: int  # rows of the unit with most
+
+
+def sizes_of(samples: Samples) -> Sizes:
+    """Returns the sizes of samples, also of sealed ones."""
+    if samples.sealed is not None:
+        return samples.sealed.sizes()
+    longest = 1 if samples.units is None else int(samples.units.unique(return_counts=True)[1].max())
+    return Sizes(len(samples), samples.nbytes, longest)
+
+
+def sealed(samples: Samples, fingerprint: str, outputs: int, unit: str = "unit") -> Samples:
     """Returns samples without values, one per unit, which hold the given ones behind a seal. Whatever reads inputs,
     targets, units or subgroups of them finds nothing, and fails."""
     if samples.sealed is not None or not samples.here:
         return samples
-    return replace(Samples.elsewhere(units_of(samples), samples), sealed=SealedRows(samples, fingerprint, outputs))
+    rows = SealedRows(samples, fingerprint, outputs, unit)
+    return replace(Samples.elsewhere(units_of(samples), samples), sealed=rows)

@@ -35,6 +35,7 @@ class Site:
             "test": ...}. Rows of one unit are not divided when rows are held out, and intervals count units. No unit
             may have rows in two sets: `fm.data.split` makes a test set of whole units. None if every row is a unit of
             its own. Default: None.
+        unit: What a unit is called, such as "patient", where a private run says what it protects. Default: "unit".
 
     Example:
         >>> import torch
@@ -54,6 +55,7 @@ class Site:
     table: Any = None
     rows: Any = None
     units: Any = None
+    unit: Any = "unit"
 
 
 def with_sets(

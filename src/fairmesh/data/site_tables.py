@@ -30,6 +30,8 @@ class SiteTable:
         subgroups: The subgroup of each row; empty for none. Default: ().
         file: The name of the file, for error messages. Default: "".
         grouped: The units and times of the rows. Default: none.
+        declared: Whether the plan was given, as by a contract; else what columns are was found by their values.
+            Default: True.
     """
 
     plan: Preprocessing
@@ -40,6 +42,7 @@ class SiteTable:
     subgroups: Sequence[str] = ()
     file: str = ""
     grouped: Grouped = UNGROUPED
+    declared: bool = True
 
     def without_rows(self) -> "SiteTable":
         """Returns only the plan and the preprocessing, for a site whose samples have been changed."""
@@ -102,6 +105,11 @@ def without_values(sites: Sequence[Site]) -> dict[str, list[str]]:
 def is_fitted(site: Site) -> bool:
     """Returns whether the samples of a site come from a table whose preprocessing depends on all sites' rows."""
     return bool(site.table) and site.table.plan.open
+
+
+def follows_rows(site: Site) -> bool:
+    """Returns whether anything about the inputs or the classes of a site follows from values in its table's rows."""
+    return bool(site.table) and (site.table.plan.open or not site.table.declared)
 
 
 def fitted_sites(sites: Sequence[Site]) -> list[Site]:

@@ -240,6 +240,7 @@ class Grouped(NamedTuple):
     identifiers: np.ndarray | None = None  # the unit of each row, as text
     units: Tensor | None = None  # as numbers
     times: Tensor | None = None
+    unit: str = "unit"  # what a unit is called
 
     @property
     def noun(self) -> str:
@@ -254,9 +255,8 @@ class Grouped(NamedTuple):
         """Returns a site with the units of its sets, given the numbers of their rows; None for a set that is not."""
         if self.identifiers is None:
             return site
-        return replace(
-            site, units={k: self.identifiers[np.asarray(some)] for k, some in rows.items() if some is not None}
-        )
+        named = {k: self.identifiers[np.asarray(some)] for k, some in rows.items() if some is not None}
+        return replace(site, units=named, unit=self.unit)
 
     def division(
         self, rows: np.ndarray, targets: Tensor, share: float, generator: np.random.Generator
@@ -275,13 +275,13 @@ class Grouped(NamedTuple):
 UNGROUPED = Grouped()
 
 
-def grouped_by(identifiers: Any, where: str, times: Tensor | None = None) -> Grouped:
+def grouped_by(identifiers: Any, where: str, times: Tensor | None = None, unit: str = "unit") -> Grouped:
     """Returns rows with these units, if there are any, and times."""
     if identifiers is None:
         return UNGROUPED if times is None else Grouped(times=times)
     units = numbered(identifiers, len(identifiers), where)
     texts = np.array([identifier_text(value) for value in np.asarray(identifiers).tolist()])
-    return Grouped(texts, units, times)
+    return Grouped(texts, units, times, unit)
 
 
 def read_groups(data: Any, column: Callable[[str], np.ndarray]) -> Grouped:
@@ -294,7 +294,7 @@ def read_groups(data: Any, column: Callable[[str], np.ndarray]) -> Grouped:
     where = getattr(data, "where", data.file)
     times = None if data.time is None else times_of(column(data.time), f"{where}, column {data.time!r}")
     identifiers = None if data.unit is None else column(data.unit)
-    return grouped_by(identifiers, f"{where}, column {data.unit!r}", times)
+    return grouped_by(identifiers, f"{where}, column {data.unit!r}", times, data.unit or "unit")
 
 
 def times_of(values: np.ndarray, where: str) -> Tensor:

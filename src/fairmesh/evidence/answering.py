@@ -145,7 +145,9 @@ def _guessed_overlap(of_splits: Sequence[Site]) -> float:
     if any(site.rows is not None or site.test is None or site.test.units is not None for site in of_splits):
         return 0.0
     sets = [[one for one in (site.train, site.test, site.validation) if one is not None] for site in of_splits]
-    if not all(one.here and not one.stream and isinstance(one.targets, Tensor) for of in sets for one in of):
+    if not all(
+        one.here and not one.stream and not one.sealed and isinstance(one.targets, Tensor) for of in sets for one in of
+    ):
         return 0.0
     targets = [torch.cat([one.targets for one in of]).sort(dim=0).values for of in sets]
     same = all(torch.equal(one, targets[0]) for one in targets[1:])
@@ -157,7 +159,7 @@ def _trained_in_common(problem: Prepared, splits: Sequence[int]) -> tuple[float,
     """Returns, for each site, the share of its training rows that a split has in common with another; nothing if there
     is one split, or rows are elsewhere."""
     of_splits = [[site.train for site in problem.of_split(split).sites] for split in splits]
-    if len(splits) < 2 or not all(samples.here for of_split in of_splits for samples in of_split):
+    if len(splits) < 2 or not all(rows.here and not rows.sealed for of_split in of_splits for rows in of_split):
         return ()
     # Inputs need not be equal where rows are, if these have names.
     known = [site.rows is None or site.train.units is not None for site in problem.sites]

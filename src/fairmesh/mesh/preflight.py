@@ -35,6 +35,7 @@ from fairmesh.mesh.enrol.revealing import ALLOW, LEAST_ROWS, refuse_revealing, r
 from fairmesh.mesh.enrol.roster import Mesh, SiteFile, host_and_port
 from fairmesh.mesh.node.disk import alike_everywhere, disk_of
 from fairmesh.mesh.node.membership import Membership, facts, frozen_facts, guarded, refuse_lost_secret
+from fairmesh.mesh.node.privacy_ledger import PrivacyLedger
 from fairmesh.mesh.node.rounds import cost_of_a_round
 from fairmesh.mesh.node.store import FINISHED, is_finished
 from fairmesh.mesh.node.watching import live_status
@@ -43,6 +44,7 @@ from fairmesh.mesh.wire.frames import REFUSALS, Refused, hello, read_frame, read
 from fairmesh.mesh.wire.greeting import APART_S, apart_in_words, greeting, refuse_unlike, seconds_ahead
 from fairmesh.mesh.wire.probes import PROBING_S, Line, measured_line, milliseconds
 from fairmesh.mesh.wire.tls_stream import Credentials
+from fairmesh.privacy.accounting import epsilon_of
 from fairmesh.storage.files import open_to_others, read_bytes
 from fairmesh.training.pace import NODE_S, Pace, RoundCost, duration
 
@@ -258,9 +260,22 @@ def _data_checks(site_file: SiteFile, experiment: Experiment, mesh: Mesh) -> Gen
     for site in sites:
         for finding in () if experiment.contract else check_inputs(site):
             yield Check("inputs", True, f"look again: {finding.sentence}")
+        if experiment.privacy is not None:
+            yield from _tried("privacy", lambda: _spent(site_file, experiment), "see its advice, then check again")
         yield from disk_checks(site_file, site)
         return (yield from _round_checks(site_file, site))
     return None
+
+
+def _spent(site_file: SiteFile, experiment: Experiment) -> str:
+    """Returns what this site has spent of its privacy before this run."""
+    ledger, privacy = PrivacyLedger(site_file.ledger_path, to_write=False), experiment.privacy
+    if privacy is None:
+        raise ValueError("the experiment has no privacy")
+    spent, runs = epsilon_of(ledger.spent(), privacy.delta), len({of["run"] for of, _ in ledger.plans})
+    so_far = f"{spent:.3g} of it spent by {runs} run{'s' * (runs != 1)}" if runs else "nothing of it spent"
+    where = f"{site_file.ledger_path.name} counts what all runs on these rows spend; keep it with the secret"
+    return f"epsilon at most {privacy.epsilon:g} at delta {privacy.delta:g}, {so_far} so far; {where}"
 
 
 def _round_checks(site_file: SiteFile, own: Site) -> Generator[Check, None, RoundCost | None]:
@@ -285,7 +300,8 @@ def _round_checks(site_file: SiteFile, own: Site) -> Generator[Check, None, Roun
 
 def _expected(site_file: SiteFile, experiment: Experiment, cost: RoundCost, lines: Mapping[str, Line]) -> str:
     """Returns how long the run will take, as far as this site can know."""
-    alone = (experiment.objective.needs_local_models + site_file.compare_with_local) * experiment.rounds * cost.seconds
+    compares = site_file.compare_with_local and experiment.privacy is None
+    alone = (experiment.objective.needs_local_models + compares) * experiment.rounds * cost.seconds
     more = f"; and this site trains alone for at most about {duration(alone)} before and after" if alone > 1 else ""
     if experiment.trainer is not None:
         more = "; with what the training function takes in each"

@@ -207,6 +207,7 @@ def personalized(
             `in_folds` divides them; None if there are none. Default: None.
         sums: Adds up what sites elsewhere have. Default: all sites are here.
     """
+    problem.refuse_privacy("personalization")
     refuse_structure(problem)
     problem.refuse_own_parts("personalization")
     method = from_table(Personalization, method, "personalization")

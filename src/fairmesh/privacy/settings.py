@@ -17,7 +17,8 @@ class Privacy:
     as likely without the rows of any one unit. docs/concepts/privacy.md says what this covers, and what it does not.
 
     Args:
-        epsilon: The most that any site may spend on its training units in a run, > 0.
+        epsilon: The most that any site may spend on its training units for one model, > 0. Several models on the same
+            rows, as by `seeds` or a sweep, spend more together, which summary.json tells.
         delta: The chance that the bound by epsilon does not hold, in (0, 1); less than one over the number of units of
             every site.
         clip: The largest Euclidean norm of what one unit contributes to a gradient, > 0. Default: 1.0.

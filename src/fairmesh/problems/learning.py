@@ -51,8 +51,7 @@ class Learning(GradientSettings):
         trainer: Your own training code for the local work of every round: `fm.trainers.LocalTrainer(function)`, or the
             function (module, data, ctx) itself. Algorithms then work with its updates instead of gradients
             (docs/howto/own-training-code.md). None for fairmesh's own gradients. Default: None.
-        privacy: Differential privacy per unit, such as `fm.Privacy(epsilon=4, delta=1e-5)`; what other settings do with
-            training rows is then refused (docs/concepts/privacy.md). None for no noise. Default: None.
+        privacy: Differential privacy per unit: `fm.Privacy(epsilon=4, delta=1e-5)`. None for no noise. Default: None.
     """
 
     augment: Augmentation | None = None
@@ -68,6 +67,7 @@ class Learning(GradientSettings):
     privacy: Privacy | None = None
 
     def __init_subclass__(cls):
+        """Puts the settings into the help of a class that has them."""
         cls.__doc__ = (cls.__doc__ or "").replace(_HERE, _ARGUMENTS)
 
     def __post_init__(self):

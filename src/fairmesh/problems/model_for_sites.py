@@ -14,7 +14,16 @@ from fairmesh.errors import BadInput
 from fairmesh.losses import BinaryCrossEntropy
 from fairmesh.losses.builtin import squared_error
 from fairmesh.numerics import trees
-from fairmesh.problems.models import FullyConnected, Logistic, Model, PaperCNN, build_in_units
+from fairmesh.problems.models import (
+    FullyConnected,
+    ImportedModel,
+    Logistic,
+    LoRA,
+    Model,
+    PaperCNN,
+    build_in_units,
+)
+from fairmesh.problems.private_data import refuse_open_tables
 from fairmesh.problems.row_loss import loss_in_spreads
 
 _LOSSES = {"cross-entropy": nn.functional.cross_entropy, "squared-error": squared_error}
@@ -28,7 +37,14 @@ class Fitted(NamedTuple):
     class_names: Sequence[str]
 
 
-def fitted(sites: Sequence[Site], model: Model, loss: Any, names: Sequence[str], outputs: int | None = None) -> Fitted:
+def fitted(
+    sites: Sequence[Site],
+    model: Model,
+    loss: Any,
+    names: Sequence[str],
+    outputs: int | None = None,
+    settled: int | None = None,
+) -> Fitted:
     """Returns the model and the loss for the samples of the sites.
 
     Args:
@@ -37,8 +53,13 @@ def fitted(sites: Sequence[Site], model: Model, loss: Any, names: Sequence[str],
         loss: The name of a loss, or a loss. If targets are numbers, cross-entropy stands for the squared error.
         names: The names of the classes, if they are known.
         outputs: The number of outputs of the model; None for as many as the labels need. Default: None.
+        settled: For a private run, the number of classes that is known without its rows, 0 for none. None for as many
+            as the labels have. Default: None.
     """
-    shape, needed = shape_of(sites)
+    if settled is None:
+        shape, needed = shape_of(sites)
+    else:
+        shape, needed = _shape_alone(sites, model, outputs or len(names) or settled)
     outputs = outputs or needed or len(names)
     _refuse_unfit(model, shape, outputs)
     if isinstance(loss, BinaryCrossEntropy) and _is_vector(Samples.of(sites[0].train, "site 0").targets):
@@ -72,6 +93,28 @@ def _refuse_unfit(model: Model, shape: Any, outputs: int) -> None:
 
 def _is_vector(targets: Any) -> bool:
     return isinstance(targets, Tensor) and targets.ndim == 1
+
+
+def _shape_alone(sites: Sequence[Site], model: Model, outputs: int) -> tuple[Any, int]:
+    """Returns the shape of one input, and the number of outputs, of which the values of rows tell nothing."""
+    refuse_open_tables(sites)
+    first = Samples.of(sites[0].train, "site 0")
+    shape = trees.mapped(lambda part: part.shape[1:], first.inputs)
+    targets = first.targets
+    if not isinstance(targets, Tensor) or targets.is_floating_point():
+        return shape, max(1, trees.leaves(targets)[0].shape[1:].numel())
+    outputs = outputs or max((site.train.sealed.outputs for site in sites if _is_sealed(site)), default=0)
+    if not outputs and not isinstance(model, ImportedModel | LoRA):
+        raise BadInput(
+            "privacy: how many classes there are would follow from the labels of the training rows; name them, as "
+            'classes = ["no", "yes"] in [data], or as the classes of the target in [contract], or bring a module of '
+            "your own as the model"
+        )
+    return shape, outputs
+
+
+def _is_sealed(site: Site) -> bool:
+    return isinstance(site.train, Samples) and site.train.sealed is not None
 
 
 def shape_of(sites: Sequence[Site]) -> tuple[Any, int]:

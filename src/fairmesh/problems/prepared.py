@@ -22,6 +22,8 @@ from fairmesh.problems.identity import digest_of, fingerprint, identity_of
 from fairmesh.problems.learning import Learning
 from fairmesh.problems.local_work import check_trainer
 from fairmesh.problems.outputs import Readings
+from fairmesh.problems.private_data import check_private_data
+from fairmesh.problems.private_run import seal
 from fairmesh.problems.site_samples import (
     SiteSamples,
     check_data,
@@ -81,7 +83,10 @@ class Prepared(Learning, SiteSamples, BoundModel):
             check_forms(made)
             check_data(made)
         check_subgroups(made)
-        return made
+        if made.privacy is None:
+            return made
+        check_private_data(made)
+        return seal(made)
 
     def keeping(self, sites: Collection[int]) -> "Prepared":
         """Returns the same problem at a process that holds only these sites' data.
@@ -169,6 +174,14 @@ class Prepared(Learning, SiteSamples, BoundModel):
         """Raises BadInput if sites train with code of their own, for what trains in another way."""
         if self.trainer is not None:
             raise BadInput(f"{what} trains by fairmesh's own gradients, so it does not go with a trainer; leave it out")
+
+    def refuse_privacy(self, what: str) -> None:
+        """Raises BadInput if the problem has privacy, for what reads training rows without noise."""
+        if self.privacy is not None:
+            raise BadInput(
+                f"{what} reads training rows without noise, or trains on them once more, so it does not go with "
+                "privacy; leave it out (docs/concepts/privacy.md)"
+            )
 
     # Subgroups of rows ------------------------------------------------------------------------------------------------
 

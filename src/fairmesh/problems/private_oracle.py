@@ -30,7 +30,7 @@ from fairmesh.problems.row_loss import as_floats
 from fairmesh.problems.unit_gradients import UnitBatch, unit_gradients
 
 _SLACK = 2.0**-8  # of the clip: a quarter covers rounding to a grid, half that of sums, and a quarter products in TF32
-_AT_ONCE = {"cpu": 1 << 26, "cuda": 1 << 29}  # numbers of units' gradients that are held at once
+NUMBERS_AT_ONCE = {"cpu": 1 << 26, "cuda": 1 << 29}  # numbers of units' gradients that are held at once
 
 
 class _Division(NamedTuple):
@@ -185,7 +185,7 @@ class PrivateOracle:
         gradients = torch.zeros(rows.shape, dtype=torch.float64, device=rows.device)
         losses = torch.zeros(len(rows), 1, dtype=torch.float64, device=rows.device)
         width = self._units.width * self._gradients.numbers(*rows.shape)
-        at_once = max(1, _AT_ONCE[rows.device.type] // max(1, width))
+        at_once = max(1, NUMBERS_AT_ONCE[rows.device.type] // max(1, width))
         unit_keys = random_streams.epoch_keys(keys, torch.arange(count, device=keys.device))
         offsets = mechanism.row_offsets(numbers) if self._units.chooses_rows else None
         for first in range(0, count, at_once):

@@ -4,6 +4,7 @@ import hashlib
 import itertools
 import math
 import os
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from fairmesh.problems.hosted_nodes import HostedNodes
     from fairmesh.problems.prepared import Prepared
 
+_FRACTIONS = 50  # of a run, at which records tell what was spent
 Charge = Callable[[int, int, Tensor], Sequence[bool]]  # (round, call, nonces) -> which nodes may release
 
 
@@ -38,7 +40,7 @@ class PrivateRun:
         rounds: How many rounds the noise is for.
         loss_clip: The largest loss of a unit.
         loss_share: The share of the budget for losses; 0 for an algorithm that does not use them.
-        unit: What is protected: "row", or "unit" if rows belong to units such as patients.
+        unit: What is protected: "row", or what a unit of several rows is called, such as "patient".
         secrets: The secrets of the sites whose data is here, or one secret of the whole simulation.
         generation: That of a mesh; 0 elsewhere.
         charge: Asked before every release, with what it is a function of; None if the run's length bounds them.
@@ -66,19 +68,19 @@ class PrivateRun:
             with_losses: Whether the algorithm uses the losses of the sites.
         """
         privacy, batch = _settings(problem), problem.sampling.batch
-        releases = []
+        loss_clip, releases = loss_clip_of(problem, privacy), []
         for split in problem.every_split:
             for i, site in enumerate(split.sites):
+                _refuse_size(len(site.train), batch, privacy, f"site {i} ({site.name})")
+        for split in problem.every_split:
+            for site in split.sites:
                 units = len(site.train)
-                _refuse_size(units, batch, privacy, f"site {i} ({site.name})")
                 noise = noise_for(privacy.epsilon, privacy.delta, units, batch, rounds * calls)
                 rate = min(1.0, batch / units)
                 releases.append(Releases(units, rate, static_shape(units, batch), noise, rounds * calls))
-        loss_clip = loss_clip_of(problem, privacy)
         share = privacy.loss_share if with_losses else 0.0
-        named = {samples.sealed.unit for samples in problem.train_sets if samples.sealed}
-        unit = "unit" if "unit" in named else "row"
-        return PrivateRun(privacy, tuple(releases), calls, rounds, loss_clip, share, unit)
+        named = {samples.sealed.unit: None for samples in problem.train_sets if samples.sealed}
+        return PrivateRun(privacy, tuple(releases), calls, rounds, loss_clip, share, " or ".join(named) or "row")
 
     def with_secrets(self, seed: int) -> "PrivateRun":
         """Returns it with secrets of its own, unless it has some: of a repeatable simulation from the seed."""
@@ -95,11 +97,10 @@ class PrivateRun:
         if not self.secrets:
             raise ValueError("a private run has secrets before it draws")
         (replicas, count), sites, seeds = nodes.shape, nodes.sites.tolist(), nodes.seeds.tolist()
-        own = len(self.secrets) > 1 or replicas == count == 1
+        own = len(self.secrets) > 1 or self.charge is not None  # a secret for each site, as between organisations
         secrets = itertools.cycle(self.secrets)
-        problems = [
-            digest_of(identity_of(split, {})) for split in nodes.problem.every_split
-        ]  # model, loss, augmentation
+        # What gradients follow from besides rows: model, loss, augmentation.
+        problems = [digest_of(identity_of(split, {})) for split in nodes.problem.every_split]
         keys = []
         for r, i in itertools.product(range(replicas), range(count)):
             samples, site = nodes.site(r, i)[1].train, sites[r][i]
@@ -110,9 +111,11 @@ class PrivateRun:
         return keys
 
     def spent(self, rounds: int) -> float:
-        """Returns the epsilon after so many rounds of the site with the highest sampling rate, for records."""
+        """Returns the epsilon after so many rounds of the site with the highest sampling rate, for records. Within the
+        run it is rounded up to that of the next fiftieth, since each number takes long to compute."""
         fastest = max(self.releases, key=lambda release: release.rate)
-        return self._spent_by([fastest], rounds)
+        step = math.ceil(self.rounds / _FRACTIONS)
+        return self._spent_by([fastest], math.ceil(rounds / step) * step)
 
     def largest_spent(self, rounds: int) -> float:
         """Returns the largest epsilon of any site after so many rounds."""
@@ -123,8 +126,30 @@ class PrivateRun:
         distinct = {release._replace(times=times) for release in releases}
         return max(epsilon_of([release], self.privacy.delta) for release in distinct)
 
-    def table(self, rounds: int) -> dict[str, Any]:
-        """Returns what a summary says of the budget after so many rounds."""
+    def together(self, rounds: int, splits: Sequence[int]) -> float:
+        """Returns the largest epsilon of any site after so many rounds of several models that are trained on its rows.
+
+        Args:
+            rounds: How many rounds.
+            splits: The split of the data that each model is trained on. Other splits of a site's rows may have the
+                same units, so that what they spend adds up.
+        """
+        times, n = min(rounds, self.rounds) * self.calls, len(self.releases) // (max(splits) + 1)
+        found = []
+        for i in range(n):
+            counts = Counter(self.releases[split * n + i] for split in splits)
+            parts = [release._replace(times=times * count) for release, count in counts.items()]
+            found.append(epsilon_of(sorted(parts), self.privacy.delta))
+        return max(found)
+
+    def table(self, rounds: int, splits: Sequence[int] = (0,)) -> dict[str, Any]:
+        """Returns what a summary says of the budget after so many rounds.
+
+        Args:
+            rounds: How many rounds.
+            splits: The split of the data that each replica is trained on. Default: (0,), one replica.
+        """
+        together = {"together": self.together(rounds, splits), "models": len(splits)} if len(splits) > 1 else {}
         return {
             "epsilon": self.largest_spent(rounds),
             "delta": self.privacy.delta,
@@ -136,13 +161,17 @@ class PrivateRun:
             "loss_share": self.loss_share,
             "noise": [release.noise for release in self.releases],
             "units": [release.units for release in self.releases],
+            "epsilons": [self._spent_by([release], rounds) for release in self.releases],
+            "batch": max(release.rate * release.units for release in self.releases),
             "releases": min(rounds, self.rounds) * self.calls,
+            **together,
             "secret": "from the seed: not for publication" if self.privacy.repeatable else "of its own",
         }
 
 
 def seal(problem: "Prepared") -> "Prepared":
-    """Returns the problem without the values of its training rows, which only the mechanism can open."""
+    """Returns the problem without the values of its training rows, which only the mechanism can open. Its tables have
+    no rows, and no site has reserved ones."""
 
     def sealed_split(split: "Prepared") -> "Prepared":
         sites = [_sealed(site) for site in split.sites]
@@ -158,7 +187,8 @@ def _sealed(site: Site) -> Site:
     if not site.train.here or site.train.sealed:
         return site
     table = site.table and site.table.without_rows()
-    return replace(site, train=sealed(site.train, fingerprint(site.train), shape_of([site])[1]), table=table)
+    train = sealed(site.train, fingerprint(site.train), shape_of([site])[1], str(site.unit))
+    return replace(site, train=train, table=table, reserved=None)
 
 
 def _settings(problem: "Prepared") -> Privacy:

@@ -20,6 +20,8 @@ from fairmesh.problems.flat_model import FlatModel
 from fairmesh.problems.learning import Learning
 from fairmesh.problems.outputs import Read
 from fairmesh.problems.prepared import Prepared, with_splits
+from fairmesh.problems.private_data import check_private_data
+from fairmesh.problems.private_run import seal
 from fairmesh.problems.row_loss import Loss
 from fairmesh.problems.site_samples import SiteSamples, check_forms, read_sites
 from fairmesh.trainers.local_trainer import LocalTrainer
@@ -183,6 +185,9 @@ def _prepared(problem: Problem) -> Prepared:
         settings["trainer"] = LocalTrainer(problem.trainer)
     made = Prepared(**{name: settings[name] for name in settings.keys() & names})
     made.check()
+    if problem.privacy is not None:
+        check_private_data(made)
+        made = seal(made)  # from here on, nothing but the mechanism sees the rows
     return with_splits([made, *map(prepare, problem.splits)], same_sites=False)
 
 

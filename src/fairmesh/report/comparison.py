@@ -153,6 +153,8 @@ def _facts(run: Run) -> dict[str, Any]:
     """Returns how long a run trained, and on how much data."""
     data, found = _data(run), {"rounds": run.summary["rounds"]}
     found |= {"splits of the data": data["splits"]} if "splits" in data else {}
+    private = run.summary.get("privacy")
+    found["privacy"] = f"epsilon {private['epsilon']:.3g} per {private['unit']}" if private else "none"
     for what in ("train", "validation", "test"):
         if counts := [site[what] for site in data.get("sites", []) if what in site]:
             found[f"{what} samples by site"] = ", ".join(map(str, counts)) if len(counts) <= 12 else sum(counts)
@@ -160,8 +162,7 @@ def _facts(run: Run) -> dict[str, Any]:
 
 
 def _digests(run: Run) -> list[str]:
-    digests = [site.get("digest", "withheld") for site in _data(run).get("sites", [])]
-    return [digest for digest in digests if digest != "withheld"]  # as private runs do
+    return [site["digest"] for site in _data(run).get("sites", []) if site.get("digest")]
 
 
 def _data(run: Run) -> Mapping[str, Any]:

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from fairmesh.errors import listed
 from fairmesh.report import tables
 from fairmesh.report.sections import Json
+from fairmesh.report.sentences import privacy_rows, privacy_sentences
 
 _BLANKS = {
     "intended-use": "What is the model for, and who may use it?",
@@ -47,6 +48,8 @@ def model_card(card: Json, before: str = "") -> str:
         _table(tables.of_sites(card, order)),
         _table(tables.of_metrics(card, order)),
         *map(_text, card["notes"]),
+        *(["## Privacy", *map(_text, privacy_sentences(card["privacy"]))] if card["privacy"] else []),
+        _table(privacy_rows(card)) if card["privacy"] else "",
         "## Data",
         blank("data"),
         *_data(card),
@@ -81,10 +84,16 @@ def _data(card: Json) -> Iterable[str]:
     predicted = f"one of {data['classes']} classes" if data["classes"] else "numbers"
     yield f"Each sample has inputs of shape {data['inputs']}; the model predicts {predicted}."
     sets = ("train", "validation", "test")
-    rows = [
-        [site["name"], site["group"], *(site[name] for name in sets), site["digest"][:16]] for site in data["sites"]
-    ]
-    yield _table([["site", "group", *sets, "SHA-256 of training data"], *rows])
+    if card["privacy"]:
+        yield "Of training data, the number of units is told, and no digest."
+        yield _table(
+            [["site", "group", *sets], *([s["name"], s["group"], *(s[n] for n in sets)] for s in data["sites"])]
+        )
+    else:
+        rows = [
+            [site["name"], site["group"], *(site[name] for name in sets), site["digest"][:16]] for site in data["sites"]
+        ]
+        yield _table([["site", "group", *sets, "SHA-256 of training data"], *rows])
     if data["classes"] and any("classes" in site for site in data["sites"]):
         rows = [
             [site["name"], *(" / ".join(map(str, site.get("classes", {}).get(name, ["-"]))) for name in sets)]

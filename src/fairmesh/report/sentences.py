@@ -110,3 +110,61 @@ def hints(card: Mapping[str, Any]) -> list[str]:
     if card["left_out"] is None and not between and len(sites) > 2:
         found.append("To see how the model does at a site that took no part, run with --leave-one-out.")
     return found
+
+
+def privacy_sentences(privacy: Mapping[str, Any]) -> list[str]:
+    """Returns what a private run has spent, and what that does not cover, in sentences; none without privacy.
+
+    Args:
+        privacy: The entry of summary.json; {} if there is none.
+    """
+    if not privacy:
+        return []
+    measured = "Metrics are measured on held-out rows without noise, which this does not cover."
+    if "evaluation_epsilon" in privacy:  # between organisations
+        once = privacy["evaluation_epsilon"]
+        measured = (
+            f"Metrics are one evaluation of each site's test rows, with noise for epsilon = {once:g} of their own."
+        )
+        measured = measured if once else "Sites have told no metrics."
+    said = [
+        f"Private per {privacy['unit']}: no site has spent more than epsilon = {privacy['epsilon']:.3g} of "
+        f"{privacy['budget']:g} at delta = {privacy['delta']:g} on its training rows. {measured}"
+    ]
+    if "together" in privacy:
+        said.append(
+            f"That is for each of {privacy['models']} models. Whoever sees all of them, or the best of them, learns "
+            f"what epsilon = {privacy['together']:.3g} allows."
+        )
+    if privacy.get("secret", "").startswith("from the seed"):
+        said.append(
+            "The noise was drawn from the seed (privacy.repeatable), so whoever knows the seed can remove it: do not "
+            "publish this model as private."
+        )
+    return said
+
+
+def privacy_rows(card: Mapping[str, Any]) -> list[list[str]]:
+    """Returns what every site has spent of its budget, with a header; of several splits, for the first.
+
+    Args:
+        card: What the report says of a private run.
+    """
+    privacy, names = card["privacy"], [str(site["name"]) for site in card["sites"]]
+    by_name = privacy.get("sites", {})  # between organisations, where sites tell nothing but what they have spent
+    spent = [by_name.get(name) for name in names] if by_name else privacy["epsilons"][: len(names)]
+    columns = [
+        ["site", *names],
+        ["epsilon spent", *("not told" if one is None else f"{one:.3g}" for one in spent)],
+        *([what, *[f"{privacy[key]:g}"] * len(names)] for what, key in _SAME_AT_ALL.items()),
+    ]
+    if "units" in privacy:
+        columns.insert(1, ["units", *(f"{count:,}" for count in privacy["units"][: len(names)])])
+        columns += [
+            ["noise, in clips", *(f"{noise:.3g}" for noise in privacy["noise"][: len(names)])],
+            ["expected batch", *[f"{privacy['batch']:.3g}"] * len(names)],
+        ]
+    return [list(row) for row in zip(*columns)]
+
+
+_SAME_AT_ALL = {"budget": "budget", "delta": "delta", "clip": "clip"}

@@ -120,7 +120,9 @@ def facts(card: Json) -> Rows:
         found.append([f"sent by {wire['site']} on the wire", f"{payload + overhead:.3g} MB: {of_it}, {uncounted}"])
     if provenance:
         versions = ", ".join(f"{name} {number}" for name, number in provenance["versions"].items())
-        found += [["versions", versions], ["digest of data and model", provenance["data"]["digest"]]]
+        found.append(["versions", versions])
+        if digest := provenance["data"]["digest"]:
+            found.append(["digest of data and model", digest])
     return found
 
 

@@ -24,6 +24,7 @@ from fairmesh.report.runs import (
     with_count,
     worst_in_words,
 )
+from fairmesh.report.sentences import privacy_sentences
 from fairmesh.report.tables import of_metrics
 from fairmesh.training.result import Result
 
@@ -55,6 +56,7 @@ def run_in_words(
     """
     shown, others = best_few(run)
     yield from headline_of(run.summary)
+    yield from privacy_sentences(run.summary.get("privacy") or {})
     yield Table(rows_of(shown))
     yield from (caption_of(shown), *choices_in_words([run]), others, *map(worst_in_words, shown))
     for variant in shown:

@@ -35,7 +35,7 @@ from fairmesh.training.observers import (
 )
 from fairmesh.training.options import DTYPES, device_of
 from fairmesh.training.plan import Plan
-from fairmesh.training.private import Budget
+from fairmesh.training.private import Budget, decisions
 
 Announce = Callable[[str], None] | None
 
@@ -132,7 +132,9 @@ class Execution:
         """Loads the folder's checkpoint and records, if the run is resumed, and writes the settings. Returns the
         observer that writes the next checkpoints."""
         training, run, rounds = self.training, self.observed, self.plan.rounds
-        checkpoints = Checkpoints(folder.checkpoint, training.network, training.roles(initial), training.identity())
+        identity, private = training.identity(), self.plan.private
+        identity |= {"privacy.json": decisions(private)} if private else {}
+        checkpoints = Checkpoints(folder.checkpoint, training.network, training.roles(initial), identity)
         if folder.resuming:
             with self.process_group.fail_together():
                 state, done = checkpoints.load(initial)

@@ -77,9 +77,15 @@ def _result(run: Execution) -> Result:
         cvar_level=training.options.cvar_level,
         worst_needs_rows=training.options.worst_needs_rows,
         measured=measured_table(run.plan) if run.plan.measured else {},
-        privacy=run.plan.private.table(run.observed.round) if run.plan.private else {},
+        privacy=_privacy(run),
     )
     return replace(result, chosen=chosen_replica(result, training.options.best_by))
+
+
+def _privacy(run: Execution) -> dict[str, Any]:
+    """Returns what a private run has spent, one model and all together."""
+    private, splits = run.plan.private, [replica.split for replica in run.plan.replicas]
+    return private.table(run.observed.round, splits) if private else {}
 
 
 def _personalized(run: Execution, result: Result, without_folds: Tensor | None = None) -> list[Personalized]:
@@ -146,6 +152,8 @@ def _gathered_answers(process_group: ProcessGroup, result: Result) -> dict[str, 
 def _far_above_constant(run: Execution, result: Result) -> FarAbove:
     """Returns which replicas end far above a constant answer. The loss of one that was trained too little is large from
     the start, and has not risen."""
+    if run.plan.private:  # the constant answers would be found by training rows
+        return FarAbove([], 0.0)
     risen = []
     for r, replica in enumerate(result.replicas):
         records = [record for record in result.records if record["replica"] == r]
@@ -164,7 +172,7 @@ def _notes(run: Execution, result: Result, far: FarAbove) -> list[str]:
         algorithm = result.replicas[far.replicas[0]].algorithm
         run.meter.note(far.in_words(len(result.replicas), what_to_lower(algorithm, run.plan.problem.flat_model.dim)))
     diverged = set(chosen) <= {*result.diverged, *far.replicas}
-    if run.plan.problem.task == "numbers" and not diverged:
+    if run.plan.problem.task == "numbers" and not diverged and not run.plan.private:
         worse = worse_than_constant(result.outcomes(), run.plan.problem, run.process_group, bool(result.personal))
         if worse:
             run.meter.note(worse)

@@ -14,15 +14,20 @@ from torch.profiler import ProfilerActivity, profile
 
 from fairmesh.algorithms.base import Algorithm
 from fairmesh.data.rows import stays_apart
+from fairmesh.data.sealed import sizes_of
 from fairmesh.data.site import Site
+from fairmesh.data.units import units_of
 from fairmesh.errors import BadInput
 from fairmesh.networks.base import Network
 from fairmesh.numerics import malloc, trees
+from fairmesh.privacy.accounting import static_shape
 from fairmesh.problems.batches import AS_FLOATS_UP_TO, Sampling
 from fairmesh.problems.evaluator import evaluated_at_once
 from fairmesh.problems.prepared import Prepared
+from fairmesh.problems.private_oracle import NUMBERS_AT_ONCE
 from fairmesh.problems.problem import Problem, prepare
 from fairmesh.problems.row_loss import BoundModelLoss, as_floats, augmented
+from fairmesh.problems.unit_gradients import unit_gradients
 from fairmesh.topology.graphs import Ring
 from fairmesh.training.loop import Training
 from fairmesh.training.options import DTYPES, Options, device_of, home_of_data
@@ -32,6 +37,8 @@ _DUAL_COPIES = 8  # of all dual weights
 _ACTIVATIONS = 4  # times what one pass keeps for its gradient: that, its gradients, and a layer's workspace
 _AHEAD = 24 << 20  # bytes of what is computed for many rounds at once, and of temporary values
 _KEPT = 3  # models that a finished run keeps besides those of its nodes: averages, the best one
+_UNIT_COPIES = 3  # of the gradients of the units that are held at once: by layer, joined, and without those cut off
+_NOISE_COPIES = 6  # in float64, of what is as long as a model: key stream, noise, sums
 _WIDEST = 4  # times the largest activation: what an evaluation holds
 _FRAGMENTED = 1.6  # times what is alive: memory that a process keeps, where blocks of many sizes leave gaps (measured)
 _MARGIN = 1.2  # on copies that a toy's round holds
@@ -81,6 +88,7 @@ def footprint(
     passes = n * batch.pass_ if at_once is None else 0  # of all nodes at once, so for every replica
     fixed_passes = (at_once or 0) * batch.pass_ + batch.evaluation
     duals = _DUAL_COPIES * n * every * size if algorithm.keeps_node_rows() else 0
+    units = _unit_bytes(problem, n, size, device)
     read_ahead = n * _streamed_bytes(problem, batch.samples, algorithm.oracle_calls())
     data = 0 if read_ahead else _data_bytes(problem, device, size)
     waiting = 0
@@ -89,6 +97,7 @@ def footprint(
     shown = {
         "data": data if data > 0.01 * _GIB else 0,
         f"{n:,} nodes x {dim:,} parameters": models,
+        "gradients of single units, and noise": units.fixed + units.per_replica,
         f"batches of {batch.samples}": passes + fixed_passes + n * batch.inputs + read_ahead,
         f"{n:,} x {every:,} weights": duals,
         "models with fixed weights, not if compare_weights = False": waiting,
@@ -96,8 +105,8 @@ def footprint(
     gaps = _FRAGMENTED if malloc.libraries and device.type == "cpu" else 1.0
     frozen = sum(tensor.numel() for tensor in problem.flat_model.fixed()) * size
     return Footprint(
-        int(data + frozen + n * every * size + gaps * (fixed_passes + _ROWS * 4 * dim) + _AHEAD),
-        int(gaps * (models + passes + n * batch.inputs + duals)) + read_ahead + waiting,
+        int(data + frozen + n * every * size + gaps * (fixed_passes + units.fixed + _ROWS * 4 * dim) + _AHEAD),
+        int(gaps * (models + passes + n * batch.inputs + duals + units.per_replica)) + read_ahead + waiting,
         ", ".join(f"{part} ({count / _GIB:.2f} GiB)" for part, count in shown.items() if count),
         copies,
     )
@@ -120,8 +129,45 @@ def _data_bytes(problem: Prepared, device: torch.device, size: int) -> int:
         return 0
     sets = problem.train_sets
     apart = stays_apart([samples.inputs for samples in sets], device)  # then no copy is made
-    floats = sum(trees.numbers_per_sample(samples.inputs) * len(samples) for samples in sets) * size
-    return (0 if apart else sum(samples.nbytes for samples in sets)) + (floats if floats <= AS_FLOATS_UP_TO else 0)
+    sizes = [samples.sealed.sizes()[:2] if samples.sealed else (len(samples), samples.nbytes) for samples in sets]
+    floats = sum(trees.numbers_per_sample(samples.inputs) * rows for samples, (rows, _) in zip(sets, sizes)) * size
+    return (0 if apart else sum(count for _, count in sizes)) + (floats if floats <= AS_FLOATS_UP_TO else 0)
+
+
+class _UnitBytes(NamedTuple):
+    """The bytes that privacy takes: gradients of single units, and noise."""
+
+    fixed: int = 0
+    per_replica: int = 0
+
+
+def _unit_bytes(problem: Prepared, nodes: int, size: int, device: torch.device) -> _UnitBytes:
+    """Returns what a private round holds besides models and batches; nothing without privacy."""
+    if problem.privacy is None:
+        return _UnitBytes()
+    shape, dim = _private_shape(problem), problem.flat_model.dim
+    per_unit = unit_gradients(problem, problem.flat_model, shape.rows).numbers(nodes, dim)
+    most = NUMBERS_AT_ONCE[device.type] // shape.rows  # of all replicas together, but one unit of each at least
+    noise = _NOISE_COPIES * nodes * (dim + shape.most_units) * 8
+    if shape.units * per_unit >= most:
+        return _UnitBytes(_UNIT_COPIES * size * most, _UNIT_COPIES * size * per_unit + noise)
+    return _UnitBytes(0, _UNIT_COPIES * size * shape.units * per_unit + noise)
+
+
+class _PrivateShape(NamedTuple):
+    """The static shape of a private round."""
+
+    units: int  # of a draw
+    rows: int  # of a unit
+    most_units: int  # of a site
+
+
+def _private_shape(problem: Prepared) -> _PrivateShape:
+    sizes = [len(samples) if samples.sealed else units_of(samples) for samples in problem.train_sets]
+    longest = max(sizes_of(samples).longest for samples in problem.train_sets)
+    units = max(static_shape(size, problem.sampling.batch) for size in sizes)
+    rows = min(longest, problem.privacy.rows_per_unit) if problem.privacy else 1
+    return _PrivateShape(units, rows, max(sizes))
 
 
 def _streamed_bytes(problem: Prepared, samples: int, calls: int) -> int:
@@ -149,6 +195,9 @@ def _batch_bytes(problem: Prepared, size: int) -> _Batch:
     in bytes."""
     train = max((problem.sites[i].train for i in problem.here), key=len)
     samples = len(train) if problem.sampling.order == "full" else problem.sampling.batch
+    if problem.privacy is not None:
+        shape = _private_shape(problem)
+        samples = shape.units * shape.rows
     seen = train.seen
     few = torch.arange(min(samples, 8)) % len(seen)
     inputs, targets = (as_floats(trees.at(part, few), torch.float32) for part in (seen.inputs, seen.targets))

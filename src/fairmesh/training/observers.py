@@ -452,7 +452,7 @@ class EarlyStopping(Observer):
 
 @dataclass
 class CsvWriter(Observer):
-    """Writes every measurement as a row of a CSV file: round, replica, worst, mean and best of each metric, bytes.
+    """Writes every measurement as a row of a CSV file: round, replica, bytes, epsilon; worst, mean and best of metrics.
 
     Args:
         path: The file. A run writes it again from the start; a resumed run keeps the rows up to its checkpoint.
@@ -497,7 +497,8 @@ class CsvWriter(Observer):
         for metric, numbers in record.items():
             if isinstance(numbers, dict) and "worst" in numbers:
                 row |= {f"{metric}_{what}": numbers[what] for what in ("worst", "mean", "best")}
-        return row | {"bytes_total": record["bytes_total"]}
+        spent = {"epsilon": record["epsilon"]} if "epsilon" in record else {}
+        return row | {"bytes_total": record["bytes_total"]} | spent
 
 
 register(Observer, {"early-stopping": EarlyStopping, "csv": CsvWriter})

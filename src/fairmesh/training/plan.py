@@ -19,7 +19,7 @@ from fairmesh.personalization.base import Personalization
 from fairmesh.personalization.personalize import mixes_models, refuse_structure, usual_choice
 from fairmesh.problems.checks import refuse_autocast
 from fairmesh.problems.prepared import Prepared
-from fairmesh.problems.private_run import PrivateRun, seal
+from fairmesh.problems.private_run import PrivateRun
 from fairmesh.problems.problem import Problem, prepare
 from fairmesh.topology.graphs import Topology
 from fairmesh.topology.mixing import Mixing, with_liars
@@ -93,6 +93,8 @@ class Plan:
             raise BadInput(f"topology must be a Topology such as fm.Ring(), got {topology!r}")
         replicas = replicas_of(algorithms, seeds, placements, problem.n, len(problem.every_split))
         _refuse(problem, algorithms, chosen)
+        if problem.privacy is not None:
+            refuse_with_privacy(problem, algorithms, chosen, personalization)
         if personalization is not None:
             method: Personalization = from_table(Personalization, personalization, "personalization")
             problem, personalization = _with_reserve(problem, method.share), method
@@ -100,8 +102,6 @@ class Plan:
             personalization = usual_choice(problem, rounds)
         private = None
         if problem.privacy is not None:
-            refuse_with_privacy(problem, algorithms, chosen, personalization)
-            problem = seal(problem)
             with_losses = any(algorithm.uses_losses() for algorithm in algorithms)
             private = PrivateRun.of(problem, algorithms[0].oracle_calls(), rounds, with_losses)
         if process_group.world_size > 1:

@@ -11,16 +11,15 @@ from fairmesh.numerics import trees
 from fairmesh.problems.prepared import Prepared
 
 _SETS = ("train", "validation", "test")
-_WITHHELD = "withheld"
 
 
 def provenance_of(problem: Prepared, process_group: ProcessGroup) -> dict[str, Any]:
     """Returns the versions and a description of the data without any row of it, of all processes' sites.
 
     The digest of a site covers the inputs and targets of its training samples, and numbers are those of the first
-    split of the data. A private run withholds it: who knows all samples but one would find that one by trying."""
-    labelled, here = problem.classes is not None, problem.digests_here()
-    here = {i: _WITHHELD if problem.sites[i].train.sealed else digest for i, digest in here.items()}
+    split of the data. A private run has none, by which a guess at the rows could be confirmed, and counts units."""
+    private = problem.privacy is not None
+    labelled, here = problem.classes is not None, dict.fromkeys(problem.here, "") if private else problem.digests_here()
     mine = [(i, digest, _classes(problem, i) if labelled else {}) for i, digest in here.items()]
     known = {i: (digest, facts) for held in process_group.all_gather_json(mine) for i, digest, facts in held}
     sites = []
@@ -35,7 +34,7 @@ def provenance_of(problem: Prepared, process_group: ProcessGroup) -> dict[str, A
             "inputs": trees.shapes(problem.sites[0].train.inputs),
             "classes": problem.classes,
             "splits": len(problem.every_split),
-            "digest": problem.digest({i: digest for i, (digest, _) in known.items()}),
+            "digest": "" if private else problem.digest({i: digest for i, (digest, _) in known.items()}),
             "sites": sites,
         },
     }

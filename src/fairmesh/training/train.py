@@ -40,7 +40,7 @@ from fairmesh.training.meter import undefined_primary
 from fairmesh.training.observers import Observer, as_observers, stop_signals
 from fairmesh.training.options import home_of_data, with_threads
 from fairmesh.training.plan import Plan, with_fixed_weights
-from fairmesh.training.private import forget_secret, kept_in, on_privacy
+from fairmesh.training.private import forget_secret, kept_in, on_privacy, refuse_observers
 from fairmesh.training.replicas import Placements
 from fairmesh.training.result import Result
 from fairmesh.training.selection import selected
@@ -148,6 +148,8 @@ def train_plan(
 ) -> Result:
     """Carries out a plan and returns its result. The arguments are those of `train`; empty settings stand for those of
     the topology and the algorithm."""
+    if plan.private:
+        refuse_observers(observers)
     ready = with_network(plan)
     for split in ("test", "validation") if plan.options.keep_best else ("test",):
         undefined_primary(plan.problem, plan.process_group, split)  # refuses one that no site defines
@@ -222,7 +224,7 @@ def _say_choices(ready: Ready, announce: Announce) -> None:
         notes.on_stacking(problem, device),
         notes.on_augmentation(problem),
         notes.on_units(problem),
-        on_privacy(plan.private) if announce and plan.private else None,
+        on_privacy(plan.private, [r.split for r in plan.replicas]) if announce and plan.private else None,
         measured_in_words(plan) if announce and plan.measured else None,
         NOT_CHOSEN if announce and plan.options.choose_weights and too_large_to_choose(problem) else None,
         *dict.fromkeys(on_updates(replica.algorithm, problem, plan.rounds) for replica in plan.replicas),

@@ -44,6 +44,12 @@ class Data(ABC):
         """Returns the names of the classes, in the order of their numbers; nothing if they have none."""
         return () if self.innermost is self else self.innermost.class_names()
 
+    def settled_classes(self) -> int:
+        """Returns how many classes the data has, whatever rows its sites hold: by its definition, or as its settings
+        list them. 0 if only the rows tell."""
+        listed = len(getattr(self, "classes", ()))
+        return listed if self.innermost is self else self.innermost.settled_classes()
+
     def resplit(self, k: int) -> "Data":
         """Returns the same data with another split into rows for training and rows for testing.
 

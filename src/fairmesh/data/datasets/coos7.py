@@ -56,6 +56,9 @@ class COOS7(Data):
                 "coos7 needs the partition by-site with the number of nodes for each of two files, as in nodes = [8, 2]"
             )
 
+    def settled_classes(self) -> int:
+        return 7
+
     def sites(self) -> list[Site]:
         return self.partition.sites(self.pool())
 

@@ -76,6 +76,9 @@ class Digits(Data):
         if self.sizes is not None and (len(self.sizes) != self.nodes or min(self.sizes) < 2):
             raise BadInput(f"sizes must be one number >= 2 for each of {self.nodes} nodes, got {self.sizes}")
 
+    def settled_classes(self) -> int:
+        return 10
+
     def sites(self) -> list[Site]:
         every_image, every_label = load_digits()
         order = np.random.default_rng(self.seed).permutation(len(every_label))

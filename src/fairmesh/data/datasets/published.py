@@ -22,6 +22,9 @@ class _Published(Data):
     partition: Partition = field(default_factory=OneClass)
     folder: str | None = None
 
+    def settled_classes(self) -> int:
+        return 10
+
     def sites(self) -> list[Site]:
         return self.partition.sites(pool_of(self.source, self.folder))
 

@@ -243,7 +243,7 @@ class Table(Data):
             columns: The columns, by name.
             plan: How they are treated; None for as the settings say. Default: None.
         """
-        plan = plan or self.plan(columns)
+        declared, plan = plan is not None, plan or self.plan(columns)
         read = {column.name: self._read(columns, column) for column in plan.columns}
         name = plan.target.name
         target = _known(columns, name, self.where)
@@ -263,7 +263,9 @@ class Table(Data):
         subgroups = _texts(_known(columns, self.subgroup, self.where)).tolist() if self.subgroup else ()
         grouped = read_groups(self, Columns.of(columns, self.where).in_all_files)
         pool = split_by_site((torch.arange(len(target)), pooled), where, self.test_share, self.seed, grouped, self.unit)
-        table = SiteTable(plan, read, target, plan, subgroups=subgroups, file=self.where, grouped=grouped)
+        table = SiteTable(
+            plan, read, target, plan, subgroups=subgroups, file=self.where, grouped=grouped, declared=declared
+        )
         # What is dealt to sites are the numbers of rows.
         sites = with_sets(self.partition.sites(pool), lambda pair, _: pair[0].numpy(), ("train", "test"))
         return fitted_sites([self._with_rows(i, site, table) for i, site in enumerate(sites)])

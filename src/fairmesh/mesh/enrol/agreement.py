@@ -20,6 +20,7 @@ from fairmesh.experiment import Experiment
 from fairmesh.mesh.enrol.roster import OF_ONE_SITE, OF_THE_EXPERIMENT, Mesh, SiteFile
 from fairmesh.personalization.base import Personalization
 from fairmesh.personalization.personalize import mixes_models, mixes_outputs, usual_choice
+from fairmesh.problems.model_for_sites import shape_of
 from fairmesh.problems.prepared import Prepared
 from fairmesh.trackers import Tracker
 from fairmesh.training.observers import CsvWriter
@@ -153,6 +154,9 @@ class _Given(Data):
 
     def sites(self) -> list[Site]:
         return [self.only]
+
+    def settled_classes(self) -> int:
+        return shape_of([self.only])[1]  # which the site announces, and all sites agree on
 
 
 def own_problem(site: Site, experiment: Experiment) -> Prepared:

@@ -14,6 +14,7 @@ from fairmesh.config.tables import from_table
 from fairmesh.config.trusted import import_paths
 from fairmesh.errors import BadInput
 from fairmesh.mesh.announcements import KINDS
+from fairmesh.mesh.enrol import private_terms
 from fairmesh.mesh.enrol.approval import is_approved, not_allowed, outside
 from fairmesh.mesh.enrol.certificates import fingerprint, valid_until
 from fairmesh.mesh.enrol.manifest import Handout, python_files
@@ -30,6 +31,7 @@ _GRADIENTS = (
     "computed from gradients of the site's data, plus gossip; in every round, a neighbour that subtracts the gossip "
     "sees the gradient of one batch at a model that it knows, up to compression"
 )
+_WEIGHTS = "its estimate of the weights of all sites, which follow their losses"
 _TO_RESTORE = "what is known of both sites' models from messages, and what is nearly the same at all sites"
 _BEFORE_THE_FIRST_ROUND = (
     "the model to start from, made from the experiment's files and not from data",
@@ -45,12 +47,13 @@ _AT_THE_END = (
 )
 
 
-def sent(algorithm: Algorithm | None, name: str) -> tuple[str, ...]:
+def sent(algorithm: Algorithm | None, name: str, private: bool = False) -> tuple[str, ...]:
     """Returns what an algorithm sends to each neighbour in every round, in plain words.
 
     Args:
         algorithm: The algorithm, or None if only the experiment's own code knows it.
         name: Its name.
+        private: Whether gradients and losses are clipped and noised. Default: False.
     """
     if algorithm and algorithm.needs_server:
         return ("nothing: this algorithm needs a server, and a node refuses it",)
@@ -59,16 +62,19 @@ def sent(algorithm: Algorithm | None, name: str) -> tuple[str, ...]:
         return (f"what the algorithm {name} sends, which only the experiment's own code knows",)
     if not parts:
         return ("nothing: this algorithm trains every site alone",)
-    return tuple(map(_in_words, parts))
+    return tuple(_in_words(part, private) for part in parts)
 
 
-def _in_words(part: Sent) -> str:
+def _in_words(part: Sent, private: bool) -> str:
     """Returns what a part of a message is, from what the algorithm declares of it."""
     name, form = part.name, "compressed" if compresses(part.compressor) else "uncompressed"
     if part.content == "vectors":
-        return f"{'the change of its' if part.followed else 'its whole'} {name}, {form}: {_GRADIENTS}"
+        gradients = private_terms.GRADIENTS if private else _GRADIENTS
+        return f"{'the change of its' if part.followed else 'its whole'} {name}, {form}: {gradients}"
     if part.content == "weights":
-        return f"its estimate of the weights of all sites, which follow their losses, {form}"
+        return f"{private_terms.WEIGHTS if private else _WEIGHTS}, {form}"
+    if private:
+        return f"its {name}, {form}: it follows the noised losses of all sites"
     return f"its {name}, {form}: it follows the losses of all sites, and shows its own loss in the first round"
 
 
@@ -104,6 +110,10 @@ def overview(site: SiteFile, mesh: Mesh, handout: Handout) -> dict[str, Any]:
     table, manifest = handout.table, handout.manifest
     algorithm, settings = _named(table.get("algorithm"), registered_name(DEFAULT_ALGORITHM))
     announces = {"statistics": site.announce_statistics, "versus_local": site.compare_with_local}
+    terms = private_terms.private_terms(site, mesh, handout)
+    private = terms is not None
+    if private:
+        announces |= dict.fromkeys(private_terms.WITHHELD, False)
     return {
         "site": site.name,
         "mesh": mesh.name,
@@ -127,12 +137,12 @@ def overview(site: SiteFile, mesh: Mesh, handout: Handout) -> dict[str, Any]:
         "weights": {"prior": table.get("prior"), "largest_prior": site.largest_share(len(mesh.present))},
         "leaves": {
             "to_neighbours_before_the_first_round": list(_BEFORE_THE_FIRST_ROUND),
-            "to_neighbours_in_every_round": list(sent(algorithm_of(table), algorithm)),
+            "to_neighbours_in_every_round": list(sent(algorithm_of(table), algorithm, private)),
             "bits_per_parameter": bits_per_parameter(table),
             "revealing": revealing(table),
             "allow_revealing": site.allow_revealing,
-            "to_all_sites": [announced.tells for kind, announced in KINDS.items() if announces.get(kind, True)],
-            "at_the_end": [*_AT_THE_END, *sent_to_choose(table)],
+            "to_all_sites": [_told(kind, private) for kind in KINDS if announces.get(kind, True)],
+            "at_the_end": list(private_terms.AT_THE_END) if private else [*_AT_THE_END, *sent_to_choose(table)],
             "to_restore_a_neighbour": _TO_RESTORE,
         },
         "to": {
@@ -140,7 +150,11 @@ def overview(site: SiteFile, mesh: Mesh, handout: Handout) -> dict[str, Any]:
             "all_sites": [member.name for member in mesh.present if member.name != site.name],
         },
         "until": {"rounds": table.get("rounds", ROUNDS), "certificate": _certificate_end(site)},
-    }
+    } | ({"privacy": terms} if private else {})
+
+
+def _told(kind: str, private: bool) -> str:
+    return private_terms.REWORDED.get(kind, KINDS[kind].tells) if private else KINDS[kind].tells
 
 
 def _named(value: Any, default: str) -> tuple[str, dict[str, Any]]:
@@ -206,9 +220,9 @@ def in_words(seen: Mapping[str, Any]) -> list[str]:
         *(f"  to all sites: {part}" for part in leaves["to_all_sites"]),
         *(f"  at the end: {part}" for part in leaves["at_the_end"]),
         f"  if this site has voted to restore a neighbour, to that one: {leaves['to_restore_a_neighbour']}",
-        "  Samples, labels and keys are not sent as such. What is sent is computed from samples and labels.",
-        '  It can reveal some of them. "Security of a mesh", in the documentation, has measurements.',
+        *_on_samples("privacy" in seen),
         "",
+        *(["WHAT IT SPENDS OF ITS PRIVACY", *private_terms.in_words(seen["privacy"]), ""] if "privacy" in seen else []),
         "TO WHOM",
         *(f"  neighbour {name}, {address or 'which dials this site'}" for name, address in to["neighbours"].items()),
         f"  through them to all sites: {', '.join(to['all_sites'])}",
@@ -216,6 +230,18 @@ def in_words(seen: Mapping[str, Any]) -> list[str]:
         "FOR HOW LONG",
         f"  {until['rounds']} rounds{ends}",
         "",
+    ]
+
+
+def _on_samples(private: bool) -> list[str]:
+    if private:
+        return [
+            "  Samples, labels and keys are not sent as such. What is computed from training and test rows has noise,",
+            '  except for what is named as public below. "Privacy", in the documentation, says what that protects.',
+        ]
+    return [
+        "  Samples, labels and keys are not sent as such. What is sent is computed from samples and labels.",
+        '  It can reveal some of them. "Security of a mesh", in the documentation, has measurements.',
     ]
 
 

@@ -443,6 +443,8 @@ class Measurements:
     def epsilons(self) -> dict[str, float | None]:
         """Returns what each site said that it has spent of its privacy, in the last round that all have measured."""
         with self._lock:
+            if not self.records:
+                return {}
             last, place = self.records[-1]["round"], 1 + self._columns.index(EPSILON)
             return {name: self._rows[name][last][place] for name in self._names}
 

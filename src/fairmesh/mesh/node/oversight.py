@@ -12,7 +12,7 @@ import fairmesh
 from fairmesh.errors import BadInput, FairmeshError, Interrupted
 from fairmesh.mesh.announcements import KINDS, TOLD
 from fairmesh.mesh.enrol.certificates import SOON_DAYS, valid_until
-from fairmesh.mesh.fields import shortened
+from fairmesh.mesh.fields import EPSILON, shortened
 from fairmesh.mesh.node import claims, divergence, life
 from fairmesh.mesh.node.measurements import Contradiction
 from fairmesh.mesh.node.membership import Membership
@@ -491,6 +491,20 @@ class Oversight(Observer):
                 told[site] |= self._bulletin.of(site, kind)
         return told
 
+    def _privacy(self) -> dict[str, Any] | None:
+        """Returns what this site has spent by its last measurement, of what budget, and what others say; None without
+        privacy."""
+        privacy = self._membership.experiment.privacy
+        if privacy is None:
+            return None
+        others = self._node.measurements.epsilons()
+        return {
+            "epsilon": self._metric.get(EPSILON),
+            "budget": privacy.epsilon,
+            "delta": privacy.delta,
+            "sites": others,
+        }
+
     def status(self) -> dict[str, Any]:
         """Returns this node's view of the mesh, the content of status.json."""
         membership, edges = self._membership, self._by_site(Mailroom.view)
@@ -521,6 +535,7 @@ class Oversight(Observer):
             "metric": self._metric.get(self._measured_by),
             "metric_round": self._metric.get("round"),
             "weight": self._weight,
+            "privacy": self._privacy(),
             "lambda": self._node.measurements.weights(),
             "prior": self.prior,
             "unusual": self.unusual,

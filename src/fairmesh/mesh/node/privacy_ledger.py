@@ -30,27 +30,30 @@ class PrivacyLedger:
 
     Args:
         path: The file.
+        to_write: Whether releases are added, so that nobody else may. If not, a file that is missing is empty. Default:
+            True.
     """
 
-    def __init__(self, path: Path):
+    def __init__(self, path: Path, to_write: bool = True):
         self.path, self._open = path, ExitStack()
         self.plans: list[tuple[dict[str, Any], Releases]] = []  # what each is of, and what it may release
         self._made: list[set[tuple[int, int, str]]] = []  # by plan: round, call, and digest of the model
         self._assumed: list[int] = []  # by plan: releases that were made, though the file does not have them
         self._chains: list[str] = []
         try:
-            self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
-            self._open.callback(os.close, self._file)
-            self._lock()
-            if open_to_others(path):
-                path.chmod(0o600)
-            content = path.read_bytes()
+            if to_write:
+                self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
+                self._open.callback(os.close, self._file)
+                self._lock()
+                if open_to_others(path):
+                    path.chmod(0o600)
+            content = path.read_bytes() if to_write or path.exists() else b""
         except OSError as error:
             raise BadInput(f"cannot use the privacy ledger {path}: {error.strerror or error}") from error
         whole, _, cut = content.rpartition(b"\n")
         for number, line in enumerate(whole.splitlines()):
             self._read(number, line)
-        if cut:  # by a crash, before anything of it was sent
+        if cut and to_write:  # by a crash, before anything of it was sent
             os.ftruncate(self._file, len(content) - len(cut))
 
     def _lock(self) -> None:

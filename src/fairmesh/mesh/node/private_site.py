@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from fairmesh.training.plan import Plan
 
 _HEAD = "privacy.json"  # in the state folder: how long the ledger was at the last checkpoint
+_LEAST = 0.1  # of the budget; with less of it left, a new run would learn nothing
 _PUT_BACK = "put the ledger of the run back, or have this site voted out"
 
 
@@ -105,14 +106,16 @@ class PrivateSite:
         """Returns what a generation may release: so many rounds with the noise that keeps this site in its budget after
         all that its ledger has; nothing if that has used it up in the middle of a run."""
         privacy, times, before = private.privacy, rounds * private.calls, self.ledger.spent()
-        batch = round(usual.rate * usual.units)
+        batch, spent = round(usual.rate * usual.units), self.epsilon()
+        if not self.ledger.of_run(self._run) and spent > (1 - _LEAST) * privacy.epsilon:
+            raise BadInput(
+                f"privacy.epsilon = {privacy.epsilon:g} leaves too little for this run: {self.ledger.path} says that "
+                f"{spent:.3g} are spent on these rows; use a larger epsilon, or take part with other rows and a ledger "
+                "of their own"
+            )
         try:
             noise = noise_for(privacy.epsilon, privacy.delta, usual.units, batch, times, before)
         except BadInput as error:
-            if not self.ledger.of_run(self._run):
-                raise BadInput(
-                    f"{error}, as {self.ledger.path} says; with the same rows, only a larger epsilon allows another run"
-                ) from error
             self._log(
                 "warning", "the privacy budget is spent; this site takes part without its rows", reason=str(error)
             )

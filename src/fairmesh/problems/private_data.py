@@ -1,0 +1,128 @@
+"""What a private run asks of data, model and loss. It is checked when a problem is prepared, before the training rows
+are sealed."""
+
+import warnings
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fairmesh.data.samples import Samples
+from fairmesh.data.site import Site
+from fairmesh.data.site_tables import follows_rows
+from fairmesh.data.units import units_of
+from fairmesh.errors import BadInput, in_a_line, listed
+from fairmesh.numerics import trees
+from fairmesh.problems.row_loss import BoundModelLoss
+
+if TYPE_CHECKING:
+    from fairmesh.problems.prepared import Prepared
+
+_MOVED = 0.1  # standard deviation of parameters around the initial ones, at which a model may show that it mixes rows
+_CLOSE = 1e-3  # share of the largest output by which outputs may differ between batches: rounding errors
+_TRIED = 4  # samples
+WHERE = "(docs/concepts/privacy.md lists what goes with privacy)"
+
+
+def check_private_data(problem: "Prepared") -> None:
+    """Raises BadInput if training rows would show in another way than by noised sums, or have no gradients by unit."""
+    refuse_open_tables(problem.sites)
+    for i, site in enumerate(problem.sites):
+        where = f"site {i} ({site.name})"
+        if not site.train.here or site.train.sealed:
+            continue
+        if site.train.stream:
+            raise BadInput(
+                f"privacy: the training rows of {where} are streamed, and a private run needs them in memory, since "
+                "each round draws whole units"
+            )
+        _refuse_shared_memory(site.train, {"test": site.test, "validation": site.validation}, where)
+        _check_units(site.train, str(site.unit), where)
+    if isinstance(problem.loss, BoundModelLoss) and not problem.loss.each:
+        raise BadInput(
+            "privacy: the loss returns one number for a batch, in which units cannot be told apart; let the function "
+            "of fm.losses.ModelLoss return one number per sample (samples,)"
+        )
+    _refuse_mixing(problem)
+
+
+def refuse_open_tables(sites: Sequence[Site]) -> None:
+    """Raises BadInput for tables whose preprocessing depends on the training rows of all sites."""
+    tables = [str(site.name) for site in sites if follows_rows(site)]
+    if tables:
+        raise BadInput(
+            f"privacy: what columns of {listed(tables, 4)} are, how they are scaled and filled, and the categories or "
+            "classes they have follows from the rows of all sites; write a [contract] in which no column has "
+            'standardize = true or fill = "mean", and each category and label lists its classes '
+            f"{WHERE}"
+        )
+
+
+def _check_units(samples: Samples, unit: str, where: str) -> None:
+    if samples.units is None:
+        return
+    if units_of(samples) == 1:
+        raise BadInput(
+            f"privacy: all {len(samples)} training rows of {where} are of the same {unit}, so that nothing can be "
+            f"learned without telling of it; is it the right column? Else leave the site out"
+        )
+    most = int(samples.units.unique(return_counts=True)[1].max())
+    if 2 * most > len(samples):
+        warnings.warn(
+            f"{where}: one {unit} has {most} of {len(samples)} training rows. With privacy every {unit} counts as "
+            "much as any other, so this site's model learns little from these rows",
+            UserWarning,
+            stacklevel=2,
+        )
+
+
+def _refuse_shared_memory(train: Samples, judges: dict[str, Samples | None], where: str) -> None:
+    """Refuses rows that are in the training set and in one that is measured without noise."""
+    ours = [row_addresses(tensor) for tensor in trees.leaves(train.inputs)]
+    for name, samples in judges.items():
+        if samples is None or samples.stream or not samples.here:
+            continue
+        theirs = [row_addresses(tensor) for tensor in trees.leaves(samples.inputs)]
+        if any(len(np.intersect1d(mine, other)) for mine in ours for other in theirs):
+            raise BadInput(
+                f"privacy: {where} is judged on training rows, which its {name} set shares, and that would show them "
+                "without noise; give it a set of other units: fm.data.split(sites) holds some out"
+            )
+
+
+def row_addresses(tensor: Tensor) -> np.ndarray:
+    """Returns where each row of a tensor begins in memory."""
+    return tensor.data_ptr() + np.arange(len(tensor)) * (tensor.stride(0) * tensor.element_size())
+
+
+def _refuse_mixing(problem: "Prepared") -> None:
+    """Refuses a model whose output for a sample depends on the other samples of its batch."""
+    probe, generator = problem.probe, torch.Generator().manual_seed(0)
+    row = probe.row + _MOVED * torch.randn(probe.row.shape, generator=generator)
+    few = trees.at(probe.inputs, slice(_TRIED))
+    inputs = trees.mapped(lambda part: _moved(part, generator), few)
+    try:
+        with torch.no_grad():
+            whole = trees.leaves(probe.model(row, inputs))
+            parts = [probe.model(row, trees.at(inputs, slice(k, k + 1))) for k in range(trees.length(inputs))]
+            alone = [torch.cat(leaves) for leaves in zip(*map(trees.leaves, parts))]
+    except Exception as error:  # the user's model may raise anything
+        raise BadInput(
+            f"privacy: the model cannot be run on a single sample, which a gradient per unit needs: {in_a_line(error)}"
+        ) from error
+    for together, apart in zip(whole, alone):
+        scale = float(apart.abs().max().clamp(min=1e-6))
+        if bool(torch.isfinite(together).all()) and float((together - apart).abs().max()) > _CLOSE * scale:
+            raise BadInput(
+                "privacy: the model's output for a sample depends on the other samples of its batch, so that a unit "
+                "has no gradient of its own; leave out statistics of the batch, such as BatchNorm (batch_norm = "
+                f'"convert" makes GroupNorm of it), and attention over the batch {WHERE}'
+            )
+
+
+def _moved(part: Tensor, generator: torch.Generator) -> Tensor:
+    if not part.is_floating_point():
+        return part
+    return part + torch.randn(part.shape, generator=generator, dtype=part.dtype)
