@@ -9,9 +9,15 @@ For a logistic model, the gradient of the biases tells how many rows of the batc
 the weights is a sum of the rows. Each round is searched alone for rows of these labels that have this gradient.
 `test_node.py` shows that a mesh equals a simulation that is given the secrets, so the attack is made on simulations.
 
-`python -m tests.mesh.test_every_message` prints the table of docs/results/security.md."""
+`python -m tests.mesh.test_every_message` prints the table of docs/results/security.md.
 
+With differential privacy, the gradient of a batch is one of clipped rows, with noise. The neighbour knows clip and
+noise, and takes them into account. `reconstructed()` makes the attack on such runs."""
+
+import itertools
+import math
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import pytest
@@ -24,6 +30,9 @@ import fairmesh as fm
 from fairmesh.compression.codes import Code, Levels, Signs
 from fairmesh.data.samples import Samples
 from fairmesh.networks.memory import MemoryNetwork
+from fairmesh.privacy.accounting import shared_noise
+from fairmesh.problems.private_oracle import PrivateOracle
+from fairmesh.problems.private_run import PrivateRun, seal
 from fairmesh.training.loop import Training
 from fairmesh.training.options import Options
 from fairmesh.training.replicas import replicas_of
@@ -35,6 +44,10 @@ LENGTH = 1.0  # of a step
 _ROUNDED = 6**-0.5  # standard deviation of rounding at random, in levels
 _OFF_THE_MEAN = 0.75  # that of the magnitude of a normal number, in means of it
 PASSES, STEPS = 3, 150  # of a search: labels are chosen again after each pass
+DELTA, CLIP = (
+    1e-3,
+    1.0,
+)  # of private runs; the delta is as large as it may be for these sites, which is easiest to attack
 ALIKE = 0.9  # the correlation above which a row counts as found
 
 
@@ -75,28 +88,57 @@ class Run(NamedTuple):
         Tensor  # n lambda of the victim in each round; a neighbour knows it of AD-GDA, and roughly of Tracked AD-GDA
     )
     consensus_step: float
-    rows: Tensor  # which of its rows the victim used (rounds, batch)
+    rows: list[Tensor]  # which of its rows the victim used in each round
+    noise: float = 0.0  # deviation of what is added to each number of its gradients
+    clip: float = math.inf  # of the gradient of each row
 
 
-def _run(algorithm: str, batch: int, rounds: int) -> Run:
-    settings = ALGORITHMS[algorithm]
+def _run(algorithm: str, batch: int, rounds: int, epsilon: float | None = None, number: int = 0) -> Run:
+    """Trains, with the attacker watching; privately, if there is an epsilon. Runs of other numbers
+    draw from other secrets."""
+    settings, rows, weights = ALGORITHMS[algorithm], [], []
     model = fm.models.Logistic()
     problem = fm.Problem(
-        lambda: model.build(torch.Size([8, 8]), CLASSES), fm.data.Digits(nodes=3).sites(), sampling=fm.Sampling(batch)
+        lambda: model.build(torch.Size([8, 8]), CLASSES),
+        fm.data.Digits(nodes=3).sites(),
+        sampling=fm.Sampling(batch),
+        privacy=None if epsilon is None else fm.Privacy(epsilon, DELTA, clip=CLIP),
     ).prepared
-    network = Overheard(fm.Ring().build(3), secrets=[fleet.secret(name) for name in NAMES])
-    training = Training(problem, fm.Ring(), replicas_of([settings], [0], None, 3), Options(), network=network)
-    oracle, state, rows, weights = training.oracle, training.initial(), [], []
+    secrets, private, noise = [fleet.secret(f"{name} {number}" if number else name) for name in NAMES], None, 0.0
+    if epsilon is not None:
+        problem = seal(problem)
+        private = replace(PrivateRun.of(problem, 1, rounds, settings.uses_losses()), secrets=tuple(secrets))
+        noise = shared_noise(private.releases[VICTIM].noise, private.loss_share)[0] * CLIP / batch
+    network = Overheard(fm.Ring().build(3), secrets=secrets)
+    replicas = replicas_of([settings], [0], None, 3)
+    training = Training(problem, fm.Ring(), replicas, Options(), network=network, private=private)
+    oracle, state = training.oracle, training.initial()
+    if isinstance(oracle, PrivateOracle):
+        _note_draws(oracle, rows)
     for t in range(rounds):
-        chosen = oracle.batches.indices(torch.tensor([t]), 0, 1).view(3, batch)[VICTIM]
-        rows.append(chosen - int(oracle.division.starts[0, VICTIM, 0]))
+        if private is None:
+            chosen = oracle.batches.indices(torch.tensor([t]), 0, 1).view(3, batch)[VICTIM]
+            rows.append(chosen - int(oracle.division.starts[0, VICTIM, 0]))
         state = training.advance(state, t)
         shown = training.view.own_weights(state.algorithm)
         weights.append(torch.ones(()) if shown is None else shown[0, VICTIM, 0])
     steps = state.algorithm.consensus_steps
     step = settings.consensus_step if steps is None else float(steps.flatten()[0])
     mixing = torch.tensor(network.cycle[0].matrix.toarray())
-    return Run(problem, settings, mixing, network.messages, torch.stack(weights).double(), step, torch.stack(rows))
+    clip = math.inf if private is None else CLIP
+    return Run(problem, settings, mixing, network.messages, torch.stack(weights).double(), step, rows, noise, clip)
+
+
+def _note_draws(oracle: PrivateOracle, rows: list[Tensor]) -> None:
+    """Adds the victim's rows to a list whenever they are drawn, which nobody else knows."""
+    mechanism, drawn = oracle._mechanism, oracle._mechanism.drawn
+
+    def noted(nonces: Tensor) -> tuple[Tensor, Tensor]:
+        numbers, present = drawn(nonces)
+        rows.append(numbers[VICTIM][present[VICTIM]])
+        return numbers, present
+
+    mechanism.drawn = noted
 
 
 class Seen(NamedTuple):
@@ -104,7 +146,8 @@ class Seen(NamedTuple):
 
     points: Tensor  # where it was taken
     gradients: Tensor
-    errors: Tensor  # about how far the numbers may be off, by compression
+    errors: Tensor  # about how far the numbers may be off, by compression and noise
+    clip: float = math.inf  # of the gradient of each row
 
 
 def _told(run: Run, code: Code) -> tuple[Tensor, Tensor, Tensor]:
@@ -125,7 +168,8 @@ def _each(of_blocks: Tensor, block: int, row: Tensor) -> Tensor:
 
 def _seen(run: Run) -> Seen:
     found = _in_trackers(run) if isinstance(run.algorithm, fm.TrackedADGDA) else _in_models(run)
-    return Seen(*(torch.stack(rows).float() for rows in zip(*found)))
+    points, gradients, errors = (torch.stack(rows).float() for rows in zip(*found))
+    return Seen(points, gradients, (errors**2 + run.noise**2).sqrt(), run.clip)
 
 
 def _gossip(run: Run, copies: Tensor) -> Tensor:
@@ -166,21 +210,27 @@ def _in_trackers(run: Run) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
 # The search
 
 
-def _gradients(points: Tensor, rows: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns the gradients (rounds, starts, dim) of batches (rounds, starts, batch, ...), and what the model says."""
+def _gradients(points: Tensor, rows: Tensor, labels: Tensor, clip: float = math.inf) -> tuple[Tensor, Tensor]:
+    """Returns the gradients (rounds, starts, dim) of batches (rounds, starts, batch, ...), and what the model says,
+    times what the clip leaves of each row's gradient."""
     weights, biases = (
         points[:, None, : CLASSES * PIXELS].unflatten(-1, (CLASSES, PIXELS)),
         points[:, None, None, -CLASSES:],
     )
     said = (rows @ weights.mT + biases).softmax(-1)
-    wrong = (said - labels) / rows.shape[-2]
-    return torch.cat([(wrong.mT @ rows).flatten(-2), wrong.sum(-2)], -1), said
+    wrong = said - labels
+    left = torch.ones_like(said[..., :1])
+    if clip < math.inf:
+        squares = wrong.square().sum(-1, keepdim=True) * (rows.square().sum(-1, keepdim=True) + 1)
+        left = (clip / (squares + 1e-12).sqrt()).clamp(max=1)
+    wrong = wrong * left / rows.shape[-2]
+    return torch.cat([(wrong.mT @ rows).flatten(-2), wrong.sum(-2)], -1), said * left
 
 
 def _labels(said: Tensor, gradients: Tensor) -> Tensor:
     """Returns the labels (rounds, starts, batch) that the gradient of the biases tells, given what the model says."""
-    batch = said.shape[-2]
-    counts = (batch * (said.mean(-2) - gradients[:, None, -CLASSES:])).clamp(min=0)
+    batch, left = said.shape[-2], said.sum(-1).mean(-1)[..., None]
+    counts = (batch * (said.mean(-2) - gradients[:, None, -CLASSES:]) / left).clamp(min=0)
     chosen = torch.zeros_like(counts)
     for _ in range(batch):  # one label after the other, where the most is missing
         chosen += one_hot((counts - chosen).argmax(-1), CLASSES)
@@ -198,14 +248,15 @@ def _found(seen: Seen, own: Samples, batch: int) -> tuple[Tensor, Tensor]:
     size = seen.gradients.square().mean(-1, keepdim=True).sqrt()
     precision = (seen.errors.square() + (1e-3 * size).square()).reciprocal()[:, None]
     drawn = torch.randint(len(images), (len(size), 3, batch), generator=generator)
-    labels = _labels(_gradients(seen.points, images[drawn], torch.zeros(CLASSES))[1], seen.gradients)
+    guessed = one_hot(own.targets[drawn], CLASSES).float()
+    labels = _labels(_gradients(seen.points, images[drawn], guessed, seen.clip)[1], seen.gradients)
     rows = means[labels] + 0.5 * spreads[labels] * torch.randn(*drawn.shape, PIXELS, generator=generator)
     for _ in range(PASSES):
         logits = rows.clamp(0.02, 0.98).logit().requires_grad_()
         optimizer = torch.optim.Adam([logits])
         for k in range(STEPS):
             optimizer.param_groups[0]["lr"] = 0.1 * (1 - k / STEPS)
-            gradients, said = _gradients(seen.points, logits.sigmoid(), one_hot(labels, CLASSES).float())
+            gradients, said = _gradients(seen.points, logits.sigmoid(), one_hot(labels, CLASSES).float(), seen.clip)
             misfit = ((gradients - seen.gradients[:, None]).square() * precision).mean(-1)
             unlike = ((logits.sigmoid() - means[labels]) / spreads[labels]).square().sum((-2, -1))
             optimizer.zero_grad()
@@ -224,20 +275,37 @@ class Found(NamedTuple):
     labels: Tensor  # that are right (rounds,)
     guessed_rows: Tensor  # the same of rows of the third site
     guessed_labels: Tensor  # the same if every batch has each label equally often
+    drawn: Tensor  # how many rows the victim has used (rounds,)
 
 
-def attacked(algorithm: str, batch: int, rounds: int) -> Found:
-    run = _run(algorithm, batch, rounds)
-    train = [Samples.of(site.train, "rows") for site in run.problem.sites]
-    rows, labels = _found(_seen(run), train[ATTACKER], batch)
-    true, true_labels = train[VICTIM].inputs.flatten(1)[run.rows], train[VICTIM].targets[run.rows]
+def attacked(algorithm: str, batch: int, rounds: int, epsilon: float | None = None) -> Found:
+    run = _run(algorithm, batch, rounds, epsilon)
+    return _searched(_seen(run), run.rows, batch)
+
+
+def attacked_first(algorithm: str, batch: int, runs: int, epsilon: float | None = None) -> Found:
+    """Makes the attack on runs of one round, which spend all on it, so that there is the least noise."""
+    every = [_run(algorithm, batch, 1, epsilon, number) for number in range(1, runs + 1)]
+    seen = [_seen(run) for run in every]
+    parts = (torch.cat([getattr(one, name) for one in seen]) for name in ("points", "gradients", "errors"))
+    return _searched(Seen(*parts, seen[0].clip), [run.rows[0] for run in every], batch)
+
+
+def _searched(seen: Seen, drawn: list[Tensor], batch: int) -> Found:
+    """Searches for the rows that the victim has drawn in each round."""
+    rounds, train = len(drawn), [Samples.of(site.train, "rows") for site in fm.data.Digits(nodes=3).sites()]
+    rows, labels = _found(seen, train[ATTACKER], batch)
+    images, targets = train[VICTIM].inputs.flatten(1), train[VICTIM].targets
+    true, true_labels = [images[some] for some in drawn], [targets[some] for some in drawn]
     elsewhere = train[2].inputs.flatten(1)
-    other = elsewhere[torch.arange(rounds * batch) % len(elsewhere)].view_as(true)
+    other = elsewhere[torch.arange(rounds * batch) % len(elsewhere)].view(rounds, batch, -1)
     even = (torch.arange(batch) % CLASSES).expand(rounds, batch)
-    return Found(
-        *(torch.tensor([_alike(*pair) for pair in zip(true, rows)]), _same(true_labels, labels)),
-        *(torch.tensor([_alike(*pair) for pair in zip(true, other)]), _same(true_labels, even)),
+    of_rows, of_labels = (
+        [torch.tensor([same(*pair) for pair in zip(known, some)]) for some in guesses]
+        for same, known, guesses in ((_alike, true, (rows, other)), (_same, true_labels, (labels, even)))
     )
+    counts = torch.tensor([len(some) for some in drawn])
+    return Found(of_rows[0], of_labels[0], of_rows[1], of_labels[1], counts)
 
 
 def _alike(true: Tensor, found: Tensor) -> int:
@@ -246,9 +314,9 @@ def _alike(true: Tensor, found: Tensor) -> int:
     return int((similar[linear_sum_assignment(-similar.numpy())] > ALIKE).sum())
 
 
-def _same(true: Tensor, found: Tensor) -> Tensor:
-    """Returns how many labels two batches of each round have in common, in any order."""
-    return torch.minimum(*(one_hot(labels, CLASSES).sum(-2) for labels in (true, found))).sum(-1)
+def _same(true: Tensor, found: Tensor) -> int:
+    """Returns how many labels two batches have in common, in any order."""
+    return int(torch.minimum(*(labels.bincount(minlength=CLASSES) for labels in (true, found))).sum())
 
 
 def test_every_uncompressed_message_of_a_small_batch_shows_its_rows_and_labels():
@@ -289,6 +357,29 @@ def test_two_bits_show_labels_but_no_rows(batch):
     found = attacked("AD-GDA, 2 bits in blocks of 64", batch, 10)
     assert found.labels.sum() > found.guessed_labels.sum() + 0.05 * 10 * batch
     assert found.rows.sum() <= found.guessed_rows.sum() + 0.05 * 10 * batch
+
+
+def reconstructed(rounds: int = 40) -> Iterator[dict[str, Any]]:
+    """Yields what is found of rows and labels in uncompressed messages, without privacy and at epsilon 8: shares of the
+    rows that were used, with half widths of 95 % intervals over rounds. Of a run, and of many runs of one round, which
+    have less noise."""
+    attacks = {"every message of a run": attacked, "the message of a run of one round": attacked_first}
+    for epsilon, (name, attack), batch in itertools.product((None, 8.0), attacks.items(), (8, 32)):
+        found = attack("AD-GDA, uncompressed", batch, rounds, epsilon)
+        named = {
+            "rows": found.rows,
+            "rows by chance": found.guessed_rows,
+            "labels": found.labels,
+            "labels by chance": found.guessed_labels,
+            "rows above chance": found.rows - found.guessed_rows,
+            "labels above chance": found.labels - found.guessed_labels,
+        }
+        shares = {what: _interval(counts / found.drawn.clamp(min=1)) for what, counts in named.items()}
+        yield {"attack": name, "batch": batch, "epsilon": epsilon, **shares}
+
+
+def _interval(values: Tensor) -> list[float]:
+    return [float(values.mean()), 2.02 * float(values.std()) / len(values) ** 0.5]
 
 
 def _row(algorithm: str, batch: int, rounds: int = 40) -> str:

@@ -113,7 +113,7 @@ def _noise(epsilon: float, delta: float, units: int, batch: int, count: int, bef
     # In logarithms epsilon falls nearly as a line, so a secant finds it in a few steps; the bracket keeps it safe.
     low, high = 1e-2, _LARGEST_NOISE  # spends too much, spends little enough
     noise, less = _by_limit(epsilon, delta, rate, count), _by_limit(1.1 * epsilon, delta, rate, count)
-    slope = math.log(1.1) / math.log(less / noise)
+    slope = math.log(1.1) / math.log(less / noise) if 0 < less < noise else -1.0
     noise = min(max(noise, 2 * low), high / 2)
     target = math.log(epsilon * (1 - _TOLERANCE / 2))
     points: list[tuple[float, float]] = []
@@ -139,7 +139,8 @@ def _by_limit(epsilon: float, delta: float, rate: float, count: int) -> float:
         less = math.exp(min(epsilon + log_ndtr(-mu / 2 - epsilon / mu), 0.0))
         low, high = (mu, high) if ndtr(mu / 2 - epsilon / mu) - less < delta else (low, mu)
     mu = low
-    return 1 / math.sqrt(math.log1p((mu / rate) ** 2 / max(1, count)))
+    spread = math.log1p((mu / rate) ** 2 / max(1, count))
+    return 1 / math.sqrt(spread) if spread > 0 else _LARGEST_NOISE
 
 
 def _next(points: Sequence[tuple[float, float]], target: float, low: float, high: float, slope: float) -> float:

@@ -29,7 +29,7 @@ from fairmesh.problems.private_run import PrivateRun
 from fairmesh.problems.row_loss import as_floats
 from fairmesh.problems.unit_gradients import UnitBatch, unit_gradients
 
-_SLACK = 2.0**-10  # of the clip; half of it covers the rounding of sums, half that of norms in short floats
+_SLACK = 2.0**-8  # of the clip: a quarter covers rounding to a grid, half that of sums, and a quarter products in TF32
 NUMBERS_AT_ONCE = {"cpu": 1 << 26, "cuda": 1 << 29}  # numbers of units' gradients that are held at once
 
 
@@ -92,7 +92,7 @@ class PrivateOracle:
         self.initial_rows = start[..., : self.model.dim]
         self.standard, self.division = Standard(), _Division(torch.zeros_like(self.sizes))
         self._path = tuple(gradient_path(problem).values())
-        self._evaluated: set[int] = set()  # calls of the present round
+        self._evaluated: set[int] | None = None  # calls of the present round; None before the first
         self._last_losses: Tensor | None = None
         self._units = _Units(nodes, private.privacy.rows_per_unit, data_device or device, dtype)
         self.source = self._units.source(round_cache or RoundCache())
@@ -101,7 +101,7 @@ class PrivateOracle:
 
     def begin_round(self) -> None:
         """Forgets which releases the round before has made."""
-        self._evaluated.clear()
+        self._evaluated = set()
 
     def initial_models(self) -> Tensor:
         """Returns the initial models, the same row at every node of a replica: (replicas, nodes, dim)."""
@@ -152,6 +152,8 @@ class PrivateOracle:
                 f"the algorithm evaluates batch {call} of a round, but its oracle_calls() says that a round has "
                 f"{self._private.calls}; the budget is for as many: correct it"
             )
+        if self._evaluated is None:
+            raise BadInput("the algorithm evaluates a batch before round 0, which privacy does not count; leave it out")
         if call in self._evaluated:
             raise BadInput(
                 f"the algorithm evaluates batch {call} of a round twice, and each time is a release; privacy counts "
@@ -289,8 +291,8 @@ class _Mechanism:
         privacy = private.privacy
         self._clip, self._centre = privacy.clip, private.loss_clip / 2
         # Sums are rounded to a grid, on which the noise lies too, so that the last bits of a float tell nothing.
-        self._grid = 2.0 ** torch.tensor(self._clip * _SLACK / 2 / dim**0.5).double().log2().floor().item()
-        self._loss_grid = 2.0 ** torch.tensor(self._centre * _SLACK / 2).double().log2().floor().item()
+        self._grid = 2.0 ** torch.tensor(self._clip * _SLACK / 4 / dim**0.5).double().log2().floor().item()
+        self._loss_grid = 2.0 ** torch.tensor(self._centre * _SLACK / 4).double().log2().floor().item()
         self._largest = self._clip * (1 - _SLACK)
         self._deviation = of([self._clip * gradient for gradient, _ in noise])
         self._loss_deviation = of([self._centre * loss for _, loss in noise])

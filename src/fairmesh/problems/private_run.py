@@ -18,7 +18,7 @@ from fairmesh.errors import BadInput
 from fairmesh.numerics import SECRET_BYTES, trees
 from fairmesh.privacy.accounting import ACCOUNTANT, Releases, epsilon_of, noise_for, static_shape
 from fairmesh.privacy.settings import Privacy
-from fairmesh.problems.identity import fingerprint
+from fairmesh.problems.identity import digest_of, fingerprint, identity_of
 from fairmesh.problems.model_for_sites import shape_of
 
 if TYPE_CHECKING:
@@ -91,17 +91,21 @@ class PrivateRun:
 
     def secrets_of(self, nodes: "HostedNodes") -> list[bytes]:
         """Returns the keys of every row of a stack of hosted nodes. They follow from the site's secret, or from the
-        simulation's secret, the site and the replica; and from all that the noise is scaled by and added to. With other
-        settings or other rows there is other noise, so nobody can subtract two releases and be left without any."""
+        simulation's secret and the site; from the replica; and from all that the noise is scaled by and added to. With
+        another loss, seed, settings or rows there is other noise, so nobody can subtract two releases and be left
+        without any."""
         if not self.secrets:
             raise ValueError("a private run has secrets before it draws")
-        (replicas, count), sites = nodes.shape, nodes.sites.tolist()
+        (replicas, count), sites, seeds = nodes.shape, nodes.sites.tolist(), nodes.seeds.tolist()
         own = len(self.secrets) > 1 or self.charge is not None  # a secret for each site, as between organisations
         secrets = itertools.cycle(self.secrets)
+        # What gradients follow from besides rows: model, loss, augmentation.
+        problems = [digest_of(identity_of(split, {})) for split in nodes.problem.every_split]
         keys = []
         for r, i in itertools.product(range(replicas), range(count)):
-            samples, settings = nodes.site(r, i)[1].train, (self.privacy, self.releases[sites[r][i]])
-            bound = f"{'own' if own else f'replica {r} site {sites[r][i]}'} generation {self.generation} {settings} "
+            samples, site = nodes.site(r, i)[1].train, sites[r][i]
+            bound = f"replica {r} seed {seeds[r]} {'own' if own else f'site {site}'} generation {self.generation} "
+            bound += f"{problems[site // nodes.problem.n]} {self.privacy} {self.releases[site]} "
             bound += f"{self.loss_clip} {self.loss_share} {self.calls} {fingerprint(samples)}"
             keys.append(hashlib.blake2b(bound.encode(), digest_size=SECRET_BYTES, key=next(secrets)).digest())
         return keys
