@@ -4,13 +4,14 @@ import dataclasses
 import hashlib
 import json
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from fairmesh.algorithms.base import Algorithm, unmeasured
 from fairmesh.errors import BadInput, CheckpointError
 from fairmesh.networks.process_group import ProcessGroup
 from fairmesh.personalization.base import Personalization
 from fairmesh.privacy.accounting import Releases
+from fairmesh.problems.batches import Sampling
 from fairmesh.problems.objective import Objective
 from fairmesh.problems.prepared import Prepared
 from fairmesh.problems.private_data import WHERE
@@ -26,56 +27,92 @@ NOISE, SECRET = "privacy.json", "privacy.secret"
 SPENT = "the privacy budget is spent"
 
 
+class _Rule(NamedTuple):
+    """A setting that does not go with privacy."""
+
+    applies: bool
+    what: str
+    why: str
+
+
+_ROWS = "reads training rows without noise"
+
+
 def refuse_with_privacy(
     problem: Prepared, algorithms: Sequence[Algorithm], options: Options, personalization: Personalization | None
 ) -> None:
     """Raises BadInput for settings that read training rows in another way than the mechanism does."""
-    rows, named = "reads training rows without noise", [name for a in algorithms for name in unmeasured(a)]
-    judges = "chooses by what is measured without noise, so that the choice would tell of it"
-    objective, plain = problem.objective, Objective()
-    given = [
-        name
-        for name in ("local_losses", "untrained_losses", "constant_losses", "penalties")
-        if getattr(objective, name)
+    rules = [
+        *_on_sampling(problem.sampling),
+        *_on_objective(problem.objective),
+        *_on_model(problem),
+        *_on_run(algorithms, options, personalization),
     ]
-    by_errors = [a for a in algorithms if getattr(a, "ascends", "loss") == "error"]
-    reasons = {
-        f"sampling.order = {problem.sampling.order!r}": problem.sampling.order != "random"
-        and "is no Poisson sampling of units, which the accounting needs; leave it out",
-        "sampling.batches_per_step": problem.sampling.batches_per_step > 1
-        and "takes several draws for one gradient; use a larger batch",
-        f"objective.judged_on = {objective.judged_on!r}": objective.judged_on != plain.judged_on and rows,
-        f"objective.against = {objective.against!r}": objective.against is not None and rows,
-        "objective.discount_noise": objective.discount_noise and rows,
-        "objective.validated_decay": bool(objective.validated_decay) and rows + "; name a weight_decay",
-        "objective.subgroups": objective.subgroups is not None and rows,
-        f"objective.{' and '.join(given)}": bool(given) and "would say what training rows hold, and is not used",
-        "trainer": problem.trainer is not None
-        and "is code of your own, whose steps nobody accounts for; let fairmesh compute the gradients: leave it out, "
-        "and give the model and the loss",
-        "batch_norm": (len(problem.flat_model.momenta) > 0 or problem.batch_norm in ("local", "shared"))
-        and 'has statistics over a batch, which mix units; use "frozen" or "convert"',
-        "parts": problem.flat_model.own_dim > 0 and "keeps parts at a site, which are trained without noise",
-        "personalization": personalization is not None
-        and "tells other sites sums over training rows; adapt the common model inside your site instead",
-        "options.compare_weights": bool(options.compare_weights) and "trains twice on the same rows",
-        "options.choose_weights": bool(options.choose_weights) and "trains several times on the same rows",
-        "options.keep_best": options.keep_best and judges + "; the model of the last round is private",
-        'algorithm.ascends = "error"': bool(by_errors) and rows + '; use "loss"',
-        "augment": problem.augmenter is not None
-        and not problem.augmenter.with_model
-        and "sees several units at once; use a function (inputs, draw) -> inputs",
-        f"algorithm.{' and '.join(dict.fromkeys(named))}": bool(named)
-        and "would be measured on training rows before round 0; name a number",
-        "options.precision": options.precision != "float32" and "computes norms too coarsely; leave it out",
-        "a problem without test samples": not problem.held_out("test")[1]
-        and "would be measured on training rows; give each site, or the problem, a test set",
-        "this model": bool(problem.why_not_stacked)
-        and f"has no gradients of single units, since torch.vmap cannot run it: {problem.why_not_stacked}",
-    }
-    for what, why in reasons.items():
-        if why:
-            raise BadInput(f"privacy: {what} {why} {WHERE}")
+    for rule in rules:
+        if rule.applies:
+            raise BadInput(f"privacy: {rule.what} {rule.why} {WHERE}")
+
+
+def _on_sampling(sampling: Sampling) -> list[_Rule]:
+    no_poisson = "is no Poisson sampling of units, which the accounting needs; leave it out"
+    several = "takes several draws for one gradient; use a larger batch"
+    return [
+        _Rule(sampling.order != "random", f"sampling.order = {sampling.order!r}", no_poisson),
+        _Rule(sampling.batches_per_step > 1, "sampling.batches_per_step", several),
+    ]
+
+
+def _on_objective(objective: Objective) -> list[_Rule]:
+    told = ("local_losses", "untrained_losses", "constant_losses", "penalties")
+    given = [name for name in told if getattr(objective, name)]
+    judged_on, plain = objective.judged_on, Objective()
+    return [
+        _Rule(judged_on != plain.judged_on, f"objective.judged_on = {judged_on!r}", _ROWS),
+        _Rule(objective.against is not None, f"objective.against = {objective.against!r}", _ROWS),
+        _Rule(objective.discount_noise, "objective.discount_noise", _ROWS),
+        _Rule(bool(objective.validated_decay), "objective.validated_decay", f"{_ROWS}; name a weight_decay"),
+        _Rule(objective.subgroups is not None, "objective.subgroups", _ROWS),
+        _Rule(bool(given), f"objective.{' and '.join(given)}", "would say what training rows hold, and is not used"),
+    ]
+
+
+def _on_model(problem: Prepared) -> list[_Rule]:
+    own_code = (
+        "is code of your own, whose steps nobody accounts for; let fairmesh compute the gradients: leave it out, and "
+        "give the model and the loss"
+    )
+    of_batches = len(problem.flat_model.momenta) > 0 or problem.batch_norm in ("local", "shared")
+    together = problem.augmenter is not None and not problem.augmenter.with_model
+    untested = "would be measured on training rows; give each site, or the problem, a test set"
+    not_stacked = f"has no gradients of single units, since torch.vmap cannot run it: {problem.why_not_stacked}"
+    return [
+        _Rule(problem.trainer is not None, "trainer", own_code),
+        _Rule(of_batches, "batch_norm", 'has statistics over a batch, which mix units; use "frozen" or "convert"'),
+        _Rule(problem.flat_model.own_dim > 0, "parts", "keeps parts at a site, which are trained without noise"),
+        _Rule(together, "augment", "sees several units at once; use a function (inputs, draw) -> inputs"),
+        _Rule(not problem.held_out("test")[1], "a problem without test samples", untested),
+        _Rule(bool(problem.why_not_stacked), "this model", not_stacked),
+    ]
+
+
+def _on_run(algorithms: Sequence[Algorithm], options: Options, personalization: Personalization | None) -> list[_Rule]:
+    left_out = dict.fromkeys(name for algorithm in algorithms for name in unmeasured(algorithm))
+    by_errors = any(getattr(algorithm, "ascends", "loss") == "error" for algorithm in algorithms)
+    tells = "tells other sites sums over training rows; adapt the common model inside your site instead"
+    judges = (
+        "chooses by what is measured without noise, so that the choice would tell of it; the model of the last round "
+        "is private"
+    )
+    unknown = "would be measured on training rows before round 0; name a number"
+    return [
+        _Rule(personalization is not None, "personalization", tells),
+        _Rule(bool(options.compare_weights), "options.compare_weights", "trains twice on the same rows"),
+        _Rule(bool(options.choose_weights), "options.choose_weights", "trains several times on the same rows"),
+        _Rule(options.keep_best, "options.keep_best", judges),
+        _Rule(by_errors, 'algorithm.ascends = "error"', f'{_ROWS}; use "loss"'),
+        _Rule(bool(left_out), f"algorithm.{' and '.join(left_out)}", unknown),
+        _Rule(options.precision != "float32", "options.precision", "computes norms too coarsely; leave it out"),
+    ]
 
 
 def refuse_observers(observers: Sequence[Observer]) -> None:
