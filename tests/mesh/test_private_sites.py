@@ -11,6 +11,8 @@ import pytest
 
 from fairmesh.mesh.node.privacy_ledger import TEST, PrivacyLedger
 from fairmesh.privacy.accounting import epsilon_of
+from fairmesh.report.runs import Run as RecordedRun
+from fairmesh.report.writing import write_report
 from tests.mesh import fleet
 from tests.mesh.experiments import experiment
 from tests.mesh.scenarios import Run, play, waits_at
@@ -22,6 +24,12 @@ PRIVACY = {"epsilon": EPSILON, "delta": DELTA}
 OPTIONS = {"measure_every": 8, "checkpoint_every": 6}
 EXPERIMENT = experiment(ROUNDS, 3, None, "ring", options=OPTIONS, privacy=PRIVACY, sampling={"batch": 40})
 FIVE = experiment(ROUNDS, 5, None, "complete", options=OPTIONS, privacy=PRIVACY, sampling={"batch": 40})
+
+
+WITHOUT_EVALUATION = experiment(
+    ROUNDS, 3, None, "ring", options=OPTIONS, privacy=PRIVACY | {"evaluation_epsilon": 0.0}, sampling={"batch": 40}
+)
+EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 def _ledger(run: Run, name: str) -> PrivacyLedger:
@@ -217,9 +225,36 @@ def one_has_no_ledger_any_more(run: Run) -> None:
     run.end(*NAMES)
 
 
+def nobody_evaluates(run: Run) -> None:
+    """The run ends, and its report says that sites have told no metrics."""
+    run.live()
+    result = run.folder / "a" / "state" / "result"
+    last = json.loads((result / "metrics.jsonl").read_text().splitlines()[-1])
+    assert last["accuracy"]["sites"] == last["loss"]["sites"] == [None] * 3
+    assert _ledger(run, "a").spent(TEST) == []
+    card = write_report([RecordedRun.from_folder(result)], result, "a run").model_card
+    assert card is not None
+    assert "no metrics" in card.read_text()
+
+
+def hospitals_of_the_example(run: Run) -> None:
+    """The documentation's own file, several rows per patient, with one node killed."""
+    names = run.mesh.names
+    run.start(*names[:-1])
+    run.start(names[-1], observe=dies("computed", 17))
+    run.dies(names[-1])
+    run.start(names[-1])
+    run.end(*names)
+    summary = json.loads((run.folder / "a" / "state" / "result" / "summary.json").read_text())
+    assert 3.9 < summary["privacy"]["epsilon"] <= 4.0
+    assert summary["privacy"]["unit"] == "patient"
+    assert all(_ledger(run, name).spent()[0].times == 60 for name in names)
+
+
 SCENARIOS = {
     one_leaves: (["a", "b", "c", "d", "e"], FIVE),
     all_go_back: (NAMES, EXPERIMENT),
+    nobody_evaluates: (NAMES, WITHOUT_EVALUATION),
     one_loses_its_state: (["a", "b", "c", "d", "e"], FIVE),
     one_has_spent_its_budget_before: (NAMES, EXPERIMENT),
     one_has_no_ledger_any_more: (NAMES, EXPERIMENT),
@@ -230,3 +265,10 @@ SCENARIOS = {
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.__name__)
 def test_sites_that_leave_return_or_have_spent_their_budget(scenario, tmp_path):
     play(scenario, tmp_path / "mesh", *SCENARIOS[scenario])
+
+
+@pytest.mark.slow
+def test_example_with_several_visits_per_patient_runs_between_its_hospitals(tmp_path):
+    files = {"patients.py": (EXAMPLES / "patients.py").read_text()}
+    text = (EXAMPLES / "private.toml").read_text()
+    play(hospitals_of_the_example, tmp_path / "mesh", ["a", "b", "c", "d", "e"], text, files)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Annotated
 
-from fairmesh.config.ranges import Count, Positive, Share, Within
+from fairmesh.config.ranges import Count, NotNegative, Positive, Share, Within
 from fairmesh.config.tables import checked
 
 
@@ -29,7 +29,7 @@ class Privacy:
         rows_per_unit: How many rows of a unit are looked at in a round, >= 1; of one with more, as many are drawn.
             Default: 8.
         evaluation_epsilon: What a site between organisations may spend on its test units, for the one evaluation that
-            it tells others at the end, > 0; None to tell none. Default: 1.0.
+            it tells others at the end, >= 0; 0 to tell none. Default: 1.0.
         repeatable: Whether a simulation draws its noise from the seed, so that it can be repeated. Then the noise can
             be computed by whoever knows the seed, and its models must not be published as private. Default: False.
 
@@ -45,5 +45,5 @@ class Privacy:
     loss_clip: Positive | None = None
     loss_share: Share = 0.1
     rows_per_unit: Count = 8
-    evaluation_epsilon: Positive | None = 1.0
+    evaluation_epsilon: NotNegative = 1.0
     repeatable: bool = False

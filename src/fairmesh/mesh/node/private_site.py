@@ -88,6 +88,7 @@ class PrivateSite:
             if restored:
                 self._assume_lost(start * private.calls, len(membership.mesh.members) * private.calls)
             known = self.ledger.add_plan(of, self._noise(private, private.releases[number], plan.rounds - start))
+            self.keep()
             made, releases = self.epsilon(), self.ledger.plans[known][1]
             self._log("info", "privacy", spent=round(made, 4), noise=releases.noise, releases=releases.times)
         self._plan = known
@@ -170,7 +171,7 @@ class PrivateSite:
         """
         privacy, membership = problem.privacy, self._membership
         test = problem.sites[number].test
-        if privacy is None or privacy.evaluation_epsilon is None or test is None or membership.secret is None:
+        if privacy is None or not privacy.evaluation_epsilon or test is None or membership.secret is None:
             return {}
         units = units_of(test)
         if privacy.delta >= 1 / units:
