@@ -188,7 +188,7 @@ def facts(site: Site) -> dict[str, Any]:
         "targets": trees.form(site.train.targets),
         "outputs": shape_of([site])[1],
         "test": 0 if site.test is None else counted(site.test),
-        "validation": 0 if site.validation is None else len(site.validation),
+        "validation": 0 if site.validation is None else counted(site.validation),
         "group": site.group,
     }
 
