@@ -1,6 +1,7 @@
 """What a site has spent is written before it is sent, adds up over runs, and is not lost or changed unnoticed."""
 
 import json
+import os
 
 import pytest
 
@@ -133,3 +134,16 @@ def test_every_line_is_on_disk_before_a_release_is_allowed(ledger, path):
     plan = ledger.add_plan(_of(), RELEASES)
     ledger.charge(plan, 7, 0, "aa")
     assert json.loads(path.read_text().splitlines()[-1])["release"] == [7, 0, "aa"]
+
+
+def test_line_that_a_full_disk_cuts_short_allows_no_release(ledger, path, monkeypatch):
+    plan = ledger.add_plan(_of(), RELEASES)
+    before, write = path.read_bytes(), os.write
+    with monkeypatch.context() as full:
+        full.setattr(privacy_ledger.os, "write", lambda file, line: write(file, line[:20]))
+        with refused(path, "cannot write"):
+            ledger.charge(plan, 0, 0, "aa")
+    assert path.read_bytes() == before
+    assert ledger.charge(plan, 0, 0, "aa")
+    ledger.close()
+    assert PrivacyLedger(path, to_write=False).made(plan) == 1

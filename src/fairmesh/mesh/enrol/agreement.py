@@ -64,6 +64,11 @@ def refuse_undeployable(experiment: Experiment) -> None:
             'objective.subgroups = "across" needs objective.subgroup_names between organisations, since sites do not '
             "tell each other the names"
         )
+    if experiment.privacy is not None and (experiment.personalization or experiment.options.choose_weights):
+        raise BadInput(
+            "privacy: models of a site's own would tell other sites sums over training rows; leave out "
+            "personalization, choose_weights and compare_weights, and adapt the common model inside each site"
+        )
     if experiment.sampling.order == "cyclic":
         raise BadInput(
             'sampling.order = "cyclic" uses the same rows together again and again, so that neighbours could solve for '

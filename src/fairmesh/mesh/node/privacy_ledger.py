@@ -5,9 +5,11 @@ The file only grows. A release is known by its run, generation, round, call and 
 made. One that a restart repeats is written once, as it has the same noise. One at another model is another release.
 """
 
+import errno
 import fcntl
 import hashlib
 import json
+import math
 import os
 import time
 from collections.abc import Mapping
@@ -98,11 +100,14 @@ class PrivacyLedger:
 
     def _write(self, entry: Mapping[str, Any]) -> None:
         """Adds a line, and waits until it is on the disk."""
-        chain = self._next_chain(entry)
+        chain, end = self._next_chain(entry), os.lseek(self._file, 0, os.SEEK_END)
+        line = json.dumps({**entry, "chain": chain}).encode() + b"\n"
         try:
-            os.write(self._file, json.dumps({**entry, "chain": chain}).encode() + b"\n")
+            if os.write(self._file, line) < len(line):  # as much as a full disk takes
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             os.fdatasync(self._file)
         except OSError as error:
+            os.ftruncate(self._file, end)
             raise BadInput(f"cannot write the privacy ledger {self.path}: {error.strerror or error}") from error
         self._chains.append(chain)
         self._take(entry)
@@ -138,13 +143,13 @@ class PrivacyLedger:
         """Writes releases that were made, though the file does not have them."""
         self._write({"plan": plan, "assumed": count})
 
-    def charge(self, plan: int, done: int, call: int, model: str) -> bool:
-        """Writes a release, unless it is there already. Returns whether it may be made: not if the plan's are used
-        up."""
+    def charge(self, plan: int, done: int, call: int, model: str, most: float = math.inf) -> bool:
+        """Writes a release, unless it is there already. Returns whether it may be made: not if the plan's are used up,
+        or `most` of them."""
         release = (done, call, model)
         if release in self._made[plan]:
             return True
-        if self.made(plan) >= self.plans[plan][1].times:
+        if self.made(plan) >= min(most, self.plans[plan][1].times):
             return False
         self._write({"plan": plan, "release": list(release)})
         return True
@@ -153,14 +158,11 @@ class PrivacyLedger:
         """Returns how many releases of a plan were made."""
         return len(self._made[plan]) + self._assumed[plan]
 
-    def last_round(self, plan: int) -> int:
-        """Returns the last round with a release of a plan, -1 if there is none."""
-        return max((done for done, _, _ in self._made[plan]), default=-1)
-
-    def spent(self, units: str = TRAIN) -> list[Releases]:
-        """Returns all releases about the training units, or about the test units: of all runs, since these add up."""
+    def spent(self, units: str = TRAIN, but: int | None = None) -> list[Releases]:
+        """Returns all releases about the training units, or about the test units: of all runs, since these add up; of
+        all plans `but` one."""
         return [
             releases._replace(times=self.made(k))
             for k, (of, releases) in enumerate(self.plans)
-            if of["units"] == units and self.made(k)
+            if of["units"] == units and self.made(k) and k != but
         ]

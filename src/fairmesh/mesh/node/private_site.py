@@ -57,6 +57,7 @@ class PrivateSite:
                 raise BadInput(f"{path} is older than this site's state, or another file; {_PUT_BACK}")
             opened.pop_all()
         self._plan: int | None = None
+        self._most = 0  # releases of this plan that the budget allows
         self._evaluated: dict[str, float] | None = None
 
     def close(self) -> None:
@@ -91,7 +92,8 @@ class PrivateSite:
             self.keep()
             made, releases = self.epsilon(), self.ledger.plans[known][1]
             self._log("info", "privacy", spent=round(made, 4), noise=releases.noise, releases=releases.times)
-        self._plan = known
+            self.keep()  # before anything is sent: from now on no other ledger is taken for this one
+        self._plan, self._most = known, self._within_budget(known, private.privacy.epsilon)
         releases = list(private.releases)
         releases[number] = self.ledger.plans[known][1]
         entered = replace(
@@ -123,6 +125,20 @@ class PrivateSite:
             return usual._replace(times=0)
         return usual._replace(noise=noise, times=times)
 
+    def _within_budget(self, plan: int, budget: float, units: str = TRAIN) -> int:
+        """Returns how many releases of a plan the budget allows. They are fewer than planned if this run was
+        interrupted, and another one has spent on the same rows since."""
+        privacy, releases = self._membership.experiment.privacy, self.ledger.plans[plan][1]
+        others = self.ledger.spent(units, but=plan)
+        if privacy is None or not others:
+            return releases.times
+        delta, few, many = privacy.delta, 0, releases.times + 1
+        while many - few > 1:
+            times = releases.times if many > releases.times else (few + many) // 2
+            fits = epsilon_of([*others, releases._replace(times=times)], delta) <= budget
+            few, many = (times, many) if fits else (few, times)
+        return few
+
     def _assume_lost(self, rounds: int, ahead: int) -> None:
         """Checks that the ledger of a site that has lost its state is that of the run, and adds what may be missing in
         it: rounds that this site had done, and the others had not."""
@@ -142,7 +158,7 @@ class PrivateSite:
         model = "".join(f"{word & 0xFFFFFFFF:08x}" for word in nonce[1:])
         if self._plan is None:
             raise ValueError("a node enters a generation before it releases anything")
-        allowed = self.ledger.charge(self._plan, done, call, model)
+        allowed = self.ledger.charge(self._plan, done, call, model, self._most)
         if not allowed and self.ledger.plans[self._plan][1].times:
             self._log("warning", "the privacy budget of this site is spent; its rows are used no more", round=done)
         return [allowed]
@@ -187,8 +203,10 @@ class PrivateSite:
                 self._log("warning", "no evaluation is told", reason=str(error))
                 return {}
             plan = self.ledger.add_plan(of, Releases(units, 1.0, units, noise, 1))
+            self.keep()
         evaluation = NoisedEvaluation(problem, number, self.ledger.plans[plan][1].noise, membership.secret)
-        if not self.ledger.charge(plan, membership.experiment.rounds, 0, evaluation.digest(row)):
+        most = self._within_budget(plan, privacy.evaluation_epsilon, TEST)
+        if not self.ledger.charge(plan, membership.experiment.rounds, 0, evaluation.digest(row), most):
             self._log("warning", "no evaluation is told", reason="this site has told one of another model")
             return {}
         return evaluation.of(row, membership.mesh.generation)

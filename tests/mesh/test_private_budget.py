@@ -1,0 +1,105 @@
+"""What a private site may still release after other runs on the same rows, and what it tells and refuses."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+import fairmesh as fm
+from fairmesh.experiment import experiment_from
+from fairmesh.mesh.enrol.agreement import refuse_undeployable
+from fairmesh.mesh.node.membership import facts
+from fairmesh.mesh.node.private_site import PrivateSite
+from fairmesh.privacy.accounting import Releases, epsilon_of, static_shape
+from fairmesh.problems.private_run import PrivateRun
+from fairmesh.problems.problem import prepare
+from tests.refusals import refused
+
+PRIVACY, UNITS, BATCH, ROUNDS = fm.Privacy(epsilon=4, delta=1e-4), 300, 40, 20
+USUAL = Releases(UNITS, BATCH / UNITS, static_shape(UNITS, BATCH), 1.0, ROUNDS)
+
+
+@dataclass
+class _Plan:
+    private: PrivateRun
+    rounds: int = ROUNDS
+
+
+def _site(folder: Path, run: str, ledger: str = "shared.jsonl") -> PrivateSite:
+    """Returns the privacy of a node that is started, and has begun its run from then on."""
+    membership = SimpleNamespace(
+        site=SimpleNamespace(state=folder / run, ledger_path=folder / ledger),
+        manifest=SimpleNamespace(digest=lambda: run),
+        experiment=SimpleNamespace(privacy=PRIVACY),
+    )
+    made = PrivateSite(membership, lambda *args, **kwargs: None)
+    journal = folder / run / "generation-1" / "journal"
+    journal.parent.mkdir(parents=True, exist_ok=True)
+    journal.touch()
+    return made
+
+
+def _entered(folder: Path, run: str) -> PrivateSite:
+    private = _site(folder, run)
+    mesh = SimpleNamespace(generation=1, members=["a", "b"])
+    plan = _Plan(PrivateRun(PRIVACY, (USUAL,), 1, ROUNDS, 1.0, 0.1))
+    private.entered(plan, SimpleNamespace(number=0, secret=b"s" * 32, mesh=mesh), 0, False)
+    return private
+
+
+def _released(private: PrivateSite, rounds: range) -> int:
+    """Returns in how many of these rounds the site may use its rows, at a model of its own in each run."""
+    nonces = torch.tensor([[0, 1, len(private._run)]])
+    return sum(private._charge(done, 0, nonces)[0] for done in rounds)
+
+
+def test_interrupted_run_that_goes_on_after_another_one_stays_in_the_budget(tmp_path):
+    first = _entered(tmp_path, "first")
+    assert _released(first, range(2)) == 2
+    first.close()
+    second = _entered(tmp_path, "second")
+    assert _released(second, range(ROUNDS)) == ROUNDS
+    second.close()
+    again = _entered(tmp_path, "first")
+    assert _released(again, range(2)) == 2, "what a restart repeats is no release"
+    assert _released(again, range(2, ROUNDS)) < 3
+    assert epsilon_of(again.ledger.spent(), PRIVACY.delta) <= PRIVACY.epsilon
+    again.close()
+
+
+def test_undisturbed_run_makes_all_releases_of_its_plan(tmp_path):
+    only = _entered(tmp_path, "only")
+    assert _released(only, range(ROUNDS + 2)) == ROUNDS
+    only.close()
+
+
+def test_another_ledger_is_refused_also_before_the_first_checkpoint(tmp_path):
+    _entered(tmp_path, "first").close()
+    (tmp_path / "other.jsonl").touch()
+    with refused("other.jsonl", "older"):
+        _site(tmp_path, "first", ledger="other.jsonl")
+
+
+def test_of_validation_rows_only_the_number_of_units_is_told():
+    rows = {"train": 60, "test": 12, "validation": 30}
+    units = {
+        "train": range(60),
+        "test": [100 + k // 2 for k in range(12)],
+        "validation": [200 + k // 3 for k in range(30)],
+    }
+    sets = {name: fm.data.Samples(torch.randn(count, 3), torch.arange(count) % 2) for name, count in rows.items()}
+    site = fm.Site(**sets, units={name: list(numbers) for name, numbers in units.items()})
+    (own,) = prepare(fm.Problem(nn.Linear(3, 2), [site], sampling=fm.Sampling(batch=10), privacy=PRIVACY)).sites
+    told = facts(own)
+    assert (told["samples"], told["test"], told["validation"]) == (60, 6, 10)
+
+
+@pytest.mark.parametrize("option", ["choose_weights", "compare_weights"])
+def test_models_of_the_sites_own_are_refused_before_data_is_read(option):
+    data, privacy = {"name": "digits", "nodes": 3}, {"epsilon": 4.0, "delta": 1e-4}
+    asked = experiment_from({"data": data, "privacy": privacy, "options": {option: True}}, None)
+    with refused("privacy", option):
+        refuse_undeployable(asked)
