@@ -1,5 +1,8 @@
 """What a private site may still release after other runs on the same rows, and what it tells and refuses."""
 
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -32,7 +35,7 @@ def _site(folder: Path, run: str, ledger: str = "shared.jsonl") -> PrivateSite:
     """Returns the privacy of a node that is started, and has begun its run from then on."""
     membership = SimpleNamespace(
         site=SimpleNamespace(state=folder / run, ledger_path=folder / ledger),
-        manifest=SimpleNamespace(digest=lambda: run),
+        manifest=SimpleNamespace(digest=lambda: run, files={}),
         experiment=SimpleNamespace(privacy=PRIVACY),
     )
     made = PrivateSite(membership, lambda *args, **kwargs: None)
@@ -42,12 +45,27 @@ def _site(folder: Path, run: str, ledger: str = "shared.jsonl") -> PrivateSite:
     return made
 
 
-def _entered(folder: Path, run: str) -> PrivateSite:
-    private = _site(folder, run)
-    mesh = SimpleNamespace(generation=1, members=["a", "b"])
-    plan = _Plan(PrivateRun(PRIVACY, (USUAL,), 1, ROUNDS, 1.0, 0.1))
-    private.entered(plan, SimpleNamespace(number=0, secret=b"s" * 32, mesh=mesh), 0, False)
+def _entered(folder: Path, run: str, unit: str = "row") -> PrivateSite:
+    return _enters(_site(folder, run), 1, 0, unit=unit)
+
+
+def _enters(
+    private: PrivateSite, generation: int, start: int, restored: bool = False, unit: str = "row"
+) -> PrivateSite:
+    mesh = SimpleNamespace(generation=generation, members=["a", "b"])
+    plan = _Plan(PrivateRun(PRIVACY, (USUAL,), 1, ROUNDS, 1.0, 0.1, unit))
+    private.entered(plan, SimpleNamespace(number=0, secret=b"s" * 32, mesh=mesh), start, restored)
     return private
+
+
+@contextmanager
+def _without_state(folder: Path, run: str, ledger: bytes) -> Iterator[PrivateSite]:
+    """A node whose state folder is lost, and whose ledger is this one."""
+    shutil.rmtree(folder / run)
+    (folder / "shared.jsonl").write_bytes(ledger)
+    private = _site(folder, run)
+    yield private
+    private.close()
 
 
 def _released(private: PrivateSite, rounds: range) -> int:
@@ -81,6 +99,46 @@ def test_another_ledger_is_refused_also_before_the_first_checkpoint(tmp_path):
     (tmp_path / "other.jsonl").touch()
     with refused("other.jsonl", "older"):
         _site(tmp_path, "first", ledger="other.jsonl")
+
+
+def test_restored_site_with_a_ledger_of_before_it_went_back_is_refused(tmp_path):
+    """Releases of an earlier generation must not stand in for those of the last one, which the ledger lacks."""
+    private = _entered(tmp_path, "run")
+    assert _released(private, range(15)) == 15
+    older = (tmp_path / "shared.jsonl").read_bytes()
+    _enters(private, 2, 5)
+    assert _released(private, range(5, 12)) == 7
+    private.close()
+    newest = (tmp_path / "shared.jsonl").read_bytes()
+    with _without_state(tmp_path, "run", older) as lost, refused("shared.jsonl", "12"):
+        _enters(lost, 3, 12, restored=True)
+    with _without_state(tmp_path, "run", newest) as kept:
+        made = kept.ledger.made(1)
+        _enters(kept, 3, 12, restored=True)
+        assert kept.ledger.made(1) > made, "rounds that the others had not done are assumed"
+        assert epsilon_of(kept.ledger.spent(), PRIVACY.delta) < PRIVACY.epsilon
+
+
+def test_restored_site_with_a_ledger_that_ends_too_early_is_refused(tmp_path):
+    private = _entered(tmp_path, "run")
+    _released(private, range(4))
+    older = (tmp_path / "shared.jsonl").read_bytes()
+    _released(private, range(4, 12))
+    private.close()
+    with _without_state(tmp_path, "run", older) as lost, refused("shared.jsonl", "12"):
+        _enters(lost, 2, 12, restored=True)
+
+
+def test_ledger_of_rows_does_not_count_for_patients(tmp_path):
+    _entered(tmp_path, "first").close()
+    with refused("shared.jsonl", "per row", "per patient"):
+        _entered(tmp_path, "second", unit="patient")
+
+
+def test_images_whose_form_single_ones_decide_are_refused():
+    data = fm.data.ImageFolder("scans", classes=("healthy", "ill"))
+    with refused("privacy", "channels"):
+        fm.Experiment(data=data, privacy=PRIVACY).problem()
 
 
 def test_of_validation_rows_only_the_number_of_units_is_told():

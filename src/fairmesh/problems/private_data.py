@@ -60,6 +60,15 @@ def refuse_open_tables(sites: Sequence[Site]) -> None:
         )
 
 
+def refuse_form_of_rows(left_out: str) -> None:
+    """Raises BadInput if a setting of the data is left out, so that single rows decide what form all inputs have."""
+    if left_out:
+        raise BadInput(
+            f"privacy: data.{left_out} is left out, so that a single image decides what form all have, and that is "
+            f"told; name it {WHERE}"
+        )
+
+
 def _check_units(samples: Samples, unit: str, where: str) -> None:
     if samples.units is None:
         return

@@ -50,6 +50,10 @@ class Data(ABC):
         listed = len(getattr(self, "classes", ()))
         return listed if self.innermost is self else self.innermost.settled_classes()
 
+    def left_to_rows(self) -> str:
+        """Returns a setting that is left out, by which single rows decide what form all inputs have; "" if none is."""
+        return "" if self.innermost is self else self.innermost.left_to_rows()
+
     def resplit(self, k: int) -> "Data":
         """Returns the same data with another split into rows for training and rows for testing.
 

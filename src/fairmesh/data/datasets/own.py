@@ -193,6 +193,9 @@ class ImageFolder(Data):
         if self.size is not None and (len(self.size) != 2 or min(self.size) < 1):
             raise BadInput(f"size is a height and a width >= 1, got {self.size}")
 
+    def left_to_rows(self) -> str:
+        return "channels" if self.channels is None else ""
+
     def sites(self) -> list[Site]:
         files = _image_files(Path(self.folder))
         labels = torch.from_numpy(labels_of([path.parent.name for path in files], self.classes, self.folder))

@@ -131,8 +131,12 @@ class PrivacyLedger:
         return [k for k, (of, _) in enumerate(self.plans) if of["run"] == run and of["units"] == TRAIN]
 
     def plan(self, of: Mapping[str, Any]) -> int | None:
-        """Returns the plan of a run and a generation, if there is one."""
-        return next((k for k, (known, _) in enumerate(self.plans) if known == of), None)
+        """Returns the plan of a run and a generation for some units, if there is one."""
+        return next((k for k, (known, _) in enumerate(self.plans) if of.items() <= known.items()), None)
+
+    def last_round(self, plan: int) -> int:
+        """Returns the last round with a release of a plan, -1 if there is none."""
+        return max((done for done, _, _ in self._made[plan]), default=-1)
 
     def add_plan(self, of: Mapping[str, Any], releases: Releases) -> int:
         """Writes what a generation of a run may release, and returns its number."""

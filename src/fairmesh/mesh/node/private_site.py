@@ -4,6 +4,8 @@ Its training rows are sealed before anything else of the node sees them. Every r
 first. Other sites hear the noised losses of the rounds, what was spent, and one noised evaluation at the end.
 """
 
+import hashlib
+import json
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -86,24 +88,40 @@ class PrivateSite:
         of = {"run": self._run, "generation": membership.mesh.generation, "units": TRAIN}
         known = self.ledger.plan(of)
         if known is None:
+            self._refuse_other_units(private.unit)
             if restored:
-                self._assume_lost(start * private.calls, len(membership.mesh.members) * private.calls)
-            known = self.ledger.add_plan(of, self._noise(private, private.releases[number], plan.rounds - start))
-            self.keep()
+                self._assume_lost(start, membership.mesh.generation, len(membership.mesh.members), private.calls)
+            releases = self._noise(private, private.releases[number], plan.rounds - start)
+            known = self.ledger.add_plan(of | {"start": start, "unit": private.unit}, releases)
             made, releases = self.epsilon(), self.ledger.plans[known][1]
             self._log("info", "privacy", spent=round(made, 4), noise=releases.noise, releases=releases.times)
             self.keep()  # before anything is sent: from now on no other ledger is taken for this one
         self._plan, self._most = known, self._within_budget(known, private.privacy.epsilon)
-        releases = list(private.releases)
-        releases[number] = self.ledger.plans[known][1]
+        of_sites = list(private.releases)
+        of_sites[number] = self.ledger.plans[known][1]
         entered = replace(
             private,
-            releases=tuple(releases),
-            secrets=(membership.secret,),
+            releases=tuple(of_sites),
+            secrets=(self._secret_of_run(membership.secret),),
             generation=membership.mesh.generation,
             charge=self._charge,
         )
         return replace(plan, private=entered)
+
+    def _secret_of_run(self, secret: bytes) -> bytes:
+        """Returns the secret of this run's noise: of another experiment, there is another one."""
+        files = json.dumps(dict(self._membership.manifest.files), sort_keys=True).encode()
+        return hashlib.blake2b(files, digest_size=len(secret), key=secret, person=b"fairmesh run").digest()
+
+    def _refuse_other_units(self, unit: str) -> None:
+        """Refuses a ledger that counts other units: what a run has spent per row says little of a patient's rows."""
+        counted = {str(of["unit"]) for of, _ in self.ledger.plans if "unit" in of} - {unit}
+        if counted:
+            raise BadInput(
+                f"{self.ledger.path} counts what runs have spent per {' and per '.join(sorted(counted))}, and this run "
+                f"is private per {unit}, so the two cannot be added up; train with the same unit, or with rows of "
+                "which that ledger counts nothing, and a ledger of their own"
+            )
 
     def _noise(self, private: PrivateRun, usual: Releases, rounds: int) -> Releases:
         """Returns what a generation may release: so many rounds with the noise that keeps this site in its budget after
@@ -139,18 +157,29 @@ class PrivateSite:
             few, many = (times, many) if fits else (few, times)
         return few
 
-    def _assume_lost(self, rounds: int, ahead: int) -> None:
-        """Checks that the ledger of a site that has lost its state is that of the run, and adds what may be missing in
-        it: rounds that this site had done, and the others had not."""
-        plans = self.ledger.of_run(self._run)
-        if not plans or sum(map(self.ledger.made, plans)) < min(rounds, self.ledger.plans[plans[-1]][1].times):
-            raise BadInput(
-                f"{self.ledger.path} does not have the {rounds} releases that this site has made before it lost its "
-                f"state; {_PUT_BACK}"
-            )
-        last = plans[-1]
-        left = self.ledger.plans[last][1].times - self.ledger.made(last)
-        self.ledger.assume(last, max(0, min(ahead, left)))
+    def _assume_lost(self, start: int, generation: int, ahead: int, calls: int) -> None:
+        """Checks that the ledger of a site that has lost its state is as new as that state was, and adds what may be
+        missing in it.
+
+        Args:
+            start: The round from which the site is restored.
+            generation: The generation that begins then.
+            ahead: How many rounds sites can be ahead of each other at most.
+            calls: How many releases a round has.
+        """
+        before = {"run": self._run, "generation": generation - 1, "units": TRAIN}
+        last = self.ledger.plan(before)
+        if last is not None:
+            of, releases = self.ledger.plans[last]
+            left = releases.times - self.ledger.made(last)
+            reached = max(self.ledger.last_round(last) + 1, int(of["start"]))
+            if left <= 0 or reached >= start - ahead:
+                self.ledger.assume(last, max(0, min(2 * ahead * calls, left)))
+                return
+        raise BadInput(
+            f"{self.ledger.path} lacks releases that this site has made up to round {start}, before it lost its state; "
+            f"{_PUT_BACK}"
+        )
 
     def _charge(self, done: int, call: int, nonces: Tensor) -> Sequence[bool]:
         """Writes a release to the ledger. Returns whether this node may make it."""
@@ -204,7 +233,9 @@ class PrivateSite:
                 return {}
             plan = self.ledger.add_plan(of, Releases(units, 1.0, units, noise, 1))
             self.keep()
-        evaluation = NoisedEvaluation(problem, number, self.ledger.plans[plan][1].noise, membership.secret)
+        evaluation = NoisedEvaluation(
+            problem, number, self.ledger.plans[plan][1].noise, self._secret_of_run(membership.secret)
+        )
         most = self._within_budget(plan, privacy.evaluation_epsilon, TEST)
         if not self.ledger.charge(plan, membership.experiment.rounds, 0, evaluation.digest(row), most):
             self._log("warning", "no evaluation is told", reason="this site has told one of another model")
