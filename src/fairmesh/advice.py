@@ -405,7 +405,10 @@ def _rounds(
     if experiment.trainer:
         return 20, Recommended("rounds", "20", "a training function does an epoch or more in each")
     if problem.privacy is not None:
-        reason = "those of the file, since a rehearsal would read training rows without noise; fewer need less noise"
+        reason = (
+            "those of the file, since a rehearsal would read training rows without noise; fewer need less noise, and "
+            "train less"
+        )
         return experiment.rounds, Recommended("rounds", f"{experiment.rounds:,}", reason)
     rehearsal = rehearsed(problem, graph, experiment.algorithm, experiment.options, announce)
     if rehearsal:

@@ -194,7 +194,7 @@ def one_has_spent_its_budget_before(run: Run) -> None:
     second = Run(run.folder / "second", NAMES, EXPERIMENT)
     fleet.settle(second.folder / "a", ledger=str(shared))
     second.start("b", "c", "a")
-    second.stops("a", "privacy.epsilon = 4")
+    _refuses(second, "a", "privacy.epsilon = 4", str(shared))
     assert not (second.folder / "a" / "state" / "result").exists()
     assert len(_opened(shared).spent()) == 1
     second.kill()

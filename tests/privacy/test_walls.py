@@ -319,9 +319,11 @@ def test_problem_refuses_models_and_losses_that_mix_samples():
 # Numbers --------------------------------------------------------------------------------------------------------------
 
 BAD: dict[str, tuple[Any, tuple[str, ...]]] = {
-    "epsilon": (lambda: fm.Privacy(epsilon=0, delta=1e-3), ("epsilon", "> 0")),
+    "epsilon": (lambda: fm.Privacy(epsilon=0, delta=1e-3), ("epsilon", "(0, 100]")),
+    "epsilon that protects nobody": (lambda: fm.Privacy(epsilon=1e9, delta=1e-3), ("epsilon", "(0, 100]")),
+    "delta beyond the accountant": (lambda: fm.Privacy(epsilon=1, delta=1e-16), ("delta", "[1e-12, 1)")),
     "epsilon infinite": (lambda: fm.Privacy(epsilon=float("inf"), delta=1e-3), ("epsilon",)),
-    "delta": (lambda: fm.Privacy(epsilon=1, delta=1), ("delta", "(0, 1)")),
+    "delta": (lambda: fm.Privacy(epsilon=1, delta=1), ("delta", "[1e-12, 1)")),
     "clip": (lambda: fm.Privacy(epsilon=1, delta=1e-3, clip=0), ("clip", "> 0")),
     "rows_per_unit": (lambda: fm.Privacy(epsilon=1, delta=1e-3, rows_per_unit=0), ("rows_per_unit",)),
     "delta and units": (

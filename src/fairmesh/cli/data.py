@@ -228,7 +228,7 @@ def contract(
     it into the experiment file; every site's data is then checked by it."""
     from fairmesh.data.draft import drafted, repeated_identifiers
 
-    _, made = _data_of(TableOptions(source, target, numbers=numbers, unit=unit, time=time))
+    experiment, made = _data_of(TableOptions(source, target, numbers=numbers, unit=unit, time=time))
     text, identifiers = drafted(made, without)
     print(text)
     for name in repeated_identifiers(made):
@@ -242,6 +242,11 @@ def contract(
             f"out: --without {shlex.quote(name)}"
         )
     say("all sites will see these numbers, which were computed from this data")
+    if experiment is not None and experiment.privacy is not None:
+        say(
+            "[privacy] does not cover them: replace centers, scales, fills, ranges and categories by what is known "
+            "without these rows, such as textbook values"
+        )
 
 
 def _classes(counts: Sequence[int]) -> str:

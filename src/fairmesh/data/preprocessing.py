@@ -13,7 +13,7 @@ from fairmesh.data.tables import column_of, encoded, numbered_labels, whole_numb
 from fairmesh.errors import BadInput, listed
 
 _FORMAT = 2
-_SCALED = "numbers, scaled by one mean and spread for all sites"
+_SCALED = "numbers, scaled by one center and scale for all sites"
 _AS_THEY_ARE = "numbers, used as they are"
 _CATEGORIES = "categories, one input each and one for all others"
 _MARKED = "missing values are filled and marked by an input"

@@ -1,5 +1,6 @@
 """Training rows behind a seal: the rest of the program has their number of units and their form, and no values."""
 
+import re
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -19,7 +20,7 @@ class SealedRows:
 
     def __init__(self, samples: Samples, fingerprint: str, outputs: int, unit: str = "unit"):
         self._samples, self.fingerprint, self.outputs = samples, fingerprint, outputs
-        self.unit = "row" if samples.units is None else unit
+        self.unit = "row" if samples.units is None else noun_of(unit)
 
     def opened(self) -> Samples:
         """Returns the rows."""
@@ -28,6 +29,11 @@ class SealedRows:
     def sizes(self) -> "Sizes":
         """Returns how much memory the rows take, which an estimate needs and nobody else is told."""
         return sizes_of(self._samples)
+
+
+def noun_of(unit: str) -> str:
+    """Returns what a unit is called, from what its column is called: "patient" of "patient_id"."""
+    return re.sub(r"[_ -]?id$", "", unit, flags=re.IGNORECASE) or unit
 
 
 def unit_of(samples: Samples) -> str:

@@ -36,6 +36,7 @@ from fairmesh.mesh.enrol.roster import Mesh, SiteFile, host_and_port
 from fairmesh.mesh.node.disk import alike_everywhere, disk_of
 from fairmesh.mesh.node.membership import Membership, facts, frozen_facts, refuse_lost_secret
 from fairmesh.mesh.node.privacy_ledger import PrivacyLedger
+from fairmesh.mesh.node.private_site import refuse_spent
 from fairmesh.mesh.node.rounds import cost_of_a_round
 from fairmesh.mesh.node.store import FINISHED, is_finished
 from fairmesh.mesh.node.watching import live_status
@@ -273,6 +274,7 @@ def _spent(site_file: SiteFile, experiment: Experiment) -> str:
     ledger, privacy = PrivacyLedger(site_file.ledger_path, to_write=False), experiment.privacy
     if privacy is None:
         raise ValueError("the experiment has no privacy")
+    refuse_spent(ledger, Membership.read(site_file.path))
     spent, runs = epsilon_of(ledger.spent(), privacy.delta), len({of["run"] for of, _ in ledger.plans})
     so_far = f"{spent:.3g} of it spent by {runs} run{'s' * (runs != 1)}" if runs else "nothing of it spent"
     where = f"{site_file.ledger_path.name} counts what all runs on these rows spend; keep it with the secret"

@@ -124,7 +124,7 @@ def _noise(epsilon: float, delta: float, units: int, batch: int, count: int, bef
             break
         points.append((math.log(noise), math.log(max(found, 1e-9)) if found < math.inf else math.inf))
         noise = _next(points, target, low, high, slope)
-    if high >= _LARGEST_NOISE:
+    if high >= _LARGEST_NOISE or not spent(high) <= epsilon:
         raise BadInput(f"no noise keeps {count} releases of {units} units within privacy.epsilon = {epsilon:g}")
     return high
 

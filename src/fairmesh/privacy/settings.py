@@ -17,10 +17,10 @@ class Privacy:
     as likely without the rows of any one unit. docs/concepts/privacy.md says what this covers, and what it does not.
 
     Args:
-        epsilon: The most that any site may spend on its training units for one model, > 0. Several models on the same
-            rows, as by `seeds` or a sweep, spend more together, which summary.json tells.
-        delta: The chance that the bound by epsilon does not hold, in (0, 1); less than one over the number of units of
-            every site.
+        epsilon: The most that any site may spend on its training units for one model, in (0, 100]. Several models on
+            the same rows, as by `seeds` or a sweep, spend more together, which summary.json tells.
+        delta: The chance that the bound by epsilon does not hold, in [1e-12, 1); less than one over the number of units
+            of every site.
         clip: The largest Euclidean norm of what one unit contributes to a gradient, > 0. Default: 1.0.
         loss_clip: The largest loss of one unit that the weights of the sites see, > 0; None for twice the loss of equal
             chances, 2 ln(classes), which only labels have. Default: None.
@@ -39,8 +39,8 @@ class Privacy:
         1.0
     """
 
-    epsilon: Positive
-    delta: Annotated[float, Within("(0, 1)", "1e-5 is usual for up to 10,000 units per site")]
+    epsilon: Annotated[float, Within("(0, 100]", "more protects nobody; leave [privacy] out instead")]
+    delta: Annotated[float, Within("[1e-12, 1)", "1e-5 is usual for up to 10,000 units per site")]
     clip: Positive = 1.0
     loss_clip: Positive | None = None
     loss_share: Share = 0.1

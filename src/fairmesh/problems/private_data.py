@@ -53,9 +53,10 @@ def refuse_open_tables(sites: Sequence[Site]) -> None:
     tables = [str(site.name) for site in sites if follows_rows(site)]
     if tables:
         raise BadInput(
-            f"privacy: what columns of {listed(tables, 4)} are, how they are scaled and filled, and the categories or "
-            "classes they have follows from the rows of all sites; write a [contract] in which no column has "
-            'standardize = true or fill = "mean", and each category and label lists its classes '
+            'privacy: a table needs a [contract] in which no column has standardize = true or fill = "mean", and each '
+            f"category and label lists its classes; else what columns of {listed(tables, 4)} are, and how they are "
+            "scaled and filled, follows from the rows of all sites. `fairmesh data contract FILE` drafts one: replace "
+            "centers, scales, fills and categories in it by what is known without these rows "
             f"{WHERE}"
         )
 

@@ -7,7 +7,9 @@ from torch import Tensor
 
 from fairmesh.data.units import units_of
 from fairmesh.numerics import SECRET_BYTES, trees
+from fairmesh.privacy.accounting import noise_for
 from fairmesh.privacy.secret_draws import ModelDigests, SecretDraws
+from fairmesh.privacy.settings import Privacy
 from fairmesh.problems.identity import fingerprint
 from fairmesh.problems.prepared import Prepared
 from fairmesh.problems.private_run import loss_clip_of
@@ -15,6 +17,17 @@ from fairmesh.problems.row_loss import answering, as_floats
 
 _GRID = 2.0**-20  # of a unit's largest contribution, on which sums and noise lie
 _AT_ONCE = 4096  # rows
+
+
+def deviation_of_evaluation(privacy: Privacy, loss_clip: float, units: int, labels: bool) -> dict[str, float]:
+    """Returns the standard deviation of the noise in the metrics of a site with so many test units, if nothing of its
+    budget for them was spent before; nothing if it tells none."""
+    if not privacy.evaluation_epsilon or not units or privacy.delta >= 1 / units:
+        return {}
+    noise = noise_for(privacy.evaluation_epsilon, privacy.delta, units, units, 1)
+    names = ("accuracy", "loss") if labels else ("loss",)
+    of_share = 0.5 * noise * len(names) ** 0.5 / units
+    return {name: of_share * (loss_clip if name == "loss" else 1.0) for name in names}
 
 
 class NoisedEvaluation:

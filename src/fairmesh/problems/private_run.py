@@ -162,7 +162,7 @@ class PrivateRun:
             "noise": [release.noise for release in self.releases],
             "units": [release.units for release in self.releases],
             "epsilons": [self._spent_by([release], rounds) for release in self.releases],
-            "batch": max(release.rate * release.units for release in self.releases),
+            "batch": round(max(release.rate * release.units for release in self.releases)),
             "releases": min(rounds, self.rounds) * self.calls,
             **together,
             "secret": "from the seed: not for publication" if self.privacy.repeatable else "of its own",
@@ -220,5 +220,5 @@ def _refuse_size(units: int, batch: int, privacy: Privacy, where: str) -> None:
     if units < batch:
         raise BadInput(
             f"{where} has {units} units, fewer than the {batch} that a batch has; use sampling.batch = "
-            f"{max(1, units // 2)} or less"
+            f"{max(1, units // 2)} or less at all sites, or leave this one out (`fairmesh advise` shows the noise)"
         )

@@ -103,7 +103,7 @@ def _by_themselves(sites: Sequence[Mapping[str, Any]], other: str = ALONE) -> in
 def hints(card: Mapping[str, Any]) -> list[str]:
     """Returns how to get what the report does not have."""
     found, sites = [], card["sites"]
-    between = card["provenance"] is None
+    between = card["provenance"] is None or bool(card.get("privacy"))  # where neither is possible
     compared = any(site["versus"].get(ALONE) for site in [*sites, *card["site_models"]])
     if not compared and not between:
         found.append("To compare with training alone, run with --with-references.")
@@ -126,11 +126,14 @@ def privacy_sentences(privacy: Mapping[str, Any]) -> list[str]:
         measured = (
             f"Metrics are one evaluation of each site's test rows, with noise for epsilon = {once:g} of their own."
         )
+        measured += _evaluation_noise(privacy.get("evaluation_deviation", {}))
         measured = measured if once else "Sites have told no metrics."
     said = [
         f"Private per {privacy['unit']}: no site has spent more than epsilon = {privacy['epsilon']:.3g} of "
         f"{privacy['budget']:g} at delta = {privacy['delta']:g} on its training rows. {measured}"
     ]
+    if privacy.get("loss_share"):
+        said.append("The weights of the sites follow losses with noise, so part of their differences is that noise.")
     if "together" in privacy:
         said.append(
             f"That is for each of {privacy['models']} models. Whoever sees all of them, or the best of them, learns "
@@ -142,6 +145,19 @@ def privacy_sentences(privacy: Mapping[str, Any]) -> list[str]:
             "publish this model as private."
         )
     return said
+
+
+def _evaluation_noise(deviations: Mapping[str, Mapping[str, float]]) -> str:
+    """Returns how large the noise in the sites' metrics is, in a sentence."""
+    told = [deviation["accuracy"] for deviation in deviations.values() if "accuracy" in deviation]
+    if not told:
+        return ""
+    least, most = 100 * min(told), 100 * max(told)
+    spread = f"{most:.2g}" if most < 1.05 * least else f"{least:.2g} to {most:.2g}"
+    return (
+        f" That noise has a standard deviation of {spread} points of accuracy at a site, so that sites may differ by "
+        "twice as much for no other reason."
+    )
 
 
 def privacy_rows(card: Mapping[str, Any]) -> list[list[str]]:

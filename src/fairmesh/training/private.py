@@ -153,7 +153,7 @@ def kept_in(folder: RunFolder | None, private: PrivateRun, seed: int, process_gr
 def _write(folder: RunFolder, private: PrivateRun) -> None:
     with private_files():  # which nobody else on the machine may read
         write_atomically(folder.path / SECRET, private.secrets[0])
-    table = decisions(private) | {"secret": _digest(private.secrets[0])}
+    table = decisions(private) | {"secret_digest": _digest(private.secrets[0])}
     write_atomically(folder.path / NOISE, json.dumps(table, indent=1).encode())
 
 
@@ -177,7 +177,7 @@ def _read(folder: RunFolder, begun: PrivateRun) -> PrivateRun:
     noise, secret = folder.path / NOISE, folder.path / SECRET
     try:
         table: dict[str, Any] = json.loads(noise.read_bytes())
-        digest = str(table.pop("secret"))
+        digest = str(table.pop("secret_digest"))
         releases = tuple(Releases(**entry) for entry in table.pop("releases"))
         kept = dataclasses.replace(begun, releases=releases, **table)
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
@@ -231,7 +231,10 @@ class Budget(Observer):
     def after_round(self, round: int, state: TrainingState) -> None:
         if round >= self._private.rounds and not self.run.is_last:
             rounds = self._private.rounds
-            self.run.stop(f"{SPENT} after {rounds} rounds, for which its noise was chosen")
+            self.run.stop(
+                f"{SPENT} after {rounds} rounds, for which its noise was chosen; for more, start a run in another "
+                "folder, whose epsilon adds up with this one's"
+            )
 
 
 def on_privacy(private: PrivateRun, splits: Sequence[int]) -> str:

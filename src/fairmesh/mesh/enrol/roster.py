@@ -305,7 +305,8 @@ class SiteFile:
     @property
     def ledger_path(self) -> Path:
         """Returns where the ledger of private runs is: as the file says, or next to the key."""
-        return self.folder / self.ledger if self.ledger else self.key.with_suffix(".privacy.jsonl")
+        named = Path(os.path.normpath(self.folder / self.ledger))
+        return named if self.ledger else self.key.with_suffix(".privacy.jsonl")
 
     @staticmethod
     def of(path: str | os.PathLike, table: Mapping[str, Any]) -> "SiteFile":

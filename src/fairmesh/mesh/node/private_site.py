@@ -22,7 +22,7 @@ from fairmesh.mesh.node.privacy_ledger import TEST, TRAIN, PrivacyLedger
 from fairmesh.mesh.wire.journal import storing
 from fairmesh.privacy.accounting import Releases, epsilon_of, noise_for
 from fairmesh.problems.prepared import Prepared
-from fairmesh.problems.private_evaluation import NoisedEvaluation
+from fairmesh.problems.private_evaluation import NoisedEvaluation, deviation_of_evaluation
 from fairmesh.problems.private_oracle import PrivateOracle
 from fairmesh.problems.private_run import PrivateRun
 from fairmesh.storage.files import read_record, write_record
@@ -57,6 +57,7 @@ class PrivateSite:
             opened.callback(self.ledger.close)
             if not self.ledger.has(read_record(self._head, "it only says how long the ledger was; remove it")):
                 raise BadInput(f"{path} is older than this site's state, or another file; {_PUT_BACK}")
+            refuse_spent(self.ledger, membership)
             opened.pop_all()
         self._plan: int | None = None
         self._most = 0  # releases of this plan that the budget allows
@@ -127,13 +128,7 @@ class PrivateSite:
         """Returns what a generation may release: so many rounds with the noise that keeps this site in its budget after
         all that its ledger has; nothing if that has used it up in the middle of a run."""
         privacy, times, before = private.privacy, rounds * private.calls, self.ledger.spent()
-        batch, spent = round(usual.rate * usual.units), self.epsilon()
-        if not self.ledger.of_run(self._run) and spent > (1 - _LEAST) * privacy.epsilon:
-            raise BadInput(
-                f"privacy.epsilon = {privacy.epsilon:g} leaves too little for this run: {self.ledger.path} says that "
-                f"{spent:.3g} are spent on these rows; use a larger epsilon, or take part with other rows and a ledger "
-                "of their own"
-            )
+        batch = round(usual.rate * usual.units)
         try:
             noise = noise_for(privacy.epsilon, privacy.delta, usual.units, batch, times, before)
         except BadInput as error:
@@ -227,6 +222,8 @@ class PrivateSite:
         if plan is None:
             try:
                 budget, before = privacy.evaluation_epsilon, self.ledger.spent(TEST)
+                if epsilon_of(before, privacy.delta) > (1 - _LEAST) * budget:
+                    raise BadInput(f"privacy.evaluation_epsilon = {budget:g} is spent by runs before")
                 noise = noise_for(budget, privacy.delta, units, units, 1, before)
             except BadInput as error:
                 self._log("warning", "no evaluation is told", reason=str(error))
@@ -242,8 +239,17 @@ class PrivateSite:
             return {}
         return evaluation.of(row, membership.mesh.generation)
 
-    def summary(self, epsilons: Mapping[str, float | None], private: PrivateRun | None) -> dict[str, Any]:
-        """Returns what the result says of privacy, the same at every site."""
+    def summary(
+        self, epsilons: Mapping[str, float | None], private: PrivateRun | None, tested: Mapping[str, int], labels: bool
+    ) -> dict[str, Any]:
+        """Returns what the result says of privacy, the same at every site.
+
+        Args:
+            epsilons: What each site has spent on training units.
+            private: The decisions of the run.
+            tested: How many test units each site has.
+            labels: Whether they have labels, so that there is an accuracy.
+        """
         if private is None:
             raise ValueError("the run has no privacy")
         known = [value for value in epsilons.values() if value is not None]
@@ -254,4 +260,22 @@ class PrivateSite:
             "sites": dict(epsilons),
             **{key: table[key] for key in ("delta", "unit", "accountant", "budget", "clip", "loss_clip", "loss_share")},
             "evaluation_epsilon": privacy.evaluation_epsilon,
+            "evaluation_deviation": {
+                name: deviation_of_evaluation(privacy, private.loss_clip, units, labels)
+                for name, units in tested.items()
+            },
         }
+
+
+def refuse_spent(ledger: PrivacyLedger, membership: Membership) -> None:
+    """Raises BadInput for a ledger that leaves too little for a run which has not begun here."""
+    privacy = membership.experiment.privacy
+    if privacy is None or ledger.of_run(membership.manifest.digest()):
+        return
+    spent = epsilon_of(ledger.spent(), privacy.delta)
+    if spent > (1 - _LEAST) * privacy.epsilon:
+        raise BadInput(
+            f"privacy.epsilon = {privacy.epsilon:g} leaves too little for this run: {ledger.path} says that "
+            f"{spent:.3g} are spent on these rows; use a larger epsilon, or take part with other rows and a ledger of "
+            "their own"
+        )

@@ -79,7 +79,9 @@ def write_result(rounds: Rounds, folder: Path) -> None:
     measured = [None if getattr(site, on) is None else {} for site in problem.sites]  # counts stay at their sites
     result = Result(problem, training.replicas, last, records, whole, [], on, support=measured, cvar_level=level)
     if rounds.node.private is not None:
-        private = rounds.node.private.summary(measurements.epsilons(), training.private)
+        tested = {name: int(rounds.node.facts[name]["test"]) for name in membership.names}
+        labels = bool(problem.classes)
+        private = rounds.node.private.summary(measurements.epsilons(), training.private, tested, labels)
         result = replace(result, privacy=private)
         record["epsilon"] = private["epsilon"]
     apart = on_disagreement(result, rounds.training.network.cycle)
