@@ -57,6 +57,8 @@ def run_in_words(
     shown, others = best_few(run)
     yield from headline_of(run.summary)
     yield from privacy_sentences(run.summary.get("privacy") or {})
+    if reason := run.summary.get("stopped_early"):
+        yield f"ended after round {result.rounds}: {reason}"
     yield Table(rows_of(shown))
     yield from (caption_of(shown), *choices_in_words([run]), others, *map(worst_in_words, shown))
     for variant in shown:
