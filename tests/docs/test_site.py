@@ -11,7 +11,7 @@ import pytest
 
 import fairmesh as fm
 from tests.api.public import public_objects
-from tests.docs.pages import ROOT, pages
+from tests.docs.pages import ROOT, pages, text_of
 
 sys.path.insert(0, str(ROOT / "docs" / "_extensions"))
 import reference
@@ -39,6 +39,17 @@ def test_links_lead_to_where_the_site_shows_a_file(text, old, new, expected):
 def test_a_link_to_a_file_that_is_not_there_is_refused():
     with pytest.raises(repository.ExtensionError, match=r"gone\.md"):
         repository.relinked("[a](gone.md)", "docs/a.md", "a.md")
+
+
+SHOWN = [
+    name for page in pages() if repository.place(name := page.relative_to(ROOT).as_posix()) and name != "README.md"
+]
+
+
+@pytest.mark.parametrize("name", SHOWN)
+@pytest.mark.quick_cases("all")
+def test_site_shows_every_file_that_its_pages_link_to(name):
+    repository.relinked(text_of(ROOT / name), name, repository.place(name))
 
 
 def test_api_pages_document_every_public_name_once():

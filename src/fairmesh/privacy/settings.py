@@ -39,7 +39,7 @@ class Privacy:
         1.0
     """
 
-    epsilon: Annotated[float, Within("(0, 100]", "more protects nobody; leave [privacy] out instead")]
+    epsilon: Annotated[float, Within("(0, 100]", "0 would be all noise, and over 100 protects nobody; 1 to 8 is usual")]
     delta: Annotated[float, Within("[1e-12, 1)", "1e-5 is usual for up to 10,000 units per site")]
     clip: Positive = 1.0
     loss_clip: Positive | None = None
