@@ -18,6 +18,7 @@ from fairmesh.mesh.announcements import Terms
 from fairmesh.mesh.enrol.certificates import make_authority, make_key, sign
 from fairmesh.mesh.enrol.roster import Member, Mesh
 from fairmesh.mesh.wire.bulletin import Bulletin
+from fairmesh.mesh.wire.connections import TlsCarrier
 from fairmesh.mesh.wire.journal import Journal
 from fairmesh.mesh.wire.links import Credentials, Links, Neighbour
 from fairmesh.mesh.wire.mailroom import Mailroom
@@ -116,8 +117,8 @@ def _exchange(folder: Path, mesh: Mesh, name: str, parameters: int, steps: int, 
     mailroom.largest, mailroom.rounds = 1 << 26, range(steps)
     bulletin = Bulletin(name, given, Terms(dict.fromkeys(mesh.names, mesh.names)))
     links = Links(
-        neighbours, given, mesh.member(name).address, mailroom, bulletin, lambda: {"site": name}, lambda *_: True,
-        lambda *_, **__: None, mailroom.largest, lambda point, step: None,
+        neighbours, given, TlsCarrier(given, mesh.member(name).address), mailroom, bulletin, lambda: {"site": name},
+        lambda *_: True, lambda *_, **__: None, mailroom.largest, lambda point, step: None,
     )  # fmt: skip
     links.start()
     text = _message(parameters)

@@ -11,6 +11,7 @@ import fairmesh as fm
 from fairmesh.algorithms.base import Round
 from fairmesh.mesh.enrol.roster import Mesh
 from fairmesh.mesh.wire.bulletin import Bulletin
+from fairmesh.mesh.wire.connections import TlsCarrier
 from fairmesh.mesh.wire.journal import Journal
 from fairmesh.mesh.wire.links import Credentials, Links, Neighbour
 from fairmesh.mesh.wire.mailroom import Mailroom
@@ -76,8 +77,8 @@ def run(folder: Path, own: int, cases: Sequence[str]) -> None:
     greet = {"site": name}
     address = mesh.member(name).address
     links = Links(
-        neighbours, texts, address, mailroom, bulletin, lambda: greet, lambda who, table: table["site"] == who, said,
-        mailroom.largest, lambda point, step: None,
+        neighbours, texts, TlsCarrier(texts, address), mailroom, bulletin, lambda: greet,
+        lambda who, table: table["site"] == who, said, mailroom.largest, lambda point, step: None,
     )  # fmt: skip
     links.start()
     problem, ends, lengths, oracles = toys.problem().keeping({own}), {}, 0, {}

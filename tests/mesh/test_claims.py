@@ -16,7 +16,7 @@ from fairmesh.mesh.node.oversight import Oversight
 from fairmesh.mesh.node.watching import Aside
 from fairmesh.mesh.wire import frames
 from fairmesh.mesh.wire.bulletin import Bulletin
-from fairmesh.mesh.wire.connections import dialled
+from fairmesh.mesh.wire.connections import TlsCarrier, dialled
 from fairmesh.mesh.wire.frames import StateLost
 from fairmesh.mesh.wire.journal import Journal
 from fairmesh.mesh.wire.links import Links, Neighbour
@@ -182,7 +182,7 @@ def door(tmp_path):
     mailroom.rounds = range(100)
     logged = []
     here = Links(
-        [Neighbour("alpha", 0, "")], texts, address, mailroom, bulletin, lambda: {"site": "beta"},
+        [Neighbour("alpha", 0, "")], texts, TlsCarrier(texts, address), mailroom, bulletin, lambda: {"site": "beta"},
         lambda name, table: True, lambda level, what, **fields: logged.append((level, fields.get("reason", ""))), 1000,
         lambda point, step: None,
     )  # fmt: skip

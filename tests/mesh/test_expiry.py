@@ -9,6 +9,7 @@ import pytest
 
 from fairmesh.mesh.wire import links
 from fairmesh.mesh.wire.bulletin import Bulletin
+from fairmesh.mesh.wire.connections import TlsCarrier
 from fairmesh.mesh.wire.journal import Journal
 from fairmesh.mesh.wire.links import Links, Neighbour
 from fairmesh.mesh.wire.mailroom import Mailroom
@@ -45,7 +46,8 @@ def test_stream_ends_at_both_sites_when_one_of_the_two_certificates_expires(tmp_
 
         mailroom = Mailroom([1 - place], Journal(tmp_path / name), 0, lambda point, step: None)
         return Links(
-            [Neighbour(other, 1 - place, "" if place else address)], sites[name], address if place else "", mailroom,
+            [Neighbour(other, 1 - place, "" if place else address)], sites[name],
+            TlsCarrier(sites[name], address if place else ""), mailroom,
             Bulletin(name, sites[name], terms_of(names)), lambda: {"site": name}, lambda who, table: True, report, 1000,
             lambda point, step: None,
         )  # fmt: skip

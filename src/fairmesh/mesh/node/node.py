@@ -29,6 +29,8 @@ from fairmesh.mesh.node.table_agreement import TableAgreement
 from fairmesh.mesh.node.watching import Aside, Log, Monitor
 from fairmesh.mesh.wire import greeting
 from fairmesh.mesh.wire.bulletin import Bulletin
+from fairmesh.mesh.wire.carrier import Carrier
+from fairmesh.mesh.wire.connections import TlsCarrier
 from fairmesh.mesh.wire.journal import Journal
 from fairmesh.mesh.wire.limits import LogLimiter
 from fairmesh.mesh.wire.links import Links
@@ -40,6 +42,13 @@ from fairmesh.trackers import Tracker
 
 if TYPE_CHECKING:
     from fairmesh.mesh.node.generation import Generation
+
+CarrierOf = Callable[[Membership], Carrier]  # what carries the messages of a site
+
+
+def over_tls(membership: Membership) -> Carrier:
+    """Returns what carries messages over connections of fairmesh's own."""
+    return TlsCarrier(membership.credentials, membership.site.listen)
 
 
 class Node:
@@ -55,10 +64,12 @@ class Node:
         observe: Observe,
         trackers: Sequence[Tracker] = (),
         private: PrivateSite | None = None,
+        carrier_of: CarrierOf = over_tls,
     ):
         (self.own,) = alone.sites
         self.membership, self.log, self.observe, self.trackers = membership, log, observe, trackers
         self.private = private  # if the experiment has privacy
+        self.carrier_of = carrier_of
         self.life, self.open = Life(), ExitStack()  # what is open in this generation
         self.generation: Generation  # once the node takes part in one
         self.reached: Callable[[], int] = lambda: 0  # returns how many rounds of this generation it has done
@@ -107,7 +118,7 @@ class Node:
         links = Links(
             membership.neighbours,
             membership.credentials,
-            membership.site.listen,
+            self.carrier_of(membership),
             mailroom,
             self.bulletin,
             lambda: membership.greeting | {"only_news": only_news, "process": self._process},

@@ -154,9 +154,10 @@ class Oversight(Observer):
 
     # Stopping
 
-    def request_stop(self) -> None:
+    def request_stop(self, reason: str = "") -> None:
         self._asked_to_stop = True
-        self._end(Interrupted(f"stopped after round {self._round}; start the node again to continue"))
+        because = f": {reason}" if reason else ""
+        self._end(Interrupted(f"stopped after round {self._round}{because}; start the node again to continue"))
 
     def stop_if_waited_too_long(self, seconds: float, whom: str) -> None:
         if seconds > self._patience_s:

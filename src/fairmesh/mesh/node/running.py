@@ -5,7 +5,7 @@ import platform
 import signal
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from fairmesh.mesh.enrol.roster import host_and_port
 from fairmesh.mesh.node import data_agreement, deciding, life
 from fairmesh.mesh.node.machine import pinned
 from fairmesh.mesh.node.membership import Membership, own_data
-from fairmesh.mesh.node.node import Node
+from fairmesh.mesh.node.node import CarrierOf, Node, over_tls
 from fairmesh.mesh.node.oversight import Oversight
 from fairmesh.mesh.node.private_site import PrivateSite
 from fairmesh.mesh.node.state_lock import LEFT_S, locked
@@ -46,6 +46,8 @@ def run_node(
     stream: Any = None,
     trackers: Sequence[Tracker] = (),
     lock: ExitStack | None = None,
+    carrier_of: CarrierOf = over_tls,
+    stoppable: Callable[[Callable[[str], None]], None] = lambda stop: None,
 ) -> Path:
     """Runs the node of a site file to the end of its run.
 
@@ -57,6 +59,9 @@ def run_node(
         stream: Where to log. Default: stderr.
         trackers: What the measurements of all sites are also written to. Default: none.
         lock: The lock of the state folder, if the caller has it already. Default: None, it is locked here.
+        carrier_of: What carries the messages of this site. Default: connections of its own, with mutual TLS.
+        stoppable: Called with a function that stops the node, for a reason, from any thread. Default: nobody is told;
+            Ctrl-C and SIGTERM stop it.
 
     Returns:
         The folder of the result.
@@ -83,7 +88,10 @@ def run_node(
             private = None
             if membership.experiment.privacy is not None:
                 private = opened.enter_context(closing(PrivateSite(membership, log)))
-            node = Node(membership, own_data(membership), log, patience_s, monitor, observe, trackers, private)
+            node = Node(
+                membership, own_data(membership), log, patience_s, monitor, observe, trackers, private, carrier_of
+            )
+            stoppable(node.oversight.request_stop)
             data_agreement.announce(node)
             with _tracked(trackers, result, log), _stop_requests(node.oversight), node.oversight.watching():
                 _live(node)

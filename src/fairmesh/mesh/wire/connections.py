@@ -14,15 +14,16 @@ import socket
 import ssl
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
-from contextlib import asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
 from fairmesh.errors import BadInput
 from fairmesh.mesh.enrol.roster import host_and_port
+from fairmesh.mesh.wire.carrier import Answer, Carrier, TurnedAway
 from fairmesh.mesh.wire.frames import LENGTH, Refused, check_length
 from fairmesh.mesh.wire.limits import TokenBucket
-from fairmesh.mesh.wire.tls_stream import READ_AHEAD, TlsStream, reason_of
+from fairmesh.mesh.wire.tls_stream import READ_AHEAD, Credentials, TlsStream, reason_of
 
 FRAME_OVERHEAD_BYTES = 1 << 20  # that a frame may have beyond the largest message, which is checked exactly later
 _HEARTBEAT = 0xFFFFFFFF
@@ -253,6 +254,32 @@ class Listener:
             waiting.pop(stream, None)  # unless it had to go for a newer one
             if not waiting:
                 self._in_handshake.pop(address, None)
+
+
+class TlsCarrier(Carrier):
+    """Carries frames over connections of its own, with mutual TLS.
+
+    Args:
+        credentials: Those of this site.
+        listen: host:port; "": nobody dials this site.
+    """
+
+    def __init__(self, credentials: Credentials, listen: str):
+        self._credentials, self._listen = credentials, listen
+        self._listener: Listener | None = None
+
+    async def open(self, largest: int, answer: Answer, turned_away: TurnedAway) -> None:
+        self._largest, self._context = largest, self._credentials.for_dialling()
+        self._listener = Listener(self._credentials.for_listening(), largest, answer, turned_away)
+        if self._listen:
+            await self._listener.start(self._listen)
+
+    def dialled(self, address: str, name: str) -> AbstractAsyncContextManager[Connection]:
+        return dialled(address, name, self._context, self._largest)
+
+    async def close(self) -> None:
+        if self._listener is not None:
+            await self._listener.close()
 
 
 def _on_all_interfaces(port: int) -> socket.socket:

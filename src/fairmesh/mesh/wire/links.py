@@ -1,12 +1,11 @@
-"""The streams of a node: one connection to each neighbour, with mutual TLS 1.3. One end dials, the other listens.
+"""The streams of a node: one connection to each neighbour. One end dials, the other listens.
 
-A stranger without a certificate of the mesh's authority fails in the handshake. A peer with a certificate is known by
-the name in it, and only neighbours are answered.
+The carrier authenticates peers; over TLS, a stranger without a certificate of the mesh's authority fails in the
+handshake. A peer is known by its authenticated name, and only neighbours are answered.
 """
 
 import asyncio
 import math
-import ssl
 import threading
 import time
 from collections import Counter
@@ -21,7 +20,8 @@ from fairmesh.mesh.announcements import BYTES_PER_SECOND
 from fairmesh.mesh.enrol import certificates
 from fairmesh.mesh.wire import frames
 from fairmesh.mesh.wire.bulletin import A_FRAME, Bulletin
-from fairmesh.mesh.wire.connections import CannotConnect, Connection, ConnectionLost, Listener, dialled
+from fairmesh.mesh.wire.carrier import Carrier, Peer
+from fairmesh.mesh.wire.connections import CannotConnect, ConnectionLost
 from fairmesh.mesh.wire.frames import Kind, Refused, RefusedThere, StateLost
 from fairmesh.mesh.wire.limits import LogLimiter, Report, TokenBucket
 from fairmesh.mesh.wire.mailroom import Mailroom, Observe, Progress
@@ -58,7 +58,7 @@ class Neighbour:
 class _Stream:
     """One connection after its greeting; either side can end it."""
 
-    def __init__(self, connection: Connection):
+    def __init__(self, connection: Peer):
         self.connection, self.wire_in, self.wire_out = connection, 0, 0  # bytes of it that are counted
         self.useless = TokenBucket(_USELESS_PER_S, _USELESS_AT_ONCE)
         self.finished_there = False
@@ -79,7 +79,7 @@ class Links:
 
     neighbours: Sequence[Neighbour]
     credentials: Credentials
-    listen: str  # host:port; "": nobody dials this node
+    carrier: Carrier
     mailroom: Mailroom
     bulletin: Bulletin
     greeting: Callable[[], dict[str, Any]]  # who this is, and what both sides must agree on
@@ -174,12 +174,9 @@ class Links:
         self._loop.set_exception_handler(self._unexpected)
         self.mailroom.serve(self._wake, self._end)
         self.bulletin.changed = self._news_came
-        context = self.credentials.for_dialling()
-        listener = Listener(self.credentials.for_listening(), self.largest, self._answer, self._turned_away)
-        if self.listen:
-            await listener.start(self.listen)
-        work = [self._dial(neighbour, context) for neighbour in self.neighbours if neighbour.address]
-        work += [self._tell(former, context) for former in self.left if former.address]
+        await self.carrier.open(self.largest, self._answer, self._turned_away)
+        work = [self._dial(neighbour) for neighbour in self.neighbours if neighbour.address]
+        work += [self._tell(former) for former in self.left if former.address]
         work += [_every(_REPORT_EVERY_S, self._limiter.flush), _every(_ACK_S, self._send_acks)]
         work += [_every(_ROUTINE_S, self._send_routine), _every(_NEWS_AGAIN_S, self._ask_again)]
         tasks = [asyncio.create_task(task) for task in work]
@@ -189,7 +186,7 @@ class Links:
             stream.ended.set()
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, listener.close(), return_exceptions=True)
+        await asyncio.gather(*tasks, self.carrier.close(), return_exceptions=True)
         self._limiter.close()
 
     def _turned_away(self, address: str, reason: str) -> None:
@@ -234,13 +231,13 @@ class Links:
             if stream.ask_again:
                 stream.wake.set()
 
-    async def _dial(self, neighbour: Neighbour, context: ssl.SSLContext) -> None:
+    async def _dial(self, neighbour: Neighbour) -> None:
         lost = time.monotonic()
         pause = _FIRST_PAUSE_S
         while True:
             met = math.inf
             try:
-                async with dialled(neighbour.address, neighbour.name, context, self.largest) as connection:
+                async with self.carrier.dialled(neighbour.address, neighbour.name) as connection:
                     met = time.monotonic()
                     await self._converse(neighbour, connection)
             except CannotConnect as error:
@@ -268,7 +265,7 @@ class Links:
         finally:
             self._open[who] -= 1
 
-    async def _answer(self, connection: Connection) -> None:
+    async def _answer(self, connection: Peer) -> None:
         """Serves a connection that a neighbour opened."""
         who = ", ".join(connection.peer_names) or "a peer without a name"
         neighbour, refusal = self._by_name.get(who), ""
@@ -293,19 +290,19 @@ class Links:
             except Exception as error:
                 self._log_end(who, error)
 
-    async def _tell(self, former: Neighbour, context: ssl.SSLContext) -> None:
+    async def _tell(self, former: Neighbour) -> None:
         """Dials a former neighbour that cannot dial this node, to tell it that it is no longer in the mesh. Tells it
         again from time to time, since it may have been started again."""
         pause = _FIRST_TELLING_S
         while True:
             told = False
             with suppress(CannotConnect, ConnectionLost, Refused, OSError):
-                async with dialled(former.address, former.name, context, self.largest) as connection:
+                async with self.carrier.dialled(former.address, former.name) as connection:
                     told = await self._tell_why(connection)
             pause = _TELL_EVERY_S if told else min(2 * pause, _TELL_EVERY_S)
             await asyncio.sleep(pause)
 
-    async def _tell_why(self, connection: Connection) -> bool:
+    async def _tell_why(self, connection: Peer) -> bool:
         """Gives a site that has left the certificate by which the others continue without it, and nothing else."""
         with suppress(ConnectionLost, Refused, ConnectionError, TimeoutError):
             async with asyncio.timeout(_GREETING_S):
@@ -318,13 +315,13 @@ class Links:
                 return True
         return False
 
-    async def _converse(self, neighbour: Neighbour, connection: Connection, answering: bool = False) -> None:
+    async def _converse(self, neighbour: Neighbour, connection: Peer, answering: bool = False) -> None:
         """Exchanges greetings, then frames in both directions until one side ends the stream."""
         stream = await self._greeted(neighbour, connection, answering)
         if stream is not None:
             await self._exchange(neighbour, stream, connection)
 
-    async def _greeted(self, neighbour: Neighbour, connection: Connection, answering: bool) -> _Stream | None:
+    async def _greeted(self, neighbour: Neighbour, connection: Peer, answering: bool) -> _Stream | None:
         """Exchanges greetings. Returns the stream that begins then, or None if none does."""
         unknown = self.refusal(neighbour.name, connection.peer_certificate())
         if unknown:
@@ -380,7 +377,7 @@ class Links:
         self._limiter("info", "connected", neighbour.name, at_once=_STREAMS)
         return stream
 
-    async def _exchange(self, neighbour: Neighbour, stream: _Stream, connection: Connection) -> None:
+    async def _exchange(self, neighbour: Neighbour, stream: _Stream, connection: Peer) -> None:
         """Exchanges frames. A connection that is lost is logged here and raises no error."""
         tasks = [
             asyncio.create_task(self._reading(neighbour, stream, connection)),
@@ -418,7 +415,7 @@ class Links:
                 if not self._stopping.is_set():
                     self._limiter("info", "disconnected", neighbour.name, why, at_once=_STREAMS)
 
-    async def _until_expiry(self, connection: Connection) -> None:
+    async def _until_expiry(self, connection: Peer) -> None:
         """Raises ConnectionLost once this site's certificate or the peer's has expired: TLS looks at the dates only in
         the handshake, and a stream may last for weeks."""
         ends = {
@@ -430,11 +427,11 @@ class Links:
             await asyncio.sleep(min(left, _LOOK_AT_CLOCK_S))
         raise ConnectionLost(f"{whose} has expired, on {until:%Y-%m-%d %H:%M} UTC; it must be renewed")
 
-    async def _refuse(self, neighbour: Neighbour, connection: Connection, reason: Refused) -> None:
+    async def _refuse(self, neighbour: Neighbour, connection: Peer, reason: Refused) -> None:
         self.mailroom.note_refusal(neighbour.position, str(reason))
         await _send_refusal(connection, reason)
 
-    async def _reading(self, neighbour: Neighbour, stream: _Stream, connection: Connection) -> None:
+    async def _reading(self, neighbour: Neighbour, stream: _Stream, connection: Peer) -> None:
         position = neighbour.position
         while (data := await connection.receive()) is not None:
             frame = frames.read_frame(data)
@@ -494,7 +491,7 @@ class Links:
             stream.missed = True
             self._limiter("warning", "announcements dropped", site, f"{neighbour.name} passes on too many of it")
 
-    async def _writing(self, neighbour: Neighbour, stream: _Stream, connection: Connection) -> None:
+    async def _writing(self, neighbour: Neighbour, stream: _Stream, connection: Peer) -> None:
         while True:
             stream.wake.clear()
             if going := self._next_frames(neighbour, stream):
@@ -545,7 +542,7 @@ async def _every(seconds: float, work: Callable[[], None]) -> None:
         work()
 
 
-async def _send_refusal(connection: Connection, reason: Refused) -> None:
+async def _send_refusal(connection: Peer, reason: Refused) -> None:
     """Sends the reason why this side ends the connection. Does not wait for a peer that does not read."""
     with suppress(ConnectionError, TimeoutError):
         async with asyncio.timeout(1.0):

@@ -12,7 +12,8 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from fairmesh.mesh.wire import frames
-from fairmesh.mesh.wire.connections import Connection, ConnectionLost
+from fairmesh.mesh.wire.carrier import Peer
+from fairmesh.mesh.wire.connections import ConnectionLost
 from fairmesh.mesh.wire.frames import Kind, Refused, read_frame
 from fairmesh.mesh.wire.limits import TokenBucket
 
@@ -61,7 +62,7 @@ def probes_allowed() -> TokenBucket:
     return TokenBucket(_PER_MINUTE / 60, _AT_ONCE)
 
 
-async def answer_probes(connection: Connection, allowed: TokenBucket) -> None:
+async def answer_probes(connection: Peer, allowed: TokenBucket) -> None:
     """Answers the probes of a check until the neighbour closes the connection, has had its share, or takes too long."""
     with suppress(TimeoutError):
         async with asyncio.timeout(PROBING_S):
@@ -72,7 +73,7 @@ async def answer_probes(connection: Connection, allowed: TokenBucket) -> None:
                 await connection.send(frames.probe(wanted))
 
 
-async def measured_line(connection: Connection, message_bytes: int) -> Line:
+async def measured_line(connection: Peer, message_bytes: int) -> Line:
     """Measures the line to a neighbour that has answered the greeting of a check. What the neighbour does not answer,
     since it was checked a moment ago, is NaN.
 
@@ -97,7 +98,7 @@ async def measured_line(connection: Connection, message_bytes: int) -> Line:
     return line
 
 
-async def _rate(connection: Connection, rtt_s: float, up: bool) -> tuple[float, bool]:
+async def _rate(connection: Peer, rtt_s: float, up: bool) -> tuple[float, bool]:
     """Returns the bytes per second of the longest piece that the time allows, and whether the line may be faster, since
     TCP begins slowly. Raises TimeoutError if not even the first arrives in time."""
     began, rate, soon = time.perf_counter(), math.inf, False
@@ -111,7 +112,7 @@ async def _rate(connection: Connection, rtt_s: float, up: bool) -> tuple[float, 
     return rate, soon
 
 
-async def _typical(connection: Connection, size: int, wanted: int, count: int) -> float:
+async def _typical(connection: Peer, size: int, wanted: int, count: int) -> float:
     """Returns the median of some round trips, of fewer if they take long."""
     times: list[float] = []
     while len(times) < count and sum(times) < _DIRECTION_S:
@@ -119,7 +120,7 @@ async def _typical(connection: Connection, size: int, wanted: int, count: int) -
     return statistics.median(times)
 
 
-async def _round_trip(connection: Connection, size: int, wanted: int) -> float:
+async def _round_trip(connection: Peer, size: int, wanted: int) -> float:
     """Returns the seconds until a probe is answered."""
     began = time.perf_counter()
     await connection.send(frames.probe(size, wanted))
