@@ -75,6 +75,7 @@ _EXTRAS = {  # extra of pyproject.toml -> what its packages are needed for
     "wandb": "Weights & Biases needs wandb",
     "lora": "LoRA needs peft and transformers",
     "mesh": "training between organisations needs cryptography and prometheus-client",
+    "nvflare": "jobs of NVFlare need nvflare 2.9",
     "privacy": "private training needs dp-accounting and cryptography",
 }
 

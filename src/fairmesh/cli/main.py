@@ -12,6 +12,7 @@ from fairmesh.cli.launching import stop_where_ended
 from fairmesh.cli.mesh import mesh
 from fairmesh.cli.models import export, predict
 from fairmesh.cli.node import node, status
+from fairmesh.cli.nvflare import nvflare
 from fairmesh.cli.report import compare, report, topology
 from fairmesh.cli.run import demo, run
 from fairmesh.errors import FairmeshError
@@ -28,6 +29,7 @@ for command in (demo, advise, run, compare, report, export, predict, keys, topol
 app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(launch)
 app.add_typer(data, name="data")
 app.add_typer(mesh, name="mesh")
+app.add_typer(nvflare, name="nvflare")
 
 
 def _print_version(wanted: bool) -> None:

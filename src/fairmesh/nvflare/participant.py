@@ -1,0 +1,205 @@
+"""A site's part in a job: it enrols, runs the node of its mesh, and says how far it is. Knows nothing of NVFlare.
+
+All that a run keeps lies in a folder that is named after the run, not after the job. So the next job of the same run
+goes on where this one stopped."""
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from fairmesh.errors import FairmeshError, Interrupted, in_a_line, listed
+from fairmesh.mesh.enrol.roster import Mesh
+from fairmesh.mesh.node.membership import Membership
+from fairmesh.mesh.node.running import run_node
+from fairmesh.mesh.node.store import RESULT
+from fairmesh.mesh.node.watching import live_status
+from fairmesh.nvflare.calls import CallCarrier, Stopped
+from fairmesh.nvflare.enrolment import SITE, Ask, Enrolment, Missing, read_answer, refused_in_words
+from fairmesh.nvflare.job import Job
+from fairmesh.nvflare.outcome import ENDED, FAILED, FINISHED, INTERRUPTED, RUNNING, WAITING
+from fairmesh.nvflare.site_file import FILE, settings_of
+from fairmesh.trackers import Tracker
+
+_LOOK_S = 0.5
+_PIECE = 1 << 22  # bytes of a result's file per call
+_SAVING_S = 60.0  # for what a node writes when it stops
+
+
+class Participant:
+    """One site in one job.
+
+    Args:
+        site: NVFlare's name of this site.
+        config: The app's config folder.
+        custom: The app's folder of Python code.
+        workspace: The site's NVFlare workspace.
+        ask: Calls another site, by fairmesh's name.
+        aborted: Returns whether NVFlare has ended the job.
+        trackers: What the measurements of all sites are also written to, given whether this site is the first.
+        simulated: Whether this is NVFlare's simulator. Default: False.
+        stream: Where the node logs. Default: stderr.
+    """
+
+    def __init__(
+        self,
+        site: str,
+        config: Path,
+        custom: Path,
+        workspace: Path,
+        ask: Ask,
+        aborted: Callable[[], bool],
+        trackers: Callable[[bool], Sequence[Tracker]] = lambda first: (),
+        simulated: bool = False,
+        stream: Any = None,
+    ):
+        self._ask, self._aborted, self._stream = ask, aborted, stream
+        self.job, mesh, contents = Job.read(config, custom)
+        self.site = self.job.called_here(site)
+        settings = settings_of(workspace, simulated)
+        home = settings.state / self.job.run
+        self._enrolment = Enrolment(home, self.job, mesh, contents, self.site, settings.table, self._log)
+        self.home, self.state_folder = home, home / "state"
+        self._instead = str(home / SITE), str(workspace / "local" / FILE)  # the file that a person may edit
+        self._trackers = trackers(self.site == next(iter(self.job.sites)))
+        around = Mesh.read(home / "mesh.toml").neighbours(self.site)
+        self._neighbours, self._since = around, time.monotonic()
+        self._carrier = CallCarrier(self.job.run, self.site, self._deliver, self._enrolment.certificate_of)
+        self._lock, self._stop_node = threading.Lock(), None
+        self._stopped_because = ""
+        self.state, self._reason, self._missing = WAITING, "", list[str]()
+        self._thread = threading.Thread(target=self._work, name="fairmesh", daemon=True)
+        self._watch = threading.Thread(target=self._watching, name="fairmesh-watch", daemon=True)
+
+    def _log(self, level: str, what: str, **fields: Any) -> None:
+        print(f"fairmesh: {level}: {what} {fields or ''}", file=self._stream, flush=True)
+
+    # What others ask of this site
+
+    def start(self) -> None:
+        """Begins to take part. A site that has begun goes on."""
+        with self._lock:
+            if self.state == WAITING:
+                self.state, self._since = RUNNING, time.monotonic()
+                self._thread.start()
+                self._watch.start()
+
+    def arrived(self, caller: str, method: str, what: bytes) -> bytes:
+        """Answers another site, which the engine has authenticated."""
+        name = self.job.called_here(caller)
+        if method == "deliver":
+            return self._carrier.arrived(name, what)
+        answer = {"enrol": self._enrolment.sign, "introduce": self._enrolment.shown}[method]
+        try:
+            return answer(name, what)
+        except FairmeshError as error:
+            self._log("warning", "refused", site=name, reason=str(error))
+            return refused_in_words(error)
+
+    def report(self) -> dict[str, Any]:
+        """Returns how far this site is, for the server: its state, why it has ended, and whom it misses."""
+        said: dict[str, Any] = {"state": self.state, "reason": self._reason, "missing": self._missing}
+        with suppress(FairmeshError):
+            status = live_status(self.state_folder)
+            for key in ("activity", "round", "rounds", "worst", "mean", "metric_name"):
+                said[key] = status.get(key)
+        return said
+
+    def result_files(self) -> dict[str, int]:
+        """Returns the files of the result and their sizes."""
+        folder = self.state_folder / RESULT
+        found = sorted(path for path in folder.rglob("*") if path.is_file())
+        return {str(path.relative_to(folder)): path.stat().st_size for path in found}
+
+    def piece(self, name: str, offset: int) -> bytes:
+        """Returns a piece of a file of the result."""
+        if name not in self.result_files():
+            raise FairmeshError(f"the result has no file {name!r}")
+        with open(self.state_folder / RESULT / name, "rb") as file:
+            file.seek(offset)
+            return file.read(_PIECE)
+
+    def stop(self, reason: str, missing: Sequence[str] = ()) -> None:
+        """Lets the node save what it has and end. Can be called from any thread, and more than once."""
+        with self._lock:
+            if self._stopped_because or self.state in ENDED:
+                return
+            self._stopped_because, self._missing = reason, list(missing)
+            stop = self._stop_node
+        if stop is not None:
+            stop(reason)
+
+    def wait_until_saved(self) -> None:
+        """Waits until the node has ended, for a minute at most."""
+        if self._thread.is_alive():
+            self._thread.join(_SAVING_S)
+
+    # The threads
+
+    def _deliver(self, site: str, envelope: bytes, seconds: float) -> bytes:
+        return self._asked(site, "deliver", envelope, seconds)
+
+    def _asked(self, site: str, method: str, what: bytes, seconds: float) -> bytes:
+        self._raise_if_stopped()
+        answer = self._ask(site, method, what, seconds)
+        return answer if method == "deliver" else read_answer(answer)
+
+    def _raise_if_stopped(self) -> None:
+        if self._aborted():
+            raise Stopped("NVFlare has ended the job")
+
+    def _carried(self, membership: Membership) -> CallCarrier:
+        return self._carrier
+
+    def _stoppable(self, stop: Callable[[str], None]) -> None:
+        with self._lock:
+            self._stop_node, asked = stop, self._stopped_because
+        if asked:
+            stop(asked)
+
+    def _enrolling(self) -> None:
+        """Raises an error if this site must stop before its node has begun."""
+        if self._stopped_because:
+            raise Interrupted(self._stopped_because)
+        self._raise_if_stopped()
+
+    def _work(self) -> None:
+        patience_s = self.job.patience_s
+        try:
+            self._enrolment.settle(self._asked, patience_s, self._enrolling)
+            self._since = time.monotonic()
+            run_node(
+                self._enrolment.site_file,
+                stream=self._stream,
+                trackers=self._trackers,
+                carrier_of=self._carried,
+                stoppable=self._stoppable,
+            )
+            ended = FINISHED, ""
+        except Missing as error:
+            self._missing = error.sites
+            ended = INTERRUPTED, str(error)
+        except (Interrupted, Stopped) as error:
+            ended = INTERRUPTED, self._stopped_because or str(error)
+        except FairmeshError as error:
+            ended = FAILED, str(error)
+        except BaseException as error:
+            ended = FAILED, in_a_line(error)
+        with self._lock:
+            self.state, self._reason = ended[0], ended[1].replace(*self._instead)
+        self._log("info" if self.state == FINISHED else "warning", f"this site has {self.state}", reason=self._reason)
+
+    def _watching(self) -> None:
+        """Stops the node when NVFlare ends the job, or when a neighbour has been out of reach for too long."""
+        while self._thread.is_alive():
+            time.sleep(_LOOK_S)
+            if self._aborted():
+                self.stop("NVFlare has ended the job")
+                return
+            now, patience_s = time.monotonic(), self.job.patience_s
+            last = {name: max(self._since, self._carrier.heard.get(name, 0.0)) for name in self._neighbours}
+            gone = [name for name, at in last.items() if now - at > patience_s]
+            if gone and self._stop_node is not None:
+                self.stop(f"{listed(gone)} could not be reached for {patience_s:.0f} s", gone)
