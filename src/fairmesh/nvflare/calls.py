@@ -222,7 +222,6 @@ class CallCarrier(Carrier):
         self._threads: ThreadPoolExecutor | None = None
         self._serving: set[asyncio.Task[None]] = set()
         self._lock = threading.Lock()
-        self.heard: dict[str, float] = {}  # when each site was reached last, by time.monotonic()
         self.largest = 0
 
     async def open(self, largest: int, answer: Answer, turned_away: TurnedAway) -> None:
@@ -282,7 +281,6 @@ class CallCarrier(Carrier):
                 continue
             except (Stopped, RuntimeError) as error:  # the job has ended, or this carrier
                 raise ConnectionLost(in_a_line(error)) from None
-            self.heard[peer] = time.monotonic()
             if answer.get("again") is not True:
                 return answer
             since = time.monotonic()  # it is there, and has no room yet
@@ -331,7 +329,6 @@ class CallCarrier(Carrier):
             return {"again": True}
         except asyncio.CancelledError:
             return {"gone": "it has ended"}
-        self.heard[caller] = time.monotonic()
         return answer
 
     async def _taken(self, caller: str, head: Mapping[str, Any], body: bytes) -> dict[str, Any]:
@@ -340,7 +337,7 @@ class CallCarrier(Carrier):
         if number == -1 and answered == "":
             return self._opened(caller, drawn, connection)
         if connection is None or connection.key.answered != answered:
-            return {"gone": "it does not know this connection"}
+            return {"gone": "it has closed this connection"}
         return await connection.take(head, body)
 
     def _opened(self, caller: str, drawn: str, known: CallConnection | None) -> dict[str, Any]:

@@ -118,6 +118,10 @@ class SiteProcess:
         return self._answer("introduce", what)
 
     @collab.publish
+    def ping(self, what: bytes) -> bytes:
+        return self._answer("ping", what)
+
+    @collab.publish
     def deliver(self, what: bytes) -> bytes:
         return self._answer("deliver", what)
 

@@ -1,7 +1,7 @@
 """A site's part in a job: it enrols, runs the node of its mesh, and says how far it is. Knows nothing of NVFlare.
 
-All that a run keeps lies in a folder that is named after the run, not after the job. So the next job of the same run
-goes on where this one stopped."""
+All that a run keeps at a site lies in a folder that is named after the run, not after the job. So the next job of the
+same run goes on where this one stopped."""
 
 import threading
 import time
@@ -16,7 +16,7 @@ from fairmesh.mesh.node.membership import Membership
 from fairmesh.mesh.node.running import run_node
 from fairmesh.mesh.node.store import RESULT
 from fairmesh.mesh.node.watching import live_status
-from fairmesh.nvflare.calls import CallCarrier, Stopped
+from fairmesh.nvflare.calls import CallCarrier, CallFailed, Stopped
 from fairmesh.nvflare.enrolment import SITE, Ask, Enrolment, Missing, read_answer, refused_in_words
 from fairmesh.nvflare.job import Job
 from fairmesh.nvflare.outcome import ENDED, FAILED, FINISHED, INTERRUPTED, RUNNING, WAITING
@@ -24,6 +24,7 @@ from fairmesh.nvflare.site_file import FILE, settings_of
 from fairmesh.trackers import Tracker
 
 _LOOK_S = 0.5
+_PING_S = 10.0
 _PIECE = 1 << 22  # bytes of a result's file per call
 _SAVING_S = 60.0  # for what a node writes when it stops
 
@@ -59,13 +60,14 @@ class Participant:
         self.job, mesh, contents = Job.read(config, custom)
         self.site = self.job.called_here(site)
         settings = settings_of(workspace, simulated)
-        home = settings.state / self.job.run
+        home = settings.state / self.job.run / self.site
         self._enrolment = Enrolment(home, self.job, mesh, contents, self.site, settings.table, self._log)
         self.home, self.state_folder = home, home / "state"
         self._instead = str(home / SITE), str(workspace / "local" / FILE)  # the file that a person may edit
         self._trackers = trackers(self.site == next(iter(self.job.sites)))
         around = Mesh.read(home / "mesh.toml").neighbours(self.site)
         self._neighbours, self._since = around, time.monotonic()
+        self._heard = dict[str, float]()  # when each site was reached last, by time.monotonic()
         self._carrier = CallCarrier(self.job.run, self.site, self._deliver, self._enrolment.certificate_of)
         self._lock, self._stop_node = threading.Lock(), None
         self._stopped_because = ""
@@ -89,6 +91,9 @@ class Participant:
     def arrived(self, caller: str, method: str, what: bytes) -> bytes:
         """Answers another site, which the engine has authenticated."""
         name = self.job.called_here(caller)
+        self._heard[name] = time.monotonic()
+        if method == "ping":
+            return b"here"
         if method == "deliver":
             return self._carrier.arrived(name, what)
         answer = {"enrol": self._enrolment.sign, "introduce": self._enrolment.shown}[method]
@@ -144,6 +149,7 @@ class Participant:
     def _asked(self, site: str, method: str, what: bytes, seconds: float) -> bytes:
         self._raise_if_stopped()
         answer = self._ask(site, method, what, seconds)
+        self._heard[site] = time.monotonic()
         return answer if method == "deliver" else read_answer(answer)
 
     def _raise_if_stopped(self) -> None:
@@ -198,8 +204,14 @@ class Participant:
             if self._aborted():
                 self.stop("NVFlare has ended the job")
                 return
-            now, patience_s = time.monotonic(), self.job.patience_s
-            last = {name: max(self._since, self._carrier.heard.get(name, 0.0)) for name in self._neighbours}
-            gone = [name for name, at in last.items() if now - at > patience_s]
+            patience_s = self.job.patience_s
+            for name in self._neighbours:
+                if self._silent_s(name) > min(_PING_S, patience_s / 4):  # it may be busy with its data
+                    with suppress(CallFailed, Stopped):
+                        self._asked(name, "ping", b"", _PING_S)
+            gone = [name for name in self._neighbours if self._silent_s(name) > patience_s]
             if gone and self._stop_node is not None:
                 self.stop(f"{listed(gone)} could not be reached for {patience_s:.0f} s", gone)
+
+    def _silent_s(self, name: str) -> float:
+        return time.monotonic() - max(self._since, self._heard.get(name, 0.0))

@@ -47,6 +47,7 @@ def settings_of(workspace: Path, simulated: bool = False) -> SiteSettings:
         simulated: Whether all sites are on one machine, in NVFlare's simulator. Then a site without a file takes the
             experiment's data. Elsewhere a job must not choose what a site reads. Default: False.
     """
+    workspace = workspace.absolute()
     path = workspace / "local" / FILE
     if not path.exists():
         if simulated:

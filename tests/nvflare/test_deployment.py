@@ -1,0 +1,163 @@
+"""Jobs in a provisioned project on this machine, whose processes are killed, and in NVFlare's simulator."""
+
+import json
+import subprocess
+import time
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import fairmesh as fm
+from fairmesh.experiment import load_experiment
+from fairmesh.nvflare.keep import ABORTED, COMPLETED, GivenUp, Keeper
+from tests.mesh.fleet import KnowingSecrets, secret
+from tests.nvflare.deployment import SITES, Project, project
+from tests.nvflare.standin import EXPERIMENT, until
+
+pytestmark = pytest.mark.slow
+pytest.importorskip("nvflare", reason="NVFlare is not installed")
+
+ROUNDS = 120
+FILES = ("model.safetensors", "model-best.safetensors", "metrics.jsonl")
+ENVELOPE = rb'"dialled": "[0-9a-f]{32}"'  # in every call, inside what is sealed
+
+
+def _exported(place: Project, run: str):
+    file = place.folder / f"{run}.toml"
+    file.write_text(EXPERIMENT.format(rounds=ROUNDS))
+    place.command("fairmesh", "nvflare", "export", file, place.folder / run, "--sites", 3, "--patience", "20s")
+    place.give_secrets(run)
+    return place.folder / run
+
+
+def _result(place: Project, run: str, site: str) -> dict[str, bytes]:
+    folder = place.state(run, site) / "result"
+    return {name: (folder / name).read_bytes() for name in FILES}
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    with project(tmp_path_factory.mktemp("poc")) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def undisturbed(place):
+    job, kit = _exported(place, "undisturbed"), place.kit
+    number = place.submitted(kit, job)
+    until(lambda: place.round_of("undisturbed", "site-2") >= ROUNDS // 3, 200)
+    seen = {
+        who: place.memory_matches(ENVELOPE, what)
+        for who, what in (("server", "nvflare.private.fed.app.server"), ("site", "worker_process"))
+    }
+    return seen, place.awaited(kit, number), _result(place, "undisturbed", "site-1")
+
+
+def test_job_ends_at_the_simulators_models_and_hands_over_its_result(place, undisturbed):
+    _, ended, result = undisturbed
+    assert (ended.status, ended.outcome["state"]) == (COMPLETED, "finished")
+    assert all(_result(place, "undisturbed", site) == result for site in SITES)
+    alone = fm.run(load_experiment(place.folder / "undisturbed.toml"), process_group=KnowingSecrets(SITES)).final[0]
+    record = json.loads(result["metrics.jsonl"].splitlines()[-1])
+    assert (record["bytes_total"], record["round"]) == (alone["bytes_total"], ROUNDS)
+    assert record["loss"]["sites"] == pytest.approx(alone["loss"]["sites"], abs=1e-10)
+
+
+def test_server_that_relays_the_calls_has_no_plaintext_of_them(undisturbed):
+    seen, _, _ = undisturbed
+    assert seen["site"] > 10
+    assert seen["server"] == 0
+
+
+VIOLENCE = {
+    "a site's job process": lambda place: place.kill("worker_process", "site-2/startup"),
+    "a whole client": lambda place: (
+        place.kill("worker_process", "site-3/startup"),
+        place.kill("client_train", "site-3"),
+    ),
+    "the server": lambda place: (place.kill("runner_process"), place.kill("server_train")),
+}
+
+
+@pytest.mark.quick_cases("all")
+@pytest.mark.parametrize("what", VIOLENCE)
+def test_run_is_kept_through_kills_to_the_bit_identical_end(place, undisturbed, what):
+    run = "killed-" + what.split()[-1]
+    job, log = _exported(place, run), []
+    keeper = Keeper(job, place.kit, 8, 2.0, log.append)
+    done = []
+    import threading
+
+    thread = threading.Thread(target=lambda: done.append(keeper.keep()), daemon=True)
+    thread.start()
+    until(lambda: place.round_of(run, "site-2") >= ROUNDS // 3, 200)
+    VIOLENCE[what](place)
+    until(lambda: not thread.is_alive(), 500)
+    assert done, log
+    assert done[0].status == COMPLETED, log
+    assert len([line for line in log if "submitted" in line]) >= 2, log
+    assert all(_result(place, run, site) == undisturbed[2] for site in SITES), log
+
+
+def test_abort_stops_within_seconds_and_the_same_job_continues(place, undisturbed):
+    job, kit, log = _exported(place, "aborted"), place.kit, []
+    number = place.submitted(kit, job)
+    until(lambda: place.round_of("aborted", "site-2") >= ROUNDS // 3, 200)
+    began = time.monotonic()
+    kit._asked(lambda session: session.abort_job(number))
+    until(lambda: not place.processes("worker_process"), 60)
+    assert time.monotonic() - began < 30
+    assert place.awaited(kit, number).status == ABORTED
+    assert place.round_of("aborted", "site-2") < ROUNDS
+    ended = Keeper(job, kit, 1, 1.0, log.append).keep()
+    assert ended.status == COMPLETED, log
+    assert all(_result(place, "aborted", site) == undisturbed[2] for site in SITES)
+
+
+def test_keeper_gives_up_where_submitting_again_would_not_help(place):
+    file = place.folder / "other-sites.toml"
+    file.write_text(EXPERIMENT.format(rounds=ROUNDS).replace("nodes = 3", "nodes = 2"))
+    place.command("fairmesh", "nvflare", "export", file, place.folder / "other", "--sites", "site-1,site-2")
+    with pytest.raises(GivenUp, match="failed"):
+        (place.folder / "other" / "app" / "config" / "fairmesh" / "experiment.toml").write_text("rounds = 1\n")
+        Keeper(place.folder / "other", place.kit, 5, 1.0, lambda line: None).keep()
+
+
+def test_simulator_of_nvflare_ends_where_fairmeshs_simulator_ends(tmp_path):
+    made = Project(tmp_path)
+    file = tmp_path / "simulated.toml"
+    file.write_text(EXPERIMENT.format(rounds=40))
+    made.command("fairmesh", "nvflare", "export", file, tmp_path / "job", "--sites", 3, "--track", "tensorboard")
+    made.command("fairmesh", "nvflare", "site", tmp_path / "ws", "--allow")
+    state = tmp_path / "states"
+    (tmp_path / "ws" / "local" / "fairmesh.toml").write_text(
+        f'state = "{state}"\ndata = "experiment"\nallow_revealing = true\n'
+    )
+    for site in SITES:
+        home = state / "simulated" / site
+        home.mkdir(parents=True)
+        (home / f"{site}.secret").write_bytes(secret(site))
+    try:
+        made.command("nvflare", "simulator", tmp_path / "job", "-w", tmp_path / "ws", "-n", 3, "-t", 3, seconds=300)
+    except subprocess.TimeoutExpired as error:
+        raise AssertionError((error.stdout or b"").decode()[-3000:]) from error
+    alone = fm.run(load_experiment(file), process_group=KnowingSecrets(SITES))
+    run_folder = tmp_path / "ws" / "server" / "simulate_job"
+    record = json.loads((run_folder / "fairmesh" / "metrics.jsonl").read_text().splitlines()[-1])
+    expected = alone.final[0]
+    assert record["bytes_total"] == expected["bytes_total"]
+    assert record["loss"]["sites"] == pytest.approx(expected["loss"]["sites"], abs=1e-10)
+    saved = torch.load(run_folder / "FL_global_model.pt", weights_only=True)["model"]
+    for name, tensor in alone.state_dict(0, "last").items():
+        assert torch.allclose(saved[name], tensor, rtol=0, atol=1e-6)
+    assert load_file(run_folder / "fairmesh" / "model.safetensors").keys() == saved.keys()
+    assert (run_folder / "fairmesh" / "report.html").exists()
+    assert (run_folder / "fairmesh" / "model-card.md").exists()
+    assert list(run_folder.glob("tb_events/*/events*"))
+    counted = sum(
+        edge["bytes_out"]
+        for site in SITES
+        for edge in json.loads((state / "simulated" / site / "state" / "status.json").read_text())["edges"].values()
+    )
+    assert counted == expected["bytes_total"]
