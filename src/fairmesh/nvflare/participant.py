@@ -10,7 +10,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from fairmesh.config.overrides import read_toml
 from fairmesh.errors import FairmeshError, Interrupted, in_a_line, listed
+from fairmesh.mesh.enrol.manifest import EXPERIMENT
 from fairmesh.mesh.enrol.roster import Mesh
 from fairmesh.mesh.node.membership import Membership
 from fairmesh.mesh.node.running import run_node
@@ -27,6 +29,10 @@ _LOOK_S = 0.5
 _PING_S = 10.0
 _PIECE = 1 << 22  # bytes of a result's file per call
 _SAVING_S = 60.0  # for what a node writes when it stops
+_NOT_TOLD = (
+    "its node ended with an error that it tells nobody, since the run is private and an error may quote rows; the "
+    "output of NVFlare's client at this site has it"
+)
 
 
 class Participant:
@@ -61,7 +67,11 @@ class Participant:
         self.site = self.job.called_here(site)
         settings = settings_of(workspace, simulated)
         home = settings.state / self.job.run / self.site
-        self._enrolment = Enrolment(home, self.job, mesh, contents, self.site, settings.table, self._log)
+        # All runs read the same data of this site, so what they spend of its privacy adds up.
+        ledger = settings.table.get("ledger") or str((settings.state / f"{self.site}.privacy.jsonl").absolute())
+        table = {**settings.table, "ledger": ledger}
+        self._enrolment = Enrolment(home, self.job, mesh, contents, self.site, table, self._log)
+        self._private = "privacy" in read_toml(contents.get(EXPERIMENT, b"").decode(), EXPERIMENT)
         self.home, self.state_folder = home, home / "state"
         self._instead = str(home / SITE), str(workspace / "local" / FILE)  # the file that a person may edit
         self._trackers = trackers(self.site == next(iter(self.job.sites)))
@@ -172,10 +182,10 @@ class Participant:
         self._raise_if_stopped()
 
     def _work(self) -> None:
-        patience_s = self.job.patience_s
+        patience_s, has_rows = self.job.patience_s, False
         try:
             self._enrolment.settle(self._asked, patience_s, self._enrolling)
-            self._since = time.monotonic()
+            self._since, has_rows = time.monotonic(), True
             run_node(
                 self._enrolment.site_file,
                 stream=self._stream,
@@ -193,9 +203,11 @@ class Participant:
             ended = FAILED, str(error)
         except BaseException as error:
             ended = FAILED, in_a_line(error)
+        state, reason = ended[0], ended[1].replace(*self._instead)
+        self._log("info" if state == FINISHED else "warning", f"this site has {state}", reason=reason)
         with self._lock:
-            self.state, self._reason = ended[0], ended[1].replace(*self._instead)
-        self._log("info" if self.state == FINISHED else "warning", f"this site has {self.state}", reason=self._reason)
+            self.state = state
+            self._reason = _NOT_TOLD if state == FAILED and self._private and has_rows else reason
 
     def _watching(self) -> None:
         """Stops the node when NVFlare ends the job, or when a neighbour has been out of reach for too long."""

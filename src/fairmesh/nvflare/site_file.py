@@ -64,6 +64,8 @@ def settings_of(workspace: Path, simulated: bool = False) -> SiteSettings:
         raise BadInput(f'{path} names no data; add a table such as [data] with name = "table", file = "patients.csv"')
     state = Path(str(table.pop("state", workspace / STATE)))
     table["data"] = _absolute(table["data"], path.parent)
+    if table.get("ledger"):
+        table["ledger"] = str(path.parent / str(table["ledger"]))
     return SiteSettings(path.parent / state, table)
 
 
