@@ -135,7 +135,14 @@ def test_samples_that_are_sealed_refuse_to_be_read(name):
 def test_training_without_privacy_refuses_rows_that_were_sealed():
     opened = dataclasses.replace(prepare(problem()), privacy=None)
     with refused("sealed"):
-        fm.train(opened, rounds=1, algorithm=fm.TrackedADGDA())
+        fm.train(opened, rounds=1)
+
+
+def test_splits_with_other_budgets_are_refused():
+    with refused("split 1", "privacy", "epsilon=8"):
+        fm.train([problem(), problem(privacy=fm.Privacy(epsilon=8, delta=1e-4))], rounds=1)
+    with refused("split 1", "privacy"):
+        fm.train([problem(privacy=None), problem()], rounds=1)
 
 
 # What is refused ------------------------------------------------------------------------------------------------------

@@ -299,7 +299,7 @@ def _same_in_splits(problem: "Prepared") -> dict[str, Any]:
         "form of inputs": trees.form(problem.sites[0].train.inputs),
         "number of parameters": problem.flat_model.dim,
         "metrics": list(problem.metrics),
-    } | {name: getattr(problem, name) for name in ("sampling", "models_at_once", "parts", "batch_norm")}
+    } | {name: getattr(problem, name) for name in ("sampling", "models_at_once", "parts", "batch_norm", "privacy")}
 
 
 def check_batches(problem: "Prepared") -> None:

@@ -79,6 +79,8 @@ class Plan:
         """
         refuse_autocast()
         problem = prepare(problem)
+        if problem.privacy is None:
+            _refuse_sealed(problem)
         process_group = process_group or SingleProcess()
         chosen: Options = from_table(Options, options, "options")
         asked = bool(chosen.choose_weights)
@@ -119,6 +121,12 @@ class Plan:
         """Returns the rounds of the plan over a network, with all that they need allocated."""
         private = self.private and self.private.with_secrets(self.replicas[0].seed)
         return Training(self.problem, self.topology, self.replicas, self.options, network, private)
+
+
+def _refuse_sealed(problem: Prepared) -> None:
+    """Raises BadInput for rows that were sealed for a private run."""
+    for samples in problem.train_sets:
+        samples.refuse_sealed()
 
 
 def with_fixed_weights(plan: Plan) -> Plan:
