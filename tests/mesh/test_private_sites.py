@@ -235,6 +235,7 @@ def nobody_evaluates(run: Run) -> None:
     card = write_report([RecordedRun.from_folder(result)], result, "a run").model_card
     assert card is not None
     assert "no metrics" in card.read_text()
+    assert not missing_from(card.read_text(), "each site told the noised loss")
 
 
 def hospitals_of_the_example(run: Run) -> None:

@@ -225,7 +225,10 @@ class Run:
             found.append(f"The run has {s['planned_rounds']} rounds; this is what all sites had measured so far.")
         if any(record.get("models") == "own" for record in self.records):
             last = "" if "planned_rounds" in s else " Only the last record is of their average."
-            found.append(f"On the way, each site measured its own model on its own {s['judged_on']} data.{last}")
+            how = f"measured its own model on its own {s['judged_on']} data"
+            if s.get("privacy"):
+                how = "told the noised loss of its own model on the training units that it drew"
+            found.append(f"On the way, each site {how}.{last}")
         if "best_chosen_on" in s:
             same = s["best_chosen_on"] == s["judged_on"]
             (best,) = s["best_round"]
