@@ -2,10 +2,13 @@
 
 import json
 import math
+import tomllib
+from dataclasses import replace
 
 import pytest
 
 from fairmesh.errors import BadInput
+from fairmesh.mesh.enrol.private_terms import refuse_larger_epsilon
 from fairmesh.mesh.enrol.roster import SiteFile
 from fairmesh.mesh.node.privacy_ledger import PrivacyLedger
 from fairmesh.nvflare import participant
@@ -13,7 +16,7 @@ from fairmesh.nvflare.outcome import FAILED, FINISHED
 from fairmesh.privacy.accounting import epsilon_of
 from tests.nvflare import standin
 from tests.nvflare.standin import SITES, Engine, Faults, exported
-from tests.refusals import missing_from
+from tests.refusals import missing_from, refused
 
 ROUNDS, EPSILON, DELTA = 10, 4.0, 1e-4
 PRIVATE = standin.EXPERIMENT.replace("batch = 20", f"batch = 40\n[privacy]\nepsilon = {EPSILON}\ndelta = {DELTA}")
@@ -55,6 +58,20 @@ def test_errors_of_a_private_node_are_not_told_to_the_server(private, tmp_path, 
         assert "leukaemia" not in json.dumps(told)
         assert not missing_from(told["reason"], "private", "NVFlare's client")
         assert "leukaemia" in engine.sites[site]._stream.getvalue()
+
+
+def test_site_refuses_experiments_with_more_epsilon_than_it_allows(private, tmp_path):
+    engine = Engine(exported(tmp_path), tmp_path, Faults())
+    engine.join(SITES[0])
+    site = SiteFile.read(engine.sites[SITES[0]].home / "site.toml")
+    told = tomllib.loads((site.folder / "experiment.toml").read_text())
+    refuse_larger_epsilon(site, told)
+    refuse_larger_epsilon(replace(site, largest_epsilon=EPSILON), told)
+    with refused("privacy.epsilon", "4", "largest_epsilon", "2"):
+        refuse_larger_epsilon(replace(site, largest_epsilon=2.0), told)
+    del told["privacy"]
+    with refused("no [privacy]", "largest_epsilon"):
+        refuse_larger_epsilon(replace(site, largest_epsilon=2.0), told)
 
 
 @pytest.mark.slow

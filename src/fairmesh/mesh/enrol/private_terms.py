@@ -48,6 +48,21 @@ def privacy_of(table: Mapping[str, Any]) -> Privacy | None:
         return None
 
 
+def refuse_larger_epsilon(site: SiteFile, table: Mapping[str, Any]) -> None:
+    """Refuses an experiment without privacy, or with more epsilon than the site's own file allows, if it says so."""
+    most, privacy = site.largest_epsilon, privacy_of(table)
+    if most is None:
+        return
+    if privacy is None:
+        raise BadInput(f"the experiment has no [privacy], and {site.path} asks for it (largest_epsilon = {most:g})")
+    for key in ("epsilon", "evaluation_epsilon"):
+        if getattr(privacy, key) > most:
+            raise BadInput(
+                f"privacy.{key} = {getattr(privacy, key):g} is more than {site.path} allows (largest_epsilon = "
+                f"{most:g}); agree on less with the mesh's founder"
+            )
+
+
 def private_terms(site: SiteFile, mesh: Mesh, handout: Handout) -> dict[str, Any] | None:
     """Returns what privacy means for a site, as a table; None without privacy."""
     privacy = privacy_of(handout.table)
