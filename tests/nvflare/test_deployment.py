@@ -15,7 +15,7 @@ from tests.mesh.fleet import KnowingSecrets, secret
 from tests.nvflare.deployment import SITES, Project, project
 from tests.nvflare.standin import EXPERIMENT, until
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # NVFlare uses what is deprecated
 pytest.importorskip("nvflare", reason="NVFlare is not installed")
 
 ROUNDS = 120

@@ -14,10 +14,8 @@ import os
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
-from concurrent.futures import TimeoutError as NotInTime
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
 from typing import Any
 
 from fairmesh.errors import FairmeshError, in_a_line
@@ -91,20 +89,19 @@ def frames_of(body: bytes, largest: int) -> list[bytes]:
     return frames
 
 
-@dataclass(frozen=True)
-class _Key:
-    """What tells a connection from all others, also from those of earlier jobs."""
-
-    peer: str
-    dialled: str  # drawn by the side that dials,
-    answered: str  # and by the side that answers; "" until it has
-
-
 class CallConnection:
-    """A connection to one neighbour by calls in both directions. Use it in `async with`."""
+    """A connection to one neighbour by calls in both directions. Use it in `async with`.
 
-    def __init__(self, carrier: "CallCarrier", key: _Key):
-        self._carrier, self.key = carrier, key
+    Args:
+        carrier: What makes its calls.
+        peer: The name of the neighbour.
+        dialled: What the side that dials has drawn. With what the other side draws, it tells this connection from all
+            others, also from those of earlier jobs.
+        answered: What the side that answers has drawn; "" at the side that dials, until it is told.
+    """
+
+    def __init__(self, carrier: "CallCarrier", peer: str, dialled: str, answered: str):
+        self._carrier, self.peer, self.dialled, self.answered = carrier, peer, dialled, answered
         self.wire_in = self.wire_out = 0
         self._sent, self._taken = 0, 0  # the numbers of the next call in each direction
         self._sending = asyncio.Lock()
@@ -116,10 +113,10 @@ class CallConnection:
 
     @property
     def peer_names(self) -> list[str]:
-        return [self.key.peer]
+        return [self.peer]
 
     def peer_certificate(self) -> bytes:
-        return self._carrier.certificate_of(self.key.peer)
+        return self._carrier.certificate_of(self.peer)
 
     async def __aenter__(self) -> "CallConnection":
         self._beat = asyncio.create_task(self._beating())
@@ -164,9 +161,9 @@ class CallConnection:
 
     async def _deliver(self, more: Mapping[str, Any], body: bytes) -> None:
         """Calls until the peer has taken this."""
-        head = {"dialled": self.key.dialled, "answered": self.key.answered, "number": self._sent, **more}
-        envelope = self._carrier.packed(self.key.peer, head, body)
-        answer = await self._carrier.called(self.key.peer, envelope)
+        head = {"dialled": self.dialled, "answered": self.answered, "number": self._sent, **more}
+        envelope = self._carrier.packed(self.peer, head, body)
+        answer = await self._carrier.called(self.peer, envelope)
         self.wire_out += len(envelope)
         if "gone" in answer:
             self.end()
@@ -244,20 +241,25 @@ class CallCarrier(Carrier):
 
     @asynccontextmanager
     async def dialled(self, address: str, name: str) -> AsyncIterator[CallConnection]:
-        drawn = os.urandom(16).hex()
+        connection = CallConnection(self, name, os.urandom(16).hex(), "")
+        self._connections[name, connection.dialled] = connection  # its first call may come before it has answered
+        opening = {"dialled": connection.dialled, "answered": "", "number": -1}
         try:
-            answer = await self.called(name, self.packed(name, {"dialled": drawn, "answered": "", "number": -1}, b""))
-        except ConnectionLost as error:
-            raise CannotConnect(str(error), in_handshake=False) from None
-        if not isinstance(answer.get("answered"), str):
-            raise CannotConnect(str(answer.get("gone", "it gives no answer that this site knows"))[:300], True)
-        connection = CallConnection(self, _Key(name, drawn, answer["answered"]))
-        self._connections[name, drawn] = connection
-        async with connection:
-            yield connection
+            try:
+                answer = await self.called(name, self.packed(name, opening, b""))
+            except ConnectionLost as error:
+                raise CannotConnect(str(error), in_handshake=False) from None
+            answered = answer.get("answered")
+            if not isinstance(answered, str) or connection.answered not in ("", answered):
+                raise CannotConnect(str(answer.get("gone", "it gives no answer that this site knows"))[:300], True)
+            connection.answered = answered
+            async with connection:
+                yield connection
+        finally:
+            self.forget(connection)
 
     def forget(self, connection: CallConnection) -> None:
-        self._connections.pop((connection.key.peer, connection.key.dialled), None)
+        self._connections.pop((connection.peer, connection.dialled), None)
 
     def packed(self, peer: str, head: Mapping[str, Any], body: bytes) -> bytes:
         return packed({"run": self._run, "from": self._site, "to": peer, **head}, body)
@@ -324,10 +326,10 @@ class CallCarrier(Carrier):
             done: Future[dict[str, Any]] = asyncio.run_coroutine_threadsafe(self._taken(caller, head, body), self._loop)
         try:
             answer = done.result(CALL_S)
-        except NotInTime:
+        except TimeoutError:
             done.cancel()
             return {"again": True}
-        except asyncio.CancelledError:
+        except CancelledError:
             return {"gone": "it has ended"}
         return answer
 
@@ -336,19 +338,20 @@ class CallCarrier(Carrier):
         connection = self._connections.get((caller, drawn))
         if number == -1 and answered == "":
             return self._opened(caller, drawn, connection)
-        if connection is None or connection.key.answered != answered:
+        if connection is None or (connection.answered or answered) != answered:
             return {"gone": "it has closed this connection"}
+        connection.answered = str(answered)
         return await connection.take(head, body)
 
     def _opened(self, caller: str, drawn: str, known: CallConnection | None) -> dict[str, Any]:
         """Begins a connection that a peer opens, unless it has begun and only the answer was lost."""
         if known is None:
-            known = CallConnection(self, _Key(caller, drawn, os.urandom(16).hex()))
+            known = CallConnection(self, caller, drawn, os.urandom(16).hex())
             self._connections[caller, drawn] = known
             task = asyncio.create_task(self._serve(known))
             self._serving.add(task)
             task.add_done_callback(self._serving.discard)
-        return {"answered": known.key.answered}
+        return {"answered": known.answered}
 
     async def _serve(self, connection: CallConnection) -> None:
         async with connection:

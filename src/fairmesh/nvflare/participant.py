@@ -204,14 +204,18 @@ class Participant:
             if self._aborted():
                 self.stop("NVFlare has ended the job")
                 return
-            patience_s = self.job.patience_s
             for name in self._neighbours:
-                if self._silent_s(name) > min(_PING_S, patience_s / 4):  # it may be busy with its data
-                    with suppress(CallFailed, Stopped):
-                        self._asked(name, "ping", b"", _PING_S)
+                self._look_after(name)
+
+    def _look_after(self, name: str) -> None:
+        """Calls a neighbour that has not been heard for a while, since it may be busy with its data."""
+        patience_s = self.job.patience_s
+        if self._silent_s(name) > min(_PING_S, patience_s / 4):
+            with suppress(CallFailed, Stopped):
+                self._asked(name, "ping", b"", min(_PING_S, patience_s / 4))
+        if self._silent_s(name) > patience_s and self._stop_node is not None:
             gone = [name for name in self._neighbours if self._silent_s(name) > patience_s]
-            if gone and self._stop_node is not None:
-                self.stop(f"{listed(gone)} could not be reached for {patience_s:.0f} s", gone)
+            self.stop(f"{listed(gone)} could not be reached for {patience_s:.0f} s", gone)
 
     def _silent_s(self, name: str) -> float:
         return time.monotonic() - max(self._since, self._heard.get(name, 0.0))
