@@ -30,6 +30,7 @@ _BEAT_S, _SILENCE_S = 10.0, 45.0
 _FRAMES = 64  # that wait to be read; with more, calls are told to come again
 _ROOM_S = 10.0  # so long a call waits for room
 _CLOSING_S = 2.0
+_AT_ONCE = 100  # calls: one to each neighbour, and the ends of connections
 _HEAD = 1 << 12  # bytes of a call's head at most,
 _HEAD_BYTES = 300  # and about how many it has, with its digest
 _DIGEST = hashlib.sha256().digest_size
@@ -223,7 +224,7 @@ class CallCarrier(Carrier):
 
     async def open(self, largest: int, answer: Answer, turned_away: TurnedAway) -> None:
         self.largest, self._answer, self._turned_away = largest, answer, turned_away
-        self._threads = ThreadPoolExecutor(thread_name_prefix="calls")
+        self._threads = ThreadPoolExecutor(_AT_ONCE, "calls")
         with self._lock:
             self._loop = asyncio.get_running_loop()
 
