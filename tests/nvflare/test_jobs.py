@@ -256,6 +256,7 @@ def test_keeper_gives_up_where_submitting_again_would_not_help(tmp_path, slept):
     for server, told in (
         (Server(_ended(FAILED)), "because of failed"),
         (Server(Ended(ABORTED, None)), "aborted by a person"),
+        (Server(_ended(INTERRUPTED, status=ABORTED)), "aborted by a person"),
         (Server(*[_ended(INTERRUPTED)] * 3), "--most"),
     ):
         _, given_up = _kept(tmp_path, server, most=3)

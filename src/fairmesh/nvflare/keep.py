@@ -82,7 +82,7 @@ class Keeper:
                 self.tell(f"the run {name} has finished")
                 return ended
             outcome = ended.outcome or {"state": INTERRUPTED, "reason": f"NVFlare says {ended.status}"}
-            if ended.status == ABORTED and not ended.outcome:
+            if ended.status == ABORTED:  # NVFlare gives failures and lost processes other names
                 raise GivenUp(
                     f"job {job_id} was aborted by a person; nothing is lost, and `fairmesh nvflare keep {self.job}` "
                     "continues the run"
