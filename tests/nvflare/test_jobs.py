@@ -241,6 +241,7 @@ def test_run_is_kept_through_interruptions_with_pauses_that_grow_while_nothing_i
     assert (last.status, server.submitted) == (COMPLETED, 6)
     assert slept == [2, 4, 8, 2, 4]
     assert len([line for line in log if "because of interrupted" in line]) == 4
+    assert len([line for line in log if "RUNNING, but" in line and "fairmesh nvflare site WORKSPACE" in line]) == 1
 
 
 def test_job_whose_id_was_lost_is_watched_and_not_submitted_twice(tmp_path, slept):

@@ -11,14 +11,17 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple, Protocol
 
-from fairmesh.errors import BadInput, FairmeshError, in_a_line, listed
+from fairmesh.errors import BadInput, FairmeshError, in_a_line
 from fairmesh.nvflare.job import FOLDER, JOB_FILE, refuse_other_nvflare
 from fairmesh.nvflare.outcome import FAILED, INTERRUPTED, OUTCOME
 
 ABORTED, COMPLETED = "FINISHED:ABORTED", "FINISHED:COMPLETED"  # statuses of NVFlare's jobs
 _BEGUN = ("DISPATCHED", "RUNNING")
 _NOT_ENDED = ("SUBMITTED", "APPROVED", *_BEGUN)
-_FORBIDDEN = "is not in allow_list"  # in NVFlare's log
+_UNSAID = (
+    ", and no site could say why. If this was at the start, run fairmesh nvflare site WORKSPACE at the server and at "
+    "each site: it says whether jobs of fairmesh are allowed there"
+)
 _LOOK_S = 5.0
 _LONGEST_PAUSE_S = 600.0
 
@@ -81,7 +84,7 @@ class Keeper:
             if ended.status == COMPLETED:
                 self.tell(f"the run {name} has finished")
                 return ended
-            outcome = ended.outcome or {"state": INTERRUPTED, "reason": f"NVFlare says {ended.status}"}
+            outcome = ended.outcome or {"state": INTERRUPTED, "reason": f"NVFlare says {ended.status}{_UNSAID}"}
             if ended.status == ABORTED:  # NVFlare gives failures and lost processes other names
                 raise GivenUp(
                     f"job {job_id} was aborted by a person; nothing is lost, and `fairmesh nvflare keep {self.job}` "
@@ -92,8 +95,10 @@ class Keeper:
             done = max((int(one.get("round") or 0) for one in outcome.get("sites", {}).values()), default=0)
             pause = self.pause_s if done > reached else min(2 * pause, _LONGEST_PAUSE_S)
             reached = max(done, reached)
-            self.tell(f"job {job_id}: {outcome['reason']}; again in {pause:.0f} s")
-            time.sleep(pause)
+            self.tell(f"job {job_id}: {outcome['reason']}")
+            if self._submitted < self.most:
+                self.tell(f"again in {pause:.0f} s")
+                time.sleep(pause)
 
     def _begun(self, name: str) -> str:
         """Submits the job, unless one of this run has not ended: a person's, or one whose id was lost on its way."""
@@ -178,16 +183,7 @@ class Kit:
                 found = next(Path(folder).rglob(OUTCOME))
                 return Ended(status, json.loads(found.read_text(encoding="utf-8")))
             except (StopIteration, OSError, ValueError, FairmeshError):
-                return Ended(status, self._forbidden(job_id))
-
-    def _forbidden(self, job_id: str) -> dict[str, Any] | None:
-        """Returns the outcome of a job whose classes are not allowed somewhere, so that fairmesh could say nothing."""
-        with suppress(OSError, FairmeshError, KeyError):
-            found = self._asked(lambda session: session.get_job_logs(job_id, "all", grep_pattern=_FORBIDDEN))["logs"]
-            if where := sorted(site for site, lines in found.items() if lines):
-                who = f"{listed(where)} allows no jobs of fairmesh"
-                return {"state": FAILED, "reason": f"{who}; there: fairmesh nvflare site WORKSPACE --allow"}
-        return None
+                return Ended(status, None)
 
     def _asked(self, ask: Callable[[Any], Any]) -> Any:
         """Asks over a session, a new one after a failure."""
