@@ -11,7 +11,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple, Protocol
 
-from fairmesh.errors import BadInput, FairmeshError, in_a_line
+from fairmesh.errors import BadInput, FairmeshError, in_a_line, listed
 from fairmesh.nvflare.job import FOLDER, JOB_FILE, refuse_other_nvflare
 from fairmesh.nvflare.outcome import FAILED, INTERRUPTED, OUTCOME
 
@@ -48,6 +48,10 @@ class Deployment(Protocol):
         """Returns how a job has ended; None while it has not."""
         ...
 
+    def connected(self) -> list[str]:
+        """Returns the sites that are connected to the server."""
+        ...
+
 
 class GivenUp(FairmeshError):
     """The run did not end, and submitting its job again would not help, or was done often enough."""
@@ -76,7 +80,7 @@ class Keeper:
 
     def keep(self) -> Ended:
         """Submits the job until the run has finished. Returns how its last job has ended. Raises GivenUp."""
-        name = run_of(self.job)
+        name, _ = run_of(self.job)
         pause, reached = self.pause_s, -1
         while True:
             job_id = self._reached(lambda: self._begun(name))
@@ -110,6 +114,12 @@ class Keeper:
         job_id = self.deployment.submit(self.job)
         self._submitted += 1
         self.tell(f"submitted, for the {self._submitted}. time: job {job_id}")
+        absent = sorted(set(run_of(self.job)[1]) - set(self.deployment.connected()))
+        if absent:
+            self.tell(
+                f"NVFlare starts it once {listed(absent)} is connected, which is not so now; if this is no site of the "
+                "project, abort the job, and export it with --sites"
+            )
         return job_id
 
     def _awaited(self, job_id: str) -> Ended:
@@ -131,11 +141,11 @@ class Keeper:
                 pause = min(2 * pause, 60.0)
 
 
-def run_of(job: Path) -> str:
-    """Returns the name of a job's run."""
+def run_of(job: Path) -> tuple[str, list[str]]:
+    """Returns the name of a job's run, and NVFlare's names of its sites."""
     try:
-        found = next(job.glob(f"*/config/{FOLDER}/{JOB_FILE}"))
-        return str(json.loads(found.read_text(encoding="utf-8"))["run"])
+        found = json.loads(next(job.glob(f"*/config/{FOLDER}/{JOB_FILE}")).read_text(encoding="utf-8"))
+        return str(found["run"]), list(found["sites"].values())
     except (StopIteration, OSError, ValueError, KeyError) as error:
         raise BadInput(f"{job} is not a job of fairmesh; make one: fairmesh nvflare export FILE {job}") from error
 
@@ -184,6 +194,9 @@ class Kit:
                 return Ended(status, json.loads(found.read_text(encoding="utf-8")))
             except (StopIteration, OSError, ValueError, FairmeshError):
                 return Ended(status, None)
+
+    def connected(self) -> list[str]:
+        return [client.name for client in self._asked(lambda session: session.get_system_info()).client_info]
 
     def _asked(self, ask: Callable[[Any], Any]) -> Any:
         """Asks over a session, a new one after a failure."""
