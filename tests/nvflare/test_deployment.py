@@ -18,7 +18,11 @@ from tests.mesh.fleet import KnowingSecrets, secret
 from tests.nvflare.deployment import SITES, Project, project
 from tests.nvflare.standin import EXPERIMENT, until
 
-pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # NVFlare uses what is deprecated
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(1500),
+    pytest.mark.filterwarnings("ignore"),
+]  # NVFlare uses what is deprecated
 pytest.importorskip("nvflare", reason="NVFlare is not installed")
 
 ROUNDS = 240
