@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import cached_property
 from pathlib import Path
 
 from fairmesh.nvflare.keep import Ended, Kit
@@ -41,7 +42,7 @@ class Project:
         assert done.returncode == 0, f"{words}: {done.stdout}\n{done.stderr}"
         return done.stdout + done.stderr
 
-    @property
+    @cached_property
     def kit(self) -> Kit:
         return Kit(self.home / ADMIN)
 
@@ -120,7 +121,8 @@ class Project:
 
 @contextmanager
 def project(folder: Path) -> Iterator[Project]:
-    """Provisions and starts a project, in which each site takes the data of the experiment."""
+    """Provisions and starts a project, in which each site takes the data of the experiment. One runs at a time,
+    since it takes the ports of NVFlare's POC mode."""
     made = Project(folder)
     made.command("nvflare", "poc", "prepare", "-n", 3, "--force")
     for site in SITES:
@@ -128,9 +130,10 @@ def project(folder: Path) -> Iterator[Project]:
         file = made.home / site / "local" / "fairmesh.toml"
         file.write_text(file.read_text() + "allow_revealing = true\n")
     made.command("fairmesh", "nvflare", "site", made.home / "server", "--allow")
-    made.command("nvflare", "poc", "start")
     try:
+        made.command("nvflare", "poc", "start", seconds=300)
         yield made
+        made.kit.close()
     finally:
         for marks in ("sub_start.sh",), ("nvflare.private",):
             for process in made.processes(*marks):

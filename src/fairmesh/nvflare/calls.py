@@ -14,10 +14,8 @@ import os
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
-from concurrent.futures import TimeoutError as NotInTime
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
 from typing import Any
 
 from fairmesh.errors import FairmeshError, in_a_line
@@ -25,13 +23,16 @@ from fairmesh.mesh.wire.carrier import Answer, Carrier, TurnedAway
 from fairmesh.mesh.wire.connections import FRAME_OVERHEAD_BYTES, CannotConnect, ConnectionLost
 from fairmesh.mesh.wire.frames import LENGTH, Refused, check_length, read_json
 
-CALL_S = 20.0  # a call that is not answered within this is repeated
+CALL_S = 20.0  # a call that is not answered within this, and the time that its bytes take, is repeated
+_SLOWEST = 1 << 18  # bytes per second
 _GIVE_UP_S = 60.0  # after so long without an answer, a connection is lost; the mesh dials again
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 5.0  # between repetitions of a call
 _BEAT_S, _SILENCE_S = 10.0, 45.0
-_FRAMES = 64  # that wait to be read; with more, calls are told to come again
+_FRAMES, _BYTES = 64, 1 << 22  # that wait to be read; with more, calls are told to come again
 _ROOM_S = 10.0  # so long a call waits for room
+_SMALL_BYTES = 1 << 20  # of small frames that may come in one call
 _CLOSING_S = 2.0
+_AT_ONCE = 100  # calls: one to each neighbour, and the ends of connections
 _HEAD = 1 << 12  # bytes of a call's head at most,
 _HEAD_BYTES = 300  # and about how many it has, with its digest
 _DIGEST = hashlib.sha256().digest_size
@@ -76,7 +77,8 @@ def unpacked(envelope: bytes) -> tuple[dict[str, Any], bytes]:
 
 
 def frames_of(body: bytes, largest: int) -> list[bytes]:
-    """Returns the frames that one call carries, each of a length that its kind may have."""
+    """Returns the frames that one call carries, each of a length that its kind may have: several only if all together
+    are small."""
     frames, at = [], 0
     while at < len(body):
         if len(body) - at < LENGTH.size:
@@ -88,27 +90,29 @@ def frames_of(body: bytes, largest: int) -> list[bytes]:
         check_length(body[at] if length else 0, length, largest + FRAME_OVERHEAD_BYTES)
         frames.append(body[at : at + length])
         at += length
+    if len(frames) > 1 and len(body) > _SMALL_BYTES:
+        raise Refused(f"{len(frames)} frames of {len(body):,} bytes in one call")
     return frames
 
 
-@dataclass(frozen=True)
-class _Key:
-    """What tells a connection from all others, also from those of earlier jobs."""
-
-    peer: str
-    dialled: str  # drawn by the side that dials,
-    answered: str  # and by the side that answers; "" until it has
-
-
 class CallConnection:
-    """A connection to one neighbour by calls in both directions. Use it in `async with`."""
+    """A connection to one neighbour by calls in both directions. Use it in `async with`.
 
-    def __init__(self, carrier: "CallCarrier", key: _Key):
-        self._carrier, self.key = carrier, key
+    Args:
+        carrier: What makes its calls.
+        peer: The name of the neighbour.
+        dialled: What the side that dials has drawn. With what the other side draws, it tells this connection from all
+            others, also from those of earlier jobs.
+        answered: What the side that answers has drawn; "" at the side that dials, until it is told.
+    """
+
+    def __init__(self, carrier: "CallCarrier", peer: str, dialled: str, answered: str):
+        self._carrier, self.peer, self.dialled, self.answered = carrier, peer, dialled, answered
         self.wire_in = self.wire_out = 0
         self._sent, self._taken = 0, 0  # the numbers of the next call in each direction
         self._sending = asyncio.Lock()
         self._arrived: asyncio.Queue[bytes | None] = asyncio.Queue()
+        self._waiting_bytes = 0  # in it
         self._room = asyncio.Event()
         self._heard_at = self._told_at = time.monotonic()
         self.ended = False  # by the peer, or done
@@ -116,10 +120,10 @@ class CallConnection:
 
     @property
     def peer_names(self) -> list[str]:
-        return [self.key.peer]
+        return [self.peer]
 
     def peer_certificate(self) -> bytes:
-        return self._carrier.certificate_of(self.key.peer)
+        return self._carrier.certificate_of(self.peer)
 
     async def __aenter__(self) -> "CallConnection":
         self._beat = asyncio.create_task(self._beating())
@@ -128,23 +132,25 @@ class CallConnection:
     async def __aexit__(self, *_: object) -> None:
         if self._beat is not None:
             self._beat.cancel()
-        if not self.ended:  # by the peer; else it waits for this side until it is silent for long
-            with suppress(FairmeshError, ConnectionLost, TimeoutError):
-                async with asyncio.timeout(_CLOSING_S):
-                    await self._deliver({"end": True}, b"")
-        self.ended = True
-        self._carrier.forget(self)
+        try:
+            if not self.ended:  # by the peer; else it waits for this side until it is silent for long
+                with suppress(ConnectionLost, TimeoutError):
+                    async with asyncio.timeout(_CLOSING_S):
+                        await self._deliver({"end": True}, b"")
+        finally:
+            self.ended = True
+            self._carrier.forget(self)
 
     async def receive(self) -> bytes | None:
         while True:
-            silent_s = _SILENCE_S - (time.monotonic() - self._heard_at)
             try:
-                async with asyncio.timeout(max(0.0, silent_s)):
+                async with asyncio.timeout(max(1.0, _SILENCE_S - (time.monotonic() - self._heard_at))):
                     frame = await self._arrived.get()
             except TimeoutError:
-                if time.monotonic() - self._heard_at < _SILENCE_S:
+                if time.monotonic() - self._heard_at < _SILENCE_S or self._sending.locked():  # it may take long
                     continue
                 raise ConnectionLost(f"no call of it has come for {_SILENCE_S:.0f} s") from None
+            self._waiting_bytes -= len(frame or b"")
             self._room.set()
             return frame
 
@@ -164,9 +170,9 @@ class CallConnection:
 
     async def _deliver(self, more: Mapping[str, Any], body: bytes) -> None:
         """Calls until the peer has taken this."""
-        head = {"dialled": self.key.dialled, "answered": self.key.answered, "number": self._sent, **more}
-        envelope = self._carrier.packed(self.key.peer, head, body)
-        answer = await self._carrier.called(self.key.peer, envelope)
+        head = {"dialled": self.dialled, "answered": self.answered, "number": self._sent, **more}
+        envelope = self._carrier.packed(self.peer, head, body)
+        answer = await self._carrier.called(self.peer, envelope)
         self.wire_out += len(envelope)
         if "gone" in answer:
             self.end()
@@ -184,17 +190,18 @@ class CallConnection:
             return {"taken": number}
         if self.ended or number != self._taken:
             return {"gone": "this connection has ended"}
-        if self._arrived.qsize() >= _FRAMES:
+        frames = frames_of(body, self._carrier.largest)
+        if self._waiting_bytes and (self._arrived.qsize() >= _FRAMES or self._waiting_bytes + len(body) > _BYTES):
             self._room.clear()
             with suppress(TimeoutError):
                 async with asyncio.timeout(_ROOM_S):
                     await self._room.wait()
             return {"again": True}
-        frames = frames_of(body, self._carrier.largest)
         self._heard_at = time.monotonic()
         self.wire_in += len(body) + _HEAD_BYTES
         self._taken += 1
         for frame in frames:
+            self._waiting_bytes += len(frame)
             self._arrived.put_nowait(frame)
         return {"taken": number}
 
@@ -226,7 +233,7 @@ class CallCarrier(Carrier):
 
     async def open(self, largest: int, answer: Answer, turned_away: TurnedAway) -> None:
         self.largest, self._answer, self._turned_away = largest, answer, turned_away
-        self._threads = ThreadPoolExecutor(thread_name_prefix="calls")
+        self._threads = ThreadPoolExecutor(_AT_ONCE, "calls")
         with self._lock:
             self._loop = asyncio.get_running_loop()
 
@@ -244,20 +251,25 @@ class CallCarrier(Carrier):
 
     @asynccontextmanager
     async def dialled(self, address: str, name: str) -> AsyncIterator[CallConnection]:
-        drawn = os.urandom(16).hex()
+        connection = CallConnection(self, name, os.urandom(16).hex(), "")
+        self._connections[name, connection.dialled] = connection  # its first call may come before it has answered
+        opening = {"dialled": connection.dialled, "answered": "", "number": -1}
         try:
-            answer = await self.called(name, self.packed(name, {"dialled": drawn, "answered": "", "number": -1}, b""))
-        except ConnectionLost as error:
-            raise CannotConnect(str(error), in_handshake=False) from None
-        if not isinstance(answer.get("answered"), str):
-            raise CannotConnect(str(answer.get("gone", "it gives no answer that this site knows"))[:300], True)
-        connection = CallConnection(self, _Key(name, drawn, answer["answered"]))
-        self._connections[name, drawn] = connection
-        async with connection:
-            yield connection
+            try:
+                answer = await self.called(name, self.packed(name, opening, b""))
+            except ConnectionLost as error:
+                raise CannotConnect(str(error), in_handshake=False) from None
+            answered = answer.get("answered")
+            if not isinstance(answered, str) or connection.answered not in ("", answered):
+                raise CannotConnect(str(answer.get("gone", "it gives no answer that this site knows"))[:300], True)
+            connection.answered = answered
+            async with connection:
+                yield connection
+        finally:
+            self.forget(connection)
 
     def forget(self, connection: CallConnection) -> None:
-        self._connections.pop((connection.key.peer, connection.key.dialled), None)
+        self._connections.pop((connection.peer, connection.dialled), None)
 
     def packed(self, peer: str, head: Mapping[str, Any], body: bytes) -> bytes:
         return packed({"run": self._run, "from": self._site, "to": peer, **head}, body)
@@ -267,10 +279,10 @@ class CallCarrier(Carrier):
         loop, threads = asyncio.get_running_loop(), self._threads
         if threads is None:
             raise ConnectionLost("this site has ended its calls")
-        since, pause = time.monotonic(), _FIRST_PAUSE_S
+        since, pause, seconds = time.monotonic(), _FIRST_PAUSE_S, CALL_S + len(envelope) / _SLOWEST
         while True:
             try:
-                answer = read_json(await loop.run_in_executor(threads, self._call, peer, envelope, CALL_S))
+                answer = read_json(await loop.run_in_executor(threads, self._call, peer, envelope, seconds))
                 if not isinstance(answer, dict):
                     raise CallFailed("it answers in a form that this site does not know")
             except (CallFailed, ValueError) as error:
@@ -324,10 +336,10 @@ class CallCarrier(Carrier):
             done: Future[dict[str, Any]] = asyncio.run_coroutine_threadsafe(self._taken(caller, head, body), self._loop)
         try:
             answer = done.result(CALL_S)
-        except NotInTime:
+        except TimeoutError:
             done.cancel()
             return {"again": True}
-        except asyncio.CancelledError:
+        except CancelledError:
             return {"gone": "it has ended"}
         return answer
 
@@ -336,19 +348,20 @@ class CallCarrier(Carrier):
         connection = self._connections.get((caller, drawn))
         if number == -1 and answered == "":
             return self._opened(caller, drawn, connection)
-        if connection is None or connection.key.answered != answered:
+        if connection is None or (connection.answered or answered) != answered:
             return {"gone": "it has closed this connection"}
+        connection.answered = str(answered)
         return await connection.take(head, body)
 
     def _opened(self, caller: str, drawn: str, known: CallConnection | None) -> dict[str, Any]:
         """Begins a connection that a peer opens, unless it has begun and only the answer was lost."""
         if known is None:
-            known = CallConnection(self, _Key(caller, drawn, os.urandom(16).hex()))
+            known = CallConnection(self, caller, drawn, os.urandom(16).hex())
             self._connections[caller, drawn] = known
             task = asyncio.create_task(self._serve(known))
             self._serving.add(task)
             task.add_done_callback(self._serving.discard)
-        return {"answered": known.key.answered}
+        return {"answered": known.answered}
 
     async def _serve(self, connection: CallConnection) -> None:
         async with connection:

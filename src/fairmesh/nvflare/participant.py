@@ -6,16 +6,17 @@ same run goes on where this one stopped."""
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
 from fairmesh.config.overrides import read_toml
-from fairmesh.errors import FairmeshError, Interrupted, in_a_line, listed
+from fairmesh.errors import BadInput, FairmeshError, Interrupted, in_a_line, listed
 from fairmesh.mesh.enrol.manifest import EXPERIMENT
 from fairmesh.mesh.enrol.roster import Mesh
 from fairmesh.mesh.node.membership import Membership
 from fairmesh.mesh.node.running import run_node
+from fairmesh.mesh.node.state_lock import locked, running_since
 from fairmesh.mesh.node.store import RESULT
 from fairmesh.mesh.node.watching import live_status
 from fairmesh.nvflare.calls import CallCarrier, CallFailed, Stopped
@@ -33,6 +34,7 @@ _NOT_TOLD = (
     "its node ended with an error that it tells nobody, since the run is private and an error may quote rows; the "
     "output of NVFlare's client at this site has it"
 )
+_LEFT_S = 30.0  # for the processes of a job that has just ended
 
 
 class Participant:
@@ -73,7 +75,7 @@ class Participant:
         self._enrolment = Enrolment(home, self.job, mesh, contents, self.site, table, self._log)
         self._private = "privacy" in read_toml(contents.get(EXPERIMENT, b"").decode(), EXPERIMENT)
         self.home, self.state_folder = home, home / "state"
-        self._instead = str(home / SITE), str(workspace / "local" / FILE)  # the file that a person may edit
+        self._editable = str(workspace / "local" / FILE)  # what a person changes, instead of the run's site.toml
         self._trackers = trackers(self.site == next(iter(self.job.sites)))
         around = Mesh.read(home / "mesh.toml").neighbours(self.site)
         self._neighbours, self._since = around, time.monotonic()
@@ -181,18 +183,32 @@ class Participant:
             raise Interrupted(self._stopped_because)
         self._raise_if_stopped()
 
+    def _alone(self) -> ExitStack:
+        """Locks this site's state of the run. Refuses a second job of it."""
+        try:
+            return locked(self.state_folder, _LEFT_S)
+        except BadInput as error:
+            if running_since(self.state_folder) is None:
+                raise
+            raise BadInput(
+                f"another job of the run {self.job.run} is running at {self.site}; let it end, or abort it (nvflare "
+                "job abort), and submit this one again"
+            ) from error
+
     def _work(self) -> None:
         patience_s, has_rows = self.job.patience_s, False
         try:
-            self._enrolment.settle(self._asked, patience_s, self._enrolling)
-            self._since, has_rows = time.monotonic(), True
-            run_node(
-                self._enrolment.site_file,
-                stream=self._stream,
-                trackers=self._trackers,
-                carrier_of=self._carried,
-                stoppable=self._stoppable,
-            )
+            with self._alone() as lock:
+                self._enrolment.settle(self._asked, patience_s, self._enrolling)
+                self._since, has_rows = time.monotonic(), True
+                run_node(
+                    self._enrolment.site_file,
+                    stream=self._stream,
+                    trackers=self._trackers,
+                    lock=lock,
+                    carrier_of=self._carried,
+                    stoppable=self._stoppable,
+                )
             ended = FINISHED, ""
         except Missing as error:
             self._missing = error.sites
@@ -203,7 +219,9 @@ class Participant:
             ended = FAILED, str(error)
         except BaseException as error:
             ended = FAILED, in_a_line(error)
-        state, reason = ended[0], ended[1].replace(*self._instead)
+        state, reason = ended
+        for name in (str(self.home / SITE), SITE):
+            reason = reason.replace(name, self._editable)
         self._log("info" if state == FINISHED else "warning", f"this site has {state}", reason=reason)
         with self._lock:
             self.state = state
@@ -216,14 +234,18 @@ class Participant:
             if self._aborted():
                 self.stop("NVFlare has ended the job")
                 return
-            patience_s = self.job.patience_s
             for name in self._neighbours:
-                if self._silent_s(name) > min(_PING_S, patience_s / 4):  # it may be busy with its data
-                    with suppress(CallFailed, Stopped):
-                        self._asked(name, "ping", b"", _PING_S)
+                self._look_after(name)
+
+    def _look_after(self, name: str) -> None:
+        """Calls a neighbour that has not been heard for a while, since it may be busy with its data."""
+        patience_s = self.job.patience_s
+        if self._silent_s(name) > min(_PING_S, patience_s / 4):
+            with suppress(CallFailed, Stopped):
+                self._asked(name, "ping", b"", min(_PING_S, patience_s / 4))
+        if self._silent_s(name) > patience_s and self._stop_node is not None:
             gone = [name for name in self._neighbours if self._silent_s(name) > patience_s]
-            if gone and self._stop_node is not None:
-                self.stop(f"{listed(gone)} could not be reached for {patience_s:.0f} s", gone)
+            self.stop(f"{listed(gone)} could not be reached for {patience_s:.0f} s", gone)
 
     def _silent_s(self, name: str) -> float:
         return time.monotonic() - max(self._since, self._heard.get(name, 0.0))

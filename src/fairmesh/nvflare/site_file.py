@@ -162,5 +162,5 @@ def how_to_allow(workspace: Path) -> str:
     """Returns what to do so that a site allows the classes of jobs of fairmesh."""
     return (
         f"if this place agrees, run fairmesh nvflare site {workspace} --allow, which adds "
-        f"{' and '.join(_ALLOWED_BY_PREFIX)} to the {_ALLOW} of local/{_RESOURCES[0]}, and restart it"
+        f"{' and '.join(_ALLOWED_BY_PREFIX)} to the {_ALLOW} of local/{_RESOURCES[0]}; the next job reads it"
     )
