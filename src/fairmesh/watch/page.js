@@ -32,6 +32,13 @@ function morph(from, to) {
       from.insertBefore(wanted, at)
       continue
     }
+    if (match.contains(document.activeElement) || match.contains(getSelection().anchorNode)) {
+      while (at && at !== match) {
+        const next = at.nextSibling // what is moved loses them, so the others make way
+        from.append(at)
+        at = next
+      }
+    }
     if (match === at) at = at.nextSibling
     else from.insertBefore(match, at)
     if (match.nodeType !== Node.ELEMENT_NODE) {
