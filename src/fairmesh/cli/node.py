@@ -3,14 +3,14 @@
 import math
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from fairmesh.cli.terminal import Json, Track, few, print_json, readable_toml, say, show_rows, show_table
-from fairmesh.errors import BadInput, listed
+from fairmesh.errors import BadInput
 from fairmesh.mesh.enrol.roster import SiteFile
 from fairmesh.storage.occupied import PERSONAL
 
@@ -63,7 +63,7 @@ def node(
     of_sites = few_sentences(sentences(finished.summary), [one["verdict"] for one in versus])
     in_all = [card(finished)["sentence"]] if len(of_sites) < len(versus) else []
     notes = (*finished.summary.get("notes", ()), *finished.evidence.get("notes", ()))
-    for sentence in (*notes, *of_sites, *in_all, *_few(finished.contradictions())):
+    for sentence in (*notes, *of_sites, *in_all, *few(finished.contradictions())):
         say(sentence)
     if uses := own_model_in_words(folder.parent):
         say(f"this site uses {uses}: {folder.parent / PERSONAL}")
@@ -109,76 +109,28 @@ def _by_concern(seen: dict[str, Any]) -> list[int]:
     return sorted(range(len(names)), key=lambda i: key(names[i]))
 
 
-def _few(sentences: Sequence[str]) -> list[str]:
-    """Returns sentences of one kind about sites; of more than a dozen, ten and how many more there are."""
-    if len(sentences) <= 12:
-        return list(sentences)
-    return [*sentences[:10], f"... and {len(sentences) - 10} more like this; --json has all"]
-
-
 def _sentences(seen: dict[str, Any], site: Path, age: float) -> Iterator[str | None]:
-    """Yields what a status says besides its tables, with what to do about it."""
-    from fairmesh.mesh.node import claims
-    from fairmesh.mesh.node.life import FINISHED, STARTING, state_in
-    from fairmesh.mesh.wire import greeting
+    """Yields what a status says besides its sentence and tables."""
+    from fairmesh.mesh.node.now import further, unit_of
 
     if weights := seen["lambda"]:
         done = weights["round"]
         yield f"lambda: each site's share of the weights in round {done}, the last one that all sites have measured"
     if seen["uses"]:
         yield f"this site uses {seen['uses']}"
-    yield from claims.sentences(seen).values()
-    yield from _few([claims.diverged(claim) for claim in seen["diverged"]])
-    yield from _few([claims.contradicted(claim, seen["site"]) for claim in seen["contradicted"]])
-    yield from _few([claims.unsigned(claim) for claim in seen["unsigned"]])
     if privacy := seen.get("privacy"):
         spent = "not known yet" if privacy["epsilon"] is None else f"{privacy['epsilon']:.3g}"
         most = max((value for value in privacy["sites"].values() if value is not None), default=None)
         others = "" if most is None else f"; the most that any site says is {most:.3g}"
         yield f"privacy: epsilon {spent} of {privacy['budget']:g} is spent here, at delta {privacy['delta']:g}{others}"
     if seen["worst"] is not None:
-        own = "" if seen["metric"] is None else f", here {seen['metric']:.4g}"
-        worst = f"worst site {seen['worst']:.4g}, mean {seen['mean']:.4g}{own}"
+        shown = unit_of(seen).shown
+        own = "" if seen["metric"] is None else f", here {shown(seen['metric'])}"
+        worst = f"worst site {shown(seen['worst'])}, mean {shown(seen['mean'])}{own}"
         yield f"{seen['metric_name']} in recent rounds: {worst}"
-    if seen["paused_for"]:  # shorter waits are part of every round
-        chain = " waits for ".join([seen["waiting_chain"][0], ", which waits for ".join(seen["waiting_chain"][1:])])
-        yield chain + (f": look at {seen['waiting_chain'][-1]} first" if len(seen["waiting_chain"]) > 2 else "")
-        if seen["unconfirmed_wait"]:
-            yield f"{seen['unconfirmed_wait']}: look at both of these sites, and at the connection between them"
-    others = [f"{v} at {name}" for name, v in seen["versions"].items() if v != seen["version"]]
-    if others:
-        yield f"versions of fairmesh differ, and are compatible: {seen['version']} here, {listed(others)}"
-    yield from greeting.clock_advice(seen["clocks"], len(seen["edges"]))
-    yield from _about_sites(seen, site)
-    yield from (f"votes to {decision}: {listed(sorted(voters), 10)}" for decision, voters in seen["votes"].items())
+    yield from further(seen, site)
     yield _expected_end(seen, age)
-    more = ""
-    if not seen["running"] and seen["activity"] != FINISHED:
-        more = f"; look at log.jsonl in its state folder, and start it again: fairmesh node {site}"
-    elif seen["running"] and age >= 10 and state_in(seen["activity"]) != STARTING:
-        more = f"; its process runs, but has written nothing for {_ago(age)}: does it hang?"
-    yield f"{seen['activity']}, round {seen['round']} of {seen['rounds']}, as of {_ago(age)} ago{more}"
-
-
-def _about_sites(seen: dict[str, Any], site: Path) -> Iterator[str]:
-    """Yields what a status says about keys, data and weights of single sites, with what to do about it."""
-    for name, key in seen["keys"].items():
-        if key["unconfirmed"]:
-            yield (
-                f"{name} has a new key, {key['unconfirmed']}, instead of {key['fingerprint']}: let {name} read it out, "
-                f'then run: fairmesh mesh trust {site} {name} "{key["unconfirmed"]}"'
-            )
-    yield from _few([f"{name}: {'; '.join(reasons)}" for name, reasons in seen["ignored"].items()])
-    whose = {name: "this site's data" if name == seen["site"] else f"the data of {name}" for name in seen["unusual"]}
-    unusual = "{} looks different from that of the other sites: {}"
-    yield from _few([unusual.format(whose[name], "; ".join(why)) for name, why in seen["unusual"].items()])
-    for name in seen["unaccepted"]:
-        yield f"this node waits; if the data of {name} is right, accept it: fairmesh mesh accept {site} {name}"
-    for name, heavy in seen["heavy"].items():
-        yield (
-            f"{name} has {heavy['weight']:.0%} of the weight since round {heavy['since']}, and {heavy['prior']:.0%} "
-            "before training: it is hard to learn, or its data is broken; ask it to check its data"
-        )
+    yield f"{seen['activity']}, round {seen['round']} of {seen['rounds']}, as of {_ago(age)} ago"
 
 
 def _expected_end(seen: dict[str, Any], age: float) -> str | None:
