@@ -4,7 +4,14 @@ import time
 from collections import deque
 from collections.abc import Callable
 
+from fairmesh.errors import duration
+
 _PACE_S = 300.0  # over which the rate of rounds is measured
+
+
+def left_in_words(seconds: float) -> str:
+    """Returns how long the rounds that are left will take, in words."""
+    return "a few seconds left" if seconds < 10 else f"about {duration(seconds)} left"
 
 
 class Pace:

@@ -131,13 +131,14 @@ class _Intervals:
     def __init__(self, plan: Plan):
         self._metric, (self._rows, _) = plan.problem.primary, _rows(plan.problem)
         self._known = self._metric == "accuracy" and len(plan.replicas) == 1 and any(self._rows)
-        self.newest: list[tuple[float, float] | None] = []
+        self.newest: dict[str, Any] = {"round": -1, "sites": []}
 
     def take(self, records: Sequence[Record]) -> None:
         """Takes the records of a measured round."""
         if self._known:
             values = by_own_models(records[0])[self._metric]["sites"]
-            self.newest = [Share(value, rows).interval() if rows else None for value, rows in zip(values, self._rows)]
+            intervals = [Share(value, rows).interval() if rows else None for value, rows in zip(values, self._rows)]
+            self.newest = {"round": records[0]["round"], "sites": intervals}
 
 
 @contextmanager

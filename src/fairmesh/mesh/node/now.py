@@ -11,6 +11,7 @@ from fairmesh.errors import duration, listed
 from fairmesh.mesh.node import claims, life
 from fairmesh.mesh.wire import greeting
 from fairmesh.metrics.units import Unit
+from fairmesh.training.rounds_per_second import left_in_words
 
 FINE, LOOK, ACT = "fine", "look", "act"
 HANGS_S = 30.0  # without a new status
@@ -173,7 +174,7 @@ def _in_rounds(seen: Mapping[str, Any], age: float, site: Path | str) -> Now:
     if state == life.LOCAL_TRAINING:
         done = f"{seen['activity']}; {done}"
     left = seen["seconds_left"]
-    done += "" if left is None else f", about {duration(max(0.0, left - age))} left"
+    done += "" if left is None else f", {left_in_words(left - age)}"
     return Now(f"{done}{_worst(seen)}", FINE)
 
 
@@ -271,9 +272,9 @@ def further(seen: Mapping[str, Any], site: Path | str) -> Iterator[str]:
         site: The site's file, for the commands that the sentences name.
     """
     yield from claims.sentences(seen).values()
-    yield from few([claims.diverged(claim) for claim in seen["diverged"]])
-    yield from few([claims.contradicted(claim, seen["site"]) for claim in seen["contradicted"]])
-    yield from few([claims.unsigned(claim) for claim in seen["unsigned"]])
+    yield from few_of_a_kind([claims.diverged(claim) for claim in seen["diverged"]])
+    yield from few_of_a_kind([claims.contradicted(claim, seen["site"]) for claim in seen["contradicted"]])
+    yield from few_of_a_kind([claims.unsigned(claim) for claim in seen["unsigned"]])
     others = [f"{version} at {name}" for name, version in seen["versions"].items() if version != seen["version"]]
     if others:
         yield f"versions of fairmesh differ, and are compatible: {seen['version']} here, {listed(others)}"
@@ -289,7 +290,7 @@ def further(seen: Mapping[str, Any], site: Path | str) -> Iterator[str]:
         yield f"{seen['unconfirmed_wait']}: look at both of these sites, and at the connection between them"
 
 
-def few(sentences: Sequence[str]) -> list[str]:
+def few_of_a_kind(sentences: Sequence[str]) -> list[str]:
     """Returns sentences of one kind about sites; of more than a dozen, ten and how many more there are."""
     if len(sentences) <= 12:
         return list(sentences)
@@ -299,10 +300,10 @@ def few(sentences: Sequence[str]) -> list[str]:
 def _about_sites(seen: Mapping[str, Any], site: Path | str) -> Iterator[str]:
     """Yields what a status says about keys, data and weights of single sites, with what to do about it."""
     yield from (_new_key(name, key, site) for name, key in seen["keys"].items() if key["unconfirmed"])
-    yield from few([f"{name}: {'; '.join(reasons)}" for name, reasons in seen["ignored"].items()])
+    yield from few_of_a_kind([f"{name}: {'; '.join(reasons)}" for name, reasons in seen["ignored"].items()])
     whose = {name: "this site's data" if name == seen["site"] else f"the data of {name}" for name in seen["unusual"]}
     unusual = "{} looks different from that of the other sites: {}"
-    yield from few([unusual.format(whose[name], "; ".join(why)) for name, why in seen["unusual"].items()])
+    yield from few_of_a_kind([unusual.format(whose[name], "; ".join(why)) for name, why in seen["unusual"].items()])
     for name in seen["unaccepted"]:
         yield f"this node waits; if the data of {name} is right, accept it: fairmesh mesh accept {site} {name}"
     for name, heavy in seen["heavy"].items():

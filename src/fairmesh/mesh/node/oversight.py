@@ -532,6 +532,7 @@ class Oversight(Observer):
             "mesh": membership.mesh.name,
             "generation": membership.mesh.generation,
             "removed": list(membership.mesh.removed),
+            "graph": [list(edge) for edge in membership.mesh.edges],
             "site": membership.name,
             "version": fairmesh.__version__,
             "versions": dict(self.versions),

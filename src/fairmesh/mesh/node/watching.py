@@ -23,6 +23,7 @@ from fairmesh.storage.occupied import PERSONAL, SUMMARY
 from fairmesh.storage.strict_json import as_json
 
 STATUS = "status.json"
+LOG = "log.jsonl"
 _LOG_BYTES, _LOG_FILES = 4 << 20, 3
 _REPORT_BYTES, _REPORT_S_PER_SITE = 150, 0.05  # of a site's status on the wire; and at least between two of them
 _FIRST_QUIET_S, _QUIET_S, _QUIET_BYTES_PER_S = 15.0, 120.0, 30.0  # between two that say nothing new
@@ -48,12 +49,17 @@ _LASTING = frozenset(  # events that every file of the log repeats: what ran her
 _LASTING_AT_MOST = 200
 
 
-def _for_people(event: Mapping[str, Any]) -> str:
+def event_in_words(event: Mapping[str, Any]) -> str:
+    """Returns what a line of the log says, without its time and level."""
     rest = ", ".join(
         f"{key} {value}" for key, value in event.items() if value is not None and key not in ("time", "level", "what")
     )
+    return f"{event['what']}{': ' + rest if rest else ''}"
+
+
+def _for_people(event: Mapping[str, Any]) -> str:
     mark = "" if event["level"] == "info" else f"{event['level']}: "
-    return printable(f"{event['time'][11:19]}  {mark}{event['what']}{': ' + rest if rest else ''}")
+    return printable(f"{event['time'][11:19]}  {mark}{event_in_words(event)}")
 
 
 class _File(logging.handlers.RotatingFileHandler):
@@ -108,7 +114,7 @@ class Log:
     log's size is bounded. No field ever contains training data."""
 
     def __init__(self, folder: Path, stream: Any = None):
-        self._shown, self._kept = logging.StreamHandler(stream or sys.stderr), _File(folder / "log.jsonl")
+        self._shown, self._kept = logging.StreamHandler(stream or sys.stderr), _File(folder / LOG)
         self._to_text = _for_people if self._shown.stream.isatty() else as_json
 
     def __call__(self, level: str, what: str, **fields: Any) -> None:
