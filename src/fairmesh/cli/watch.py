@@ -5,13 +5,16 @@ import signal
 import sys
 import threading
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from fairmesh.cli.terminal import put, say
 from fairmesh.cli.without_torch import leave_out_torch
-from fairmesh.errors import BadInput, refusing
+from fairmesh.errors import BadInput
+
+if TYPE_CHECKING:
+    from fairmesh.watch.sources import Source
 
 
 def watch(
@@ -33,9 +36,9 @@ def watch(
     if snapshot and snapshot.exists() and not overwrite:
         raise BadInput(f"{snapshot} exists; name another file, or replace it with --overwrite")
     leave_out_torch()
-    from fairmesh.watch.sources import Source
+    from fairmesh.watch.sources import source_of
 
-    source = Source.of(path)
+    source = source_of(path)
     if snapshot:
         _write(source, snapshot)
         return
@@ -54,13 +57,11 @@ def watch(
             say("the page has ended")
 
 
-def _write(source, path: Path) -> None:  # type: ignore[no-untyped-def]
+def _write(source: "Source", path: Path) -> None:
     from fairmesh.storage.files import write_atomically
     from fairmesh.watch.page import snapshot
 
-    text = snapshot(source.view())
-    with refusing(f"cannot write {path}", OSError):
-        write_atomically(path, text.encode("utf-8", "replace"))
+    write_atomically(path, snapshot(source.view()).encode("utf-8", "replace"))
     put(f"written: {path}")
 
 

@@ -15,11 +15,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from fairmesh.errors import BadInput, in_a_line
 from fairmesh.watch.page import SCRIPT, STYLE, live_page, rendered
 from fairmesh.watch.view import View
+
+if TYPE_CHECKING:
+    from fairmesh.watch.sources import Source
 
 STREAMS, CONNECTIONS = 24, 64  # open at once; a browser that gets no stream asks every two seconds instead
 _EVERY_S, _SHARE = 1.0, 0.05  # between two readings; and the most of a processor's time that they take
@@ -35,12 +38,6 @@ _HEADERS = {
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
 }
-
-
-class Source(Protocol):
-    """Where views come from."""
-
-    def view(self) -> View: ...
 
 
 @dataclass(frozen=True)
@@ -75,7 +72,7 @@ class Edition:
 class Reader:
     """The thread that reads a source and renders it while somebody looks."""
 
-    def __init__(self, source: Source):
+    def __init__(self, source: "Source"):
         self._source = source
         self._changed = threading.Condition()
         self._edition: Edition | None = None
@@ -157,7 +154,7 @@ class Server(ThreadingHTTPServer):
     daemon_threads = True
     request_queue_size = 64
 
-    def __init__(self, source: Source, port: int = 0, token: str = ""):
+    def __init__(self, source: "Source", port: int = 0, token: str = ""):
         try:
             super().__init__(("127.0.0.1", port), _Handler)
         except (OSError, OverflowError) as error:
@@ -196,7 +193,7 @@ class Server(ThreadingHTTPServer):
 
 
 @contextmanager
-def serving(source: Source, port: int = 0, token: str = "") -> Iterator[Server]:
+def serving(source: "Source", port: int = 0, token: str = "") -> Iterator[Server]:
     """Serves a source meanwhile."""
     server = Server(source, port, token)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.1}, name="server", daemon=True)
