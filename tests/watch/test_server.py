@@ -309,9 +309,10 @@ def test_before_the_first_reading_a_browser_is_told_to_come_again(monkeypatch):
     monkeypatch.setattr(module, "_PATIENCE_S", 0.05)
     monkeypatch.setattr(module.Reader.newest, "__defaults__", (-1, 0.05))
     with serving(Slow()) as server:
-        status, headers, _ = asked(server, f"/{server.token}/")
+        status, headers, body = asked(server, f"/{server.token}/")
         assert status == 503
         assert headers["Retry-After"]
+        assert b'http-equiv="refresh"' in body
 
 
 def test_port_that_is_taken_is_refused_with_a_way_out(still):
