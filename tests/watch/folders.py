@@ -51,7 +51,7 @@ def status(**changes: Any) -> dict[str, Any]:
         "round": 150,
         "rounds_per_s": 0.5,
         "phase": None,
-        "intervals": {"round": 150, "sites": [[0.55, 0.75], [0.7, 0.9], [0.85, 0.95]]},
+        "measured": {"round": 150, "sites": [[0.65, 0.55, 0.75], [0.8, 0.7, 0.9], [0.9, 0.85, 0.95]]},
         "log": [{"time": "2030-01-01T00:00:00Z", "text": "training data is in memory"}],
     } | changes
 
