@@ -19,8 +19,20 @@ if TYPE_CHECKING:
     from fairmesh.watch.sources import Source
 
 Site = Annotated[Path, typer.Argument(metavar="SITE", help="This site's site.toml.", callback=readable_toml)]
+
+
+def watched(path: Path) -> Path:
+    """Refuses a path where nothing is, before anything is imported that reads a run or a node."""
+    if not path.exists():
+        raise BadInput(f"there is no {path}; give the folder of a run, or the site.toml of a mesh")
+    return path
+
+
 Watched = Annotated[
-    Path, typer.Argument(metavar="PATH", help="A site's site.toml or its state folder, or the folder of a run.")
+    Path,
+    typer.Argument(
+        metavar="PATH", help="A site's site.toml or its state folder, or the folder of a run.", callback=watched
+    ),
 ]
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
@@ -87,7 +99,7 @@ def status(path: Watched, json_: Json = False) -> None:
     leave_out_torch()
     from fairmesh.watch.sources import source_of, state_of
 
-    found = state_of(path) if path.exists() else None
+    found = state_of(path)
     if not found:
         _status_of_run(source_of(path), json_)
         return

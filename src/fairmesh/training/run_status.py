@@ -59,7 +59,7 @@ class _Written(RunStatus):
         self._before, self._begun = self._path.read_bytes() if self._path.exists() else b"", False
         facts = {"run": FORMAT, "version": fairmesh.__version__, "locked": is_locked, "machine": machine()}
         self._facts = as_json(facts | {"began": time.time()} | _facts(plan))[:-1]  # once, since it may be long
-        self._intervals = _Intervals(plan)
+        self._measured = _Measured(plan)
         self._round, self._phase, self._next = 0, {"name": _PREPARING, "done": 0, "of": 0}, 0.0
         self._lines: deque[dict[str, Any]] = deque(maxlen=_LINES)
         self._write(RUNNING)
@@ -82,7 +82,7 @@ class _Written(RunStatus):
     def after_round(self, round: int, state: TrainingState) -> None:
         self._begun = True
         if self.run.new_records:
-            self._intervals.take(self.run.new_records)
+            self._measured.take(self.run.new_records)
         if self.run.is_last:
             self._round = round
             self.phase(_SUMMING_UP)
@@ -117,16 +117,16 @@ class _Written(RunStatus):
             "round": self._round,
             "rounds_per_s": self._pace.rounds_per_s(),
             "phase": self._phase,
-            "intervals": self._intervals.newest,
+            "measured": self._measured.newest,
             "log": list(self._lines),
         }
         with suppress(BadInput):  # a full disk is reported by what must be written
             write_atomically(self._path, f"{self._facts}, {as_json(news)[1:]}".encode(), durable=False)
 
 
-class _Intervals:
-    """The intervals of the sites' accuracies in the last measured round: shares of independent rows. Other metrics, and
-    means over replicas, have none before the run ends."""
+class _Measured:
+    """The sites' accuracies in the last measured round with their intervals, since they are shares of independent rows.
+    Other metrics, and means over replicas, have no intervals before the run ends."""
 
     def __init__(self, plan: Plan):
         self._metric, (self._rows, _) = plan.problem.primary, _rows(plan.problem)
@@ -137,8 +137,8 @@ class _Intervals:
         """Takes the records of a measured round."""
         if self._known:
             values = by_own_models(records[0])[self._metric]["sites"]
-            intervals = [Share(value, rows).interval() if rows else None for value, rows in zip(values, self._rows)]
-            self.newest = {"round": records[0]["round"], "sites": intervals}
+            known = [(value, *Share(value, n).interval()) if n else None for value, n in zip(values, self._rows)]
+            self.newest = {"round": records[0]["round"], "sites": known}
 
 
 @contextmanager

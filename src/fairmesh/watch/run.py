@@ -17,7 +17,7 @@ from fairmesh.watch.records import Records, mean_of
 from fairmesh.watch.view import Edge, Estimate, Kind, Line, Phase, Privacy, Site, Traffic, Variant, View
 
 _ENDED: dict[str, Any] = {"round": 0, "rounds_per_s": None, "phase": None, "alive": False, "log": [], "server": False}
-_ENDED |= {"edges": [], "privacy": None, "intervals": {"round": -1, "sites": []}, "share": False, "unit": ""}
+_ENDED |= {"edges": [], "privacy": None, "measured": {"round": -1, "sites": []}, "share": False, "unit": ""}
 
 
 class RunSource:
@@ -106,23 +106,27 @@ class RunSource:
         values = _means(self._records.values("sites", replicas, metric), len(names)) if metric else [None] * len(names)
         weights = _means(self._records.values("lambda", replicas), len(names))
         done = max((record["round"] for record in self._records.newest), default=None)
-        intervals = facts["intervals"]["sites"] if facts["intervals"]["round"] == done else []
-        intervals = intervals if len(intervals) == len(names) else [None] * len(names)
+        estimates = [None if value is None else Estimate(value) for value in values]
+        measured = facts["measured"]["sites"]  # up to a second older than the records, but with intervals
+        if len(measured) == len(names):
+            done = facts["measured"]["round"]
+            estimates = [
+                Estimate(one[0], (one[1], one[2])) if one and None not in one else estimate
+                for one, estimate in zip(measured, estimates)
+            ]
         ended = not facts["alive"]
         return tuple(
             Site(
                 str(name),
                 state="ended" if ended else "at work",
                 round=facts["round"] or done,
-                value=None if value is None else Estimate(value, tuple(interval) if interval else None),
-                value_round=done if value is not None else None,
+                value=estimate,
+                value_round=None if estimate is None else done,
                 rows=rows,
                 weight=weight,
                 prior=prior,
             )
-            for name, value, interval, rows, weight, prior in zip(
-                names, values, intervals, facts["rows"], weights, facts["prior"]
-            )
+            for name, estimate, rows, weight, prior in zip(names, estimates, facts["rows"], weights, facts["prior"])
         )
 
     def _variants(self, facts: Mapping[str, Any]) -> tuple[Variant, ...]:
@@ -236,7 +240,7 @@ def _notes(facts: Mapping[str, Any], newest: Sequence[Mapping[str, Any]], replic
         found.append("The sites are shown for the algorithm that is best at the worst site so far.")
     if facts["judged_on"] == "train":
         found.append("No site has test data, so every site is judged on its training data: these numbers are too good.")
-    if facts["alive"] and any(one for one in facts["intervals"]["sites"]):
+    if facts["alive"] and any(facts["measured"]["sites"]):
         found.append("Intervals are of each site's test rows alone; at the end they are those of the report.")
     if any(record.get("models") == "own" for record in newest):
         found.append("On the way, each site measures its own model on its own data.")
