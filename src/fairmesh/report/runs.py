@@ -268,22 +268,37 @@ def rows_of(runs: Sequence[Run]) -> list[list[str]]:
     return [[*header, "nominal"], *rows]
 
 
-def _numbers(run: Run) -> list[str]:
-    """Returns the worst site, the mean, the best and the gap, with intervals where they are known."""
-    unit, known, lost = run.unit(), run.evidence, len(run.summary["diverged"])
-    if not run.alive:
-        return ["diverged"] * 4
-    best, gap = run.over_sites("best"), run.over_sites("gap")
+def estimates_of(run: Run, metric: str | None = None) -> dict[str, tuple[float, Sequence[float] | None]]:
+    """Returns the worst site, the mean, the best and the gap, each with its interval where it is known.
+
+    Args:
+        run: The run, of which a replica is left.
+        metric: The metric; None for the primary one, the only one that has intervals. Default: None.
+    """
+    known = run.evidence if metric in (None, run.metric) else {}
+    best, gap = (run.over_sites(what, metric=metric) for what in ("best", "gap"))
     if known:
         values = [site["value"] for site in known["sites"] if defined(site["value"])]
         best = (max if run.higher_is_better else min)(values, default=math.nan)
         gap = abs(best - known["worst"]["value"])
-    over = [known.get(what) or {"value": run.over_sites(what), "interval": None} for what in ("worst", "mean")]
-    worst, mean = (unit.with_interval(one["value"], one["interval"]) for one in over)
+    found: dict[str, tuple[float, Sequence[float] | None]] = {}
+    for what in ("worst", "mean"):
+        one = known.get(what) or {"value": run.over_sites(what, metric=metric), "interval": None}
+        found[what] = one["value"], one["interval"]
+    return found | {"best": (best, None), "gap": (gap, None)}
+
+
+def _numbers(run: Run) -> list[str]:
+    """Returns the worst site, the mean, the best and the gap, with intervals where they are known."""
+    unit, lost = run.unit(), len(run.summary["diverged"])
+    if not run.alive:
+        return ["diverged"] * 4
+    found = estimates_of(run)
+    worst, mean = (unit.with_interval(*found[what]) for what in ("worst", "mean"))
     worst += f", {lost} of {run.summary['replicas']} diverged" if lost else ""
     above = len(run.summary.get("above_constant", []))
     worst += f", {above} of {run.summary['replicas']} diverged: far above a constant answer" if above else ""
-    return [worst, mean, unit.shown(best), unit.gap(gap)]
+    return [worst, mean, unit.shown(found["best"][0]), unit.gap(found["gap"][0])]
 
 
 def caption_of(runs: Sequence[Run]) -> str:
