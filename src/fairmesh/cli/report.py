@@ -21,7 +21,6 @@ from fairmesh.cli.terminal import (
     show_rows,
     show_table,
 )
-
 from fairmesh.errors import BadInput
 from fairmesh.storage.files import write_atomically
 
