@@ -3,10 +3,10 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 
-def defined(value: Any) -> bool:
+def defined(value: Any) -> TypeGuard[float]:
     """Returns whether this is a number, and finite."""
     return isinstance(value, int | float) and math.isfinite(value)
 
