@@ -27,7 +27,7 @@ from fairmesh.mesh.node.membership import Membership, common_problem, facts, out
 from fairmesh.mesh.node.rounds import identity_of
 from fairmesh.mesh.node.running import run_node
 from fairmesh.mesh.node.state_lock import locked
-from fairmesh.mesh.node.watching import Pace, live_status, read_status, waiting_chain
+from fairmesh.mesh.node.watching import live_status, read_status, waiting_chain
 from fairmesh.mesh.preflight import checks, privacy_checks
 from fairmesh.mesh.wire.greeting import COMPATIBILITY
 from fairmesh.report.contents import contents

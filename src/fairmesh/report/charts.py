@@ -139,7 +139,7 @@ def curves(lines: Sequence[Line], x_label: str, y_label: str, title: str, faint:
     bands, drawn = [], []
     for line, points in known:
         look = "faint" if line.faint else f"line {_colour(line.style)}{' dashed' if line.dashed else ''}"
-        drawn.append(f"<g><title>{_escaped(line.label)}</title>")
+        drawn.append(f"<g><title>{escaped(line.label)}</title>")
         for run in _unbroken(points, 1):
             at = [(to_x(p[0]), to_y(p[1])) for p in run]
             if line.step:
@@ -269,7 +269,7 @@ def network(
     arrows = [w for w in waits if w.who != w.whom and 0 <= w.who < count and 0 <= w.whom < count]
     for wait in arrows:
         text = f"{nodes[wait.who].name} waits for {nodes[wait.whom].name}{f', {wait.since}' if wait.since else ''}"
-        parts.append(f"<g><title>{_escaped(text)}</title>{_bent(at[wait.who], at[wait.whom], size + 1)}</g>")
+        parts.append(f"<g><title>{escaped(text)}</title>{_bent(at[wait.who], at[wait.whom], size + 1)}</g>")
     parts += [_node(node, *place, size) for node, place in zip(nodes, at)]
     concerned = {i for wait in arrows for i in (wait.who, wait.whom)}
     for i, (node, turn) in enumerate(zip(nodes, turns)):
@@ -305,7 +305,7 @@ def _node(node: Node, x: float, y: float, size: float) -> str:
     ring = _shape("ring", 0, x, y, size + 4) if node.own else ""
     cross = _path("cross", [(x - size / 2, y - size / 2), (x + size / 2, y + size / 2)]) if node.away else ""
     cross += _path("cross", [(x - size / 2, y + size / 2), (x + size / 2, y - size / 2)]) if node.away else ""
-    said = f"<title>{_escaped(node.name)}{f': {_escaped(node.remark)}' if node.remark else ''}</title>"
+    said = f"<title>{escaped(node.name)}{f': {escaped(node.remark)}' if node.remark else ''}</title>"
     return f"<g>{said if node.name else ''}{ring}{_shape(look, shape, x, y, size)}{cross}</g>"
 
 
@@ -321,7 +321,7 @@ def _name(name: str, turn: float, place: tuple[float, float], size: float, flat:
     degrees = math.degrees(math.atan2(cosine, sine))
     back = sine < -1e-9
     turned = f' transform="translate({x:.1f} {y:.1f}) rotate({degrees + 180 * back:.1f})"'
-    text = _escaped(_short(name, 80))
+    text = escaped(_short(name, 80))
     return f'<text class="small" text-anchor="{"end" if back else "start"}" dy="3"{turned}>{text}</text>'
 
 
@@ -476,7 +476,7 @@ def _line_of(text: object) -> str:
     return printable(" ".join(str(text).split()))
 
 
-def _escaped(text: object) -> str:
+def escaped(text: object) -> str:
     return html.escape(_line_of(text))
 
 
@@ -497,7 +497,7 @@ def _short(text: object, room: float) -> str:
 
 def _text(x: float, y: float, text: object, side: str = "start", kind: str = "") -> str:
     look = f' class="{kind}"' if kind else ""
-    return f'<text{look} x="{x:.1f}" y="{y:.1f}" text-anchor="{side}">{_escaped(text)}</text>'
+    return f'<text{look} x="{x:.1f}" y="{y:.1f}" text-anchor="{side}">{escaped(text)}</text>'
 
 
 def _path(kind: str, points: Sequence[tuple[float, float]], closed: bool = False) -> str:
@@ -539,11 +539,11 @@ def _chart(title: str, height: float, parts: Iterable[str], entries: Iterable[tu
     for key, label in entries:
         keys.setdefault(label, key)
     legend = "".join(
-        f'<li><svg class="key" viewBox="0 0 28 12" aria-hidden="true">{key}</svg>{_escaped(label)}</li>'
+        f'<li><svg class="key" viewBox="0 0 28 12" aria-hidden="true">{key}</svg>{escaped(label)}</li>'
         for label, key in keys.items()
     )
     box = f'viewBox="0 0 {_WIDTH:.0f} {height:.0f}"'
-    drawn = f'<svg class="chart" role="img" {box}><title>{_escaped(title)}</title>{"".join(parts)}</svg>'
+    drawn = f'<svg class="chart" role="img" {box}><title>{escaped(title)}</title>{"".join(parts)}</svg>'
     return (f'<ul class="legend">{legend}</ul>' if legend else "") + drawn
 
 

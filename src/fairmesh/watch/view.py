@@ -12,7 +12,7 @@ from fairmesh.metrics.units import Unit
 Kind = Literal["run", "sweep", "node"]
 Urgency = Literal["fine", "look", "act"]
 """Whether somebody must do something: nothing to do; keep an eye on it; somebody must act, or it does not go on."""
-SiteState = Literal["at work", "waits", "silent", "unreachable", "unknown", "ended", "diverged", "removed"]
+SiteState = Literal["at work", "waits", "silent", "unreachable", "unknown", "stopped", "ended", "diverged"]
 
 
 @dataclass(frozen=True)
@@ -276,7 +276,7 @@ class View:
     Args:
         kind: What is shown.
         title: The name of the run's folder, or of the mesh.
-        state: One of the states of a node (`mesh/node/life.py`) or of a run (`report/now.py`), such as "training".
+        state: One of the states of a node (`mesh/node/life.py`) or of a run (`watch/now.py`), such as "training".
         sentence: What to know and what to do now, in one sentence.
         urgency: Whether somebody must do something.
         seen_at: When this view was made, by the clock of this machine, in seconds since the epoch.
