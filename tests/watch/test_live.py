@@ -121,6 +121,7 @@ def test_run_is_shown_while_it_goes_on_is_stopped_is_resumed_and_ends(run, pages
         assert again.wait(600) == 0
         becomes(page, "^Is it running.\\s*No: finished", "#answers")
         assert page.locator("#sites tbody tr").count() == 6
+        page.close()
 
 
 def test_run_that_diverges_is_shown_as_that(run, pages, tmp_path):
@@ -131,11 +132,12 @@ def test_run_that_diverges_is_shown_as_that(run, pages, tmp_path):
         page = pages.open(address)
         becomes(page, "diverged")
         assert page.locator("#now .act, #now .look").count() == 1
+        page.close()
 
 
 def test_node_that_dies_and_returns_is_shown_as_that_to_the_others(pages, tmp_path):
     sites = ["north", "south", "west"]
-    settings = {"rounds = 300": "rounds = 100000"}
+    settings = {"rounds = 300": "rounds = 4000"}
     text = shown("docs/howto/deploy.md", "toml", "[[contract.columns]]", settings)
     (tmp_path / "risk.toml").write_text(text)
 
@@ -157,8 +159,9 @@ def test_node_that_dies_and_returns_is_shown_as_that_to_the_others(pages, tmp_pa
             becomes(page, "Who holds it up.\\s*south", "#answers")
             page.wait_for_selector("svg.chart .wait", state="attached", timeout=_LONG_MS)
             mesh.start("south")
-            becomes(page, r"round [\d,]+ of 100,000")
+            becomes(page, r"round [\d,]+ of 4,000")
             page.wait_for_selector("svg.chart .wait", state="detached", timeout=_LONG_MS)
             says(page, "connected", "#traffic")
+            page.close()
     finally:
         mesh.kill_all()

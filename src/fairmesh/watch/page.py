@@ -74,7 +74,8 @@ def age_of(view: View) -> str:
 def _page(view: View, sections: Mapping[str, str], head: str, age: str) -> str:
     kind = _KINDS[view.kind] + (f" of {view.seen_from}" if view.seen_from else "")
     age_s = "" if view.age_s is None else f"{view.age_s:.1f}"
-    parts = [f'<section id="{name}">{sections[name]}</section>' for name in _SECTIONS if name not in _TOP]
+    made = {name: f'<section id="{name}">{sections[name]}</section>' for name in _SECTIONS if name not in _TOP}
+    made["sites"] = f'<div class="pair">{made["sites"]}{made.pop("network")}</div>'
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width,initial-scale=1">'
@@ -85,7 +86,7 @@ def _page(view: View, sections: Mapping[str, str], head: str, age: str) -> str:
         f'<span id="age" data-age="{age_s}" data-live="{int(view.live)}">{escaped(age)}</span></p>'
         f'<h1 id="now" aria-live="polite">{sections["now"]}</h1></header>'
         f'<main><section id="answers" aria-label="Answers">{sections["answers"]}</section>'
-        f'<nav id="contents" aria-label="On this page">{sections["contents"]}</nav>{"".join(parts)}</main>'
+        f'<nav id="contents" aria-label="On this page">{sections["contents"]}</nav>{"".join(made.values())}</main>'
         "</body></html>\n"
     )
 
@@ -142,8 +143,37 @@ def _sites(view: View) -> str:
     return _heading("sites") + _folded(header, rows) + note(" ".join([*said, *view.notes]))
 
 
+def _network(view: View) -> str:
+    if not view.sites:
+        return ""
+    count, waits = len(view.sites), long_waits(view)
+    if view.server:
+        return _heading("network") + note(f"All {count} sites talk to a server, and not to each other.")
+    nodes = [
+        Node(
+            site.name,
+            ", ".join(filter(None, (site.state, site.doing))),
+            site.own,
+            i == view.worst_site,
+            site.state in ("silent", "unreachable", "removed"),
+        )
+        for i, site in enumerate(view.sites)
+    ]
+    arrows = [charts.Wait(wait.site, wait.awaited, duration(wait.seconds)) for wait in waits]
+    broken = [edge.ends for edge in view.edges if edge.connected is False]
+    drawn = charts.network(nodes, [edge.ends for edge in view.edges], "the network of the sites", arrows, broken)
+    caption = f"Who talks to whom: {counted(count, 'site')}, {counted(len(view.edges), 'connection')}"
+    caption += "." if view.kind != "node" else " known here."
+    return _heading("network") + figure(drawn, caption) + _list(view, [_waiting(view, wait) for wait in waits])
+
+
+def _waiting(view: View, wait: Wait) -> str:
+    who, whom = view.sites[wait.site].name, view.sites[wait.awaited].name
+    return f"{who} {'waits' if wait.seen else 'says that it waits'} for {whom}, since {duration(wait.seconds)}"
+
+
 def _pictures(view: View) -> str:
-    found = [*_network(view), *_curves(view), *_values(view), *_weights(view)]
+    found = [*_curves(view), *_values(view), *_weights(view)]
     return _heading("pictures") + pictures(found) if found else ""
 
 
@@ -204,7 +234,7 @@ def _privacy(view: View) -> str:
         share = min(1.0, max(0.0, privacy.epsilon / privacy.budget))
         meter = f'<meter min="0" max="1" high="0.9" value="{share:.3f}" aria-label="epsilon {spent}"></meter>'
     said = f"epsilon {spent or 'not known yet'} is spent, at delta {privacy.delta:g}"
-    said += f", for every {privacy.unit}" if privacy.unit else ""
+    said += f", per {privacy.unit}" if privacy.unit else ""
     return _heading("privacy") + f"<p>{meter} {_sentence(view, said)}.</p>" + _list(view, privacy.sentences)
 
 
@@ -245,6 +275,7 @@ _SECTIONS: dict[str, Callable[[View], str]] = {
     "answers": _answers,
     "says": _says,
     "sites": _sites,
+    "network": _network,
     "pictures": _pictures,
     "variants": _variants,
     "traffic": _traffic,
@@ -255,7 +286,8 @@ _SECTIONS: dict[str, Callable[[View], str]] = {
 _TOP = ("now", "answers")
 _HEADINGS = {
     "sites": "Sites",
-    "pictures": "Pictures",
+    "network": "Network",
+    "pictures": "Curves and weights",
     "variants": "Variants",
     "traffic": "Bytes and speed",
     "privacy": "Privacy",
@@ -373,36 +405,6 @@ def _estimate(unit: Unit, estimate: Any) -> str:
 
 
 # The pictures
-
-
-def _network(view: View) -> Iterator[str]:
-    if not view.sites:
-        return
-    count, waits = len(view.sites), long_waits(view)
-    if view.server:
-        yield note(f"All {count} sites talk to a server, and not to each other.")
-        return
-    nodes = [
-        Node(
-            site.name,
-            ", ".join(filter(None, (site.state, site.doing))),
-            site.own,
-            i == view.worst_site,
-            site.state in ("silent", "unreachable", "removed"),
-        )
-        for i, site in enumerate(view.sites)
-    ]
-    arrows = [charts.Wait(wait.site, wait.awaited, duration(wait.seconds)) for wait in waits]
-    broken = [edge.ends for edge in view.edges if edge.connected is False]
-    drawn = charts.network(nodes, [edge.ends for edge in view.edges], "the network of the sites", arrows, broken)
-    caption = f"Who talks to whom: {counted(count, 'site')}, {counted(len(view.edges), 'connection')}"
-    caption += "." if view.kind != "node" else " known here."
-    yield f"<div>{figure(drawn, caption)}{_list(view, [_waiting(view, wait) for wait in waits])}</div>"
-
-
-def _waiting(view: View, wait: Wait) -> str:
-    who, whom = view.sites[wait.site].name, view.sites[wait.awaited].name
-    return f"{who} {'waits' if wait.seen else 'says that it waits'} for {whom}, since {duration(wait.seconds)}"
 
 
 def _curves(view: View) -> Iterator[str]:
