@@ -25,7 +25,7 @@ def main() -> None:
             page = browser.new_page(viewport={"width": 1440, "height": height}, color_scheme=scheme)
             page.goto(file.as_uri())
             drawn = Image.open(io.BytesIO(page.screenshot())).convert("RGB")
-            drawn.quantize(96, dither=Image.Dither.NONE).save(HERE / f"watch-{scheme}.png", optimize=True)
+            drawn.quantize(200, dither=Image.Dither.NONE).save(HERE / f"watch-{scheme}.png", optimize=True)
 
 
 if __name__ == "__main__":
