@@ -99,7 +99,7 @@ def _side_by_side(every: Sequence[Run], cards: Sequence[Json]) -> Iterable[str]:
         values = [(card["sites"][i]["metrics"][unit.metric], card["sites"][i]["interval"]) for i in order]
         series.append(charts.Dots(card["label"], *scaled(values, unit), style=k))
     few = len(names) < len(cards[0]["sites"])
-    caption = f"{unit.metric} site by site{f', the first {len(names)} of the table' if few else ''}."
+    caption = f"The {unit.metric} site by site{f', the first {len(names)} of the table' if few else ''}."
     made = [figure(charts.dots(names, series, unit.label, caption), caption)]
     if few:
         of_all = {card["label"]: [site["metrics"][unit.metric] for site in card["sites"]] for card in pictured}
