@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from fairmesh.report.elements import note, table
+from fairmesh.report.elements import folded, note, table
 from fairmesh.report.runs import Run, personal_caption, personal_table, site_models
 from fairmesh.report.sections import Json, View
 
@@ -17,6 +17,8 @@ def told(run: Run, chosen: Run) -> Json:
 def shown(view: View) -> Iterable[str]:
     chosen = view.variants[0]
     if rows := personal_table(chosen):
-        yield f"<h3>A model for each site</h3>{note(personal_caption(chosen))}"
-        yield table(view.ordered(rows), texts={4})
+        said = note(personal_caption(chosen))
+        yield folded(
+            "A model for each site: what it is, and every difference", said + table(view.ordered(rows), texts={4})
+        )
         yield from map(note, sorted({text for site in view.card["site_models"] for text in site["notes"]}))
