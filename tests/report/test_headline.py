@@ -114,7 +114,7 @@ def next_to_alone(*verdicts):
         ({"judged_on": "train"}, ["no site has test rows"]),
         ({"provenance": {"data": {}}}, ["alone", "--with-references"]),
         ({"diverged": [0]}, ["diverged", "smaller steps"]),
-        ({"planned_rounds": 400}, ["goes on", "40 of 400"]),
+        ({"planned_rounds": 400}, ["not finished", "40 of 400"]),
     ],
 )
 def test_conclusion_says_what_to_take_away_and_to_do(told, said):

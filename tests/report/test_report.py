@@ -1,5 +1,7 @@
 """The report of a run: the page's structure, report.json and the model card."""
 
+import base64
+import hashlib
 import json
 import math
 import re
@@ -134,8 +136,12 @@ def test_page_is_whole_and_needs_nothing_else(trained):
     assert "://" not in text.replace("http://www.w3.org/", "")
     (policy,) = [known["content"] for _, known in read.elements if known.get("http-equiv") == "Content-Security-Policy"]
     rules = dict(rule.split(" ", 1) for rule in policy.split("; "))
-    assert (rules["default-src"], rules["img-src"]) == ("'none'", "data:")
-    assert not {"script-src", "connect-src"} & rules.keys()
+    assert rules["default-src"] == "'none'"
+    assert not {"script-src", "connect-src", "img-src"} & rules.keys()
+    (style,) = read.texts["style"]
+    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
+    assert rules["style-src"] == f"'sha256-{digest}'"
+    assert not [known for _, known in read.elements if "style" in known], "the policy would ignore it"
     assert text.index("Content-Security-Policy") < text.index("<style")
     ids = [known["id"] for _, known in read.elements if "id" in known]
     assert len(ids) == len(set(ids))

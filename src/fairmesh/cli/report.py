@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from fairmesh.report.runs import Run
 
 _STANDARD_OUTPUT = Path("-")
+_OF_A_NODE = ("result", "progress")  # in its state folder
 
 
 def compare(
@@ -127,10 +128,15 @@ def _loaded(folders: Sequence[Path]) -> "list[Run]":
     """Returns the runs of folders, labelled by their names or, if these repeat, by their paths."""
     from fairmesh.report.runs import Run
 
-    names = [folder.resolve().name for folder in folders]
-    runs = [Run.from_folder(folder) for folder in folders]
+    names = [_name_of(folder.resolve()) for folder in folders]
+    runs = [replace(Run.from_folder(folder), label=name) for folder, name in zip(folders, names)]
     clear = len(set(names)) == len(names)
     return runs if clear else [replace(run, label=str(folder)) for run, folder in zip(runs, folders)]
+
+
+def _name_of(folder: Path) -> str:
+    """Returns the name of a run's folder, or that of the site if it is within the state of its node."""
+    return folder.parents[1].name if folder.parent.name == "state" and folder.name in _OF_A_NODE else folder.name
 
 
 def _shown_of(folder: Path) -> Path:
@@ -138,7 +144,7 @@ def _shown_of(folder: Path) -> Path:
     from fairmesh.storage.run_folder import METRICS
 
     base = folder.parent if folder.is_file() else folder
-    inside = ("", "result", "progress", "state/result", "state/progress")
+    inside = ("", *_OF_A_NODE, *(f"state/{name}" for name in _OF_A_NODE))
     return next((base / name for name in inside if (base / name / METRICS).exists()), base)
 
 

@@ -44,8 +44,8 @@ def conclusion_of(summary: Mapping[str, Any]) -> str:
         return "The run diverged, so it has no model to use. Train again with smaller steps."
     if "planned_rounds" in summary:
         return (
-            f"The run goes on: round {summary['rounds']:,} of {summary['planned_rounds']:,}. What is shown is how good "
-            "the models were on the way."
+            f"The run is not finished: this is how good the models were in round {summary['rounds']:,} of "
+            f"{summary['planned_rounds']:,}, the last that all sites had measured."
         )
     uses, alone = _kinds(summary), _verdicts_on(summary, "local")
     if uses:
@@ -84,7 +84,8 @@ def _next_to_alone(alone: Mapping[str, Sequence[str]], summary: Mapping[str, Any
 
 
 def _worse(alone: Mapping[str, Sequence[str]]) -> str:
-    return f" ({_sites(alone['worse'], 0)})" if 0 < len(alone["worse"]) <= _NAMED else ""
+    count = sum(map(len, alone.values()))
+    return f" ({_sites(alone['worse'], 0)})" if 0 < len(alone["worse"]) <= min(_NAMED, count - 1) else ""
 
 
 def _worth(alone: Mapping[str, Sequence[str]], summary: Mapping[str, Any]) -> str:

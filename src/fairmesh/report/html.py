@@ -1,5 +1,7 @@
 """A report as one page that needs no other file and no script, and prints on A4."""
 
+import base64
+import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from importlib.resources import files
@@ -24,10 +26,10 @@ from fairmesh.report.sections.curves import curves
 from fairmesh.report.sections.sites import distribution
 from fairmesh.report.sentences import unit_of
 
-# Nothing is executed or loaded, even if a text of another site were taken for markup. Pictures have styles
-# and images inline.
-_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
 STYLE = files("fairmesh.report").joinpath("page.css").read_text(encoding="utf-8")
+_DIGEST = base64.b64encode(hashlib.sha256(STYLE.encode()).digest()).decode()
+# Nothing is executed, loaded or styled by others, even if a text of another site were taken for markup.
+_POLICY = f"default-src 'none'; style-src 'sha256-{_DIGEST}'; base-uri 'none'; form-action 'none'"
 
 
 def page(runs: Sequence[Run], title: str, sentence: str = "", remark: str = "", told: Json | None = None) -> str:
@@ -60,7 +62,7 @@ def page(runs: Sequence[Run], title: str, sentence: str = "", remark: str = "", 
         'content="width=device-width,initial-scale=1"><meta name="color-scheme" content="light dark">'
         f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
     )
-    head += f"<title>{escaped(title)}</title><style>\n{STYLE}</style></head>"
+    head += f"<title>{escaped(title)}</title><style>{STYLE}</style></head>"
     return f"{head}<body><main>{''.join(parts)}</main></body></html>\n"
 
 
@@ -99,7 +101,7 @@ def _side_by_side(every: Sequence[Run], cards: Sequence[Json]) -> Iterable[str]:
         values = [(card["sites"][i]["metrics"][unit.metric], card["sites"][i]["interval"]) for i in order]
         series.append(charts.Dots(card["label"], *scaled(values, unit), style=k))
     few = len(names) < len(cards[0]["sites"])
-    caption = f"{unit.metric} site by site{f', the first {len(names)} of the table' if few else ''}."
+    caption = f"The {unit.metric} site by site{f', the first {len(names)} of the table' if few else ''}."
     made = [figure(charts.dots(names, series, unit.label, caption), caption)]
     if few:
         of_all = {card["label"]: [site["metrics"][unit.metric] for site in card["sites"]] for card in pictured}

@@ -103,19 +103,19 @@ def at_a_glance(card: Json, order: Sequence[int], worst: int | None = None) -> R
 def glance_captions(card: Json) -> Iterable[str]:
     """Yields what a reader of the sites at a glance must know."""
     sites, unit = card["sites"], unit_of(card)
-    yield f"Numbers are {unit.label}; n is how many {card['judged_on']} samples judge a site."
+    count = f"; n is how many {card['judged_on']} samples judge a site" if any(map(_count, sites)) else ""
+    yield f"Numbers are {unit.label}{count}."
     if card["spread_by"]:
         yield f"Means over {card['spread_by']}."
     if any(site["interval"] for site in sites) and not card["site_models"]:
         yield f"In brackets: {100 * card['intervals']['level']:.0f} % intervals."
-    owns = bool(card["site_models"])
-    who = [
-        ("alone", "the site's model" if owns else "this run", ALONE, [*sites, *card["site_models"]]),
-        (FIXED, "the common model" if owns else "this run", "average", sites),
-    ]
-    compared = [f"{name} ({whose})" for name, whose, kind, of in who if any(kind in one["versus"] for one in of)]
-    if compared:
-        yield f"▲ better than {' or '.join(compared)}, ▼ worse, and by how much; unmarked differences are not clear."
+    whose = ("the site's model", "the common model") if card["site_models"] else ("this run", "this run")
+    next_to = [("alone", ALONE, [*sites, *card["site_models"]]), (FIXED, "average", sites)]
+    known = [(who, name) for who, (name, kind, of) in zip(whose, next_to) if any(kind in one["versus"] for one in of)]
+    if known:
+        said = " or ".join(f"{who} is better than {name}" for who, name in known)
+        said = said.replace(" or this run is better than", " or")
+        yield f"▲ says that {said}, ▼ that it is worse, and by how much; unmarked differences are not clear."
     if any(defined(site["weight"]) for site in sites):
         yield "λ is how much a site counted in training; with fixed weights it counts by its prior."
     if len(sites) > ROWS:

@@ -27,13 +27,14 @@ def weights(view: View) -> str:
     sites = [site for site in sites if site in moved]
     every = "each site" if len(sites) == len(card["sites"]) else f"the {len(sites)} sites whose weight moved most"
     means = f", means over {card['spread_by']}" if card["spread_by"] else ""
+    when = "the last that is measured" if card["planned_rounds"] else "in which the model was done that is handed out"
     caption = (
-        f"How much {every} counted in training (λ) at round {card['rounds']:,}, in which the model was done that is "
-        f"handed out{means}. Outlined is the site's {prior}, by which it counts with fixed weights. A site counts for "
-        "more than that if the model does worse there than it could."
+        f"How much {every} counted in training (λ) at round {card['rounds']:,}, {when}{means}. Outlined is the site's "
+        f"{prior}, by which it counts with fixed weights. A site counts for more than that if the model does worse "
+        "there than it could."
     )
     columns = ([site[key] for site in sites] for key in ("name", "weight", "prior"))
-    return figure(charts.weights(*columns, title=caption, prior=prior), caption)
+    return figure(charts.weights(*columns, title=caption, prior=prior.partition(" (")[0]), caption)
 
 
 def _prior_of(card: Json) -> str:
@@ -43,4 +44,4 @@ def _prior_of(card: Json) -> str:
     if len(rows) != len(card["sites"]) or not sum(rows):
         return "prior (its share of all training rows, unless the experiment names another)"
     same = all(abs(count / sum(rows) - site["prior"]) < _ROUNDED for count, site in zip(rows, card["sites"]))
-    return "share of all training rows" if same else "prior, as the experiment names it"
+    return "share of all training rows" if same else "prior (which the experiment names)"

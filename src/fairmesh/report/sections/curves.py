@@ -35,11 +35,11 @@ def _of_one(run: Run) -> str:
     faint = [charts.Line(str(name), rounds, _scaled(run, sites[i]), faint=True) for i, name in enumerate(names)]
     faint = faint if len(faint) <= COMPACT else []
     unit = run.unit()
-    said = f"{unit.metric} against rounds: the worst site, the mean{' and each site' if faint else ''}."
+    said = f"The {unit.metric} against rounds: the worst site, the mean{' and each site' if faint else ''}."
     made = [figure(charts.curves([*faint, *drawn], "rounds", unit.label, said, "each site"), said)]
     if run.summary["bytes_busiest_node"]:
         lines = [_line(run, what, "bytes_busiest_node", *look) for what, look in _LOOKS.items()]
-        said = f"{unit.metric} against what the busiest node sent."
+        said = f"The {unit.metric} against what the busiest node sent."
         made.append(figure(charts.curves(lines, _SENT, unit.label, said), said))
     return pictures(made) + note(_bands([run]))
 

@@ -48,7 +48,7 @@ def _values(view: View) -> str:
         return ""  # the table says the same
     series = [charts.Dots(label, *points, style=k) for k, (label, points) in enumerate(drawn)]
     every = "every site" if len(sites) == len(card["sites"]) else f"the first {len(sites)} sites of the table"
-    caption = f"{unit.metric} of {every}"
+    caption = f"The {unit.metric} of {every}"
     known = any(any(one.intervals) for one in series)
     caption += f"; lines are {100 * card['intervals']['level']:.0f} % intervals." if known else "."
     return figure(charts.dots([site["name"] for site in sites], series, unit.label, caption), caption)

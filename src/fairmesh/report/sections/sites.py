@@ -32,5 +32,5 @@ def distribution(values: Mapping[str, Sequence[float | None]], unit: Unit) -> st
         shares = [100 * (i + 1) / len(known) for i in range(len(known))]
         if known:
             lines.append(charts.Line(label, known, shares, style=k, step=True))
-    caption = f"{unit.metric} of all {count} sites: the share of sites with at most this value."
+    caption = f"The {unit.metric} of all {count} sites: the share of sites with at most this value."
     return figure(charts.curves(lines, unit.label, "sites, %", caption), caption)
