@@ -139,7 +139,7 @@ def test_real_run_says_its_round_and_then_has_a_result(ended):
     assert views[-1].curves.rounds == (0, 2, 4, 6)
     assert len(views[-1].edges) == 4
     assert not (folder / "status.json").exists()
-    view = source_of(folder).view()
+    view = source_of(folder).view(wait=True)
     assert (view.state, view.live, view.urgency, view.round) == (FINISHED, False, "fine", ROUNDS)
     assert missing_from(view.sentence, f"finished after {ROUNDS} rounds") == []
     assert all(site.value and site.rows for site in view.sites)
@@ -148,7 +148,7 @@ def test_real_run_says_its_round_and_then_has_a_result(ended):
 
 def test_report_that_fails_is_named_and_the_rest_is_shown(ended, monkeypatch):
     monkeypatch.setattr(finished, "asked", lambda folder: {"why_not": "outcomes are damaged"})
-    view = source_of(ended[0]).view()
+    view = source_of(ended[0]).view(wait=True)
     assert view.state == FINISHED
     assert any("outcomes are damaged" in note for note in view.notes)
     assert view.worst is not None

@@ -111,7 +111,7 @@ def status(path: Watched, json_: Json = False) -> None:
     if json_:
         print_json(seen | now_of(seen, at, site or "SITE")._asdict())
         return
-    say(f"{now_of(seen, at, site or 'SITE').sentence}{_as_of(at - seen['time'])}")
+    say(f"{now_of(seen, at, site or 'SITE').sentence}{_as_of(at - seen['time']) if seen['running'] else ''}")
     if "sites" not in seen:
         return
     of_sites = few(_site_rows(seen, seen["metric_name"]), _by_concern(seen))
@@ -129,11 +129,11 @@ def _as_of(age: float) -> str:
 
 def _status_of_run(source: "Source", json_: bool) -> None:
     """Shows how a run is: its sentence, its sites, and what else is to be known."""
-    view = source.view()
+    view = source.view(wait=True)
     if json_:
         print_json({"sentence": view.sentence, "urgency": view.urgency, "state": view.state, "news_at": view.news_at})
         return
-    say(f"{view.sentence}{_as_of(view.age_s) if view.age_s is not None else ''}")
+    say(f"{view.sentence}{_as_of(view.age_s) if view.live and view.age_s is not None else ''}")
     if view.sites and view.metric:
         rows = [["site", view.metric.metric, "prior", "lambda"]]
         for site in view.sites:

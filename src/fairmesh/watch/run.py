@@ -32,8 +32,12 @@ class RunSource:
         self._last: View | None = None
         refuse_other_version(folder)
 
-    def view(self) -> View:
-        """Returns what is known now. It reads only what is new, and never fails for what a run does to its folder."""
+    def view(self, wait: bool = False) -> View:
+        """Returns what is known now. It reads only what is new, and never fails for what a run does to its folder.
+
+        Args:
+            wait: Whether to wait for what the report says of a finished run. Default: False.
+        """
         at = time.time()
         if not self._folder.is_dir():
             return self._gone(at)
@@ -42,9 +46,9 @@ class RunSource:
         facts = status or (_facts_of(summary) if summary else _nothing(self._folder))
         variants = [list(one["replicas"]) for one in facts["variants"]]
         self._records.read(facts["metric"], variants)
-        first, self._last = self._last is None, self._shown(facts, at)
+        self._last = self._shown(facts, at)
         if summary:
-            self._last = self._finished.added_to(self._last, wait=first)
+            self._last = self._finished.added_to(self._last, wait)
         return self._last
 
     def _gone(self, at: float) -> View:
@@ -106,7 +110,7 @@ class RunSource:
         values = _means(self._records.values("sites", replicas, metric), len(names)) if metric else [None] * len(names)
         weights = _means(self._records.values("lambda", replicas), len(names))
         done = max((record["round"] for record in self._records.newest), default=None)
-        estimates = [None if value is None else Estimate(value) for value in values]
+        estimates = [_estimate(value) for value in values]
         measured = facts["measured"]["sites"]  # up to a second older than the records, but with intervals
         if len(measured) == len(names):
             done = facts["measured"]["round"]
@@ -138,8 +142,7 @@ class RunSource:
             name = ", ".join(f"{key} = {value}" for key, value in one["changes"].items())
             of = one["replicas"]
             worst, mean = (mean_of(self._records.values(what, of, facts["metric"])) for what in ("worst", "mean"))
-            estimates = [None if value is None else Estimate(value) for value in (worst, mean)]
-            found.append(Variant(name, curves, *estimates, replicas=len(of)))
+            found.append(Variant(name, curves, _estimate(worst), _estimate(mean), replicas=len(of)))
         sign = 1 if facts["higher_is_better"] else -1
         known = [k for k, one in enumerate(found) if one.worst]
         best = max(known, key=lambda k: sign * found[k].worst.value, default=0)  # type: ignore[union-attr]
@@ -220,6 +223,10 @@ def _said(folder: Path, facts: Mapping[str, Any], at: float, worst: Site | None,
         age = "" if facts["time"] is None else f"; it has written nothing for {duration(at - facts['time'])}"
         return Now(UNSEEN, f"this folder does not say how its run is, since it has no {STATUS}{age}", "look")
     return now(facts, at, worst=the_worst, saved=(folder / CHECKPOINT).exists())
+
+
+def _estimate(value: float | None) -> Estimate | None:
+    return None if value is None else Estimate(value)
 
 
 def _phase(phase: Mapping[str, Any] | None) -> Phase | None:

@@ -18,8 +18,13 @@ _SITE = "site.toml"
 class Source(Protocol):
     """Something that is watched."""
 
-    def view(self) -> View:
-        """Returns what is known of it now."""
+    def view(self, wait: bool = False) -> View:
+        """Returns what is known of it now.
+
+        Args:
+            wait: Whether to wait for what the report says of a finished run, which takes seconds. Otherwise a later
+                view has it. Default: False.
+        """
         ...
 
 
