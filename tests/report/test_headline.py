@@ -111,6 +111,7 @@ def next_to_alone(*verdicts):
         (next_to_alone("worse", "unclear"), ["does not pay", "site 0", "[personalization]"]),
         (next_to_alone("worse", "better"), ["better", "worse at 1", "site 0", "[personalization]"]),
         (next_to_alone("unclear", "unclear"), ["no clear difference", "2 sites"]),
+        ({"judged_by": "own models"}, ["alone", "its own model"]),
         ({"judged_on": "train"}, ["no site has test rows"]),
         ({"provenance": {"data": {}}}, ["alone", "--with-references"]),
         ({"diverged": [0]}, ["diverged", "smaller steps"]),

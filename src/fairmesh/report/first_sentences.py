@@ -47,6 +47,8 @@ def conclusion_of(summary: Mapping[str, Any]) -> str:
             f"The run is not finished: this is how good the models were in round {summary['rounds']:,} of "
             f"{summary['planned_rounds']:,}, the last that all sites had measured."
         )
+    if summary.get("judged_by") == "own models":
+        return "Each site has trained alone and is judged by its own model: this is what training together must beat."
     uses, alone = _kinds(summary), _verdicts_on(summary, "local")
     if uses:
         said = _in_words(uses, USES | {"adapted": "a model adapted from the common one"})
