@@ -23,7 +23,7 @@ class Scripted:
     def __init__(self, view):
         self.now = view
 
-    def view(self):
+    def view(self, wait=False):
         return self.now
 
 
