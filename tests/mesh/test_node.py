@@ -33,6 +33,7 @@ from fairmesh.mesh.wire.greeting import COMPATIBILITY
 from fairmesh.report.contents import contents
 from fairmesh.report.runs import Run
 from fairmesh.storage.files import open_to_others, write_record
+from fairmesh.training.rounds_per_second import Pace
 from tests import toys
 from tests.mesh import fleet
 from tests.mesh.experiments import STEADY_AD_GDA, experiment

@@ -13,10 +13,19 @@ CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", 
 
 @contextmanager
 def chromium() -> Iterator[Any]:
-    """Starts a browser without a window. Skips the test where there is none."""
+    """Starts a browser. Skips the test where there is none."""
     if CHROMIUM is None:
         pytest.skip("there is no Chromium; `make browser` installs it where apt-get is")
-    driver = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed; `make setup` installs it")
+    pytest.importorskip("playwright.sync_api", reason="Playwright is not installed; `make setup` installs it")
+    with launched() as browser:
+        yield browser
+
+
+@contextmanager
+def launched() -> Iterator[Any]:
+    """Starts a browser without a window."""
+    from playwright import sync_api as driver
+
     sandbox = [] if os.geteuid() else ["--no-sandbox"]  # root has none
     with driver.sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=[*sandbox, "--disable-dev-shm-usage"])

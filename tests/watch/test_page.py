@@ -120,8 +120,8 @@ def test_table_has_only_columns_with_something_in_them():
 
 
 def test_network_shows_long_waits_only():
-    assert "waits for east, 12 minutes" in rendered(node())["pictures"]
-    assert "waits for" not in rendered(sixty())["pictures"]  # 3 seconds, as in every round
+    assert "waits for east, 12 minutes" in rendered(node())["network"]
+    assert "waits for" not in rendered(sixty())["network"]  # 3 seconds, as in every round
 
 
 def test_sweep_shows_its_variants():

@@ -25,13 +25,13 @@ class Changing:
         self.readings = 0
         self.view_now = node()
 
-    def view(self):
+    def view(self, wait=False):
         self.readings += 1
         return replace(self.view_now, round=1203 + self.readings, sentence=f"reading {self.readings}")
 
 
 class Still:
-    def view(self):
+    def view(self, wait=False):
         return node()
 
 
@@ -302,16 +302,17 @@ def test_a_reading_that_fails_leaves_the_last_page(capsys, monkeypatch):
 
 def test_before_the_first_reading_a_browser_is_told_to_come_again(monkeypatch):
     class Slow:
-        def view(self):
+        def view(self, wait=False):
             time.sleep(0.3)
             return node()
 
     monkeypatch.setattr(module, "_PATIENCE_S", 0.05)
     monkeypatch.setattr(module.Reader.newest, "__defaults__", (-1, 0.05))
     with serving(Slow()) as server:
-        status, headers, _ = asked(server, f"/{server.token}/")
+        status, headers, body = asked(server, f"/{server.token}/")
         assert status == 503
         assert headers["Retry-After"]
+        assert b'http-equiv="refresh"' in body
 
 
 def test_port_that_is_taken_is_refused_with_a_way_out(still):

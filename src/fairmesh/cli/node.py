@@ -19,8 +19,20 @@ if TYPE_CHECKING:
     from fairmesh.watch.sources import Source
 
 Site = Annotated[Path, typer.Argument(metavar="SITE", help="This site's site.toml.", callback=readable_toml)]
+
+
+def watched(path: Path) -> Path:
+    """Refuses a path where nothing is, before anything is imported that reads a run or a node."""
+    if not path.exists():
+        raise BadInput(f"there is no {path}; give the folder of a run, or the site.toml of a mesh")
+    return path
+
+
 Watched = Annotated[
-    Path, typer.Argument(metavar="PATH", help="A site's site.toml or its state folder, or the folder of a run.")
+    Path,
+    typer.Argument(
+        metavar="PATH", help="A site's site.toml or its state folder, or the folder of a run.", callback=watched
+    ),
 ]
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
@@ -87,7 +99,7 @@ def status(path: Watched, json_: Json = False) -> None:
     leave_out_torch()
     from fairmesh.watch.sources import source_of, state_of
 
-    found = state_of(path) if path.exists() else None
+    found = state_of(path)
     if not found:
         _status_of_run(source_of(path), json_)
         return
@@ -99,7 +111,7 @@ def status(path: Watched, json_: Json = False) -> None:
     if json_:
         print_json(seen | now_of(seen, at, site or "SITE")._asdict())
         return
-    say(f"{now_of(seen, at, site or 'SITE').sentence}{_as_of(at - seen['time'])}")
+    say(f"{now_of(seen, at, site or 'SITE').sentence}{_as_of(at - seen['time']) if seen['running'] else ''}")
     if "sites" not in seen:
         return
     of_sites = few(_site_rows(seen, seen["metric_name"]), _by_concern(seen))
@@ -117,11 +129,11 @@ def _as_of(age: float) -> str:
 
 def _status_of_run(source: "Source", json_: bool) -> None:
     """Shows how a run is: its sentence, its sites, and what else is to be known."""
-    view = source.view()
+    view = source.view(wait=True)
     if json_:
         print_json({"sentence": view.sentence, "urgency": view.urgency, "state": view.state, "news_at": view.news_at})
         return
-    say(f"{view.sentence}{_as_of(view.age_s) if view.age_s is not None else ''}")
+    say(f"{view.sentence}{_as_of(view.age_s) if view.live and view.age_s is not None else ''}")
     if view.sites and view.metric:
         rows = [["site", view.metric.metric, "prior", "lambda"]]
         for site in view.sites:

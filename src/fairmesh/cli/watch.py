@@ -61,7 +61,7 @@ def _write(source: "Source", path: Path) -> None:
     from fairmesh.storage.files import write_atomically
     from fairmesh.watch.page import snapshot
 
-    write_atomically(path, snapshot(source.view()).encode("utf-8", "replace"))
+    write_atomically(path, snapshot(source.view(wait=True)).encode("utf-8", "replace"))
     put(f"written: {path}")
 
 

@@ -18,7 +18,7 @@ from fairmesh.report.style import COLOURS
 
 _WIDTH, _FONT = 420.0, 12.0  # of a drawing, which is stretched to the width of its place
 _LARGEST = 1e100  # of a number that is drawn; the difference of any two is finite
-_POINTS = 300  # of a curve; more than that many are thinned
+_POINTS, _FAINT_POINTS = 300, 80  # of a curve; more than that many are thinned
 _ROWS = 24  # of a chart that has room for everything
 _NAMED = 60  # sites of a network, all with their names
 
@@ -118,7 +118,7 @@ def curves(lines: Sequence[Line], x_label: str, y_label: str, title: str, faint:
         title: What the chart shows, for those who do not see it.
         faint: What all faint lines are, in the legend. Default: no entry.
     """
-    known = [(line, _thinned(_points(line))) for line in lines]
+    known = [(line, _thinned(_points(line), _FAINT_POINTS if line.faint else _POINTS)) for line in lines]
     across = _span(p[0] for _, points in known for p in points if p[1] is not None)
     upwards = _span(number for _, points in known for p in points for number in p[1:])
     if not across or not upwards:
@@ -405,11 +405,11 @@ def _points(line: Line) -> list[tuple[float, float | None, float | None, float |
     return found
 
 
-def _thinned(points: list[Any]) -> list[Any]:
-    """Returns at most so many points that their lines can be told apart: of each stretch its lowest and its highest."""
-    if len(points) <= _POINTS:
+def _thinned(points: list[Any], most: int) -> list[Any]:
+    """Returns at most so many points: of each stretch its lowest and its highest."""
+    if len(points) <= most:
         return points
-    size = math.ceil(2 * len(points) / (_POINTS - 2))
+    size = math.ceil(2 * len(points) / (most - 2))
     kept = {0, len(points) - 1}
     for start in range(0, len(points), size):
         stretch = range(start, min(start + size, len(points)))

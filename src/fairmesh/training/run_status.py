@@ -3,7 +3,7 @@ reads it to compute, and a run that has finished removes it."""
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -11,7 +11,6 @@ import fairmesh
 from fairmesh.config.registry import registered_name
 from fairmesh.errors import BadInput, CheckpointError, Diverged, Interrupted, LostProcess, in_a_line
 from fairmesh.evidence.intervals import Share
-from fairmesh.problems.evaluator import support
 from fairmesh.problems.prepared import Prepared
 from fairmesh.storage.files import write_atomically
 from fairmesh.storage.occupied import STATUS
@@ -59,7 +58,8 @@ class _Written(RunStatus):
         self._before, self._begun = self._path.read_bytes() if self._path.exists() else b"", False
         facts = {"run": FORMAT, "version": fairmesh.__version__, "locked": is_locked, "machine": machine()}
         self._facts = as_json(facts | {"began": time.time()} | _facts(plan))[:-1]  # once, since it may be long
-        self._intervals = _Intervals(plan)
+        self._plan, self._rows, self._records = plan, _rows(plan.problem)[0], list[Record]()
+        self._known: dict[str, Any] = {"round": -1, "sites": []}
         self._round, self._phase, self._next = 0, {"name": _PREPARING, "done": 0, "of": 0}, 0.0
         self._lines: deque[dict[str, Any]] = deque(maxlen=_LINES)
         self._write(RUNNING)
@@ -80,14 +80,11 @@ class _Written(RunStatus):
         return announced
 
     def after_round(self, round: int, state: TrainingState) -> None:
-        self._begun = True
+        self._begun, self._round = True, round
         if self.run.new_records:
-            self._intervals.take(self.run.new_records)
-        if self.run.is_last:
-            self._round = round
-            self.phase(_SUMMING_UP)
-        elif time.monotonic() >= self._next or self._phase:
-            self._round, self._phase = round, None
+            self._records = self.run.new_records
+        if time.monotonic() >= self._next or self._phase or self.run.is_last:
+            self._phase = {"name": _SUMMING_UP, "done": 0, "of": 0} if self.run.is_last else None
             self._write(RUNNING)
 
     def end(self, error: BaseException | None) -> None:
@@ -107,6 +104,17 @@ class _Written(RunStatus):
         else:
             self._write(FAILED, in_a_line(error))
 
+    def _measured(self) -> dict[str, Any]:
+        """Returns the sites' accuracies in the last measured round with their intervals, since they are shares of
+        independent rows. Other metrics, and means over replicas, have no intervals before the run ends."""
+        metric, records = self._plan.problem.primary, self._records
+        unknown = metric != "accuracy" or len(self._plan.replicas) > 1 or not any(self._rows) or not records
+        if not unknown and records[0]["round"] != self._known["round"]:
+            values = by_own_models(records[0])[metric]["sites"]
+            sites = [(value, *Share(value, n).interval()) if n else None for value, n in zip(values, self._rows)]
+            self._known = {"round": records[0]["round"], "sites": sites}
+        return self._known
+
     def _write(self, state: str, reason: str = "") -> None:
         self._next = time.monotonic() + _EVERY_S
         self._pace.note(self._round, paused=bool(self._phase))
@@ -117,28 +125,11 @@ class _Written(RunStatus):
             "round": self._round,
             "rounds_per_s": self._pace.rounds_per_s(),
             "phase": self._phase,
-            "intervals": self._intervals.newest,
+            "measured": self._measured(),
             "log": list(self._lines),
         }
         with suppress(BadInput):  # a full disk is reported by what must be written
             write_atomically(self._path, f"{self._facts}, {as_json(news)[1:]}".encode(), durable=False)
-
-
-class _Intervals:
-    """The intervals of the sites' accuracies in the last measured round: shares of independent rows. Other metrics, and
-    means over replicas, have none before the run ends."""
-
-    def __init__(self, plan: Plan):
-        self._metric, (self._rows, _) = plan.problem.primary, _rows(plan.problem)
-        self._known = self._metric == "accuracy" and len(plan.replicas) == 1 and any(self._rows)
-        self.newest: dict[str, Any] = {"round": -1, "sites": []}
-
-    def take(self, records: Sequence[Record]) -> None:
-        """Takes the records of a measured round."""
-        if self._known:
-            values = by_own_models(records[0])[self._metric]["sites"]
-            intervals = [Share(value, rows).interval() if rows else None for value, rows in zip(values, self._rows)]
-            self.newest = {"round": records[0]["round"], "sites": intervals}
 
 
 @contextmanager
@@ -188,11 +179,10 @@ def _rows(problem: Prepared) -> tuple[list[int | None], str]:
     rows. None for a site whose rows are at another process, or belong to units such as patients."""
     split = problem.of_split(0)
     judged_on = "test" if split.held_out("test")[1] else "train"
-    sets, _ = split.held_out(judged_on)
+    sets, of_site = split.held_out(judged_on)
     if any(samples.units is not None for samples in sets):
         return [None] * problem.n, judged_on
-    known = support(split, judged_on)
-    return [known[i]["n"] if i in known else None for i in range(problem.n)], judged_on
+    return [None if k < 0 else len(sets[k]) for k in of_site] or [None] * problem.n, judged_on
 
 
 def _edges(plan: Plan) -> list[list[int]]:

@@ -29,6 +29,7 @@ class Finished:
         self._folder = folder
         self._of: tuple[float, int] = (0.0, 0)  # the summary that the answer is about, by time and length
         self._told: dict[str, Any] = {}
+        self._asking: threading.Thread | None = None
 
     def added_to(self, view: View, wait: bool) -> View:
         """Returns the view with what the report says, as soon as that is known.
@@ -43,10 +44,10 @@ class Finished:
             return view
         if self._of != (state.st_mtime, state.st_size):
             self._of, self._told = (state.st_mtime, state.st_size), {}
-            asking = threading.Thread(target=self._ask, args=(self._of,), name="report", daemon=True)
-            asking.start()
-            if wait:
-                asking.join()
+            self._asking = threading.Thread(target=self._ask, args=(self._of,), name="report", daemon=True)
+            self._asking.start()
+        if wait and self._asking:
+            self._asking.join()
         told = self._told
         if not told:
             return view
@@ -148,9 +149,9 @@ def told_by_report(folder: Path) -> dict[str, Any]:
             "fixed": (site["references"].get("average"), None),
             "verdicts": [
                 {
-                    "against": REFERENCES.get(kind, kind),
+                    "against": REFERENCES.get(kind) or kind,
                     "verdict": difference["verdict"],
-                    "text": verdict_in_words(difference, unit, REFERENCES.get(kind, kind)),
+                    "text": verdict_in_words(difference, unit, REFERENCES.get(kind) or kind),
                 }
                 for kind, difference in site["versus"].items()
             ],
@@ -166,11 +167,10 @@ def told_by_report(folder: Path) -> dict[str, Any]:
         for what in ("worst", "mean")
     )
     stopped = f" ({found['stopped_early']})" if found.get("stopped_early") else ""
-    headline = found["headline"] or [found["sentence"]]
     return {
-        "sentence": f"finished after {found['rounds']:,} rounds{stopped}; {_begun(headline[0])}",
+        "sentence": f"finished after {found['rounds']:,} rounds{stopped}; {_begun(found['conclusion'])}",
         "urgency": "look" if found["diverged"] else "fine",
-        "says": [*headline[1:], *([found["sentence"]] if found["headline"] else []), *found["hints"]],
+        "says": [*found["headline"], *found["hints"]],
         "notes": found["notes"],
         "sites": sites,
         "worst_first": found["worst_first"],

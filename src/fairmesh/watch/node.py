@@ -54,14 +54,18 @@ class NodeSource:
         self._last: View | None = None
         live_status(state)  # refuses a folder of which it cannot tell anything
 
-    def view(self) -> View:
-        """Returns what is known now. It reads only what is new, and never fails for what a node does to its folder."""
+    def view(self, wait: bool = False) -> View:
+        """Returns what is known now. It reads only what is new, and never fails for what a node does to its folder.
+
+        Args:
+            wait: Whether to wait for what the report says of a finished run. Default: False.
+        """
         at = time.time()
         try:
             seen = live_status(self._state)
         except BadInput as error:
             return self._unreadable(at, str(error))
-        first, said = self._last is None, now(seen, at, self._site)
+        said = now(seen, at, self._site)
         view = View(
             kind="node",
             title=seen.get("mesh", self._state.resolve().parent.name),
@@ -77,7 +81,7 @@ class NodeSource:
             return view
         self._last = self._seen(view, seen, at)
         if view.state == life.FINISHED:
-            self._last = self._with_result(self._last, wait=first)
+            self._last = self._with_result(self._last, wait)
         return self._last
 
     def _unreadable(self, at: float, why: str) -> View:
@@ -267,11 +271,13 @@ def _refusals(seen: Mapping[str, Any], place: Mapping[str, int], age: float) -> 
 
 
 def _privacy(privacy: Mapping[str, Any] | None) -> Privacy | None:
-    return privacy and Privacy(privacy["epsilon"], privacy["budget"], privacy["delta"], privacy.get("unit") or "")
+    if not privacy:
+        return None
+    return Privacy(privacy["epsilon"], privacy["budget"], privacy["delta"], privacy.get("unit") or "")
 
 
 def _phase(phase: Mapping[str, Any] | None) -> Phase | None:
-    return phase and Phase(phase["what"], phase["done"], phase["of"])
+    return Phase(phase["what"], phase["done"], phase["of"]) if phase else None
 
 
 def _log(path: Path) -> Iterator[Line]:

@@ -14,6 +14,7 @@ from fairmesh.errors import counted, duration, listed
 from fairmesh.metrics.units import Unit, defined
 from fairmesh.report import charts
 from fairmesh.report.charts import Dots, Line, Node, escaped
+from fairmesh.report.elements import ROWS, UNFOLDED, figure, note, pictures
 from fairmesh.watch.answers import answers, in_bytes, long_waits
 from fairmesh.watch.view import Curve, Site, View, Wait
 
@@ -21,7 +22,6 @@ STYLE = "\n".join(
     files(package).joinpath("page.css").read_text(encoding="utf-8") for package in ("fairmesh.report", "fairmesh.watch")
 )
 SCRIPT = files("fairmesh.watch").joinpath("page.js").read_text(encoding="utf-8")
-ROWS, UNFOLDED = 24, 12  # rows of a table; of more than the first number, all but so many are folded
 _COLOURED = 6  # sites whose curves have a colour each; of more, only those that matter have
 _LINES = 40  # of the log, of refusals and of votes
 _ICON = (
@@ -74,7 +74,8 @@ def age_of(view: View) -> str:
 def _page(view: View, sections: Mapping[str, str], head: str, age: str) -> str:
     kind = _KINDS[view.kind] + (f" of {view.seen_from}" if view.seen_from else "")
     age_s = "" if view.age_s is None else f"{view.age_s:.1f}"
-    parts = [f'<section id="{name}">{sections[name]}</section>' for name in _SECTIONS if name not in _TOP]
+    made = {name: f'<section id="{name}">{sections[name]}</section>' for name in _SECTIONS if name not in _TOP}
+    made["sites"] = f'<div class="pair">{made["sites"]}{made.pop("network")}</div>'
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width,initial-scale=1">'
@@ -85,7 +86,7 @@ def _page(view: View, sections: Mapping[str, str], head: str, age: str) -> str:
         f'<span id="age" data-age="{age_s}" data-live="{int(view.live)}">{escaped(age)}</span></p>'
         f'<h1 id="now" aria-live="polite">{sections["now"]}</h1></header>'
         f'<main><section id="answers" aria-label="Answers">{sections["answers"]}</section>'
-        f'<nav id="contents" aria-label="On this page">{sections["contents"]}</nav>{"".join(parts)}</main>'
+        f'<nav id="contents" aria-label="On this page">{sections["contents"]}</nav>{"".join(made.values())}</main>'
         "</body></html>\n"
     )
 
@@ -139,12 +140,41 @@ def _sites(view: View) -> str:
         said.append(f"The coloured row is the worst site{f' on the {view.judged_on} rows' if view.judged_on else ''}.")
     if any(site.claimed for site in view.sites):
         said.append("What is dotted below, only the site itself says.")
-    return _heading("sites") + _folded(header, rows) + _notes([*said, *view.notes])
+    return _heading("sites") + _folded(header, rows) + note(" ".join([*said, *view.notes]))
+
+
+def _network(view: View) -> str:
+    if not view.sites:
+        return ""
+    count, waits = len(view.sites), long_waits(view)
+    if view.server:
+        return _heading("network") + note(f"All {count} sites talk to a server, and not to each other.")
+    nodes = [
+        Node(
+            site.name,
+            ", ".join(filter(None, (site.state, site.doing))),
+            site.own,
+            i == view.worst_site,
+            site.state in ("silent", "unreachable", "removed"),
+        )
+        for i, site in enumerate(view.sites)
+    ]
+    arrows = [charts.Wait(wait.site, wait.awaited, duration(wait.seconds)) for wait in waits]
+    broken = [edge.ends for edge in view.edges if edge.connected is False]
+    drawn = charts.network(nodes, [edge.ends for edge in view.edges], "the network of the sites", arrows, broken)
+    caption = f"Who talks to whom: {counted(count, 'site')}, {counted(len(view.edges), 'connection')}"
+    caption += "." if view.kind != "node" else " known here."
+    return _heading("network") + figure(drawn, caption) + _list(view, [_waiting(view, wait) for wait in waits])
+
+
+def _waiting(view: View, wait: Wait) -> str:
+    who, whom = view.sites[wait.site].name, view.sites[wait.awaited].name
+    return f"{who} {'waits' if wait.seen else 'says that it waits'} for {whom}, since {duration(wait.seconds)}"
 
 
 def _pictures(view: View) -> str:
-    found = [*_network(view), *_curves(view), *_values(view), *_weights(view)]
-    return _heading("pictures") + f'<div class="pictures">{"".join(found)}</div>' if found else ""
+    found = [*_curves(view), *_values(view), *_weights(view)]
+    return _heading("pictures") + pictures(found) if found else ""
 
 
 def _variants(view: View) -> str:
@@ -161,7 +191,7 @@ def _variants(view: View) -> str:
         )
     names = ("variant", f"worst {unit.metric}", "mean", "replicas", "diverged")
     header = "".join(f'<th scope="col">{escaped(name)}</th>' for name in names)
-    return _heading("variants") + _folded(header, rows) + _notes(["All else on this page is about the bold one."])
+    return _heading("variants") + _folded(header, rows) + note("All else on this page is about the bold one.")
 
 
 def _traffic(view: View) -> str:
@@ -204,7 +234,7 @@ def _privacy(view: View) -> str:
         share = min(1.0, max(0.0, privacy.epsilon / privacy.budget))
         meter = f'<meter min="0" max="1" high="0.9" value="{share:.3f}" aria-label="epsilon {spent}"></meter>'
     said = f"epsilon {spent or 'not known yet'} is spent, at delta {privacy.delta:g}"
-    said += f", for every {privacy.unit}" if privacy.unit else ""
+    said += f", per {privacy.unit}" if privacy.unit else ""
     return _heading("privacy") + f"<p>{meter} {_sentence(view, said)}.</p>" + _list(view, privacy.sentences)
 
 
@@ -245,6 +275,7 @@ _SECTIONS: dict[str, Callable[[View], str]] = {
     "answers": _answers,
     "says": _says,
     "sites": _sites,
+    "network": _network,
     "pictures": _pictures,
     "variants": _variants,
     "traffic": _traffic,
@@ -255,7 +286,8 @@ _SECTIONS: dict[str, Callable[[View], str]] = {
 _TOP = ("now", "answers")
 _HEADINGS = {
     "sites": "Sites",
-    "pictures": "Pictures",
+    "network": "Network",
+    "pictures": "Curves and weights",
     "variants": "Variants",
     "traffic": "Bytes and speed",
     "privacy": "Privacy",
@@ -375,36 +407,6 @@ def _estimate(unit: Unit, estimate: Any) -> str:
 # The pictures
 
 
-def _network(view: View) -> Iterator[str]:
-    if not view.sites:
-        return
-    count, waits = len(view.sites), long_waits(view)
-    if view.server:
-        yield _figure("", f"All {count} sites talk to a server, and not to each other.")
-        return
-    nodes = [
-        Node(
-            site.name,
-            ", ".join(filter(None, (site.state, site.doing))),
-            site.own,
-            i == view.worst_site,
-            site.state in ("silent", "unreachable", "removed"),
-        )
-        for i, site in enumerate(view.sites)
-    ]
-    arrows = [charts.Wait(wait.site, wait.awaited, duration(wait.seconds)) for wait in waits]
-    broken = [edge.ends for edge in view.edges if edge.connected is False]
-    drawn = charts.network(nodes, [edge.ends for edge in view.edges], "the network of the sites", arrows, broken)
-    caption = f"Who talks to whom: {counted(count, 'site')}, {counted(len(view.edges), 'connection')}"
-    caption += "." if view.kind != "node" else " known here."
-    yield _figure(drawn, caption, _list(view, [_waiting(view, wait) for wait in waits]))
-
-
-def _waiting(view: View, wait: Wait) -> str:
-    who, whom = view.sites[wait.site].name, view.sites[wait.awaited].name
-    return f"{who} {'waits' if wait.seen else 'says that it waits'} for {whom}, since {duration(wait.seconds)}"
-
-
 def _curves(view: View) -> Iterator[str]:
     unit, curves = view.metric, view.curves
     if unit is None:
@@ -422,12 +424,12 @@ def _curves(view: View) -> Iterator[str]:
             for k, variant in enumerate(some)
         ]
         more = f", the first {len(some)} of {len(view.variants)} variants" if len(some) < len(view.variants) else ""
-        yield _figure(charts.curves(lines, "rounds", unit.label, "variants"), f"Worst site of each variant{more}.")
+        yield figure(charts.curves(lines, "rounds", unit.label, "variants"), f"Worst site of each variant{more}.")
     if not x:
         return
     both = [line("mean over sites", curves.mean, 1, dashed=True), line("worst site", curves.worst, 0)]
     caption = f"Worst site and mean over sites. {bands}"
-    yield _figure(charts.curves(both, "rounds", unit.label, "worst site and mean over rounds"), caption)
+    yield figure(charts.curves(both, "rounds", unit.label, "worst site and mean over rounds"), caption)
     if not curves.sites:
         return
     chosen = _coloured(view)
@@ -438,7 +440,7 @@ def _curves(view: View) -> Iterator[str]:
     lines.sort(key=lambda line: not line.faint)
     drawn = charts.curves(lines, "rounds", unit.label, "every site over rounds", "each other site")
     said = "" if len(chosen) == len(view.sites) else f" Coloured: {listed(view.sites[i].name for i in chosen)}."
-    yield _figure(drawn, f"Every site. {said}{f' {bands}' if any(curve.low for curve in curves.sites) else ''}")
+    yield figure(drawn, f"Every site. {said}{f' {bands}' if any(curve.low for curve in curves.sites) else ''}")
 
 
 def _coloured(view: View) -> list[int]:
@@ -469,7 +471,7 @@ def _values(view: View) -> Iterator[str]:
             series.append(Dots(label, values, intervals, style=k))
     drawn = charts.dots([view.sites[i].name for i in order], series, unit.label, "every site, next to other models")
     some = f" The first {len(order)} sites of the table." if len(order) < len(view.sites) else ""
-    yield _figure(drawn, f"Each site's {unit.metric}; lines are 95 % intervals.{some}")
+    yield figure(drawn, f"Each site's {unit.metric}; lines are 95 % intervals.{some}")
 
 
 def _weights(view: View) -> Iterator[str]:
@@ -486,7 +488,7 @@ def _weights(view: View) -> Iterator[str]:
     names, weights, priors = zip(*((site.name, site.weight, site.prior) for site in (view.sites[i] for i in shown)))
     drawn = charts.weights(names, weights, priors, "weight of every site next to its share", "share of all rows")
     some = f" The {len(shown)} sites whose weights differ most." if len(shown) < len(known) else ""
-    yield _figure(drawn, f"How much each site counts in training, and how many of all rows it has.{some}")
+    yield figure(drawn, f"How much each site counts in training, and how many of all rows it has.{some}")
 
 
 # Elements
@@ -507,14 +509,6 @@ def _list(view: View, said: Iterable[str]) -> str:
     texts = list(said)
     some = [*texts[:_LINES], f"... and {len(texts) - _LINES} more"] if len(texts) > _LINES else texts
     return f'<ul class="sites">{"".join(f"<li>{_sentence(view, text)}</li>" for text in some)}</ul>' if some else ""
-
-
-def _notes(said: Sequence[str]) -> str:
-    return f'<p class="note">{escaped(" ".join(said))}</p>' if said else ""
-
-
-def _figure(chart: str, caption: str, more: str = "") -> str:
-    return f"<figure>{chart}<figcaption>{escaped(caption)}{more}</figcaption></figure>"
 
 
 def _folded(header: str, rows: Sequence[str]) -> str:

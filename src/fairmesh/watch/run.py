@@ -17,7 +17,7 @@ from fairmesh.watch.records import Records, mean_of
 from fairmesh.watch.view import Edge, Estimate, Kind, Line, Phase, Privacy, Site, Traffic, Variant, View
 
 _ENDED: dict[str, Any] = {"round": 0, "rounds_per_s": None, "phase": None, "alive": False, "log": [], "server": False}
-_ENDED |= {"edges": [], "privacy": None, "intervals": {"round": -1, "sites": []}, "share": False, "unit": ""}
+_ENDED |= {"edges": [], "privacy": None, "measured": {"round": -1, "sites": []}, "share": False, "unit": ""}
 
 
 class RunSource:
@@ -32,8 +32,12 @@ class RunSource:
         self._last: View | None = None
         refuse_other_version(folder)
 
-    def view(self) -> View:
-        """Returns what is known now. It reads only what is new, and never fails for what a run does to its folder."""
+    def view(self, wait: bool = False) -> View:
+        """Returns what is known now. It reads only what is new, and never fails for what a run does to its folder.
+
+        Args:
+            wait: Whether to wait for what the report says of a finished run. Default: False.
+        """
         at = time.time()
         if not self._folder.is_dir():
             return self._gone(at)
@@ -42,9 +46,9 @@ class RunSource:
         facts = status or (_facts_of(summary) if summary else _nothing(self._folder))
         variants = [list(one["replicas"]) for one in facts["variants"]]
         self._records.read(facts["metric"], variants)
-        first, self._last = self._last is None, self._shown(facts, at)
+        self._last = self._shown(facts, at)
         if summary:
-            self._last = self._finished.added_to(self._last, wait=first)
+            self._last = self._finished.added_to(self._last, wait)
         return self._last
 
     def _gone(self, at: float) -> View:
@@ -106,23 +110,27 @@ class RunSource:
         values = _means(self._records.values("sites", replicas, metric), len(names)) if metric else [None] * len(names)
         weights = _means(self._records.values("lambda", replicas), len(names))
         done = max((record["round"] for record in self._records.newest), default=None)
-        intervals = facts["intervals"]["sites"] if facts["intervals"]["round"] == done else []
-        intervals = intervals if len(intervals) == len(names) else [None] * len(names)
+        estimates = [_estimate(value) for value in values]
+        measured = facts["measured"]["sites"]  # up to a second older than the records, but with intervals
+        if len(measured) == len(names):
+            done = facts["measured"]["round"]
+            estimates = [
+                Estimate(one[0], (one[1], one[2])) if one and None not in one else estimate
+                for one, estimate in zip(measured, estimates)
+            ]
         ended = not facts["alive"]
         return tuple(
             Site(
                 str(name),
                 state="ended" if ended else "at work",
                 round=facts["round"] or done,
-                value=None if value is None else Estimate(value, tuple(interval) if interval else None),
-                value_round=done if value is not None else None,
+                value=estimate,
+                value_round=None if estimate is None else done,
                 rows=rows,
                 weight=weight,
                 prior=prior,
             )
-            for name, value, interval, rows, weight, prior in zip(
-                names, values, intervals, facts["rows"], weights, facts["prior"]
-            )
+            for name, estimate, rows, weight, prior in zip(names, estimates, facts["rows"], weights, facts["prior"])
         )
 
     def _variants(self, facts: Mapping[str, Any]) -> tuple[Variant, ...]:
@@ -134,8 +142,7 @@ class RunSource:
             name = ", ".join(f"{key} = {value}" for key, value in one["changes"].items())
             of = one["replicas"]
             worst, mean = (mean_of(self._records.values(what, of, facts["metric"])) for what in ("worst", "mean"))
-            estimates = [None if value is None else Estimate(value) for value in (worst, mean)]
-            found.append(Variant(name, curves, *estimates, replicas=len(of)))
+            found.append(Variant(name, curves, _estimate(worst), _estimate(mean), replicas=len(of)))
         sign = 1 if facts["higher_is_better"] else -1
         known = [k for k, one in enumerate(found) if one.worst]
         best = max(known, key=lambda k: sign * found[k].worst.value, default=0)  # type: ignore[union-attr]
@@ -218,6 +225,10 @@ def _said(folder: Path, facts: Mapping[str, Any], at: float, worst: Site | None,
     return now(facts, at, worst=the_worst, saved=(folder / CHECKPOINT).exists())
 
 
+def _estimate(value: float | None) -> Estimate | None:
+    return None if value is None else Estimate(value)
+
+
 def _phase(phase: Mapping[str, Any] | None) -> Phase | None:
     if not phase:
         return None
@@ -236,7 +247,7 @@ def _notes(facts: Mapping[str, Any], newest: Sequence[Mapping[str, Any]], replic
         found.append("The sites are shown for the algorithm that is best at the worst site so far.")
     if facts["judged_on"] == "train":
         found.append("No site has test data, so every site is judged on its training data: these numbers are too good.")
-    if facts["alive"] and any(one for one in facts["intervals"]["sites"]):
+    if facts["alive"] and any(facts["measured"]["sites"]):
         found.append("Intervals are of each site's test rows alone; at the end they are those of the report.")
     if any(record.get("models") == "own" for record in newest):
         found.append("On the way, each site measures its own model on its own data.")

@@ -29,6 +29,7 @@ _EVERY_S, _SHARE = 1.0, 0.05  # between two readings; and the most of a processo
 _BEAT_S = 5.0  # after which a stream says something, so that a browser knows that it is there
 _WANTED_S = 3 * _BEAT_S  # after the last request, nobody looks
 _PATIENCE_S = 10.0  # with a browser that does not read, and for the first reading
+_SOON = '<!doctype html><meta http-equiv="refresh" content="2"><title>fairmesh</title><p>The files are being read ...'
 _HEADERS = {
     "Content-Security-Policy": "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; "
     "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
@@ -222,7 +223,7 @@ class _Handler(BaseHTTPRequestHandler):
         elif name == "events":
             self._stream()
         elif (edition := self.server.reader.newest()) is None:
-            self._answer(HTTPStatus.SERVICE_UNAVAILABLE, headers={"Retry-After": "2"})
+            self._answer(HTTPStatus.SERVICE_UNAVAILABLE, _SOON, "text/html", {"Retry-After": "2"})
         elif name == "news":
             tag = f'"{self.server.token[:6]}-{edition.number}"'
             if self.headers.get("If-None-Match") == tag:

@@ -7,19 +7,24 @@ from fairmesh.config.overrides import read_toml
 from fairmesh.errors import BadInput, listed
 from fairmesh.mesh.enrol.roster import SiteFile
 from fairmesh.mesh.node.watching import LOG
-from fairmesh.storage.occupied import EXPERIMENT, STATUS, is_run
+from fairmesh.storage.occupied import STATUS, is_run
 from fairmesh.watch.node import NodeSource
 from fairmesh.watch.run import RunSource
 from fairmesh.watch.view import View
 
-_SITE, _STATE = "site.toml", "state"
+_SITE = "site.toml"
 
 
 class Source(Protocol):
     """Something that is watched."""
 
-    def view(self) -> View:
-        """Returns what is known of it now."""
+    def view(self, wait: bool = False) -> View:
+        """Returns what is known of it now.
+
+        Args:
+            wait: Whether to wait for what the report says of a finished run, which takes seconds. Otherwise a later
+                view has it. Default: False.
+        """
         ...
 
 
@@ -37,15 +42,18 @@ def source_of(path: Path) -> Source:
     state = state_of(path)
     if state:
         return NodeSource(*state)
-    if path.is_dir() and (is_run(path) or any((path / name).exists() for name in (STATUS, EXPERIMENT))):
+    if path.is_dir() and (is_run(path) or (path / STATUS).exists()):
         return RunSource(path)
-    runs = (
-        sorted(inside.name for inside in path.iterdir() if inside.is_dir() and is_run(inside)) if path.is_dir() else []
-    )
-    if runs:
-        raise BadInput(f"{path} has several runs: {listed(runs)}; give one of them, such as {path / runs[0]}")
-    what = "is empty, so no run has begun there" if path.is_dir() and not any(path.iterdir()) else "is no run's folder"
-    raise BadInput(f"{path} {what}; give the folder of a run, or the site.toml of a mesh")
+    raise BadInput(f"{path} {_what_instead(path)}; give the folder of a run, or the site.toml of a mesh")
+
+
+def _what_instead(path: Path) -> str:
+    """Returns what a path is that is neither a run nor a node."""
+    inside = sorted(path.iterdir()) if path.is_dir() else []
+    if not inside:
+        return "is empty, so no run has begun there" if path.is_dir() else "is no folder"
+    folders = [one.name for one in inside if one.is_dir() and (is_run(one) or (one / _SITE).is_file())]
+    return f"has several of them: {listed(folders)}" if folders else "is no run's folder"
 
 
 def state_of(path: Path) -> tuple[Path, Path | None] | None:

@@ -136,18 +136,16 @@ def _claimed(seen: Mapping[str, Any], site: Path | str) -> str:
     """Says in short what others claim about this site, or about themselves, that stops the run."""
     lost = sorted({claim["by"] for claim in seen["state_lost"]})
     if lost:
-        return (
-            f"{listed(lost, _NAMED)} claim that this site has lost its state: leave the state folder as it is, and "
-            "read what is said about it below"
-        )
+        what = f"according to {listed(lost, _NAMED)}, this site has lost its state"
+        return f"{what}: leave the state folder as it is, and read what else is said about it"
     refusing = sorted({claim["by"] for claim in seen["refusing"] if claim["site"] == seen["site"] != claim["by"]})
     if refusing and seen["paused_for"]:
-        return f"{listed(refusing, _NAMED)} refuse this site's messages, and the run waits: ask them why"
+        return f"this site's messages are refused by {listed(refusing, _NAMED)}, and the run waits: ask there why"
     diverged = [claim["by"] for claim in seen["diverged"]]
     if diverged and seen["paused_for"]:
         return (
-            f"{listed(diverged, _NAMED)} says that its numbers have diverged; the run waits until its operator acts, "
-            "or all others vote it out"
+            f"according to {listed(diverged, _NAMED)}, the numbers there have diverged; the run waits until somebody "
+            "acts there, or all others vote to go on without it"
         )
     return ""
 
@@ -219,8 +217,16 @@ def paused_s(seen: Mapping[str, Any]) -> float:
 
 def _voting(seen: Mapping[str, Any], age: float, site: Path | str) -> Now:
     own = [decision for decision, voters in seen["votes"].items() if seen["site"] in voters]
-    what = f"this site has voted to {own[0]}; the run waits for the same vote of" if own else "the run waits for"
-    return _waiting(seen, age, f"{what} {listed(_missing(seen) or ['the others'], _NAMED)}", "ask their operators")
+    what = f"this site has voted to {own[0]}" if own else "this site has voted"
+    whom = listed(_missing(seen) or ["the others"], _NAMED)
+    return _waiting(seen, age, f"{what}; the run waits for the same vote of {whom}", "ask there")
+
+
+def _deciding(seen: Mapping[str, Any], age: float, site: Path | str) -> Now:
+    missing = _missing(seen)
+    if not missing:
+        return Now("the sites have voted, and their nodes carry it out; nothing to do", FINE)
+    return _waiting(seen, age, "the sites have voted", f"their nodes wait for {listed(missing, _NAMED)}", FINE)
 
 
 def _at_the_end(seen: Mapping[str, Any], age: float, site: Path | str) -> Now:
@@ -253,7 +259,7 @@ _IN_STATE: dict[str, Callable[[Mapping[str, Any], float, Path | str], Now]] = {
     life.TRAINING: _in_rounds,
     life.LOCAL_TRAINING: _in_rounds,
     life.VOTING: _voting,
-    life.DECIDING: _voting,
+    life.DECIDING: _deciding,
     **dict.fromkeys(
         (life.COLLECTING, life.SUMMING, life.CONFIRMING, life.COMPARING, life.COMPARED, life.CHOOSING, life.ENDING),
         _at_the_end,
