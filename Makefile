@@ -7,7 +7,7 @@ INSTALLED := $(VENV)/.installed
 READY := $(VENV)/.ready
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test quick-tests test-all chaos check dist format docs tutorials setup clean
+.PHONY: demo test quick-tests test-all browser chaos check dist format docs tutorials setup clean
 
 demo: $(INSTALLED)
 	$(BIN)/fairmesh demo
@@ -26,7 +26,7 @@ quick-tests: $(READY)
 	$(PYTEST)
 
 # Everything: the tests marked as slow too, and more examples of every property.
-test-all: check
+test-all: check browser
 	FAIRMESH_TESTS=thorough $(PYTEST) -m ''
 
 check: $(READY)
@@ -34,6 +34,12 @@ check: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/basedpyright
 	$(BIN)/lint-imports
+
+# Chromium, for the tests of the live page, where apt-get can install it. Without it those tests are skipped.
+browser:
+	@command -v chromium >/dev/null || { command -v apt-get >/dev/null && test "$$(id -u)" = 0 && apt-get update -qq \
+	&& apt-get install -qq -y --no-install-recommends chromium fonts-dejavu-core >/dev/null; } \
+	|| echo 'no Chromium: tests of the live page are skipped; as root: apt-get install chromium'
 
 # Peers killed, cut off and robbed of their disks: a few minutes. Its figures are read by a test.
 chaos: $(READY)

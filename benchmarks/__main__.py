@@ -1,5 +1,6 @@
 """`python -m benchmarks`: measures fairmesh's own speed and message sizes, from a checkout."""
 
+import json
 from typing import Annotated
 
 import typer
@@ -321,6 +322,30 @@ def bench_wan(
         say(f"{case}: {slope} round trips per round")
     for rest in waiting:
         say(f"waiting, {rest.nodes} nodes: {rest.bytes_per_s:.0f} bytes per second over an edge")
+
+
+@app.command("watch")
+def bench_watch(
+    seconds: Annotated[float, typer.Option(min=1, help="How long to watch.")] = 600.0,
+    records: Annotated[int, typer.Option(min=10, help="Records that the run has at the start.")] = 100_000,
+    write: Annotated[bool, typer.Option("--write", help="Also record the numbers.")] = False,
+    json_: Json = False,
+) -> None:
+    """Measure what a live page in a browser costs a run of 200 sites, and what memory it takes."""
+    from benchmarks import watch
+
+    found = watch.as_table(watch.cost(seconds, records)) | {"records": records}
+    if write:
+        watch.RESULTS.write_text(json.dumps(found, indent=1) + "\n")
+    if json_:
+        print_json(found)
+        return
+    memory = {name: found.pop(name) for name in ("command_mb", "page_mb", "browser_mb")}
+    rows = [[name, str(value)] for name, value in found.items()]
+    rows += [
+        [name, f"{of[0]:.0f} at first, {of[-1]:.0f} at last, {max(of):.0f} at most"] for name, of in memory.items()
+    ]
+    show_table([["", "measured"], *rows])
 
 
 def main() -> None:

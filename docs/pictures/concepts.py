@@ -3,6 +3,9 @@
 Everything in them is computed here, by fairmesh's mixing matrices and compressors on problems that fit on a page.
 """
 
+import html
+import io
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,10 +15,11 @@ import torch
 
 import fairmesh as fm
 from fairmesh.numerics.random_streams import Draw, keys
-from fairmesh.report.style import COLOURS, MARKERS, new_figure, svg
+from fairmesh.report.style import COLOURS, MARKERS, loaded_matplotlib, new_figure
 
 HERE = Path(__file__).parent
 NODES = 16
+_FRAME = "#808080"  # lines that are visible on white and on black
 
 
 def line(axis: Any, k: int, x: Any, y: Any, label: str, **style: Any) -> None:
@@ -129,6 +133,29 @@ DRAWINGS: dict[str, Callable[[], tuple[Any, str]]] = {
     "compression": compression,
     "tracking": tracking,
 }
+
+
+def svg(figure: Any, description: str) -> str:
+    """Returns a figure as an <svg> element for a page: its text is text, so that the page can set its colour and a
+    screen reader can read it, and its background is the page's.
+
+    Args:
+        figure: The figure.
+        description: What the picture shows, for readers who do not see it. It also keeps the ids of several figures
+            on one page apart.
+    """
+    matplotlib = loaded_matplotlib()
+    for axis in figure.axes:
+        axis.tick_params(color=_FRAME)
+        for spine in axis.spines.values():
+            spine.set_color(_FRAME)
+    buffer = io.StringIO()
+    with matplotlib.rc_context({"svg.hashsalt": description, "svg.fonttype": "none"}):
+        figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
+    text = buffer.getvalue()
+    text = re.sub(r"<metadata>.*?</metadata>\s*", "", text[text.index("<svg") :], flags=re.S)
+    text = re.sub(r'(<g) id="[^"]*"', r"\1", text)  # nothing refers to groups, and their ids repeat on the page
+    return text.replace("<svg ", f'<svg role="img" aria-label="{html.escape(description)}" ', 1)
 
 
 def drawn(name: str) -> str:

@@ -156,6 +156,16 @@ def counted(count: int, noun: str) -> str:
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
+def duration(seconds: float) -> str:
+    """Returns a length of time in words, such as "12 minutes". A negative one, by a clock that was set, counts as 0."""
+    if seconds > 2 * 365 * 86400.0:
+        return "more than two years"
+    for unit, size in (("day", 86400.0), ("hour", 3600.0), ("minute", 60.0)):
+        if seconds >= 2 * size:
+            return counted(round(seconds / size), unit)
+    return counted(max(0, round(seconds)), "second")
+
+
 def nearest(word: str, known: Iterable[str]) -> str:
     """Returns a suggestion for a mistyped word, or the list of known words."""
     known = sorted(known)

@@ -79,7 +79,7 @@ def test_extras_named_in_messages_are_declared():
 
 
 @pytest.mark.slow
-def test_demo_without_matplotlib_shows_its_tables_and_says_how_to_get_plots(tmp_path, monkeypatch, without):
+def test_demo_without_matplotlib_writes_its_page_and_says_how_to_get_the_picture(tmp_path, monkeypatch, without):
     monkeypatch.setattr("fairmesh.cli.demo.ROUNDS", 4)
     monkeypatch.setattr("fairmesh.cli.demo.SPLITS", 2)
     without("matplotlib")
@@ -87,7 +87,8 @@ def test_demo_without_matplotlib_shows_its_tables_and_says_how_to_get_plots(tmp_
     assert shown.exit_code == 0
     assert "site 9 (shifted)" in shown.output
     assert "fairmesh[plot]" in shown.output
-    assert not (tmp_path / "new" / "report.html").exists()
+    assert "<svg" in (tmp_path / "new" / "report.html").read_text()
+    assert not (tmp_path / "new" / "methods.png").exists()
     assert Run.from_folder(tmp_path / "new" / "ad-gda").summary["rounds"] == 4
 
 

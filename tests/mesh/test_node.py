@@ -27,12 +27,13 @@ from fairmesh.mesh.node.membership import Membership, common_problem, facts, out
 from fairmesh.mesh.node.rounds import identity_of
 from fairmesh.mesh.node.running import run_node
 from fairmesh.mesh.node.state_lock import locked
-from fairmesh.mesh.node.watching import Pace, live_status, read_status, waiting_chain
+from fairmesh.mesh.node.watching import live_status, read_status, waiting_chain
 from fairmesh.mesh.preflight import checks, privacy_checks
 from fairmesh.mesh.wire.greeting import COMPATIBILITY
 from fairmesh.report.contents import contents
 from fairmesh.report.runs import Run
 from fairmesh.storage.files import open_to_others, write_record
+from fairmesh.training.rounds_per_second import Pace
 from tests import toys
 from tests.mesh import fleet
 from tests.mesh.experiments import STEADY_AD_GDA, experiment
@@ -219,7 +220,7 @@ def test_report_of_a_run_in_progress_has_curves_and_says_so(lived):
     folder, _ = lived
     report([folder / "then"])
     page = (folder / "then" / "state" / "progress" / "report.html").read_text()
-    assert missing_from(page, "<svg", "The run has 120 rounds", "its own model on its own test data") == []
+    assert missing_from(page, "<svg", "Run then", "The run has 120 rounds", "its own model on its own test data") == []
 
 
 @pytest.mark.slow

@@ -2,7 +2,7 @@
 
 from html.parser import HTMLParser
 
-_ALONE = {"meta", "br"}  # elements of HTML without an end
+_ALONE = {"meta", "br", "link"}  # elements of HTML without an end
 
 
 class Page(HTMLParser):

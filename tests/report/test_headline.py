@@ -4,7 +4,8 @@ import math
 
 import pytest
 
-from fairmesh.report.first_sentences import headline_of
+from fairmesh.report.first_sentences import conclusion_of, headline_of
+from tests.refusals import missing_from
 
 METRICS = {"accuracy": {"share": True}, "loss": {"share": False}}
 
@@ -86,3 +87,41 @@ def test_weights_say_what_was_decided_and_what_test_rows_show():
     assert "helped" not in headline_of(told | {"judged_on": "train"})[1]  # on rows that both have seen
     fixed = headline_of(told | {"handed_out": {"weights": "fixed", "why": "why not"}, "weights": None})[1]
     assert fixed == "Weights: the common model has fixed weights, because why not."
+
+
+def run_of(**more):
+    return {"diverged": [], "final": [{}], "rounds": 40, "judged_on": "test", "metrics": METRICS} | more
+
+
+def next_to_alone(*verdicts):
+    names = [f"site {k}" for k in range(len(verdicts))]
+    sites = [{"name": name, "versus": {"local": difference(v)}} for name, v in zip(names, verdicts)]
+    return {"evidence": {"metric": "accuracy", "sites": sites}}
+
+
+@pytest.mark.parametrize(
+    ("told", "said"),
+    [
+        (
+            summary(["own", *["common"] * 2], ["better", "better", "worse"]),
+            ["site 0", "2 of 3 sites", "worse at 1", "site 2"],
+        ),
+        (summary(["adapted"] * 3, ["unclear"] * 3), ["Every site", "adapted", "no difference is clear"]),
+        (next_to_alone("better", "unclear"), ["worth it", "1 of 2 sites", "worse at none"]),
+        (next_to_alone("worse", "unclear"), ["does not pay", "site 0", "[personalization]"]),
+        (next_to_alone("worse", "better"), ["better", "worse at 1", "site 0", "[personalization]"]),
+        (next_to_alone("unclear", "unclear"), ["no clear difference", "2 sites"]),
+        ({"judged_by": "own models"}, ["alone", "its own model"]),
+        ({"judged_on": "train"}, ["no site has test rows"]),
+        ({"provenance": {"data": {}}}, ["alone", "--with-references"]),
+        ({"diverged": [0]}, ["diverged", "smaller steps"]),
+        ({"planned_rounds": 400}, ["not finished", "40 of 400"]),
+    ],
+)
+def test_conclusion_says_what_to_take_away_and_to_do(told, said):
+    assert missing_from(conclusion_of(run_of(**told)), *said) == []
+
+
+def test_conclusion_advises_no_run_that_is_not_possible():
+    assert "--with-references" not in conclusion_of(run_of(provenance={"data": {}}, privacy={"epsilon": 1.0}))
+    assert "--with-references" not in conclusion_of(run_of(provenance=None))  # of a node between organisations

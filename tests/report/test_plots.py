@@ -5,6 +5,7 @@ import pytest
 from matplotlib import pyplot
 
 import fairmesh as fm
+from fairmesh.report.plots import look_of
 from fairmesh.report.style import new_figure
 from tests.refusals import refused
 
@@ -22,7 +23,7 @@ def result(problem):
 def test_plot_without_a_path_returns_what_a_notebook_shows(result):
     figure = fm.plot({"mine": result, "yours": result})
     assert figure._repr_png_().startswith(b"\x89PNG")
-    assert "mine: worst site" in figure.axes[0].get_legend_handles_labels()[1]
+    assert [text.get_text() for text in figure.legends[0].get_texts()][:2] == ["mine", "yours"]
     assert fm.report.picture(result.problem.sites)._repr_png_().startswith(b"\x89PNG")
 
 
@@ -31,6 +32,32 @@ def test_plot_against_some_axes_has_a_panel_for_each(result):
     for wrong in ("rounds", ["hours"], []):
         with refused("against", "bytes_busiest_node", repr(wrong)):
             fm.plot(result, against=wrong)
+
+
+@pytest.mark.parametrize("panels", [1, 3])
+def test_plot_fits_a_paper_and_names_each_run_once(result, panels):
+    figure = fm.plot({"mine": result, "$yours$": result}, against=None if panels == 3 else ["rounds"])
+    width = figure.get_size_inches()[0]
+    assert width <= (3.5 if panels == 1 else 7.2), "a column of a paper, or its text"
+    texts = [text.get_text().replace("\\", "") for text in figure.legends[0].get_texts()]
+    assert texts == ["mine", "$yours$", "worst site", "mean over sites"]
+    assert min(text.get_fontsize() for text in figure.legends[0].get_texts()) >= 7
+
+
+def test_plot_writes_vectors_with_text_as_text_and_the_same_file_again(result, tmp_path):
+    for name in ("a.svg", "a.pdf"):
+        fm.plot(result, tmp_path / name, against=["rounds"])
+        first = (tmp_path / name).read_bytes()
+        fm.plot(result, tmp_path / name, against=["rounds"])
+        assert (tmp_path / name).read_bytes() == first
+    assert "accuracy, %</text>" in (tmp_path / "a.svg").read_text()
+    assert "<image" not in (tmp_path / "a.svg").read_text()
+    assert b"/Type3" not in (tmp_path / "a.pdf").read_bytes(), "publishers refuse fonts of type 3"
+
+
+def test_plot_of_more_runs_than_colours_gives_each_its_own_look():
+    looks = {tuple(look_of(k).values()) for k in range(64)}
+    assert len(looks) == 64
 
 
 def test_plot_leaves_the_backend_of_the_users_own_plots_alone():

@@ -1,7 +1,10 @@
 """The report of a run: the page's structure, report.json and the model card."""
 
+import base64
+import hashlib
 import json
 import math
+import re
 from dataclasses import replace
 
 import pytest
@@ -15,7 +18,6 @@ from fairmesh.report import sections
 from fairmesh.report.contents import card
 from fairmesh.report.html import page
 from fairmesh.report.model_card import model_card
-from fairmesh.report.plots import dots
 from fairmesh.report.runs import Run, ranked, rows_of
 from tests.refusals import missing_from, refused
 from tests.report.pages import Page
@@ -95,15 +97,12 @@ def _evidence(run, verdicts):
     return replace(run, summary=run.summary | {"evidence": evidence})
 
 
+def _sites_table(read, column):
+    """Returns the table of the sites that has a column."""
+    return next(table for table in read.tables if table[0][0] == "site" and column in table[0])
+
+
 COMPARED = [_versus("better", 0.03, 0.09), _versus("worse", -0.08, -0.02), _versus("unclear", -0.01, 0.02), {}]
-
-
-@pytest.fixture
-def undrawn(monkeypatch):
-    """Leaves the pictures empty, for tests of what is around them."""
-    for name in ("curve", "distributions", "dots", "network", "reliability"):
-        monkeypatch.setattr(f"fairmesh.report.plots.{name}", lambda *_: None)
-    monkeypatch.setattr("fairmesh.report.elements.svg", lambda _, said: f'<svg role="img" aria-label="{said}"></svg>')
 
 
 @pytest.fixture(scope="module")
@@ -137,19 +136,26 @@ def test_page_is_whole_and_needs_nothing_else(trained):
     assert "://" not in text.replace("http://www.w3.org/", "")
     (policy,) = [known["content"] for _, known in read.elements if known.get("http-equiv") == "Content-Security-Policy"]
     rules = dict(rule.split(" ", 1) for rule in policy.split("; "))
-    assert (rules["default-src"], rules["img-src"]) == ("'none'", "data:")
-    assert not {"script-src", "connect-src"} & rules.keys()
+    assert rules["default-src"] == "'none'"
+    assert not {"script-src", "connect-src", "img-src"} & rules.keys()
+    (style,) = read.texts["style"]
+    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
+    assert rules["style-src"] == f"'sha256-{digest}'"
+    assert not [known for _, known in read.elements if "style" in known], "the policy would ignore it"
     assert text.index("Content-Security-Policy") < text.index("<style")
     ids = [known["id"] for _, known in read.elements if "id" in known]
     assert len(ids) == len(set(ids))
 
 
 def test_page_can_be_read_aloud(trained):
-    read = Page((trained / "report.html").read_text())
+    text = (trained / "report.html").read_text()
+    read = Page(text)
     assert read.of("html")[0]["lang"] == "en"
     assert all(known.get("scope") in ("col", "row") for known in read.of("th"))
-    assert len(read.of("svg")) == len(read.of("figure")) == len(read.of("figcaption")) > 0
-    assert all(known["role"] == "img" and known["aria-label"] for known in read.of("svg"))
+    pictures = [known for known in read.of("svg") if known.get("aria-hidden") != "true"]
+    assert len(pictures) == len(read.of("figure")) == len(read.of("figcaption")) > 0
+    assert all(known["role"] == "img" for known in pictures)
+    assert all(text.startswith("<title>") for text in re.findall(r'<svg class="chart"[^>]*>(.{7})', text))
     assert len(read.of("h1")) == 1
 
 
@@ -197,7 +203,7 @@ def test_digest_of_data_changes_with_the_data_and_not_with_the_rest(tmp_path):
     assert first["digest"] != other["digest"]
 
 
-def test_model_card_keeps_what_people_wrote(trained, undrawn):
+def test_model_card_keeps_what_people_wrote(trained):
     path = trained / "model-card.md"
     first = path.read_text()
     blank = first.split("<!-- yours: intended-use -->\n")[1].split("\n<!-- end -->")[0]
@@ -223,7 +229,7 @@ def test_model_card_escapes_the_names_of_sites():
     assert "\\<d\\>" in text
 
 
-def test_several_runs_stand_side_by_side(tmp_path, monkeypatch, capsys, undrawn):
+def test_several_runs_stand_side_by_side(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     for name, algorithm in (("a", fm.ChocoSGD()), ("b", fm.TrackedADGDA())):
         fm.run(fm.Experiment(fm.data.Digits(nodes=4, odd=1), fm.Ring(), algorithm, rounds=2), out=tmp_path / name)
@@ -236,25 +242,83 @@ def test_several_runs_stand_side_by_side(tmp_path, monkeypatch, capsys, undrawn)
     assert len(read.of("section")) == 2
 
 
-def test_weights_are_drawn_from_each_sites_share_of_the_rows(monkeypatch):
-    drawn = {}
-    monkeypatch.setattr("fairmesh.report.plots.dots", lambda names, series, label: drawn.update({label: series}))
-    monkeypatch.setattr("fairmesh.report.elements.svg", lambda figure, description: "<svg></svg>")
-    monkeypatch.setattr("fairmesh.report.html.curves", lambda runs: "")
-    data = fm.data.Digits(nodes=4, odd=1, sizes=(30, 60, 90, 20))
-    result = fm.run(fm.Experiment(data, fm.Ring(), fm.TrackedADGDA(), rounds=2))
-    shares = [len(site.train) / sum(len(one.train) for one in result.problem.sites) for site in result.problem.sites]
-    text = page([Run.from_result(result, "a"), Run.from_result(result, "b")], "both")
-    (series,) = (found for label, found in drawn.items() if "weight" in label)
-    assert series["a"]["origins"] == pytest.approx(shares)
-    assert "share of all training rows" in text
+def _decided(run, weights, **more):
+    """Returns a run that has decided itself which weights its model has."""
+    return replace(run, summary=run.summary | {"handed_out": {"weights": weights, "why": "so it is"}} | more)
 
 
-def test_arrows_lead_from_their_origins_to_the_points():
-    series = {"a": {"values": [0.5, 0.2, 0.3], "intervals": [None] * 3, "origins": [0.2, 0.5, 0.3]}}
-    (axis,) = dots(["x", "y", "z"], series, "weight").axes
-    arrows = [(text.xyann[0], text.xy[0]) for text in axis.texts]
-    assert arrows == [(0.2, 0.5), (0.5, 0.2)]
+def _captions(runs):
+    return Page(page(runs, "a run")).texts["figcaption"]
+
+
+def test_weights_are_shown_next_to_the_share_of_the_rows_in_the_round_of_the_model():
+    record = _record(0, [0.9, 0.8, 0.7, 0.6], **{"lambda": [0.1, 0.2, 0.3, 0.4]})
+    told = {"provenance": {"versions": {}, "data": _told_data([10, 10, 20, 40])}, "prior": [0.125, 0.125, 0.25, 0.5]}
+    robust = _decided(_run(record), "robust", **told)
+    (caption,) = (text for text in _captions([robust]) if "λ" in text)
+    assert missing_from(caption, "round 10", "share of all training rows") == []
+    glance = _sites_table(Page(page([robust], "a run")), "prior, %")
+    assert [row[-2:] for row in glance[1:]] == [["10.0", "12.5"], ["20.0", "12.5"], ["30.0", "25.0"], ["40.0", "50.0"]]
+    uniform = _decided(robust, "robust", prior=[0.25] * 4)
+    assert not any("share of all training rows" in text for text in _captions([uniform]))
+
+
+def _told_data(rows):
+    sites = [
+        {"name": name, "train": count, "validation": 0, "test": 9, "group": ""} for name, count in zip(NAMES, rows)
+    ]
+    return {"inputs": [2], "classes": 2, "sites": [site | {"digest": ""} for site in sites], "digest": ""}
+
+
+def test_fixed_weights_that_are_handed_out_are_said_where_the_picture_would_be():
+    record = _record(0, [0.9, 0.8, 0.7, 0.6], **{"lambda": [0.1, 0.2, 0.3, 0.4]})  # of the robust run beside it
+    fixed = _decided(_run(record), "fixed")
+    assert not any("λ" in text for text in _captions([fixed]))
+    assert any(missing_from(text, "handed out", "fixed weights", "so it is") == [] for text in _notes(fixed))
+    (kept,) = [text for text in _notes(_run([0.9, 0.8, 0.7, 0.6])) if text.startswith("Weights")]
+    assert "fixed" in kept
+
+
+def _notes(run):
+    return Page(page([run], "a run")).texts["p"]
+
+
+def test_marked_site_is_the_worst_with_the_models_that_sites_are_given():
+    values = {"common": [0.9, 0.5, 0.8, 0.7], "local": [0.6] * 4, "personal": [0.9, 0.8, 0.85, 0.75]}
+    shares = {"common": 0.0, "adapted": 1.0, "own": 0.0}
+    sites = [
+        {"name": name, "weights": {}, "shares": shares, "rows": 9}
+        | {"test": {model: {"accuracy": of[i]} for model, of in values.items()}}
+        for i, name in enumerate(NAMES)
+    ]
+    told = {"metric": "accuracy", "judged_on": "test", "level": 0.95, "worst": {"site": "west"}, "sites": []}
+    personal = [{"replica": 0, "method": "choice", "sites": sites}]
+    run = _run(values["common"], personal=personal, site_models_evidence=told)
+    glance = _sites_table(Page(page([run], "a run")), "its model")
+    assert [row[0] for row in glance if row[0].endswith("worst")] == ["west worst"]
+
+
+def test_default_comes_first_and_its_rivals_are_folded():
+    rivals = [replace(_run([value] * 4), label=label) for label, value in (("rival", 0.9), ("other", 0.8))]
+    runs = [*rivals, _decided(replace(_run([0.7] * 4), label="default"), "robust")]
+    text = page(runs, "three runs")
+    summaries = Page(text).texts["summary"]
+    assert [said.split(":")[0] for said in summaries if said.split(":")[0] in ("rival", "other")] == ["rival", "other"]
+    first_screen = text[: text.index("Next to the others")]
+    assert "<h2>default</h2>" in first_screen
+    assert "70.0" in first_screen
+    assert "90.0" not in first_screen
+    assert Page(page(rivals, "two runs")).texts["h2"][0] == "rival", "without a default, the first one given"
+
+
+def test_report_is_written_without_matplotlib(tmp_path, monkeypatch):
+    def missing():
+        raise AssertionError("matplotlib is not needed")
+
+    monkeypatch.setattr("fairmesh.report.style.loaded_matplotlib", missing)
+    fm.run(fm.Experiment(fm.data.Digits(nodes=4), fm.Ring(), fm.TrackedADGDA(), rounds=2), out=tmp_path / "run")
+    report([tmp_path / "run"])
+    assert "<svg" in (tmp_path / "run" / "report.html").read_text()
 
 
 def test_runs_with_other_metrics_are_refused():
@@ -262,7 +326,7 @@ def test_runs_with_other_metrics_are_refused():
         page([_run([0.9] * 4), _run([0.9] * 4, metric="loss")], "both")
 
 
-def test_verdicts_lead_the_page_and_the_json(undrawn):
+def test_verdicts_lead_the_page_and_the_json():
     run = _evidence(_run([0.9, 0.5, 0.8, 0.7]), COMPARED)
     found = card(run)
     read = Page(page([run], "a run"))
@@ -292,7 +356,7 @@ def test_counts_that_did_not_travel_are_not_invented():
     assert not card(other)["sites"][0]["versus"]
 
 
-def test_sentences_of_a_metric_where_less_is_better(undrawn):
+def test_sentences_of_a_metric_where_less_is_better():
     verdicts = [{"local": {"difference": -0.3, "interval": [-0.5, -0.1], "verdict": "better"}}, {}, {}, {}]
     run = _evidence(_run([0.9, 0.5, 0.8, 0.7], metric="loss"), verdicts)
     found = card(run)
@@ -302,27 +366,29 @@ def test_sentences_of_a_metric_where_less_is_better(undrawn):
     assert "lower" in " ".join(table[0])
 
 
-def test_undefined_and_unmeasured_sites_are_said_to_be(undrawn):
+def test_undefined_and_unmeasured_sites_are_said_to_be():
     record = _record(0, [0.9, math.nan, 0.8, math.nan], [0.1, 0.3, 0.2, math.nan])
     run = _run(
         record, support=[{"n": 9, "classes": [4, 5]}, {"n": 3, "classes": [3, 0]}, {"n": 4, "classes": [2, 2]}, None]
     )
     found = card(run)
     assert [site["measured"] for site in found["sites"]] == [True, True, True, False]
-    table = next(table for table in Page(page([run], "a run")).tables if table[0][0] == "site")
+    glance = _sites_table(Page(page([run], "a run")), "accuracy")
+    assert [row[1] for row in glance[1:]] == ["90.0", "not defined", "80.0", "not measured"]
+    table = _sites_table(Page(page([run], "a run")), "per class")
     at = table[0].index("accuracy")
     assert [row[at] for row in table[1:]] == ["90.0 %", "not defined", "80.0 %", "not measured"]
     assert [row[table[0].index("per class")] for row in table[1:3]] == ["4 / 5", "3 / 0"]
     assert "not measured" in model_card(found)
 
 
-def test_references_of_an_unmeasured_site_are_not_measured_and_classes_have_their_names(undrawn):
+def test_references_of_an_unmeasured_site_are_not_measured_and_classes_have_their_names():
     record = _record(0, [0.9, math.nan, 0.8, math.nan], [0.1, 0.3, 0.2, math.nan])
     local = {"title": "alone", "metric": "accuracy", "diverged": False, "sites": [0.8, 0.7, math.nan, math.nan]}
     support = [{"n": 9, "classes": [4, 5]}] * 3
     facts = {"model": {"classes": ["benign", "<ill>"]}, "references": {"local": local}}
     run = _run(record, support=[*support, None], **facts)
-    table = next(table for table in Page(page([run], "a run")).tables if table[0][0] == "site")
+    table = [table for table in Page(page([run], "a run")).tables if table[0][0] == "site"][1]
     assert [row[-1] for row in table[1:]] == ["80.0 %", "70.0 %", "not defined", "not measured"]
     assert any("benign / <ill>" in heading for heading in table[0])
     many = [{"n": 9, "classes": [1] * 9}] * 4
@@ -331,7 +397,7 @@ def test_references_of_an_unmeasured_site_are_not_measured_and_classes_have_thei
     assert ["site", *names] in [table[0] for table in tables]
 
 
-def test_sites_that_train_alone_are_judged_by_their_own_models(undrawn):
+def test_sites_that_train_alone_are_judged_by_their_own_models():
     data = fm.data.Digits(nodes=4, odd=1, instrument="shifted")
     result = fm.run(fm.Experiment(data, algorithm=fm.algorithms.Local(), rounds=20))
     run = Run.from_result(result)
@@ -342,7 +408,7 @@ def test_sites_that_train_alone_are_judged_by_their_own_models(undrawn):
     assert "own model" in page([run], "a run")
 
 
-def test_diverged_replicas_are_left_out_and_named(undrawn):
+def test_diverged_replicas_are_left_out_and_named():
     wild = _record(1, [0.01, 0.01, 0.01, 0.01])
     run = _run([0.9, 0.8, 0.7, 0.6], wild, diverged=[1])
     assert card(run)["over_sites"]["worst"] == 0.6
@@ -363,7 +429,7 @@ def test_sweep_is_ranked_by_a_worst_site_that_has_enough_rows():
     assert [one.summary["variants"][0]["changes"]["step"] for one in found] == [2, 1, 0], "of equals, the better mean"
 
 
-def test_sweep_without_validation_is_ranked_on_what_it_is_judged_on(undrawn):
+def test_sweep_without_validation_is_ranked_on_what_it_is_judged_on():
     rows = [[0.5 + 0.03 * k] * 4 for k in range(12)]
     variants = [{"changes": {"step": k}, "replicas": [k]} for k in range(12)]
     run = _run(*rows, variants=variants)
@@ -383,22 +449,24 @@ def test_many_sites_are_folded_with_the_worst_first():
     ]
     run = _evidence(_run(values, names=names), verdicts)
     read = Page(page([run], "a run"))
-    assert read.of("details")
-    table = next(table for table in read.tables if table[0][0] == "site")
-    assert len(table) < 30
-    shown = [float(row[table[0].index("accuracy")].split()[0]) for row in table[1:]]
+    glance = _sites_table(read, "accuracy")
+    assert len(glance) == 51, "sixty rows fit the first screen"
+    shown = [float(row[1].split()[0]) for row in glance[1:]]
     assert shown[:2] == sorted(shown[:2]), "those that are worse than alone come first"
     assert shown[2:] == sorted(shown[2:]), "then the worst"
-    assert [text.split(":")[0] for text in read.texts["li"][:2]] == ["site 4", "site 9"]
-    assert len(read.texts["li"]) == 2 + 10 + 50, "worse ones, ten of the better ones, and all, folded"
+    assert {name for name, *_ in glance[1:3]} == {"site 4", "site 9"}
+    (worst,) = (float(row[1].split()[0]) for row in glance[1:] if row[0].endswith("worst"))
+    assert worst == min(shown)
+    table = _sites_table(read, "95 % interval")
+    assert len(table) < 30, "the table with all comparisons is folded after twelve sites"
 
 
-def test_sites_that_chance_explains_are_told_as_a_number_and_not_by_name(undrawn):
+def test_sites_that_chance_explains_are_told_as_a_number_and_not_by_name():
     names = [f"site {k}" for k in range(60)]
     verdicts = [_versus("unclear", 0.02, 0.2) if k < 3 else _versus("unclear", -0.1, 0.1) for k in range(60)]
     run = _evidence(_run([0.8] * 60, names=names), verdicts)
     assert missing_from(card(run)["sentence"], "3 of 60", "chance", "none remains") == []
-    assert "than alone" not in " ".join(Page(page([run], "a run")).texts["p"]).replace(card(run)["sentence"], "")
+    assert "site 3" not in " ".join(Page(page([run], "a run")).texts["p"])
     remaining = [_versus("better", 0.02, 0.2), *verdicts[:2], *verdicts[3:]]
     assert "1 remains" in card(_evidence(run, remaining))["sentence"]
     assert "chance" not in card(_evidence(run, [remaining[0], *verdicts[3:], *verdicts[3:5]]))["sentence"]
@@ -425,7 +493,7 @@ def test_report_does_not_import_a_topology_of_the_users_own(tmp_path):
     assert card(_run([0.9, 0.8, 0.7, 0.6], folder=tmp_path))["graph"] is None
 
 
-def test_own_metrics_and_their_direction_are_in_the_report(undrawn):
+def test_own_metrics_and_their_direction_are_in_the_report():
     record = _record(0, [0.9, 0.8, 0.7, 0.6]) | {"delay": _record(0, [0.1, 0.2, 0.3, 0.4])["loss"]}
     run = _run(record)
     found = card(run)
@@ -435,7 +503,7 @@ def test_own_metrics_and_their_direction_are_in_the_report(undrawn):
     assert any(cell.startswith("delay") for cell in headers)
 
 
-def test_leave_one_out_is_shown_next_to_the_run(tmp_path, undrawn):
+def test_leave_one_out_is_shown_next_to_the_run(tmp_path):
     values = {"accuracy": [[0.5, 0.6, 0.7, math.nan], [0.7, 0.6, 0.7, math.nan]]}
     told = {"judged_on": "test", "metric": "accuracy", "sites": NAMES, "values": values}
     (tmp_path / "leave_one_out.json").write_text(json.dumps(told).replace("NaN", "null"))
@@ -465,7 +533,7 @@ def with_reference(tmp_path_factory):
     return folder
 
 
-def test_references_are_compared_row_by_row_with_what_the_run_kept(with_reference, undrawn):
+def test_references_are_compared_row_by_row_with_what_the_run_kept(with_reference):
     found = card(Run.from_folder(with_reference))
     assert [site["versus"]["local"]["verdict"] for site in found["sites"]] == ["better"] * 4
     assert all("better" in site["sentence"] for site in found["sites"])
@@ -474,10 +542,10 @@ def test_references_are_compared_row_by_row_with_what_the_run_kept(with_referenc
     said = " ".join(found["notes"])
     assert "diverged" in said
     assert "it raised" in said
-    table = next(
-        table for table in Page(page([Run.from_folder(with_reference)], "a run")).tables if table[0][0] == "site"
-    )
+    read = Page(page([Run.from_folder(with_reference)], "a run"))
+    table, glance = _sites_table(read, "95 % interval"), _sites_table(read, "accuracy")
     assert all("better" in row[table[0].index("alone")] for row in table[1:])
+    assert all("▲" in row[glance[0].index("alone")] for row in glance[1:])
 
 
 def test_answers_of_another_version_are_left_out_and_the_report_names_the_version(tmp_path):

@@ -68,10 +68,11 @@ def test_curves_differ_by_marker_and_dashes_too_and_axes_have_units():
     experiment = fm.Experiment(fm.data.Digits(nodes=4), algorithm=fm.algorithms.DSGD(), rounds=4)
     result = fm.run(experiment)
     figure = plots.plot({"one": result, "other": result})
-    worst = [line for line in figure.axes[0].lines if line.get_label().endswith("worst site")]
-    mean = [line for line in figure.axes[0].lines if line.get_label().endswith("mean of sites")]
+    lines = figure.axes[0].lines
+    worst = [line for line in lines if line.get_linestyle() == "-"]
+    mean = [line for line in lines if line.get_linestyle() == "--"]
     assert len({line.get_marker() for line in worst}) == len(worst) == 2
-    assert {line.get_linestyle() for line in worst} == {"-"}
-    assert {line.get_linestyle() for line in mean} == {"--"}
-    assert {axis.get_ylabel() for axis in figure.axes} == {"accuracy, %"}
+    assert [line.get_marker() for line in mean] == [line.get_marker() for line in worst]
+    assert {line.get_markerfacecolor() for line in mean} == {"white"}
+    assert {axis.get_ylabel() for axis in figure.axes} == {"accuracy, %", ""}, "panels share their axis"
     assert [axis.get_xlabel().split(", ")[-1].split()[0] for axis in figure.axes] == ["rounds", "MB", "MB"]

@@ -122,7 +122,7 @@ class Outcome:
     robust: Comparison  # fairmesh's default, compared with fixed weights
     joining: Comparison  # fairmesh's default, compared with training alone
     report: Path | None = None  # the page, if one was written
-    without_plots: str = ""  # why there is no page although a folder was given
+    without_picture: str = ""  # why there is no picture next to the page
 
     @property
     def sentence(self) -> str:
@@ -180,7 +180,7 @@ def _table(run: Run) -> dict[str, Any]:
 
 
 def demo(seed: int, out: Path | None, watch: Callable[[str, int], Callable[[int, str], None]] | None = None) -> Outcome:
-    """Trains all contenders on all splits. Writes their folders and, if matplotlib is installed, plots and report.html
+    """Trains all contenders on all splits. Writes their folders, report.html and, with matplotlib, methods.png
     to `out`.
 
     Args:
@@ -205,10 +205,12 @@ def demo(seed: int, out: Path | None, watch: Callable[[str, int], Callable[[int,
     outcome = Outcome(runs, versus(fixed, alone), versus(default, fixed), joining=versus(default, alone))
     if not out:
         return outcome
+    written = write_report(list(runs.values()), out, TITLE, outcome.sentence, NOTE)
     try:
-        return replace(outcome, report=_write_report(outcome, out))
+        _draw_methods(list(runs.values()), out / "methods.png")
     except MissingPackage as missing:
-        return replace(outcome, without_plots=str(missing))
+        outcome = replace(outcome, without_picture=str(missing))
+    return replace(outcome, report=written.report)
 
 
 _Task = tuple[str, int, int, int, Path | None]  # contender, seed, rounds, splits, folder
@@ -227,7 +229,7 @@ def _carried_out(tasks: Sequence[_Task]) -> Iterator[tuple[str, Run, Outcomes]]:
         with warnings.catch_warnings():  # Python 3.12 warns of every fork next to threads, also those of libraries
             warnings.simplefilter("ignore", DeprecationWarning)
             found = pool.map(_trained, tasks)
-        with suppress(MissingPackage):  # of which the report will tell
+        with suppress(MissingPackage):  # of which the last line will tell
             loaded_matplotlib()
         yield from found
 
@@ -287,14 +289,12 @@ def _chosen_run(result: Result, contender: Contender, chosen: Sequence[int]) -> 
     return replace(run, summary=run.summary | sent | {"metrics": metric_tables(result, final)})
 
 
-def _write_report(outcome: Outcome, out: Path) -> Path:
-    runs = list(outcome.runs.values())
+def _draw_methods(runs: Sequence[Run], path: Path) -> None:
     series = {
         said: scaled_series([run.evidence[what] for run in runs], 100)
         for what, said in (("worst", "worst site"), ("mean", "mean over sites"))
     }
-    save_figure(dots([run.label for run in runs], series, "accuracy, %"), out / "methods.png")
-    return write_report(runs, out, TITLE, outcome.sentence, NOTE).report
+    save_figure(dots([run.label for run in runs], series, "accuracy, %"), path)
 
 
 TITLE = "Ten sites, six of them small and with another scanner"

@@ -15,6 +15,7 @@ from fairmesh.cli.node import node, status
 from fairmesh.cli.nvflare import nvflare
 from fairmesh.cli.report import compare, report, topology
 from fairmesh.cli.run import demo, run
+from fairmesh.cli.watch import watch
 from fairmesh.errors import FairmeshError
 
 app = typer.Typer(
@@ -24,7 +25,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (demo, advise, run, compare, report, export, predict, keys, topology, node, status):
+for command in (demo, advise, run, compare, report, export, predict, keys, topology, node, status, watch):
     app.command()(command)
 app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(launch)
 app.add_typer(data, name="data")

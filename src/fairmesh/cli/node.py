@@ -3,19 +3,37 @@
 import math
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from fairmesh.cli.terminal import Json, Track, few, print_json, readable_toml, say, show_rows, show_table
-from fairmesh.errors import BadInput, listed
+from fairmesh.cli.without_torch import leave_out_torch
+from fairmesh.errors import BadInput, duration
 from fairmesh.mesh.enrol.roster import SiteFile
 from fairmesh.storage.occupied import PERSONAL
 
-_SILENT_S, _SILENT_S_PER_SITE = 60.0, 0.2  # without a report, or twice as long as the site said it might be quiet
+if TYPE_CHECKING:
+    from fairmesh.watch.sources import Source
+
 Site = Annotated[Path, typer.Argument(metavar="SITE", help="This site's site.toml.", callback=readable_toml)]
+
+
+def watched(path: Path) -> Path:
+    """Refuses a path where nothing is, before anything is imported that reads a run or a node."""
+    if not path.exists():
+        raise BadInput(f"there is no {path}; give the folder of a run, or the site.toml of a mesh")
+    return path
+
+
+Watched = Annotated[
+    Path,
+    typer.Argument(
+        metavar="PATH", help="A site's site.toml or its state folder, or the folder of a run.", callback=watched
+    ),
+]
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
@@ -47,6 +65,7 @@ def node(
         from fairmesh.trackers import trackers_of
 
         folder = run_node(site, patience_s=waits, monitor_port=prometheus, trackers=trackers_of(track), lock=lock)
+    from fairmesh.mesh.node.now import few_of_a_kind
     from fairmesh.mesh.node.versus_local import sentences
     from fairmesh.mesh.node.watching import own_model_in_words
     from fairmesh.report.contents import card
@@ -63,34 +82,65 @@ def node(
     of_sites = few_sentences(sentences(finished.summary), [one["verdict"] for one in versus])
     in_all = [card(finished)["sentence"]] if len(of_sites) < len(versus) else []
     notes = (*finished.summary.get("notes", ()), *finished.evidence.get("notes", ()))
-    for sentence in (*notes, *of_sites, *in_all, *_few(finished.contradictions())):
+    for sentence in (*notes, *of_sites, *in_all, *few_of_a_kind(finished.contradictions())):
         say(sentence)
     if uses := own_model_in_words(folder.parent):
         say(f"this site uses {uses}: {folder.parent / PERSONAL}")
     say(f"the result is the same at every site: {folder}; for a page with plots: fairmesh report {folder}")
 
 
-def status(site: Site, json_: Json = False) -> None:
-    """Show the status of a mesh, as one node sees it.
+def status(path: Watched, json_: Json = False) -> None:
+    """Show how a mesh is, as one node sees it, or how a run is.
 
-    For each site: its round, metric and lambda, whom it waits for, and when it reported. For each neighbour: the
-    traffic."""
+    First what to do now, and how old the news is. Then for each site: its round, metric, prior (its share of all rows),
+    lambda (of the weights, in one round), for whom and how long it waits, bytes sent since its node started, and how
+    long ago it reported. For each neighbour: messages and bytes of this node, both ways. Times and counts that other
+    sites tell are their claims."""
+    leave_out_torch()
+    from fairmesh.watch.sources import source_of, state_of
+
+    found = state_of(path)
+    if not found:
+        _status_of_run(source_of(path), json_)
+        return
+    from fairmesh.mesh.node.now import now as now_of
     from fairmesh.mesh.node.watching import live_status
 
-    seen = live_status(SiteFile.read(site).state)
+    state, site = found
+    seen, at = live_status(state), time.time()
     if json_:
-        print_json(seen)
+        print_json(seen | now_of(seen, at, site or "SITE")._asdict())
         return
-    now = time.time()
+    say(f"{now_of(seen, at, site or 'SITE').sentence}{_as_of(at - seen['time']) if seen['running'] else ''}")
     if "sites" not in seen:
-        say(f"{seen['activity']}, since {_ago(now - seen['time'])}")
         return
     of_sites = few(_site_rows(seen, seen["metric_name"]), _by_concern(seen))
     show_table(of_sites, f"mesh {seen['mesh']}, seen from {seen['site']}")
-    show_table(few(_edge_rows(seen, now)), "edges of this node")
+    show_table(few(_edge_rows(seen, at)), "edges of this node")
     if seen["refusing"]:
-        show_table(few(_refusal_rows(seen, now)), "refused messages")
-    for sentence in filter(None, _sentences(seen, site, now - seen["time"])):
+        show_table(few(_refusal_rows(seen, at)), "refused messages")
+    for sentence in filter(None, _sentences(seen, site or Path("SITE"), max(0.0, at - seen["time"]))):
+        say(sentence)
+
+
+def _as_of(age: float) -> str:
+    return f" (news of {duration(age)} ago)"
+
+
+def _status_of_run(source: "Source", json_: bool) -> None:
+    """Shows how a run is: its sentence, its sites, and what else is to be known."""
+    view = source.view(wait=True)
+    if json_:
+        print_json({"sentence": view.sentence, "urgency": view.urgency, "state": view.state, "news_at": view.news_at})
+        return
+    say(f"{view.sentence}{_as_of(view.age_s) if view.live and view.age_s is not None else ''}")
+    if view.sites and view.metric:
+        rows = [["site", view.metric.metric, "prior", "lambda"]]
+        for site in view.sites:
+            value = view.metric.with_interval(site.value.value, site.value.interval) if site.value else ""
+            rows.append([site.name, value, _digits(site.prior, 3), _digits(site.weight)])
+        show_table(few(rows, list(view.order)))
+    for sentence in (*view.says, *view.notes):
         say(sentence)
 
 
@@ -98,87 +148,41 @@ def _by_concern(seen: dict[str, Any]) -> list[int]:
     """Returns the sites in the order in which they need attention: this one, those that were not heard of, then those
     whose last report is oldest, in the earliest round."""
 
+    from fairmesh.mesh.node.now import is_silent
+
     def key(name: str) -> tuple[bool, bool, int, float]:
         reported = seen["sites"][name]
         if not reported:
             return name != seen["site"], False, 0, 0.0
-        overdue = reported["heard_s_ago"] - max(_SILENT_S, 2 * reported["again_s"])
-        return name != seen["site"], True, 0 if overdue > 0 else reported["round"], -overdue
+        silent = is_silent(reported, len(seen["sites"]))
+        return name != seen["site"], True, 0 if silent else reported["round"], -reported["heard_s_ago"]
 
     names = list(seen["sites"])
     return sorted(range(len(names)), key=lambda i: key(names[i]))
 
 
-def _few(sentences: Sequence[str]) -> list[str]:
-    """Returns sentences of one kind about sites; of more than a dozen, ten and how many more there are."""
-    if len(sentences) <= 12:
-        return list(sentences)
-    return [*sentences[:10], f"... and {len(sentences) - 10} more like this; --json has all"]
-
-
 def _sentences(seen: dict[str, Any], site: Path, age: float) -> Iterator[str | None]:
-    """Yields what a status says besides its tables, with what to do about it."""
-    from fairmesh.mesh.node import claims
-    from fairmesh.mesh.node.life import FINISHED, STARTING, state_in
-    from fairmesh.mesh.wire import greeting
+    """Yields what a status says besides its sentence and tables."""
+    from fairmesh.mesh.node.now import further, unit_of
 
     if weights := seen["lambda"]:
         done = weights["round"]
         yield f"lambda: each site's share of the weights in round {done}, the last one that all sites have measured"
     if seen["uses"]:
         yield f"this site uses {seen['uses']}"
-    yield from claims.sentences(seen).values()
-    yield from _few([claims.diverged(claim) for claim in seen["diverged"]])
-    yield from _few([claims.contradicted(claim, seen["site"]) for claim in seen["contradicted"]])
-    yield from _few([claims.unsigned(claim) for claim in seen["unsigned"]])
     if privacy := seen.get("privacy"):
         spent = "not known yet" if privacy["epsilon"] is None else f"{privacy['epsilon']:.3g}"
         most = max((value for value in privacy["sites"].values() if value is not None), default=None)
         others = "" if most is None else f"; the most that any site says is {most:.3g}"
         yield f"privacy: epsilon {spent} of {privacy['budget']:g} is spent here, at delta {privacy['delta']:g}{others}"
     if seen["worst"] is not None:
-        own = "" if seen["metric"] is None else f", here {seen['metric']:.4g}"
-        worst = f"worst site {seen['worst']:.4g}, mean {seen['mean']:.4g}{own}"
+        shown = unit_of(seen).shown
+        own = "" if seen["metric"] is None else f", here {shown(seen['metric'])}"
+        worst = f"worst site {shown(seen['worst'])}, mean {shown(seen['mean'])}{own}"
         yield f"{seen['metric_name']} in recent rounds: {worst}"
-    if seen["paused_for"]:  # shorter waits are part of every round
-        chain = " waits for ".join([seen["waiting_chain"][0], ", which waits for ".join(seen["waiting_chain"][1:])])
-        yield chain + (f": look at {seen['waiting_chain'][-1]} first" if len(seen["waiting_chain"]) > 2 else "")
-        if seen["unconfirmed_wait"]:
-            yield f"{seen['unconfirmed_wait']}: look at both of these sites, and at the connection between them"
-    others = [f"{v} at {name}" for name, v in seen["versions"].items() if v != seen["version"]]
-    if others:
-        yield f"versions of fairmesh differ, and are compatible: {seen['version']} here, {listed(others)}"
-    yield from greeting.clock_advice(seen["clocks"], len(seen["edges"]))
-    yield from _about_sites(seen, site)
-    yield from (f"votes to {decision}: {listed(sorted(voters), 10)}" for decision, voters in seen["votes"].items())
+    yield from further(seen, site)
     yield _expected_end(seen, age)
-    more = ""
-    if not seen["running"] and seen["activity"] != FINISHED:
-        more = f"; look at log.jsonl in its state folder, and start it again: fairmesh node {site}"
-    elif seen["running"] and age >= 10 and state_in(seen["activity"]) != STARTING:
-        more = f"; its process runs, but has written nothing for {_ago(age)}: does it hang?"
-    yield f"{seen['activity']}, round {seen['round']} of {seen['rounds']}, as of {_ago(age)} ago{more}"
-
-
-def _about_sites(seen: dict[str, Any], site: Path) -> Iterator[str]:
-    """Yields what a status says about keys, data and weights of single sites, with what to do about it."""
-    for name, key in seen["keys"].items():
-        if key["unconfirmed"]:
-            yield (
-                f"{name} has a new key, {key['unconfirmed']}, instead of {key['fingerprint']}: let {name} read it out, "
-                f'then run: fairmesh mesh trust {site} {name} "{key["unconfirmed"]}"'
-            )
-    yield from _few([f"{name}: {'; '.join(reasons)}" for name, reasons in seen["ignored"].items()])
-    whose = {name: "this site's data" if name == seen["site"] else f"the data of {name}" for name in seen["unusual"]}
-    unusual = "{} looks different from that of the other sites: {}"
-    yield from _few([unusual.format(whose[name], "; ".join(why)) for name, why in seen["unusual"].items()])
-    for name in seen["unaccepted"]:
-        yield f"this node waits; if the data of {name} is right, accept it: fairmesh mesh accept {site} {name}"
-    for name, heavy in seen["heavy"].items():
-        yield (
-            f"{name} has {heavy['weight']:.0%} of the weight since round {heavy['since']}, and {heavy['prior']:.0%} "
-            "before training: it is hard to learn, or its data is broken; ask it to check its data"
-        )
+    yield f"{seen['activity']}, round {seen['round']} of {seen['rounds']}, as of {_ago(age)} ago"
 
 
 def _expected_end(seen: dict[str, Any], age: float) -> str | None:
@@ -199,6 +203,7 @@ def _expected_end(seen: dict[str, Any], age: float) -> str | None:
 def _site_rows(seen: dict[str, Any], metric: str) -> list[list[str]]:
     from fairmesh.mesh.announcements import SHOWN
     from fairmesh.mesh.node.life import FINISHED
+    from fairmesh.mesh.node.now import is_silent
 
     rows = [["site", "round", "is", metric, "in round", "prior", "lambda", "waits for", "sent", "reported", *SHOWN]]
     shares = (seen.get("lambda") or {"sites": {}})["sites"]
@@ -208,7 +213,7 @@ def _site_rows(seen: dict[str, Any], metric: str) -> list[list[str]]:
             rows.append([name, "", "not heard of yet", *[""] * (7 + len(SHOWN))])
             continue
         age = reported["heard_s_ago"]  # by this site's clock; a difference of the other's own moments is exact too
-        silent = age > max(_SILENT_S, 2 * reported["again_s"]) + _SILENT_S_PER_SITE * len(seen["sites"])
+        silent = is_silent(reported, len(seen["sites"]))
         awaited = {} if ended else reported["waiting_for"]
         waits = ", ".join(f"{who} ({_ago(max(0.0, reported['time'] - t + age))})" for who, t in awaited.items())
         activity = FINISHED if ended else f"silent; was {reported['activity']}" if silent else reported["activity"]

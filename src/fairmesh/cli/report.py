@@ -1,6 +1,6 @@
 """`fairmesh report`, `compare` and `topology`: show runs and graphs as tables, pictures and pages."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -15,19 +15,34 @@ from fairmesh.cli.terminal import (
     few,
     print_json,
     put,
+    refuse_existing,
     say,
     show,
     show_rows,
     show_table,
 )
+from fairmesh.errors import BadInput
+from fairmesh.storage.files import write_atomically
 
 if TYPE_CHECKING:
     from fairmesh.report.runs import Run
 
+_STANDARD_OUTPUT = Path("-")
+_OF_A_NODE = ("result", "progress")  # in its state folder
+
 
 def compare(
     folders: Annotated[list[Path], typer.Argument(help="Folders of finished runs.", callback=existing)],
-    plot: Annotated[Path | None, typer.Option(help="Where to write the picture; compare.png by default.")] = None,
+    plot: Annotated[
+        Path | None,
+        typer.Option(help="Where to write the picture, as .pdf, .svg or .png; compare.png if no file is asked for."),
+    ] = None,
+    latex: Annotated[
+        Path | None, typer.Option(help="Write the table as LaTeX (booktabs); - for standard output.")
+    ] = None,
+    csv: Annotated[
+        Path | None, typer.Option(help="Write the numbers as CSV, a line for each; - for standard output.")
+    ] = None,
     sites: Annotated[bool, typer.Option("--sites", help="Also compare the runs site by site.")] = False,
     overwrite: Overwrite = False,
     json_: Json = False,
@@ -35,30 +50,50 @@ def compare(
     """Compare runs in one table and one plot, and say which differences are clear.
 
     Each run is compared with the first one, row by row where both answered the same test rows. Of a sweep with many
-    variants the best few are shown. The plot shows the worst site and the mean against rounds and traffic."""
+    variants the best few are shown. The plot shows the worst site and the mean against rounds and traffic. In LaTeX the
+    best is bold only where it is clearly better than every other run."""
     from fairmesh.report.comparison import compared
+    from fairmesh.report.paper_tables import as_csv, as_latex
     from fairmesh.report.plots import curves
     from fairmesh.report.runs import caption_of, rows_of, unequal_choices
     from fairmesh.report.style import save_figure
     from fairmesh.report.text import Table
 
+    tables = (("--latex", latex, as_latex), ("--csv", csv, as_csv))
+    printed = [f"{option} -" for option, path, _ in tables if path == _STANDARD_OUTPUT]
+    if len(printed) + json_ > 1:
+        asked = " and ".join(printed + ["--json"] * json_)
+        raise BadInput(f"{asked} all go to standard output; write all but one to a file")
+    for option, path, _ in tables:
+        if path and path != _STANDARD_OUTPUT:
+            refuse_existing(path, option, overwrite)
     runs = _loaded(folders)
     found = compared(runs)
     notes = [*found.choices, *unequal_choices(runs)]
-    path = draw(lambda path: save_figure(curves(found.shown, notes=notes), path), plot, Path("compare.png"), overwrite)
+    drawn = None
+    if plot or not (latex or csv):
+        picture: Callable[[Path], None] = lambda path: save_figure(curves(found.shown, notes=notes), path)  # noqa: E731
+        drawn = draw(picture, plot, Path("compare.png"), overwrite)
+    for _, path, as_text in tables:
+        if path == _STANDARD_OUTPUT:
+            print(as_text(found, sites), end="", flush=True)
+        elif path:
+            write_atomically(path, as_text(found, sites).encode())
     if json_:
-        print_json(found.as_json() | {"plot": str(path) if path else None})
+        print_json(found.as_json() | {"plot": str(drawn) if drawn else None})
         return
-    show_rows(rows_of(found.shown))
-    show(Table(found.table(), "Differences"))
-    if sites:
+    if not printed:
+        show_rows(rows_of(found.shown))
+        show(Table(found.table(), "Differences"))
+    if sites and not printed:
         show_table(few(found.by_site(), found.by_concern()), "Site by site")
     warnings = [f"warning: {text}" for text in found.warnings]
     of_runs = [f"{run.label}: {note}" for run in found.shown for note in run.notes()]
     for line in (caption_of(found.shown), *found.by_chance(), *found.choices, *found.left_out, *warnings, *of_runs):
         show(line)
-    if path:
-        say(f"picture: {path}")
+    for what, path in (("picture", drawn), ("LaTeX", latex), ("CSV", csv)):
+        if path and path != _STANDARD_OUTPUT:
+            say(f"{what}: {path}")
 
 
 def report(
@@ -93,10 +128,15 @@ def _loaded(folders: Sequence[Path]) -> "list[Run]":
     """Returns the runs of folders, labelled by their names or, if these repeat, by their paths."""
     from fairmesh.report.runs import Run
 
-    names = [folder.resolve().name for folder in folders]
-    runs = [Run.from_folder(folder) for folder in folders]
+    names = [_name_of(folder.resolve()) for folder in folders]
+    runs = [replace(Run.from_folder(folder), label=name) for folder, name in zip(folders, names)]
     clear = len(set(names)) == len(names)
     return runs if clear else [replace(run, label=str(folder)) for run, folder in zip(runs, folders)]
+
+
+def _name_of(folder: Path) -> str:
+    """Returns the name of a run's folder, or that of the site if it is within the state of its node."""
+    return folder.parents[1].name if folder.parent.name == "state" and folder.name in _OF_A_NODE else folder.name
 
 
 def _shown_of(folder: Path) -> Path:
@@ -104,7 +144,7 @@ def _shown_of(folder: Path) -> Path:
     from fairmesh.storage.run_folder import METRICS
 
     base = folder.parent if folder.is_file() else folder
-    inside = ("", "result", "progress", "state/result", "state/progress")
+    inside = ("", *_OF_A_NODE, *(f"state/{name}" for name in _OF_A_NODE))
     return next((base / name for name in inside if (base / name / METRICS).exists()), base)
 
 

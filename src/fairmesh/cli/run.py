@@ -71,11 +71,8 @@ def demo(
     runs = list(outcome.runs.values())
     show_table(site_table(runs), "Accuracy site by site", worst_sites(runs))
     show_table(rows_of(runs), "Overall")
-    written = (
-        f"Plots and the full page: {outcome.report}"
-        if outcome.report
-        else f"The runs are in {folder}. There are no plots and no report.html, since {outcome.without_plots}"
-    )
+    missing = f" There is no methods.png, since {outcome.without_picture}" if outcome.without_picture else ""
+    written = f"The full page: {outcome.report}.{missing}"
     sites, first = "\n".join(outcome.sentences()), "\n".join(outcome.headline())
     shown = f"{NOTE}\n\nThe common model of fairmesh's default:\n{sites}\n\n{outcome.sentence}"
     console().print(f"\n{shown}\n\nWhat fairmesh says of its default:\n{first}\n\n{written}", markup=False)

@@ -25,7 +25,7 @@ Track = Annotated[
     ),
 ]
 _FEW = 10  # rows of a table of sites
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the picture if there is one.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace files that are there.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 
 
@@ -132,6 +132,12 @@ def show_table(
     console().print(table)
 
 
+def refuse_existing(path: Path, option: str, overwrite: bool) -> None:
+    """Refuses to write a file that is there, unless it may be replaced."""
+    if path.exists() and not overwrite:
+        raise BadInput(f"{path} exists; name another file with {option} FILE, or replace it with --overwrite")
+
+
 def draw(picture: Callable[[Path], None], asked: Path | None, default: Path, overwrite: bool = False) -> Path | None:
     """Draws the picture of a command that prints a table as well.
 
@@ -149,8 +155,7 @@ def draw(picture: Callable[[Path], None], asked: Path | None, default: Path, ove
         BadInput: If there is a file at the path.
     """
     path = asked or default
-    if path.exists() and not overwrite:
-        raise BadInput(f"{path} exists; name another picture with --plot FILE, or replace it with --overwrite")
+    refuse_existing(path, "--plot", overwrite)
     try:
         picture(path)
     except MissingPackage as missing:

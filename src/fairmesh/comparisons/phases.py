@@ -25,13 +25,20 @@ class Notices:
     Args:
         stop: Is set to stop it.
         announce: Takes a sentence; None to say nothing. Default: None.
+        seen: Takes every step, as `go_on` does. Default: nobody.
     """
 
-    def __init__(self, stop: threading.Event, announce: Callable[[str], None] | None = None):
-        self._stop, self._announce = stop, announce or (lambda text: None)
+    def __init__(
+        self,
+        stop: threading.Event,
+        announce: Callable[[str], None] | None = None,
+        seen: Callable[[str, int, int], None] = lambda what, done, of: None,
+    ):
+        self._stop, self._announce, self._seen = stop, announce or (lambda text: None), seen
         self._what, self._since, self._next = "", 0.0, 0.0
 
     def __call__(self, what: str, done: int, of: int) -> None:
+        self._seen(what, done, of)
         if what != self._what:
             self._what, self._since, self._next = what, time.monotonic(), _FIRST_NOTICE_S
         seconds = time.monotonic() - self._since

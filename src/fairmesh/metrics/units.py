@@ -3,10 +3,10 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 
-def defined(value: Any) -> bool:
+def defined(value: Any) -> TypeGuard[float]:
     """Returns whether this is a number, and finite."""
     return isinstance(value, int | float) and math.isfinite(value)
 
@@ -44,20 +44,21 @@ class Unit:
         """Its name at the axis of a picture."""
         return f"{self.metric}, {self._suffix.strip()}".removesuffix(", ")
 
-    def _number(self, value: float) -> str:
+    def number(self, value: float) -> str:
+        """Returns a value without its unit, such as "81.0"."""
         return f"{100 * value:.1f}" if self.share else f"{value:.4g}"
 
     def shown(self, value: Any) -> str:
         """Returns a value, such as "81.0 %"."""
         if not defined(value):
             return "infinite" if isinstance(value, float) and math.isinf(value) else "not defined"
-        return self._number(value) + self._suffix
+        return self.number(value) + self._suffix
 
     def interval(self, ends: Sequence[float] | None) -> str:
         """Returns an interval of values, such as "71.0 to 80.2 %"; nothing if it is not known."""
         if not ends or not all(map(defined, ends)):
             return ""
-        return f"{self._number(ends[0])} to {self.shown(ends[1])}"
+        return f"{self.number(ends[0])} to {self.shown(ends[1])}"
 
     def with_interval(self, value: Any, ends: Sequence[float] | None) -> str:
         """Returns a value and its interval where it is known, such as "75.9 % (71.0 to 80.2)"."""

@@ -15,7 +15,7 @@ from fairmesh.errors import BadInput
 from fairmesh.evidence.intervals import LEVEL
 from fairmesh.metrics.units import defined
 from fairmesh.report.answers import why_unreadable
-from fairmesh.report.first_sentences import headline_of
+from fairmesh.report.first_sentences import conclusion_of, headline_of
 from fairmesh.report.runs import Run, links_of, ranked
 from fairmesh.report.sections import Json, told_by_sections
 from fairmesh.report.sentences import REFERENCES, hints, network_sentence, site_model_sentence, site_sentence
@@ -58,7 +58,9 @@ def card(run: Run) -> Json:
         "diverged": len(summary["diverged"]),
         "over_sites": {what: chosen.over_sites(what) for what in ("worst", "mean", "best", "gap")},
         "intervals": _intervals(chosen),
+        "conclusion": conclusion_of(summary),
         "headline": headline_of(summary),
+        "handed_out": summary.get("handed_out"),
         "sites": _sites(chosen),
         "worst_first": chosen.worst_first(),
         "graph": _graph(chosen),

@@ -2,11 +2,9 @@
 
 import html
 from collections.abc import Collection, Iterable, Sequence
-from typing import Any
-
-from fairmesh.report.style import svg
 
 ROWS, UNFOLDED = 24, 12  # rows of a table; of more than the first number, all but so many are folded
+COMPACT = 60  # rows of a compact table, of which none is folded
 
 
 def escaped(value: object) -> str:
@@ -40,11 +38,15 @@ def _cell(text: object) -> str:
     if not remark:
         return value
     kind = {"▲": " class=better", "▼": " class=worse"}.get(remark[0][:1], "")
-    return f"{value}<small{kind}>{'<br>'.join(remark)}</small>"
+    return f"{value} <small{kind}>{'<br>'.join(remark)}</small>"
 
 
 def table(
-    rows: Sequence[Sequence[str]], marked: Iterable[int] = (), fold: int = ROWS, texts: Collection[int] = ()
+    rows: Sequence[Sequence[str]],
+    marked: Iterable[int] = (),
+    fold: int = ROWS,
+    texts: Collection[int] = (),
+    compact: bool = False,
 ) -> str:
     """Returns a table whose first row and first column are headers. Rows after the first `fold` are folded.
 
@@ -53,6 +55,7 @@ def table(
         marked: The numbers of rows to mark.
         fold: How many rows are always visible. Default: 24.
         texts: The numbers of columns with words, which begin at the left, as the first one does. Default: ().
+        compact: Whether rows have one line each: remarks are beside their values, and not below. Default: False.
     """
     marked = set(marked)
     left = [' class="text"' if i in texts else "" for i in range(len(rows[0]))]
@@ -63,19 +66,21 @@ def table(
         + "</tr>"
         for i, row in enumerate(rows[1:])
     ]
+    kind = ' class="compact"' if compact else ""
 
     def part(lines: Sequence[str]) -> str:
-        inside = f"<table><thead><tr>{header}</tr></thead><tbody>{''.join(lines)}</tbody></table>"
+        inside = f"<table{kind}><thead><tr>{header}</tr></thead><tbody>{''.join(lines)}</tbody></table>"
         return f'<div class="scroll" role="region" aria-label="table" tabindex="0">{inside}</div>'
 
     if len(body) <= fold:
         return part(body)
-    fold = min(fold, UNFOLDED)
+    fold = fold if compact else min(fold, UNFOLDED)
     return part(body[:fold]) + folded(f"{len(body) - fold} more rows", part(body[fold:]))
 
 
-def figure(drawn: Any, description: str, caption: str) -> str:
-    return f"<figure>{svg(drawn, description)}<figcaption>{escaped(caption)}</figcaption></figure>"
+def figure(chart: str, caption: str) -> str:
+    """Returns a chart (`charts.py`) with its caption."""
+    return f"<figure>{chart}<figcaption>{escaped(caption)}</figcaption></figure>"
 
 
 def pictures(figures: Iterable[str]) -> str:

@@ -34,6 +34,88 @@ def headline(result: Result) -> str:
     return "\n".join(headline_of(summary_of(result)))
 
 
+def conclusion_of(summary: Mapping[str, Any]) -> str:
+    """Returns what to take away from a run, and what to do now, in one sentence or two.
+
+    Args:
+        summary: That of a run, of one in progress, or of a variant of a sweep.
+    """
+    if summary["diverged"] and len(summary["diverged"]) == len(summary["final"]):
+        return "The run diverged, so it has no model to use. Train again with smaller steps."
+    if "planned_rounds" in summary:
+        return (
+            f"The run is not finished: this is how good the models were in round {summary['rounds']:,} of "
+            f"{summary['planned_rounds']:,}, the last that all sites had measured."
+        )
+    if summary.get("judged_by") == "own models":
+        return "Each site has trained alone and is judged by its own model: this is what training together must beat."
+    uses, alone = _kinds(summary), _verdicts_on(summary, "local")
+    if uses:
+        said = _in_words(uses, USES | {"adapted": "a model adapted from the common one"})
+        said = f"E{said[1:]}" if said.startswith("every") else said
+        return f"{said}.{_next_to_alone(alone, summary) if alone else ''}"
+    if alone:
+        return _worth(alone, summary)
+    if summary["judged_on"] == "train":
+        return "Nothing shows how good the model is, since no site has test rows. Give the sites some, and train again."
+    again = "" if summary.get("privacy") or not summary.get("provenance") else ": run it with --with-references"
+    said = "Nothing says yet whether training together is worth it, since no site was compared with training alone"
+    return f"{said}{again}."
+
+
+def _verdicts_on(summary: Mapping[str, Any], other: str) -> dict[str, list[str]]:
+    """Returns the names of the sites that are better, worse or not clearly different from another model; nothing if
+    none was compared."""
+    evidence = summary.get("site_models_evidence") or summary.get("evidence") or {}
+    found: dict[str, list[str]] = {"better": [], "worse": [], "unclear": []}
+    for site in evidence.get("sites", ()):
+        difference = site.get("versus", {}).get(other)
+        if difference and all(map(defined, difference.get("interval", ()))):
+            found[difference["verdict"]].append(str(site["name"]))
+    return found if any(found.values()) else {}
+
+
+def _next_to_alone(alone: Mapping[str, Sequence[str]], summary: Mapping[str, Any]) -> str:
+    better, worse, sites = len(alone["better"]), len(alone["worse"]), counted(sum(map(len, alone.values())), "site")
+    on = f"on {(summary.get('site_models_evidence') or summary)['judged_on']} rows"
+    if not better and not worse:
+        return f" Next to training alone, no difference is clear at any of {sites} {on}."
+    return (
+        f" That is better than alone at {better or 'none'} of {sites} {on}, worse at {worse or 'none'}{_worse(alone)}."
+    )
+
+
+def _worse(alone: Mapping[str, Sequence[str]]) -> str:
+    count = sum(map(len, alone.values()))
+    return f" ({_sites(alone['worse'], 0)})" if 0 < len(alone["worse"]) <= min(_NAMED, count - 1) else ""
+
+
+def _worth(alone: Mapping[str, Sequence[str]], summary: Mapping[str, Any]) -> str:
+    """Returns whether one model for all sites is worth it, and what to do if it is not."""
+    better, worse, sites = len(alone["better"]), len(alone["worse"]), counted(sum(map(len, alone.values())), "site")
+    of = f"of {sites} on {summary['judged_on']} rows"
+    advice = "To give sites a model of their own, train again with [personalization]."
+    if worse and better:
+        return (
+            f"The model is better than training alone at {better} {of}, and worse at {worse}{_worse(alone)}. {advice}"
+        )
+    if worse:
+        said = f"the model is worse than alone at {worse} {of}{_worse(alone)}, and better at none"
+        return f"Training together does not pay as it is: {said}. {advice}"
+    if better:
+        return f"Training together is worth it: the model is better than alone at {better} {of}, and worse at none."
+    return f"Training together makes no clear difference: the model is neither better nor worse than alone at any {of}."
+
+
+def _kinds(summary: Mapping[str, Any]) -> dict[str, list[str]]:
+    """Returns the names of the sites by what they should use; nothing if the run has no models of sites."""
+    names: dict[str, list[str]] = {kind: [] for kind in USES}
+    for sites in zip(*(of_replica["sites"] for of_replica in summary.get("personal") or [])):
+        kind = max(names, key=lambda kind: sum(site["shares"][kind] for site in sites))
+        names[kind].append(str(sites[0]["name"]))
+    return {kind: sites for kind, sites in names.items() if sites}
+
+
 def headline_of(summary: Mapping[str, Any]) -> list[str]:
     """Returns the sentences; none for a run without models for its sites and without a comparison of weights.
 
@@ -92,18 +174,18 @@ def _uses(summary: Mapping[str, Any]) -> list[str]:
     of_replicas = summary.get("personal")
     if not of_replicas:
         return []
-    names: dict[str, list[str]] = {kind: [] for kind in USES}
-    for sites in zip(*(of_replica["sites"] for of_replica in of_replicas)):
-        kind = max(names, key=lambda kind: sum(site["shares"][kind] for site in sites))
-        names[kind].append(str(sites[0]["name"]))
-    every = sum(map(len, names.values()))
-    kinds = [kind for kind, sites in names.items() if sites]
+    kinds = _kinds(summary)
     if not any(site["rows"] for of_replica in of_replicas for site in of_replica["sites"]):
         return ["Which model: no site has enough rows to tell, so every site should use the common model."]
-    told = [f"{_sites(names[kind], every)} {USES[kind]}" for kind in kinds]
-    told[0] = f"{_sites(names[kinds[0]], every)} should use {USES[kinds[0]]}"
-    said = "" if kinds == ["common"] else _compared(summary, "common", "the common model")
-    return [f"Which model: by held-out rows, {'; '.join(told)}{f'; {said}' if said else ''}."]
+    said = "" if list(kinds) == ["common"] else _compared(summary, "common", "the common model")
+    return [f"Which model: by held-out rows, {_in_words(kinds)}{f'; {said}' if said else ''}."]
+
+
+def _in_words(kinds: Mapping[str, Sequence[str]], uses: Mapping[str, str] = USES) -> str:
+    """Returns which sites should use what, given the names of the sites by what that is."""
+    every = sum(map(len, kinds.values()))
+    first, *others = [(_sites(names, every), uses[kind]) for kind, names in kinds.items()]
+    return "; ".join([" should use ".join(first), *map(" ".join, others)])
 
 
 def _sites(names: Sequence[str], of: int) -> str:

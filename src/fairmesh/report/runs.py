@@ -180,6 +180,15 @@ class Run:
         values = [[self._over_sites_of(record, what, self.metric) for record in points[k]] for k in rounds]
         return xs, [sum(row) / len(row) for row in values], list(map(min, values)), list(map(max, values))
 
+    def curves_of_sites(self) -> tuple[list[float], list[list[float]]]:
+        """Returns the measured rounds, and for each site the mean of the metric over replicas in each of them."""
+        points: dict[int, list[list[float]]] = {}
+        for record in self.records:
+            points.setdefault(record["round"], []).append(record[self.metric]["sites"])
+        rounds = sorted(points)
+        by_round = [[mean_of(column) for column in zip(*points[k])] for k in rounds]
+        return list(map(float, rounds)), [list(column) for column in zip(*by_round)]
+
     def by_site(self, metric: str | None = None) -> list[float]:
         """Returns the final metric of every site, averaged over replicas that did not diverge and in which it is
         defined; NaN if there is none."""
@@ -271,22 +280,37 @@ def rows_of(runs: Sequence[Run]) -> list[list[str]]:
     return [[*header, "nominal"], *rows]
 
 
-def _numbers(run: Run) -> list[str]:
-    """Returns the worst site, the mean, the best and the gap, with intervals where they are known."""
-    unit, known, lost = run.unit(), run.evidence, len(run.summary["diverged"])
-    if not run.alive:
-        return ["diverged"] * 4
-    best, gap = run.over_sites("best"), run.over_sites("gap")
+def estimates_of(run: Run, metric: str | None = None) -> dict[str, tuple[float, Sequence[float] | None]]:
+    """Returns the worst site, the mean, the best and the gap, each with its interval where it is known.
+
+    Args:
+        run: The run, of which a replica is left.
+        metric: The metric; None for the primary one, the only one that has intervals. Default: None.
+    """
+    known = run.evidence if metric in (None, run.metric) else {}
+    best, gap = (run.over_sites(what, metric=metric) for what in ("best", "gap"))
     if known:
         values = [site["value"] for site in known["sites"] if defined(site["value"])]
         best = (max if run.higher_is_better else min)(values, default=math.nan)
         gap = abs(best - known["worst"]["value"])
-    over = [known.get(what) or {"value": run.over_sites(what), "interval": None} for what in ("worst", "mean")]
-    worst, mean = (unit.with_interval(one["value"], one["interval"]) for one in over)
+    found: dict[str, tuple[float, Sequence[float] | None]] = {}
+    for what in ("worst", "mean"):
+        one = known.get(what) or {"value": run.over_sites(what, metric=metric), "interval": None}
+        found[what] = one["value"], one["interval"]
+    return found | {"best": (best, None), "gap": (gap, None)}
+
+
+def _numbers(run: Run) -> list[str]:
+    """Returns the worst site, the mean, the best and the gap, with intervals where they are known."""
+    unit, lost = run.unit(), len(run.summary["diverged"])
+    if not run.alive:
+        return ["diverged"] * 4
+    found = estimates_of(run)
+    worst, mean = (unit.with_interval(*found[what]) for what in ("worst", "mean"))
     worst += f", {lost} of {run.summary['replicas']} diverged" if lost else ""
     above = len(run.summary.get("above_constant", []))
     worst += f", {above} of {run.summary['replicas']} diverged: far above a constant answer" if above else ""
-    return [worst, mean, unit.shown(best), unit.gap(gap)]
+    return [worst, mean, unit.shown(found["best"][0]), unit.gap(found["gap"][0])]
 
 
 def caption_of(runs: Sequence[Run]) -> str:
@@ -449,8 +473,9 @@ _MARKS = {"better": "▲ ", "worse": "▼ "}
 
 def site_models(run: Run) -> list[dict[str, Any]]:
     """Returns the model of each site: its metric next to those of the common model and of training alone, averaged over
-    replicas; how it differs from both; what it is made of; and notes. Nothing if the run has no personalization."""
-    versus = {one["name"]: one["versus"] for one in run.summary.get("site_models_evidence", {}).get("sites", [])}
+    replicas; its interval; how it differs from both; what it is made of; and notes. Nothing without a personalization.
+    """
+    evidence = {one["name"]: one for one in run.summary.get("site_models_evidence", {}).get("sites", [])}
     found = []
     for sites in zip(*(of_replica["sites"] for of_replica in run.personal())):
         name, made_of = sites[0]["name"], dict.fromkeys(key for site in sites for key in site["weights"])
@@ -461,7 +486,8 @@ def site_models(run: Run) -> list[dict[str, Any]]:
                 for model in ("common", "local", "personal")
             }
             | {
-                "versus": versus.get(name, {}),
+                "interval": evidence.get(name, {}).get("interval"),
+                "versus": evidence.get(name, {}).get("versus", {}),
                 "shares": {k: statistics.fmean(site["shares"][k] for site in sites) for k in sites[0]["shares"]},
                 "weights": {k: statistics.fmean(site["weights"].get(k, 0.0) for site in sites) for k in made_of},
                 "notes": list(dict.fromkeys(site["note"] for site in sites if "note" in site)),

@@ -20,7 +20,7 @@ USES = {
     "common": "the common model",
 }
 """What a site should use, by how `PersonalSite.uses` names it."""
-_WHOLE = 0.995  # a model of which other kinds are only traces
+WHOLE = 0.995  # a model of which other kinds are only traces
 
 
 def unit_of(card: Mapping[str, Any], metric: str | None = None) -> Unit:
@@ -52,7 +52,7 @@ def site_model_sentence(model: Mapping[str, Any], card: Mapping[str, Any]) -> st
     """Returns what a site should use, and how that differs from training alone and from the common model."""
     unit, judged_by = unit_of(card), unit_of(card, card["site_models_judged_by"])
     share, kind = max((share, kind) for kind, share in model["shares"].items())
-    mostly = "" if share >= _WHOLE else "mostly "
+    mostly = "" if share >= WHOLE else "mostly "
     said = f"should use {mostly}{USES[kind]} ({unit.metric} {unit.shown(model['personal'])})"
     for name, other in ((ALONE, "alone"), ("common", "the common model")):
         if kind != name and name in model["versus"]:
@@ -101,12 +101,9 @@ def _by_themselves(sites: Sequence[Mapping[str, Any]], other: str = ALONE) -> in
 
 
 def hints(card: Mapping[str, Any]) -> list[str]:
-    """Returns how to get what the report does not have."""
+    """Returns how to get what the report does not have, beside what its conclusion says."""
     found, sites = [], card["sites"]
     between = card["provenance"] is None or bool(card.get("privacy"))  # where neither is possible
-    compared = any(site["versus"].get(ALONE) for site in [*sites, *card["site_models"]])
-    if not compared and not between:
-        found.append("To compare with training alone, run with --with-references.")
     if card["left_out"] is None and not between and len(sites) > 2:
         found.append("To see how the model does at a site that took no part, run with --leave-one-out.")
     return found

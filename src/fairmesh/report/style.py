@@ -1,10 +1,8 @@
 """How pictures look, and the one place of the package that loads matplotlib."""
 
 import functools
-import html
 import io
 import os
-import re
 from typing import Any
 
 from fairmesh.errors import optional, refusing
@@ -13,8 +11,6 @@ COLOURS = ("#1961c4", "#f86710", "#597e3e", "#de4aa1", "#ae5712", "#4f97dd", "#c
 """Colours that people who are colour-blind can tell apart. They have a contrast of 3 to white and to the report's dark
 paper, and the first four differ in lightness, so that they stay apart in grey (tests/report/test_style.py)."""
 MARKERS = "osD^vP*X"  # so that pictures can be read in grey
-
-_FRAME = "#808080"  # lines that are visible on white and on black
 
 
 def loaded_matplotlib() -> Any:
@@ -25,6 +21,7 @@ def loaded_matplotlib() -> Any:
     """
     with optional("plot"):
         import matplotlib.figure
+        import matplotlib.lines
     return matplotlib
 
 
@@ -51,33 +48,12 @@ def plain(text: object) -> str:
     return str(text).replace("$", r"\$")
 
 
-def save_figure(figure: Any, path: str | os.PathLike | None, dpi: int = 150) -> Any:
-    """Writes a figure; the ending of the path gives the format. Without a path it returns the figure, so that a
-    notebook shows it."""
+def save_figure(figure: Any, path: str | os.PathLike | None, dpi: int = 200) -> Any:
+    """Writes a figure; the ending of the path gives the format. In .pdf and .svg text is text, and the same figure is
+    the same file. Without a path it returns the figure, so that a notebook shows it."""
     if path is None:
         return figure
-    with refusing(f"cannot write the picture {path}", OSError, ValueError):
-        return figure.savefig(path, dpi=dpi)
-
-
-def svg(figure: Any, description: str) -> str:
-    """Returns a figure as an <svg> element for a page: its text is text, so that the page can set its colour and a
-    screen reader can read it, and its background is the page's.
-
-    Args:
-        figure: The figure.
-        description: What the picture shows, for readers who do not see it. It also keeps the ids of several figures
-            on one page apart.
-    """
-    matplotlib = loaded_matplotlib()
-    for axis in figure.axes:
-        axis.tick_params(color=_FRAME)
-        for spine in axis.spines.values():
-            spine.set_color(_FRAME)
-    buffer = io.StringIO()
-    with matplotlib.rc_context({"svg.hashsalt": description, "svg.fonttype": "none"}):
-        figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
-    text = buffer.getvalue()
-    text = re.sub(r"<metadata>.*?</metadata>\s*", "", text[text.index("<svg") :], flags=re.S)
-    text = re.sub(r'(<g) id="[^"]*"', r"\1", text)  # nothing refers to groups, and their ids repeat on the page
-    return text.replace("<svg ", f'<svg role="img" aria-label="{html.escape(description)}" ', 1)
+    dated = {"pdf": "CreationDate", "svg": "Date"}.get(os.fspath(path).lower().rpartition(".")[2])
+    rules = {"svg.fonttype": "none", "pdf.fonttype": 42, "ps.fonttype": 42, "svg.hashsalt": "fairmesh"}
+    with refusing(f"cannot write the picture {path}", OSError, ValueError), loaded_matplotlib().rc_context(rules):
+        return figure.savefig(path, dpi=dpi, metadata={dated: None} if dated else None)

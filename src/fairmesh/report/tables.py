@@ -4,10 +4,12 @@ The first row is the header. In a cell, text after a line break is a remark on t
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from typing import Any
 
 from fairmesh.metrics.units import Unit, defined
+from fairmesh.report.elements import ROWS
 from fairmesh.report.sections import Json, Rows
-from fairmesh.report.sentences import REFERENCES, unit_of
+from fairmesh.report.sentences import ALONE, REFERENCES, WHOLE, unit_of
 
 CLASSES = 6  # as many have room in one cell
 _OVER_SITES = {
@@ -20,6 +22,7 @@ _OVER_SITES = {
     "std": "standard deviation",
     "jain": "Jain's index",
 }
+FIXED = "fixed weights"  # what readers of the first screen know the average model by
 _MARKS = {"better": "▲ better", "worse": "▼ worse"}
 
 
@@ -54,6 +57,99 @@ def of_sites(card: Json, order: Sequence[int]) -> Rows:
     cells = {title: [cell(site) for site in sites] for title, cell in columns.items()}
     told = {title: [cell or "-" for cell in column] for title, column in cells.items() if any(column)}
     return [list(told), *map(list, zip(*told.values()))]
+
+
+def at_a_glance(card: Json, order: Sequence[int], worst: int | None = None) -> Rows:
+    """Returns the table of the sites with one line each: what a site should use, how good that is next to training
+    alone and to fixed weights, and how much the site counted in training.
+
+    Args:
+        card: What the report says of the run.
+        order: The numbers of the sites, from top to bottom.
+        worst: The number of the worst site. Default: None.
+    """
+    unit, sites = unit_of(card), card["sites"]
+    own = {model["name"]: model for model in card["site_models"]}
+    judged_by = unit_of(card, card["site_models_judged_by"])
+
+    def of_own(site: Json, cell: Callable[[Json], str]) -> str:
+        return cell(own[site["name"]]) if site["name"] in own else ""
+
+    def value(site: Json) -> str:
+        ends = [unit.number(end) for end in site["interval"] or ()]
+        interval = "" if own or not ends else f"\n({' to '.join(ends)})"  # else the picture has it
+        return (_bare(site["metrics"][unit.metric], unit) if site["measured"] else "not measured") + interval
+
+    def alone(site: Json) -> str:
+        return of_own(site, lambda model: _marked(model["local"], unit, model["versus"].get(ALONE), judged_by))
+
+    columns: dict[str, Callable[[Json], str]] = {
+        "site": lambda site: site_name(site) + ("\nworst" if worst is not None and site is sites[worst] else ""),
+        "its model": lambda site: of_own(site, lambda model: _bare(model["personal"], unit)),
+        **({REFERENCES[ALONE]: alone} if own else {}),
+        "which is": lambda site: of_own(site, _mostly),
+        "common model" if own else _headed(unit.metric, card): value,
+        **({} if own else {REFERENCES[ALONE]: lambda site: _beside(site, ALONE, unit)}),
+        FIXED: lambda site: _beside(site, "average", unit),
+        "n": _count,
+        "λ, %": lambda site: _share(site["weight"]),
+        "prior, %": lambda site: _share(site["prior"]) if defined(site["weight"]) else "",
+    }
+    cells = {title: [cell(sites[i]) for i in order] for title, cell in columns.items()}
+    told = {title: [cell or "-" for cell in column] for title, column in cells.items() if any(column)}
+    return [list(told), *map(list, zip(*told.values()))]
+
+
+def glance_captions(card: Json) -> Iterable[str]:
+    """Yields what a reader of the sites at a glance must know."""
+    sites, unit = card["sites"], unit_of(card)
+    count = f"; n is how many {card['judged_on']} samples judge a site" if any(map(_count, sites)) else ""
+    yield f"Numbers are {unit.label}{count}."
+    if card["spread_by"]:
+        yield f"Means over {card['spread_by']}."
+    if any(site["interval"] for site in sites) and not card["site_models"]:
+        yield f"In brackets: {100 * card['intervals']['level']:.0f} % intervals."
+    whose = ("the site's model", "the common model") if card["site_models"] else ("this run", "this run")
+    next_to = [("alone", ALONE, [*sites, *card["site_models"]]), (FIXED, "average", sites)]
+    known = [(who, name) for who, (name, kind, of) in zip(whose, next_to) if any(kind in one["versus"] for one in of)]
+    if known:
+        said = " or ".join(f"{who} is better than {name}" for who, name in known)
+        said = said.replace(" or this run is better than", " or")
+        yield f"▲ says that {said}, ▼ that it is worse, and by how much; unmarked differences are not clear."
+    if any(defined(site["weight"]) for site in sites):
+        yield "λ is how much a site counted in training; with fixed weights it counts by its prior."
+    if card["site_models"]:
+        yield "The marked site is the worst one with its own model."
+    if len(sites) > ROWS:
+        yield "Sites that are worse than alone come first, then the worst."
+
+
+def _bare(value: Any, unit: Unit) -> str:
+    """Returns a value without its unit, or that it is not defined."""
+    return unit.number(value) if defined(value) else unit.shown(value)
+
+
+def _share(value: Any) -> str:
+    return f"{100 * value:.1f}" if defined(value) else ""
+
+
+def _mostly(model: Json) -> str:
+    """Returns what a site should use, in a word."""
+    share, kind = max((share, kind) for kind, share in model["shares"].items())
+    return kind if share >= WHOLE else f"mostly {kind}"
+
+
+def _beside(site: Json, kind: str, unit: Unit) -> str:
+    return _marked(site["references"].get(kind), unit, site["versus"].get(kind), unit)
+
+
+def _marked(value: Any, unit: Unit, versus: Json | None, judged_by: Unit) -> str:
+    """Returns what another model reaches at a site, and the difference from it if that is clear."""
+    cell = _bare(value, unit) if defined(value) else ""
+    if not versus or versus["verdict"] not in _MARKS:
+        return cell
+    interval = versus.get("interval")
+    return f"{cell}\n{_MARKS[versus['verdict']][:1]}{f' {judged_by.difference(interval)}' if interval else ''}"
 
 
 def _count(site: Json) -> str:

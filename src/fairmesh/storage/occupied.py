@@ -15,7 +15,8 @@ DIVERGED = "diverged.txt"  # why the run ended, if it diverged
 ALONE = "alone"  # the folder of models that sites train alone, before the run or for its references
 PERSONAL = "personal"  # the folder of a site's own model, next to that of the result between organisations
 JOB = "launched-by"  # the job that began the run, while it runs, so that its restarts resume by themselves
-NO_RESULTS = frozenset((EXPERIMENT, JOB, ALONE))  # of a run that was stopped before its first round
+STATUS = "status.json"  # how far the run is, until it has finished
+NO_RESULTS = frozenset((EXPERIMENT, JOB, ALONE, STATUS))  # of a run that was stopped before its first round
 
 
 def shard(path: Path, now: object, rank: object) -> Path:
@@ -98,7 +99,7 @@ def set_aside(path: str | os.PathLike, why: str = "old") -> Path | None:
 
 
 def _is_free(path: Path) -> bool:
-    return not path.exists() or (path.is_dir() and not any(path.iterdir()))
+    return not path.exists() or (path.is_dir() and all(inside.name == STATUS for inside in path.iterdir()))
 
 
 def _refuse_other_files(path: Path) -> None:

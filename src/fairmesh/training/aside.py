@@ -4,7 +4,7 @@ import json
 
 import torch
 
-from fairmesh.comparisons.phases import Notices, Phases
+from fairmesh.comparisons.phases import Phases
 from fairmesh.errors import Interrupted
 from fairmesh.storage.state_tree import checked_like, flatten_state, unflatten_state
 from fairmesh.training.execution import Execution, Ready, Surroundings, execution
@@ -25,7 +25,7 @@ def trained_aside(ready: Ready, around: Surroundings, name: str, what: str) -> R
         name: The name of the run among those of the main one.
         what: What is done, in words.
     """
-    notices = Notices(around.stop, around.announce)
+    notices = around.notices()
     watching = as_observers([lambda done, state: notices(what, done, ready.plan.rounds)])
     try:
         with execution(ready, Surroundings(around.stop, announce=lambda text: None), observers=watching) as run:

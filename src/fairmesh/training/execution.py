@@ -36,6 +36,7 @@ from fairmesh.training.observers import (
 from fairmesh.training.options import DTYPES, device_of
 from fairmesh.training.plan import Plan
 from fairmesh.training.private import Budget, decisions
+from fairmesh.training.run_status import RunStatus, telling
 
 Announce = Callable[[str], None] | None
 
@@ -65,10 +66,27 @@ class Surroundings(NamedTuple):
     stop: threading.Event
     announce: Announce = None
     folder: RunFolder | None = None
+    status: RunStatus = RunStatus()
+
+    def notices(self) -> Notices:
+        """Returns what shows and stops long work outside of the rounds."""
+        return Notices(self.stop, self.announce, self.status.phase)
 
     def phases(self) -> Phases:
         """Returns what carries out long work outside of the rounds, such as sites that train alone."""
-        return Phases(self.folder.path / ALONE if self.folder else None, Notices(self.stop, self.announce))
+        return Phases(self.folder.path / ALONE if self.folder else None, self.notices())
+
+
+@contextmanager
+def surrounded(
+    plan: Plan, stop: threading.Event, announce: Announce, folder: RunFolder | None
+) -> Iterator[Surroundings]:
+    """Yields what is around a run, which tells in its folder how far it is."""
+    if folder is None:
+        yield Surroundings(stop, announce)
+        return
+    with telling(folder, plan) as status:
+        yield Surroundings(stop, status.heard(announce), folder, status)
 
 
 def with_reference_losses(ready: Ready, around: Surroundings) -> Ready:
@@ -122,7 +140,7 @@ class Execution:
         finished, checkpointing = _connected_trainers(training, around), None
         if folder:
             checkpointing = self._checkpointing(folder, initial, finished)
-            recorders.append(checkpointing)
+            recorders += [checkpointing, around.status]
         divergence = Divergence(checkpointing, mark=options.on_divergence == "mark")
         first = [StopRequests(self.process_group, around.stop), divergence]
         first += [Budget(self.plan.private)] if self.plan.private else []

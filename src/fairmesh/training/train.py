@@ -28,6 +28,7 @@ from fairmesh.training.execution import (
     Ready,
     Surroundings,
     execution,
+    surrounded,
     with_network,
     with_reference_losses,
     with_steps,
@@ -154,14 +155,13 @@ def train_plan(
     for split in ("test", "validation") if plan.options.keep_best else ("test",):
         undefined_primary(plan.problem, plan.process_group, split)  # refuses one that no site defines
     folder = None if out is None else _opened(out, resume, plan.process_group, announce)
-    with stop_signals(handle_signals) as stop:
-        around = Surroundings(stop, announce, folder)
+    with stop_signals(handle_signals) as stop, surrounded(plan, stop, announce, folder) as around:
         if plan.private:
             private = kept_in(folder, plan.private, plan.replicas[0].seed, plan.process_group)
             ready = ready._replace(plan=replace(plan, private=private))
         ready = with_steps(with_reference_losses(ready, around), around)
         plan = ready.plan
-        _say_choices(ready, announce)
+        _say_choices(ready, around.announce)
         with with_threads(plan.options):
             selection = selected(ready, around) if plan.options.choose_weights else None
             compared = selection.compare if selection else plan.options.compare_weights

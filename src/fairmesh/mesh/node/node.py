@@ -191,11 +191,15 @@ class Node:
         write_atomically(self.folder / "bulletin.json", self.bulletin.saved())
 
     def wait(self, missing: Callable[[], Sequence[str]]) -> None:
-        """Waits for announcements of other sites until none is missing, and logs which are."""
+        """Waits for announcements of other sites until none is missing, and shows and logs which are."""
         notices = Notices()
-        while sites := ", ".join(missing()):
-            self.oversight.raise_if_stopped()
-            if notices.due():
-                self.log("warning", "waiting", sites=sites, seconds=round(notices.seconds))
-            self.oversight.stop_if_waited_too_long(notices.seconds, sites)
-            notices.pause()
+        try:
+            while names := list(missing()):
+                self.oversight.missing, sites = (names, notices), ", ".join(names)
+                self.oversight.raise_if_stopped()
+                if notices.due():
+                    self.log("warning", "waiting", sites=sites, seconds=round(notices.seconds))
+                self.oversight.stop_if_waited_too_long(notices.seconds, sites)
+                notices.pause()
+        finally:
+            self.oversight.missing = None

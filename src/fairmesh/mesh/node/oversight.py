@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import fairmesh
-from fairmesh.errors import BadInput, FairmeshError, Interrupted
+from fairmesh.errors import BadInput, Diverged, FairmeshError, Interrupted
 from fairmesh.mesh.announcements import KINDS, TOLD
 from fairmesh.mesh.enrol.certificates import SOON_DAYS, valid_until
 from fairmesh.mesh.fields import EPSILON, shortened
@@ -17,12 +17,13 @@ from fairmesh.mesh.node import claims, divergence, life
 from fairmesh.mesh.node.measurements import Contradiction
 from fairmesh.mesh.node.membership import Membership
 from fairmesh.mesh.node.store import landmarks_in
-from fairmesh.mesh.node.watching import Cadence, Monitor, Pace, Waiting, waiting_chain, write_status
+from fairmesh.mesh.node.watching import Cadence, Monitor, Waiting, waiting_chain, write_status
 from fairmesh.mesh.wire.mailroom import Mailroom
 from fairmesh.problems.local_work import Activity
 from fairmesh.problems.prepared import Prepared
 from fairmesh.training.loop import TrainingState
 from fairmesh.training.observers import Observer
+from fairmesh.training.rounds_per_second import Pace
 
 if TYPE_CHECKING:
     from fairmesh.mesh.node.node import Node
@@ -116,7 +117,7 @@ class Oversight(Observer):
         self._weights, self._heavy = WeightWatch(node.membership.experiment.rounds), dict[str, dict[str, Any]]()
         self._metric: dict[str, Any] = {}
         self._voted, self._voted_in = dict[str, str](), 1  # what each site has voted for in a generation
-        self._measured_by, self._weight = alone.primary, None
+        self._measured_by, self._unit, self._weight = alone.primary, alone.unit(), None
         self._higher_is_better = alone.higher_is_better(alone.primary)
         self._notices: dict[str, Notices] = {}  # by site
         self.versions: dict[str, str] = {}  # of fairmesh, by neighbour
@@ -124,6 +125,8 @@ class Oversight(Observer):
         self._disk_notices: Notices | None = None  # while the journal is synced
         self._local_since, self._alone = 0.0, Notices()
         self._phase: dict[str, Any] = {"what": ""}  # the last work outside the rounds, with its progress
+        self.missing: tuple[list[str], Notices] | None = None  # whose announcements this node waits for, outside them
+        self._ended: dict[str, Any] | None = None  # why the node has ended early
         self._cadence = Cadence()
         self.told: Mapping[str, Any] = {}  # of the status, what other sites are told
         self._taken: dict[tuple[str, str], tuple[Any, bool]] = {}  # whether refused messages were accepted here
@@ -248,6 +251,7 @@ class Oversight(Observer):
             yield
         except FairmeshError as error:
             self._life.enter(life.STOPPED)
+            self._ended = {"reason": str(error), "diverged": isinstance(error, Diverged)}
             level = "error" if not isinstance(error, Interrupted) else "info" if self._asked_to_stop else "warning"
             self._log(level, "stopped", reason=str(error))
             raise
@@ -506,6 +510,11 @@ class Oversight(Observer):
             "sites": others,
         }
 
+    def _missing(self) -> dict[str, Any] | None:
+        """Returns whose announcements the node waits for outside the rounds, and for how many seconds."""
+        missing = self.missing
+        return None if missing is None else {"sites": missing[0], "seconds": missing[1].seconds}
+
     def status(self) -> dict[str, Any]:
         """Returns this node's view of the mesh, the content of status.json."""
         membership, edges = self._membership, self._by_site(Mailroom.view)
@@ -523,6 +532,7 @@ class Oversight(Observer):
             "mesh": membership.mesh.name,
             "generation": membership.mesh.generation,
             "removed": list(membership.mesh.removed),
+            "graph": [list(edge) for edge in membership.mesh.edges],
             "site": membership.name,
             "version": fairmesh.__version__,
             "versions": dict(self.versions),
@@ -532,7 +542,11 @@ class Oversight(Observer):
             "rounds_sent": self._mailroom.rounds_sent() if self._mailroom else 0,
             "activity": life.SLOW_DISK if slow_disk else self._life.activity,
             "phase": self._phase if self._life.state == self._phase["what"] and self._life.detail else None,
+            "missing": self._missing(),
+            "ended": self._ended,
             "metric_name": self._measured_by,
+            "unit": {"share": self._unit.share, "unit": self._unit.unit},
+            "higher_is_better": self._higher_is_better,
             "metric": self._metric.get(self._measured_by),
             "metric_round": self._metric.get("round"),
             "weight": self._weight,

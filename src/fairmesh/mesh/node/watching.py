@@ -7,7 +7,6 @@ import logging.handlers
 import math
 import sys
 import time
-from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -24,8 +23,8 @@ from fairmesh.storage.occupied import PERSONAL, SUMMARY
 from fairmesh.storage.strict_json import as_json
 
 STATUS = "status.json"
+LOG = "log.jsonl"
 _LOG_BYTES, _LOG_FILES = 4 << 20, 3
-_PACE_S = 300.0  # over which the rate of rounds is measured
 _REPORT_BYTES, _REPORT_S_PER_SITE = 150, 0.05  # of a site's status on the wire; and at least between two of them
 _FIRST_QUIET_S, _QUIET_S, _QUIET_BYTES_PER_S = 15.0, 120.0, 30.0  # between two that say nothing new
 _IGNORED_AT_MOST = 20  # things of one site; a member can find new ones without end
@@ -50,12 +49,17 @@ _LASTING = frozenset(  # events that every file of the log repeats: what ran her
 _LASTING_AT_MOST = 200
 
 
-def _for_people(event: Mapping[str, Any]) -> str:
+def event_in_words(event: Mapping[str, Any]) -> str:
+    """Returns what a line of the log says, without its time and level."""
     rest = ", ".join(
         f"{key} {value}" for key, value in event.items() if value is not None and key not in ("time", "level", "what")
     )
+    return f"{event['what']}{': ' + rest if rest else ''}"
+
+
+def _for_people(event: Mapping[str, Any]) -> str:
     mark = "" if event["level"] == "info" else f"{event['level']}: "
-    return printable(f"{event['time'][11:19]}  {mark}{event['what']}{': ' + rest if rest else ''}")
+    return printable(f"{event['time'][11:19]}  {mark}{event_in_words(event)}")
 
 
 class _File(logging.handlers.RotatingFileHandler):
@@ -110,7 +114,7 @@ class Log:
     log's size is bounded. No field ever contains training data."""
 
     def __init__(self, folder: Path, stream: Any = None):
-        self._shown, self._kept = logging.StreamHandler(stream or sys.stderr), _File(folder / "log.jsonl")
+        self._shown, self._kept = logging.StreamHandler(stream or sys.stderr), _File(folder / LOG)
         self._to_text = _for_people if self._shown.stream.isatty() else as_json
 
     def __call__(self, level: str, what: str, **fields: Any) -> None:
@@ -174,30 +178,6 @@ class Aside:
             site: [f"its {what} are ignored: {reason}" for what, reason in list(reasons.items())]
             for site, reasons in list(self._ignored.items())
         }
-
-
-class Pace:
-    """How fast a node does its rounds, over the last minutes and without pauses, by a clock that nobody sets."""
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic):
-        self._clock = clock
-        self._seen: deque[tuple[float, int]] = deque()  # moments with the rounds done then
-
-    def note(self, done: int, paused: bool) -> None:
-        """Takes how many rounds are done. While the node is `paused`, nothing is measured."""
-        if paused or (self._seen and done < self._seen[-1][1]):
-            self._seen.clear()
-        if not paused:
-            self._seen.append((self._clock(), done))
-        while self._seen and self._seen[0][0] < self._clock() - _PACE_S:
-            self._seen.popleft()
-
-    def rounds_per_s(self) -> float | None:
-        """Returns the rate, or None if no round was done yet."""
-        if len(self._seen) < 2:
-            return None
-        (began, first), (now, last) = self._seen[0], self._seen[-1]
-        return (last - first) / (now - began) if last > first and now > began else None
 
 
 class Cadence:

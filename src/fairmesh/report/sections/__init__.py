@@ -1,25 +1,27 @@
 """The parts of a page about one run, in the order of their PLACE. A file in this folder is a part of the page, without
 an entry elsewhere. It has
 
-- PLACE, a number: the part with the smallest one comes first;
+- PLACE, a number: the part with the smallest one comes first, and those below FIRST_SCREEN are the first screen;
 - shown(view), which yields the part's elements on the page, none if there is nothing to show;
 - told(run, chosen), if report.json says something about it: entries by name. `chosen` is a sweep's best variant.
 """
 
 import importlib
 import pkgutil
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from fairmesh.metrics.units import Unit
+from fairmesh.metrics.units import Unit, defined
 from fairmesh.report.elements import ROWS
 from fairmesh.report.runs import Run
 from fairmesh.report.sentences import ALONE, unit_of
 
 Json = dict[str, Any]
 Rows = list[list[str]]
+
+FIRST_SCREEN = 20
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,16 @@ class View:
     def unit(self) -> Unit:
         """How the primary metric is shown."""
         return unit_of(self.card)
+
+
+def scaled(estimates: Iterable[tuple[Any, Any]], unit: Unit) -> tuple[list[float | None], list[list[float] | None]]:
+    """Returns values and their intervals as charts take them, of which either may not be known."""
+    values, intervals = [], []
+    for value, interval in estimates:
+        ends = [unit.scale * end for end in interval or () if defined(end)]
+        values.append(unit.scale * value if defined(value) else None)
+        intervals.append(ends if len(ends) == 2 else None)
+    return values, intervals
 
 
 def in_order(card: Json) -> Sequence[int]:

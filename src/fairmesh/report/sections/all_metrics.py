@@ -12,7 +12,7 @@ PLACE = 70
 def shown(view: View) -> Iterable[str]:
     card = view.card
     if len(card["metrics"]) > 1:
-        yield f"<h3>All metrics</h3>{table(of_metrics(card, view.order))}"
+        yield f"<h3>All metrics</h3>{table(of_metrics(card, view.order), compact=True)}"
     most = max(len(site["support"] or ()) for site in view.sites)
     if most > CLASSES:  # else they have room in the table of the sites
         names = card["classes"] if len(card["classes"]) == most else [f"class {k}" for k in range(most)]

@@ -6,9 +6,9 @@ import torch
 
 from fairmesh.metrics.builtin import CalibrationError, bin_of, confidences
 from fairmesh.metrics.units import Unit
-from fairmesh.report import plots
+from fairmesh.report import charts
 from fairmesh.report.answers import answers_of
-from fairmesh.report.elements import figure, note, pictures, table
+from fairmesh.report.elements import figure, folded, note, pictures, table
 from fairmesh.report.runs import Run
 from fairmesh.report.sections import Json, View
 
@@ -49,12 +49,21 @@ def shown(view: View) -> Iterable[str]:
     found = view.card["calibration"]
     if not found:
         return
-    drawn, unit = plots.reliability(found["bins"]), Unit("calibration error", share=False)
-    caption = (
-        "How often predictions are right, against how probable the model says they are; below: how many there are."
-    )
-    yield f"<h3>Calibration</h3>{pictures([figure(drawn, 'reliability diagram over all sites', caption)])}"
+    unit = Unit("calibration error", share=False)
+    bins = [[100 * one["confidence"], 100 * one["accuracy"], one["n"]] for one in found["bins"]]
+    x, y, counts = zip(*bins)
+    lines = [
+        charts.Line("perfectly calibrated", [0, 100], [0, 100], style=1, dashed=True),
+        charts.Line("the model", x, y),
+    ]
+    caption = "How often predictions are right, against how probable the model says they are."
+    probability = "probability that the model gives its prediction, %"
+    drawn = charts.curves(lines, probability, "predictions that are right, %", caption)
+    yield f"<h3>Calibration</h3>{pictures([figure(drawn, caption)])}"
+    rows = [[f"{said:.0f} %", f"{right:.0f} %", f"{count:,}"] for said, right, count in zip(x, y, counts)]
+    header = ["mean probability", "right", "predictions"]
+    yield folded("The same as numbers", table([header, *rows], compact=True))
     errors = {site["name"]: site["error"] for site in found["sites"]}
     rows = [[s["name"], unit.shown(errors.get(s["name"])) if s["measured"] else "not measured"] for s in view.sites]
-    yield table([["site", unit.metric], *rows])
+    yield table([["site", unit.metric], *rows], compact=True)
     yield note("The calibration error is the mean distance from the dashed line, over bins; 0 is perfect.")

@@ -36,5 +36,5 @@ def shown(view: View) -> Iterable[str]:
         for site in view.card["left_out"]["sites"]
     ]
     header = ["site", f"{unit.metric}, trained without it", f"{unit.metric}, trained with it"]
-    yield f"<h3>Trained without the site</h3>{table(view.ordered([header, *rows]))}"
+    yield f"<h3>Trained without the site</h3>{table(view.ordered([header, *rows]), compact=True)}"
     yield note("What a site that takes no part can expect of the model.")

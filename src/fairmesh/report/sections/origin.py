@@ -15,6 +15,6 @@ def shown(view: View) -> Iterable[str]:
     yield f"<h3>Where the model comes from</h3><dl>{told}</dl>"
     if card["files"]:
         files = [[file["name"], file["holds"], file["sha256"][:16]] for file in card["files"]]
-        yield table([["file", "holds", "SHA-256, first 16 digits"], *files], fold=8, texts=(1,))
+        yield table([["file", "holds", "SHA-256, first 16 digits"], *files], fold=8, texts=(1,), compact=True)
     if card["settings"]:
         yield folded("Settings of the experiment", f"<pre>{escaped(card['settings'])}</pre>")

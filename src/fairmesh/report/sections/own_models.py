@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from fairmesh.report.elements import note, table
+from fairmesh.report.elements import folded, note, table
 from fairmesh.report.runs import Run, personal_caption, personal_table, site_models
 from fairmesh.report.sections import Json, View
 
@@ -10,13 +10,17 @@ PLACE = 20
 
 
 def told(run: Run, chosen: Run) -> Json:
-    judged_by = chosen.summary.get("site_models_evidence", {}).get("metric", chosen.metric)
-    return {"site_models": site_models(chosen), "site_models_judged_by": judged_by}
+    evidence = chosen.summary.get("site_models_evidence") or {}
+    worst = (evidence.get("worst") or {}).get("site")
+    judged_by = evidence.get("metric", chosen.metric)
+    return {"site_models": site_models(chosen), "site_models_judged_by": judged_by, "site_models_worst": worst}
 
 
 def shown(view: View) -> Iterable[str]:
     chosen = view.variants[0]
     if rows := personal_table(chosen):
-        yield f"<h3>A model for each site</h3>{note(personal_caption(chosen))}"
-        yield table(view.ordered(rows), texts={4})
+        said = note(personal_caption(chosen))
+        yield folded(
+            "A model for each site: what it is, and every difference", said + table(view.ordered(rows), texts={4})
+        )
         yield from map(note, sorted({text for site in view.card["site_models"] for text in site["notes"]}))

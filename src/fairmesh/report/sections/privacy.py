@@ -7,7 +7,7 @@ from fairmesh.report.runs import Run
 from fairmesh.report.sections import Json, View
 from fairmesh.report.sentences import privacy_rows, privacy_sentences
 
-PLACE = 30
+PLACE = 14
 
 
 def told(run: Run, chosen: Run) -> Json:
@@ -19,4 +19,4 @@ def shown(view: View) -> Iterable[str]:
         return
     yield "<h3>Privacy</h3>"
     yield from map(note, privacy_sentences(view.card["privacy"]))
-    yield table(view.ordered(privacy_rows(view.card)))
+    yield table(view.ordered(privacy_rows(view.card)), compact=True)

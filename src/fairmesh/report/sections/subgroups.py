@@ -11,4 +11,4 @@ PLACE = 90
 
 def shown(view: View) -> Iterable[str]:
     if rows := subgroup_table(view.variants[0]):
-        yield f"<h3>Subgroups inside the sites</h3>{table(view.ordered(rows))}"
+        yield f"<h3>Subgroups inside the sites</h3>{table(view.ordered(rows), compact=True)}"

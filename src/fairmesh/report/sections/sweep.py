@@ -39,7 +39,6 @@ def shown(view: View) -> Iterable[str]:
         return
     yield f"<h3>{len(sweep['variants'])} variants, the best first</h3>"
     yield table(_rows(view), {0}, fold=12)
-    yield note(f"{sweep['choice']}.")
     said = _SAID[sweep["ranked_on"] == "validation"].format(judged_on=view.card["judged_on"])
     yield note(f"{said} All else on this page is about the first one.")
 

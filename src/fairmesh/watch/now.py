@@ -1,0 +1,84 @@
+"""What to know of a run and what to do now, in one sentence. That of a node is in `mesh/node/now.py`."""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from fairmesh.errors import duration
+from fairmesh.metrics.units import Unit
+from fairmesh.storage.run_status import DIVERGED, FAILED, RUNNING, STOPPED
+from fairmesh.training.rounds_per_second import left_in_words
+from fairmesh.watch.view import Estimate, Urgency
+
+PREPARING, TRAINING, FINISHED, DIED, UNSEEN, GONE = "preparing", "training", "finished", "died", "not seen", "gone"
+STATES = (PREPARING, TRAINING, FINISHED, STOPPED, DIVERGED, FAILED, DIED, UNSEEN, GONE)
+_QUIET_S, _ROUNDS_QUIET = 60.0, 20.0  # without news, or as long as so many rounds take
+
+
+class Now(NamedTuple):
+    """The state of a run, one of `STATES` or work outside of its rounds; a sentence; and whether somebody must act."""
+
+    state: str
+    sentence: str
+    urgency: Urgency
+
+
+class Worst(NamedTuple):
+    """The worst site of a run so far."""
+
+    name: str
+    value: Estimate
+    unit: Unit
+
+    def __str__(self) -> str:
+        return f"; worst site {self.name}, {self.unit.with_interval(self.value.value, self.value.interval)}"
+
+
+def now(status: Mapping[str, Any], at: float, *, worst: Worst | None = None, saved: bool = False) -> Now:
+    """Returns what to know of a run that has not finished, and what to do now.
+
+    Args:
+        status: What the run has written about itself, with whether its process is `alive`.
+        at: What time it is, in seconds since the epoch.
+        worst: The worst site so far. Default: None, nothing is measured yet.
+        saved: Whether there is a checkpoint to go on from. Default: False.
+    """
+    age = max(0.0, at - status["time"])
+    where = f"in round {status['round']:,} of {status['rounds']:,}, {duration(age)} ago"
+    again = "continue it from its checkpoint with --resume" if saved else "start it again"
+    if status["state"] == DIVERGED:
+        return Now(DIVERGED, f"this run has ended {where}: {status['reason']}", "act")
+    if status["state"] == STOPPED:
+        return Now(STOPPED, f"this run was stopped {where}; {again}", "act")
+    if status["state"] == FAILED:
+        return Now(FAILED, f"this run has failed {where}: {status['reason']}; then {again}", "act")
+    if status["state"] != RUNNING:
+        return Now(UNSEEN, "this run was started by another version of fairmesh, which says how it is", "look")
+    if status["alive"] is False:
+        return Now(DIED, f"this run has died {where}: it was killed, or the machine was; {again}", "act")
+    if status["alive"] is None:
+        look = f"no news for {duration(age)}: look on its machine whether it runs"
+        return Now(UNSEEN, f"this run is on another machine, {where.rpartition(',')[0]}; {look}", "look")
+    return _running(status, age, worst)
+
+
+def left_s(status: Mapping[str, Any], at: float) -> float | None:
+    """Returns in how many seconds the last round is expected; None if that is not known, or if it is not running."""
+    rate = status["rounds_per_s"]
+    if not rate or status["phase"] or not status["alive"]:
+        return None
+    return max(0.0, (status["rounds"] - status["round"]) / rate - max(0.0, at - status["time"]))
+
+
+def _running(status: Mapping[str, Any], age: float, worst: Worst | None) -> Now:
+    done, rounds, phase, rate = status["round"], status["rounds"], status["phase"], status["rounds_per_s"]
+    if phase:
+        progress = f", {phase['done']:,} of {phase['of']:,} steps" if phase["of"] else ""
+        others = f"; then come {rounds:,} rounds" if done == 0 else "; all rounds are done" if done == rounds else ""
+        return Now(phase["name"], f"{phase['name']}{progress}{others}{worst or ''}", "fine")
+    text = f"round {done:,} of {rounds:,}"
+    if rate:
+        text += f", {left_in_words((rounds - done) / rate - age)}"
+    if age > max(_QUIET_S, _ROUNDS_QUIET / rate if rate else 0.0):
+        why = "a round takes long, or the run hangs"
+        return Now(TRAINING, f"round {done:,} of {rounds:,}; no news for {duration(age)}: {why}", "look")
+    return Now(TRAINING, f"{text}{worst or ''}", "fine")

@@ -1,0 +1,178 @@
+"""The page as text: what is on it, for whom, and what hostile words become."""
+
+import math
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+
+import pytest
+
+from fairmesh.watch.answers import answers, in_bytes
+from fairmesh.watch.page import SCRIPT, STYLE, live_page, rendered, snapshot
+from fairmesh.watch.view import Curve, Curves, Estimate, Privacy, Site, Variant, View
+from tests.report.pages import Page
+from tests.watch.examples import HOSTILE, VIEWS, node, private, simulation, sixty
+
+EMPTY = View("run", "new", "starting", "it starts", "fine", seen_at=0.0, news_at=None)
+QUESTIONS = 5
+
+
+def answer(view: View, question: str) -> str:
+    [found] = [f"{one.answer}. {one.detail}" for one in answers(view) if one.question.startswith(question)]
+    return found
+
+
+def text_of(page: str) -> str:
+    words: list[str] = []
+    parser = HTMLParser()
+    parser.handle_data = words.append
+    parser.feed(page)
+    return "".join(words)
+
+
+@pytest.mark.parametrize("name", VIEWS)
+@pytest.mark.quick_cases("all")
+def test_page_is_well_formed_and_the_sentence_is_its_heading(name):
+    view = VIEWS[name]()
+    for page in (snapshot(view), live_page(view, rendered(view))):
+        seen = Page(page)
+        assert [words.lower().lstrip("▲■") for words in seen.texts["h1"]] == [view.sentence.lower()]
+        assert len(re.findall("<dt>", rendered(view)["answers"])) == QUESTIONS
+
+
+def test_page_has_no_element_or_attribute_of_a_hostile_name():
+    page = snapshot(sixty())
+    seen = Page(page)
+    tags = {tag for tag, _ in seen.elements}
+    assert not tags & {"img", "script", "iframe", "object"}
+    attributes = {name for _, of in seen.elements for name in of}
+    assert not {name for name in attributes if name.startswith("on")} | (attributes & {"src", "style"})
+    assert HOSTILE in text_of(page)
+
+
+def test_snapshot_needs_no_other_file_and_no_script():
+    page = snapshot(node())
+    assert "<script" not in page
+    assert "page.css" not in page
+    targets = re.findall(r'(?:href|src|action|url\()="?([^"\s>)]+)', page)
+    assert targets
+    assert all(target.startswith(("#", "data:")) for target in targets)
+    assert "unsafe" not in page
+    assert "does not change" in page
+
+
+def test_live_page_has_no_style_or_script_inside():
+    page = live_page(node(), rendered(node()))
+    assert "<style" not in page
+    assert re.findall(r"<script[^>]*>", page) == ['<script type="module" src="page.js">']
+    assert not re.findall(r"https?://", page.replace("http://www.w3.org/2000/svg", ""))
+    assert not re.findall(r"https?://", SCRIPT + STYLE)
+
+
+def test_every_section_has_a_place_on_the_page():
+    made = rendered(node())
+    page = live_page(node(), made)
+    assert all(f'id="{name}"' in page for name in made)
+
+
+def test_page_of_nothing_yet_is_a_page():
+    page = snapshot(EMPTY)
+    assert "no news yet" in page
+    assert rendered(EMPTY)["sites"] == rendered(EMPTY)["pictures"] == ""
+    Page(page)
+
+
+def test_page_withstands_numbers_that_are_none():
+    bad = [
+        Site(f"site {k}", value=Estimate(v, (v, v)), weight=v, prior=v, alone=Estimate(v), epsilon=v)
+        for k, v in enumerate((math.nan, math.inf, -math.inf, 1e308))
+    ]
+    view = replace(
+        simulation(),
+        sites=tuple(bad),
+        curves=Curves((0, 1), Curve((math.nan, None)), Curve((math.inf, 1.0)), (Curve((None, None)),) * 4),
+        privacy=Privacy(math.inf, 8.0, 1e-5),
+        worst=Estimate(math.nan),
+        edges=(),
+    )
+    assert "nan" not in re.sub(r"<[^>]*>", "", snapshot(view)).lower()
+
+
+def test_table_marks_what_a_site_only_says_itself():
+    page = rendered(node())["sites"]
+    rows = {re.findall(r'scope="row">(\w+)', row)[0]: row for row in page.split("<tr")[2:]}
+    assert "claim" not in rows["west"]
+    assert rows["east"].count('class="claim"') >= 4
+    assert "only the site itself says" in page
+
+
+def test_table_of_sixty_sites_shows_the_first_dozen_in_the_order_of_concern_and_folds_the_rest():
+    view = replace(sixty(), order=tuple(reversed(range(60))))
+    shown, folded = rendered(view)["sites"].split("<details>")
+    assert re.findall(r"site-\d\d", shown)[0] == "site-57"
+    assert shown.count("<tr data-key") == 12
+    assert folded.count("<tr data-key") == 48
+
+
+def test_table_has_only_columns_with_something_in_them():
+    heads = set(re.findall(r'scope="col"[^>]*>([^<]*)', rendered(simulation())["sites"]))
+    assert {"site", "is", "round", "accuracy", "alone", "weight λ", "share of rows"} == heads
+
+
+def test_network_shows_long_waits_only():
+    assert "waits for east, 12 minutes" in rendered(node())["network"]
+    assert "waits for" not in rendered(sixty())["network"]  # 3 seconds, as in every round
+
+
+def test_sweep_shows_its_variants():
+    curves = Curves((0, 10), Curve((0.5, 0.6)), Curve((0.6, 0.7)))
+    variants = (
+        Variant("step_size = 0.1", curves, Estimate(0.6), shown=True, replicas=2),
+        Variant("step_size = 1", curves, None, diverged=2, replicas=2),
+    )
+    made = rendered(replace(simulation(), kind="sweep", variants=variants))
+    assert "2 of 2" in made["variants"]
+    assert "step_size = 0.1" in made["pictures"]
+
+
+def test_answers_name_the_site_that_holds_a_node_up_and_since_when():
+    assert answer(node(), "Is it running").startswith("Yes, but it does not go on")
+    assert answer(node(), "Who holds it up").startswith("east. west waits for east, since 12 minutes")
+    assert answer(node(), "What should I do").startswith("Act now")
+
+
+def test_answers_of_a_run_that_goes_on():
+    view = simulation()
+    assert "1,840 of 4,000" in answer(view, "Is it running")
+    assert "about 25 minutes left" in answer(view, "Is it running")
+    assert answer(view, "Who holds it up").startswith("Nobody")
+    assert answer(view, "Is it worth it").startswith("Not known yet")
+    assert answer(view, "What should I do").startswith("Nothing")
+
+
+def test_answers_of_a_finished_run_say_whether_it_was_worth_it_and_what_it_cost():
+    view = private()
+    assert answer(view, "Is it running").startswith("No: finished")
+    assert answer(view, "Is it worth it").startswith("Better than alone at 3 of 4 sites. Worse at north")
+    assert "epsilon 7.4 of 8" in answer(view, "How much")
+
+
+def test_answers_of_a_node_are_about_its_own_site():
+    run = private()
+    view = replace(run, kind="node", sites=(replace(run.sites[0], own=True, uses="its own model"), *run.sites[1:]))
+    told = answer(view, "Is it worth it for us")
+    assert told.startswith("No: worse than alone")
+    assert "use its own model" in told
+
+
+@pytest.mark.parametrize(
+    ("count", "words"),
+    [(0, "0 bytes"), (1, "1 byte"), (999, "999 bytes"), (1e3, "1 kB"), (18.2e6, "18.2 MB"), (2.5e14, "250 TB")],
+)
+@pytest.mark.quick_cases("all")
+def test_in_bytes(count, words):
+    assert in_bytes(count) == words
+
+
+def test_in_bytes_of_the_largest_numbers_is_readable():
+    assert in_bytes(5e16) == "50,000 TB"

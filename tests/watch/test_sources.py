@@ -1,0 +1,298 @@
+"""What a path is, and views of the folders of runs while these are written, resumed, moved away and ended."""
+
+import json
+import os
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+
+import fairmesh as fm
+from fairmesh.storage.files import write_record
+from fairmesh.storage.run_status import locked
+from fairmesh.watch import finished
+from fairmesh.watch.now import DIED, FINISHED, GONE, TRAINING, UNSEEN
+from fairmesh.watch.sources import source_of
+from fairmesh.watch.view import View
+from tests import toys
+from tests.mesh.statuses import seen, waiting
+from tests.refusals import missing_from, refused
+from tests.watch.folders import NAMES, record, records, run_folder
+
+ROUNDS = 6
+NOT_YET = {"round": -1, "sites": []}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return run_folder(tmp_path / "wards")
+
+
+@pytest.fixture(autouse=True)
+def report_in_this_process(monkeypatch):
+    """A process of its own takes seconds to start."""
+    monkeypatch.setattr(finished, "asked", lambda folder: json.loads(json.dumps(finished.told_by_report(folder))))
+
+
+def _named(view: View) -> dict:
+    return {site.name: site for site in view.sites}
+
+
+def test_run_in_progress_shows_its_round_its_sites_and_its_curves(folder):
+    with locked(folder):
+        view = source_of(folder).view()
+    assert (view.kind, view.title, view.state, view.live, view.urgency) == ("run", "wards", TRAINING, True, "fine")
+    assert (view.round, view.rounds, view.rounds_per_s) == (150, 400, 0.5)
+    assert view.seconds_left == pytest.approx(500, abs=5)
+    assert missing_from(view.sentence, "round 150 of 400", "about 8 minutes left", "north, 65.0 % (55.0 to 75.0)") == []
+    north = _named(view)["north"]
+    assert (north.value.value, north.value_round, north.rows, north.weight, north.prior) == (0.65, 150, 100, 0.5, 0.2)
+    assert (view.worst_site, view.order) == (0, (0, 1, 2))
+    assert [edge.ends for edge in view.edges] == [(0, 1), (1, 2)]
+    assert view.curves.rounds == (0, 50, 100, 150)
+    assert (view.traffic.sent, view.traffic.total, view.traffic.per_s) == (15000, 45000, 50.0)
+    assert view.log[-1].text == "training data is in memory"
+    assert 0 <= view.age_s < 10
+
+
+def test_run_whose_process_was_killed_has_died(folder):
+    view = source_of(folder).view()
+    assert (view.state, view.live, view.seconds_left) == (DIED, False, None)
+    assert {site.state for site in view.sites} == {"ended"}
+
+
+def test_run_of_another_machine_is_judged_by_the_age_of_its_news(tmp_path):
+    fresh = run_folder(tmp_path / "fresh", machine="another")
+    assert source_of(fresh).view().live
+    assert source_of(run_folder(tmp_path / "old", machine="another", time=time.time() - 600)).view().state == UNSEEN
+    assert source_of(run_folder(tmp_path / "nfs", locked=False)).view().live
+    assert source_of(run_folder(tmp_path / "ahead", locked=False, time=time.time() + 9e9)).view().age_s == 0.0
+
+
+def test_intervals_belong_to_the_values_that_are_shown_also_while_there_are_newer_records(folder):
+    with open(folder / "metrics.jsonl", "a") as file:
+        file.write(records(200))
+    site = source_of(folder).view().sites[0]
+    assert (site.value.value, site.value.interval, site.value_round) == (0.65, (0.55, 0.75), 150)
+
+
+def test_folder_that_is_moved_away_keeps_its_last_view_and_one_that_returns_is_read_anew(folder):
+    source = source_of(folder)
+    before = source.view()
+    folder.rename(folder.with_name("wards-old"))
+    gone = source.view()
+    assert (gone.state, gone.live, gone.sites, gone.curves) == (GONE, False, before.sites, before.curves)
+    run_folder(folder, 0, 10, sites=[*NAMES, "west"], measured=NOT_YET, rows=[1] * 4, prior=[0.25] * 4, round=10)
+    (folder / "metrics.jsonl").write_text(record(0, [0.1] * 4) + record(10, [0.2, 0.3, 0.4, 0.5]))
+    again = source.view()
+    assert (again.state, len(again.sites), again.curves.rounds) == (DIED, 4, (0, 10))
+    assert again.sites[3].value.value == 0.5
+
+
+def test_resumed_run_goes_on_from_its_checkpoint(folder):
+    source = source_of(folder)
+    assert source.view().curves.rounds == (0, 50, 100, 150)
+    (folder / "metrics.partial").write_text(records(0, 50, 100))
+    os.replace(folder / "metrics.partial", folder / "metrics.jsonl")
+    assert source.view().curves.rounds == (0, 50, 100)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"run": 99}', '{"run": 1}', '{"run": 1, "time": 1.0, "sites": 3}'])
+@pytest.mark.quick_cases("all")
+def test_status_that_cannot_be_read_is_no_error(folder, text):
+    (folder / "status.json").write_text(text)
+    view = source_of(folder).view()
+    assert (view.state, view.urgency, view.live) == (UNSEEN, "look", False)
+
+
+def test_sweep_shows_every_algorithm_and_the_sites_of_the_best_so_far(tmp_path):
+    variants = [{"changes": {"step": s}, "replicas": [2 * k, 2 * k + 1]} for k, s in enumerate((0.1, 1.0))]
+    folder = run_folder(tmp_path / "sweep", variants=variants, replicas=4, measured=NOT_YET)
+    lines = [record(50, [0.5 + r / 10, 0.8, 0.9], replica=r) for r in range(4)]
+    (folder / "metrics.jsonl").write_text("".join(lines))
+    view = source_of(folder).view()
+    assert (view.kind, [one.name for one in view.variants]) == ("sweep", ["step = 0.1", "step = 1.0"])
+    assert [one.shown for one in view.variants] == [False, True]
+    assert view.sites[0].value.value == pytest.approx(0.75)
+    assert [one.curves.worst.low for one in view.variants] == [(0.5,), (0.7,)]
+
+
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory):
+    """A run that has finished, and what was seen of it from round to round."""
+    folder, views = tmp_path_factory.mktemp("runs") / "toy", []
+
+    def look(done: int, state: object) -> None:
+        views.append(source_of(folder).view())
+
+    fm.train(
+        toys.problem(4), fm.Ring(), toys.ALGORITHMS["ad-gda"], ROUNDS, out=folder, observers=[look], measure_every=2
+    )
+    return folder, views
+
+
+def test_real_run_says_its_round_and_then_has_a_result(ended):
+    folder, views = ended
+    assert all(view.live for view in views)
+    assert {view.state for view in views} <= {TRAINING, "preparing", "summing up"}
+    assert views[-1].curves.rounds == (0, 2, 4, 6)
+    assert len(views[-1].edges) == 4
+    assert not (folder / "status.json").exists()
+    view = source_of(folder).view(wait=True)
+    assert (view.state, view.live, view.urgency, view.round) == (FINISHED, False, "fine", ROUNDS)
+    assert missing_from(view.sentence, f"finished after {ROUNDS} rounds") == []
+    assert all(site.value and site.rows for site in view.sites)
+    assert view.curves.rounds == (0, 2, 4, 6)
+
+
+def test_report_that_fails_is_named_and_the_rest_is_shown(ended, monkeypatch):
+    monkeypatch.setattr(finished, "asked", lambda folder: {"why_not": "outcomes are damaged"})
+    view = source_of(ended[0]).view(wait=True)
+    assert view.state == FINISHED
+    assert any("outcomes are damaged" in note for note in view.notes)
+    assert view.worst is not None
+
+
+@pytest.mark.slow
+def test_report_of_a_finished_run_is_asked_in_a_process_of_its_own(ended, monkeypatch):
+    monkeypatch.undo()
+    told = finished.asked(ended[0])
+    assert told["sentence"].startswith("finished after")
+    assert "why_not" in finished.asked(ended[0] / "nowhere")
+
+
+def test_run_that_diverged_says_so(tmp_path):
+    folder = tmp_path / "run"
+    with pytest.raises(fm.errors.Diverged):
+        fm.train(toys.problem(4), fm.Ring(), fm.algorithms.DSGD(1e9), 30, out=folder, measure_every=5)
+    view = source_of(folder).view()
+    assert (view.state, view.urgency, view.live) == ("diverged", "act", False)
+
+
+def test_what_is_no_run_is_refused_with_what_to_give(tmp_path, folder):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "a.txt").touch()
+    (tmp_path / "exp.toml").write_text('rounds = 4\ndata = "digits"\n')
+    (tmp_path / "old").mkdir()
+    (tmp_path / "old" / "summary.json").write_text('{"accuracy": 0.5}')
+    for name, words in {
+        "missing": ["there is no", "site.toml"],
+        "empty": ["is empty"],
+        "notes": ["no run's folder"],
+        "exp.toml": ["experiment", "runs/exp"],
+        "old": ["summary.json", "version"],
+        ".": ["wards"],
+    }.items():
+        with refused(*words):
+            source_of(tmp_path / name)
+
+
+@pytest.fixture
+def state(tmp_path):
+    (tmp_path / "north").mkdir()
+    log = [
+        {"time": f"2030-03-17T17:00:{k:02}Z", "level": "info", "what": "connected", "site": f"s{k}"} for k in range(40)
+    ]
+    (tmp_path / "north" / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in log) + '{"cut')
+    return tmp_path / "north"
+
+
+def _node(state: Path, status: dict, running: bool = True) -> View:
+    from fairmesh.mesh.node.state_lock import locked as node_locked
+
+    table = {key: value for key, value in status.items() if key not in ("running", "uses")}
+    if not running:
+        write_record(state / "status.json", table)
+        return source_of(state).view()
+    with node_locked(state):
+        shift = time.time() - seen()["time"]
+        waits = {name: since + shift for name, since in status["waiting_for"].items()}
+        write_record(state / "status.json", table | {"time": status["time"] + shift, "waiting_for": waits})
+        os.utime(state / "lock", (0, 0))
+        return source_of(state).view()
+
+
+def test_node_shows_what_it_sees_and_marks_what_others_say(state):
+    view = _node(state, seen(votes={"remove east": ["south"]}))
+    assert (view.kind, view.title, view.seen_from, view.live) == ("node", "oncology", "west", True)
+    assert missing_from(view.sentence, "round 1,840 of 4,000", "north", "by its own word") == []
+    sites = _named(view)
+    assert sites["west"].claimed == frozenset()
+    assert {"round", "value"} <= sites["north"].claimed
+    assert (view.worst_site, view.worst.value) == (1, 0.71)
+    assert {edge.ends: edge.connected for edge in view.edges} == {
+        (0, 1): True,
+        (1, 2): None,
+        (2, 3): None,
+        (0, 3): True,
+    }
+    assert view.votes[0].voters == ("south",)
+    assert len(view.log) == 19  # of 20 lines, the last one is being written
+    assert view.log[-1].text == "connected: site s39"
+    assert view.order[0] == 0
+
+
+def test_node_that_waits_shows_for_whom_since_when_and_who_cannot_be_reached(state):
+    status = waiting("north", "east")
+    status["edges"]["north"] = status["edges"]["north"] | {"connected": False}
+    status["sites"]["south"] |= {"waiting_for": {"east": status["time"] - 103.0}}
+    status["sites"]["east"] = {}
+    view = _node(state, status)
+    assert [(w.site, w.awaited, round(w.seconds, -1), w.seen) for w in view.waits] == [
+        (0, 1, 720, True),
+        (3, 2, 100, False),
+    ]
+    assert view.chain == (0, 1, 2)
+    assert [site.state for site in view.sites] == ["at work", "unreachable", "unknown", "waits"]
+    assert view.seconds_left is None
+
+
+def test_node_that_died_stopped_or_starts_is_shown_as_that(state):
+    died = _node(state, seen(), running=False)
+    assert (died.state, died.live, died.sites[0].state) == ("not running", False, "stopped")
+    assert died.waits == ()
+    stopped = _node(state, seen(activity="stopped", ended={"reason": "asked", "diverged": False}), running=False)
+    assert (stopped.state, stopped.urgency) == ("stopped", "act")
+    finished = _node(state, seen(activity="finished"), running=False)
+    assert (finished.state, finished.urgency, {site.state for site in finished.sites}) == (
+        "finished",
+        "fine",
+        {"ended"},
+    )
+
+
+def test_wrong_clock_at_a_site_makes_no_wait_negative(state):
+    for wrong in (-1e9, 1e9):
+        status = seen()
+        status["sites"]["north"] |= {
+            "time": status["time"] + wrong,
+            "waiting_for": {"east": status["time"] + wrong - 9},
+        }
+        (wait,) = _node(state, status).waits
+        assert 9 <= wait.seconds < 60
+        status["sites"]["north"]["waiting_for"] = {"east": status["time"] + wrong + 1e9}
+        assert _node(state, status).waits[0].seconds >= 0
+
+
+def test_node_of_sixty_sites_some_removed_has_those_that_need_attention_first(state):
+    told = seen()["sites"]["north"]
+    sites = (
+        {"west": told}
+        | {f"s{k}": told | {"round": 100 + k} for k in range(58)}
+        | {"s9": {}, "s8": told | {"heard_s_ago": 9e3}}
+    )
+    view = _node(state, seen(sites=sites, removed=["left"], edges={}, graph=[["west", "left"], ["west", "s3"]]))
+    names = [view.sites[i].name for i in view.order]
+    assert (len(names), names[:4]) == (59, ["west", "s9", "s8", "s0"])
+    assert (view.removed, [edge.ends for edge in view.edges]) == (("left",), [(0, 4)])
+
+
+def test_node_whose_folder_is_removed_while_it_is_watched_keeps_its_last_view(state):
+    _node(state, seen(), running=False)
+    source = source_of(state)
+    before = source.view()
+    shutil.rmtree(state)
+    gone = source.view()
+    assert (gone.live, gone.urgency, gone.sites) == (False, "act", before.sites)
