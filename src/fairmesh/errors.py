@@ -156,6 +156,11 @@ def counted(count: int, noun: str) -> str:
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
+def named(site: str) -> str:
+    """Returns the name of a site in a sentence."""
+    return site if site.startswith("site") else f"site {site}"
+
+
 def duration(seconds: float) -> str:
     """Returns a length of time in words, such as "12 minutes". A negative one, by a clock that was set, counts as 0."""
     if seconds > 2 * 365 * 86400.0:

@@ -3,6 +3,8 @@
 import json
 import os
 import shutil
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -187,6 +189,21 @@ def test_what_is_no_run_is_refused_with_what_to_give(tmp_path, folder):
     }.items():
         with refused(*words):
             source_of(tmp_path / name)
+
+
+WITHOUT_TORCH = """
+import sys
+from pathlib import Path
+from fairmesh.cli.without_torch import leave_out_torch
+leave_out_torch()
+from fairmesh.watch.sources import source_of
+print(source_of(Path(sys.argv[1])).view().state, sorted({"torch._C", "numpy.linalg", "scipy._lib"} & set(sys.modules)))
+"""
+
+
+def test_page_that_runs_for_weeks_holds_no_library_that_computes(folder):
+    ended = subprocess.run([sys.executable, "-c", WITHOUT_TORCH, folder], capture_output=True, text=True, check=True)
+    assert ended.stdout.strip() == f"{DIED} []"
 
 
 @pytest.fixture

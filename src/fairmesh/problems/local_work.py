@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.serialization import get_unsafe_globals_in_checkpoint
 
-from fairmesh.errors import BadInput, FairmeshError, TrainerFailed, in_a_line
+from fairmesh.errors import BadInput, FairmeshError, TrainerFailed, in_a_line, named
 from fairmesh.numerics.random_streams import GeneratorStates, seed_generators
 from fairmesh.problems.batches import Batches
 from fairmesh.problems.flat_model import FlatModel, tensors_of
@@ -253,11 +253,6 @@ def _loss_of(answer: Any, context: LocalContext) -> float:
             "return the loss at the start as a finite number, or None to have fairmesh measure it",
         )
     return loss
-
-
-def named(site: str) -> str:
-    """Returns the name of a site in a sentence."""
-    return site if site.startswith("site") else f"site {site}"
 
 
 def _failed(context: LocalContext, what: str, advice: str) -> TrainerFailed:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from fairmesh.errors import duration
+from fairmesh.errors import duration, named
 from fairmesh.metrics.units import Unit
 from fairmesh.storage.run_status import DIVERGED, FAILED, RUNNING, STOPPED
 from fairmesh.training.rounds_per_second import left_in_words
@@ -30,7 +30,7 @@ class Worst(NamedTuple):
     unit: Unit
 
     def __str__(self) -> str:
-        return f"; worst site {self.name}, {self.unit.with_interval(self.value.value, self.value.interval)}"
+        return f"; worst {named(self.name)}, {self.unit.with_interval(self.value.value, self.value.interval)}"
 
 
 def now(status: Mapping[str, Any], at: float, *, worst: Worst | None = None, saved: bool = False) -> Now:

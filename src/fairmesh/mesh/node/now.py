@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fairmesh.errors import duration, listed
+from fairmesh.errors import duration, listed, named
 from fairmesh.mesh.node import claims, life
 from fairmesh.mesh.wire import greeting
 from fairmesh.metrics.units import Unit
@@ -182,7 +182,7 @@ def _worst(seen: Mapping[str, Any]) -> str:
     if name is None:
         return ""
     claimed = "" if name == seen["site"] else " by its own word"
-    return f"; worst site {name}, {unit_of(seen).shown(seen['sites'][name]['metric'])}{claimed}"
+    return f"; worst {named(name)}, {unit_of(seen).shown(seen['sites'][name]['metric'])}{claimed}"
 
 
 def _paused(seen: Mapping[str, Any], age: float) -> Now:
