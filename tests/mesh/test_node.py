@@ -220,7 +220,7 @@ def test_report_of_a_run_in_progress_has_curves_and_says_so(lived):
     folder, _ = lived
     report([folder / "then"])
     page = (folder / "then" / "state" / "progress" / "report.html").read_text()
-    assert missing_from(page, "<svg", "The run has 120 rounds", "its own model on its own test data") == []
+    assert missing_from(page, "<svg", "Run then", "The run has 120 rounds", "its own model on its own test data") == []
 
 
 @pytest.mark.slow

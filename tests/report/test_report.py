@@ -283,6 +283,21 @@ def _notes(run):
     return Page(page([run], "a run")).texts["p"]
 
 
+def test_marked_site_is_the_worst_with_the_models_that_sites_are_given():
+    values = {"common": [0.9, 0.5, 0.8, 0.7], "local": [0.6] * 4, "personal": [0.9, 0.8, 0.85, 0.75]}
+    shares = {"common": 0.0, "adapted": 1.0, "own": 0.0}
+    sites = [
+        {"name": name, "weights": {}, "shares": shares, "rows": 9}
+        | {"test": {model: {"accuracy": of[i]} for model, of in values.items()}}
+        for i, name in enumerate(NAMES)
+    ]
+    told = {"metric": "accuracy", "judged_on": "test", "level": 0.95, "worst": {"site": "west"}, "sites": []}
+    personal = [{"replica": 0, "method": "choice", "sites": sites}]
+    run = _run(values["common"], personal=personal, site_models_evidence=told)
+    glance = _sites_table(Page(page([run], "a run")), "its model")
+    assert [row[0] for row in glance if row[0].endswith("worst")] == ["west worst"]
+
+
 def test_default_comes_first_and_its_rivals_are_folded():
     rivals = [replace(_run([value] * 4), label=label) for label, value in (("rival", 0.9), ("other", 0.8))]
     runs = [*rivals, _decided(replace(_run([0.7] * 4), label="default"), "robust")]

@@ -68,7 +68,8 @@ def page(runs: Sequence[Run], title: str, sentence: str = "", remark: str = "", 
 
 def _default_first(shown: list[tuple[Run, Json]]) -> list[tuple[Run, Json]]:
     """Returns runs with the first one at the front that decided which model it hands out, as the default does."""
-    return sorted(shown, key=lambda pair: pair != next((one for one in shown if one[1]["handed_out"]), shown[0]))
+    first = next((pair for pair in shown if pair[1]["handed_out"]), shown[0])
+    return [first, *(pair for pair in shown if pair is not first)]
 
 
 def _first_screen(view: View) -> str:

@@ -30,7 +30,8 @@ def network(view: View) -> str:
             for i, (site, k) in enumerate(zip(sites, shades_of))
         ]
         shades = f"{unit.metric}, from {unit.shown(best / unit.scale)} to {unit.shown(worst / unit.scale)}"
-        said = "The square is the worst site; darker sites do worse."
+        by = " with the common model" if card["site_models"] else ""
+        said = f"The square is the worst site{by}; darker sites do worse."
     caption = f"Who talks to whom: {graph['name']}, {len(edges)} links. {said}"
     title = f"the network of {len(sites)} sites and {len(edges)} links"
     return figure(charts.network(nodes, edges, title, shades=shades), caption)

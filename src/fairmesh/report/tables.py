@@ -118,6 +118,8 @@ def glance_captions(card: Json) -> Iterable[str]:
         yield f"▲ says that {said}, ▼ that it is worse, and by how much; unmarked differences are not clear."
     if any(defined(site["weight"]) for site in sites):
         yield "λ is how much a site counted in training; with fixed weights it counts by its prior."
+    if card["site_models"]:
+        yield "The marked site is the worst one with its own model."
     if len(sites) > ROWS:
         yield "Sites that are worse than alone come first, then the worst."
 

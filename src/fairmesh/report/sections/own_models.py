@@ -10,8 +10,10 @@ PLACE = 20
 
 
 def told(run: Run, chosen: Run) -> Json:
-    judged_by = chosen.summary.get("site_models_evidence", {}).get("metric", chosen.metric)
-    return {"site_models": site_models(chosen), "site_models_judged_by": judged_by}
+    evidence = chosen.summary.get("site_models_evidence") or {}
+    worst = (evidence.get("worst") or {}).get("site")
+    judged_by = evidence.get("metric", chosen.metric)
+    return {"site_models": site_models(chosen), "site_models_judged_by": judged_by, "site_models_worst": worst}
 
 
 def shown(view: View) -> Iterable[str]:
