@@ -1,6 +1,7 @@
 """A real browser for tests: Chromium from the system's packages, driven by Playwright. `make browser` installs it."""
 
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -55,12 +56,17 @@ class Pages:
         self._contexts.append(context)
         page = context.new_page()
         page.set_default_timeout(20_000)
-        page.on("console", lambda message: message.type in ("error", "warning") and self.faults.append(message.text))
+        page.on("console", self._note)
         page.on("pageerror", lambda error: self.faults.append(str(error)))
         page.on("dialog", lambda dialog: (self.faults.append(f"dialog {dialog.message}"), dialog.dismiss()))
         page.on("request", lambda request: self.requests.append(request.url))
         page.goto(address)
         return page
+
+    def _note(self, message: Any) -> None:
+        gone = re.search("net::ERR_(CONNECTION|INCOMPLETE|EMPTY)", message.text)  # a server that ended before its page
+        if message.type in ("error", "warning") and not gone:
+            self.faults.append(message.text)
 
     def close(self) -> None:
         for context in self._contexts:
