@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import cached_property
 from pathlib import Path
 
 from fairmesh.nvflare.keep import Ended, Kit
@@ -41,7 +42,7 @@ class Project:
         assert done.returncode == 0, f"{words}: {done.stdout}\n{done.stderr}"
         return done.stdout + done.stderr
 
-    @property
+    @cached_property
     def kit(self) -> Kit:
         return Kit(self.home / ADMIN)
 
@@ -132,6 +133,7 @@ def project(folder: Path) -> Iterator[Project]:
     try:
         yield made
     finally:
+        made.kit.close()
         for marks in ("sub_start.sh",), ("nvflare.private",):
             for process in made.processes(*marks):
                 with suppress(ProcessLookupError):

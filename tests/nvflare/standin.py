@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fairmesh.nvflare.calls import CallFailed
-from fairmesh.nvflare.job import FOLDER, job_from, write_job
+from fairmesh.nvflare.job import job_from, write_job
 from fairmesh.nvflare.outcome import ENDED
 from fairmesh.nvflare.participant import Participant
 from tests.mesh.fleet import secret
@@ -55,7 +55,7 @@ class Engine:
 
     def __init__(self, job: Path, folder: Path, faults: Faults, seed: int = 0):
         self.job, self.folder, self.faults = job, folder, faults
-        self.sites: dict[str, Participant] = {}
+        self.sites: dict[str, Participant] = {}  # by NVFlare's names
         self.aborted = threading.Event()
         self.calls: list[tuple[str, str, str, bytes]] = []  # caller, called, method, what
         self.answers: list[bytes] = []
@@ -65,10 +65,9 @@ class Engine:
     def join(self, site: str) -> Participant:
         app = self.job / "app"
         workspace = self.folder / site
-        names = dict(zip(NAMES, SITES))
 
         def ask(name: str, method: str, what: bytes, seconds: float) -> bytes:
-            return self.called(site, names[name], method, what)
+            return self.called(site, self.sites[site].job.sites[name], method, what)
 
         self.sites[site] = Participant(
             site,
@@ -130,17 +129,32 @@ class Engine:
         return {name: (folder / name).read_bytes() for name in self.sites[site].result_files()}
 
 
-def exported(folder: Path, rounds: int = 20, run: str = "trial", **settings: Any) -> Path:
-    """Writes a job for three sites whose draws are those of tests."""
+def exported(
+    folder: Path,
+    rounds: int = 20,
+    run: str = "trial",
+    text: str = "",
+    sites: Sequence[str] = SITES,
+    **settings: Any,
+) -> Path:
+    """Writes a job for sites whose draws are those of tests.
+
+    Args:
+        folder: Where the job, and each site's workspace, lie.
+        rounds: Of the usual experiment.
+        run: The name of the run.
+        text: The experiment file; "" for the usual one.
+        sites: NVFlare's names of the sites.
+        settings: Further fields of the job.
+    """
     file = folder / f"{run}.toml"
-    file.write_text(EXPERIMENT.format(rounds=rounds))
-    job, contents = job_from(file, SITES, run, **settings)
+    file.write_text(text or EXPERIMENT.format(rounds=rounds))
+    job, contents = job_from(file, sites, run, **settings)
     write_job(job, contents, folder / "job")
-    for site, name in zip(SITES, NAMES):
+    for name, site in job.sites.items():
         home = folder / site / "fairmesh" / run / name
         home.mkdir(parents=True, exist_ok=True)
         (home / f"{name}.secret").write_bytes(secret(name))
-    assert (folder / "job" / "app" / "config" / FOLDER).is_dir()
     return folder / "job"
 
 

@@ -119,9 +119,10 @@ def test_keeper_gives_up_where_submitting_again_would_not_help(place):
     file = place.folder / "other-sites.toml"
     file.write_text(EXPERIMENT.format(rounds=ROUNDS).replace("nodes = 3", "nodes = 2"))
     place.command("fairmesh", "nvflare", "export", file, place.folder / "other", "--sites", "site-1,site-2")
+    (place.folder / "other" / "app" / "config" / "fairmesh" / "experiment.toml").write_text("rounds = 1\n")
+    keeper = Keeper(place.folder / "other", place.kit, 5, 1.0, lambda line: None)
     with pytest.raises(GivenUp, match="failed"):
-        (place.folder / "other" / "app" / "config" / "fairmesh" / "experiment.toml").write_text("rounds = 1\n")
-        Keeper(place.folder / "other", place.kit, 5, 1.0, lambda line: None).keep()
+        keeper.keep()
 
 
 def test_simulator_of_nvflare_ends_where_fairmeshs_simulator_ends(tmp_path):

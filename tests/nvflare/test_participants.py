@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -9,6 +10,8 @@ from safetensors.torch import load_file
 
 import fairmesh as fm
 from fairmesh.experiment import load_experiment
+from fairmesh.mesh.node.state_lock import running_since
+from fairmesh.nvflare import participant
 from fairmesh.nvflare.calls import packed, unpacked
 from fairmesh.nvflare.job import Job
 from fairmesh.nvflare.outcome import FAILED, FINISHED, INTERRUPTED
@@ -16,7 +19,7 @@ from tests.mesh.fleet import KnowingSecrets
 from tests.nvflare.standin import NAMES, SITES, Engine, Faults, exported, until
 from tests.refusals import missing_from, refused
 
-ROUNDS = 20
+ROUNDS = 40
 
 
 @pytest.fixture(scope="module")
@@ -25,25 +28,47 @@ def simulated(tmp_path_factory):
     return fm.run(load_experiment(file), process_group=KnowingSecrets(NAMES))
 
 
+class Life(NamedTuple):
+    """What the jobs of one run came to, in the order in which they were submitted."""
+
+    bad: Engine  # loses, repeats, delays and reorders calls, until it no longer reaches the third site
+    cut: dict[str, dict[str, Any]]
+    twin: dict[str, Any]  # what a site says in a second job while the first is running
+    aborted: dict[str, dict[str, Any]]
+    last: Engine
+    said: dict[str, dict[str, Any]]
+
+
+def _reach(engine: Engine, round: int) -> None:
+    until(lambda: (engine.sites[SITES[0]].report().get("round") or 0) >= round, 120)
+
+
 @pytest.fixture(scope="module")
 def lived(tmp_path_factory):
-    """Runs a job whose calls fail in all ways, aborts it in the middle, and submits it again."""
     folder = tmp_path_factory.mktemp("lived")
-    job = exported(folder, ROUNDS)
-    first = Engine(job, folder, Faults(lost=0.1, unanswered=0.1, repeated=0.1, late=0.1, slow_s=0.005))
-    first.start()
-    until(lambda: (first.sites[SITES[0]].report().get("round") or 0) >= 5, 120)
-    stopped = first.abort()
-    second = Engine(job, folder, Faults(lost=0.05, unanswered=0.05, repeated=0.05, late=0.05), seed=1)
-    second.start()
-    return first, stopped, second, second.wait(120)
+    job = exported(folder, ROUNDS, patience_s=1.0)
+    bad = Engine(job, folder, Faults(lost=0.1, unanswered=0.1, repeated=0.1, late=0.1, slow_s=0.005))
+    bad.start()
+    _reach(bad, 3)
+    bad.faults.cut = {frozenset((SITES[0], SITES[2])), frozenset((SITES[1], SITES[2]))}
+    cut = bad.wait()
+    second, twin = Engine(job, folder, Faults(slow_s=0.1)), Engine(job, folder, Faults())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(participant, "_LEFT_S", 0.1)
+        second.start()
+        until(lambda: all(running_since(site.state_folder) for site in second.sites.values()))
+        twin.start()
+        failed = twin.wait()[SITES[0]]
+    _reach(second, cut[SITES[0]]["round"] + 1)
+    aborted = second.abort()
+    last = Engine(job, folder, Faults(lost=0.02, unanswered=0.02, repeated=0.05, late=0.05), seed=1)
+    last.start()
+    return Life(bad, cut, failed, aborted, last, last.wait(120))
 
 
-def test_job_that_was_aborted_is_continued_to_the_simulators_models_and_bytes(lived, simulated):
-    _, stopped, second, said = lived
-    assert {one["state"] for one in stopped.values()} == {INTERRUPTED}
-    assert {one["state"] for one in said.values()} == {FINISHED}
-    results = [second.result(site) for site in SITES]
+def test_run_that_was_cut_off_and_aborted_is_continued_to_the_simulators_models_and_bytes(lived, simulated):
+    assert {one["state"] for one in lived.said.values()} == {FINISHED}
+    results = [lived.last.result(site) for site in SITES]
     for file in ("model.safetensors", "metrics.jsonl", "summary.json"):
         assert len({result[file] for result in results}) == 1, file
     record = json.loads(results[0]["metrics.jsonl"].splitlines()[-1])
@@ -52,33 +77,44 @@ def test_job_that_was_aborted_is_continued_to_the_simulators_models_and_bytes(li
         assert record[key] == alone[key], key
     assert record["loss"]["sites"] == pytest.approx(alone["loss"]["sites"], abs=1e-10)
     assert record["lambda"] == pytest.approx(alone["lambda"], abs=1e-10)
-    found = load_file(second.sites[SITES[0]].state_folder / "result" / "model.safetensors")
+    found = load_file(lived.last.sites[SITES[0]].state_folder / "result" / "model.safetensors")
     for name, tensor in simulated.state_dict(0, "last").items():
         assert torch.allclose(found[name], tensor, rtol=0, atol=1e-6)
 
 
+def test_neighbour_that_cannot_be_reached_ends_the_job_as_interrupted_and_is_named(lived):
+    assert {one["state"] for one in lived.cut.values()} == {INTERRUPTED}
+    assert lived.cut[SITES[0]]["missing"] == ["site-c"]
+    assert not missing_from(lived.cut[SITES[0]]["reason"], "site-c", "1 s")
+    assert lived.cut[SITES[0]]["round"] < ROUNDS
+
+
+def test_second_job_of_a_run_fails_while_the_first_runs_on(lived):
+    assert lived.twin["state"] == FAILED
+    assert not missing_from(lived.twin["reason"], "another job of the run trial", "nvflare job abort")
+    assert {one["state"] for one in lived.aborted.values()} == {INTERRUPTED}
+    assert all(one["round"] < ROUNDS for one in lived.aborted.values())
+
+
 def test_faults_were_met(lived):
-    first, _, second, _ = lived
     numbers = [
         (caller, site, head["dialled"], head["answered"], head["number"])
-        for caller, site, method, what in first.calls + second.calls
+        for caller, site, method, what in lived.bad.calls
         if method == "deliver"
         for head in [unpacked(what)[0]]
     ]
     assert len(set(numbers)) < len(numbers)  # some calls were repeated until they were confirmed
-    assert any(b"gone" in answer for answer in first.answers)  # and old ones were turned away
+    assert any(b"gone" in answer for answer in lived.bad.answers)  # and old ones were turned away
 
 
 def test_no_message_of_the_run_is_sent_to_a_site_that_is_no_neighbour_of_it(lived):
-    first, _, _, _ = lived
-    assert {(caller, site) for caller, site, method, _ in first.calls if method == "deliver"} <= {
+    assert {(caller, site) for caller, site, method, _ in lived.bad.calls if method == "deliver"} <= {
         (a, b) for a in SITES for b in SITES if a != b
     }
 
 
 def test_caller_that_lies_about_itself_or_about_the_run_is_turned_away(lived):
-    _, _, second, _ = lived
-    there = second.sites[SITES[1]]
+    there = lived.last.sites[SITES[1]]
     head = {"run": "trial", "from": "site-a", "to": "site-b", "dialled": "00", "answered": "", "number": -1}
     for key, value, told in (("from", "site-c", "site-c"), ("run", "other", "other"), ("to", "site-c", "site-c")):
         answer = json.loads(there.arrived(SITES[0], "deliver", packed(head | {key: value}, b"")))
@@ -90,49 +126,22 @@ def test_caller_that_lies_about_itself_or_about_the_run_is_turned_away(lived):
         assert "gone" in json.loads(there.arrived(SITES[0], "deliver", bad))
     with refused("stranger", "Site_A"):
         there.arrived("stranger", "deliver", packed(head, b""))
-    request = (second.sites[SITES[2]].home / "site-c.csr").read_bytes()
-    answer = second.sites[SITES[0]].arrived(SITES[1], "enrol", request)  # asks in another's name
+    request = (lived.last.sites[SITES[2]].home / "site-c.csr").read_bytes()
+    answer = lived.last.sites[SITES[0]].arrived(SITES[1], "enrol", request)  # asks in another's name
     assert b"refused" in answer
 
 
 def test_site_whose_key_is_another_one_is_refused(lived, tmp_path):
-    _, _, second, _ = lived
-    there, other = second.sites[SITES[1]], second.sites[SITES[2]].home / "site-c.pem"
+    there, other = lived.last.sites[SITES[1]], lived.last.sites[SITES[2]].home / "site-c.pem"
     assert b"refused" in there.arrived(SITES[0], "introduce", other.read_bytes())
     assert b"refused" not in there.arrived(SITES[2], "introduce", other.read_bytes())
 
 
-def test_neighbour_that_cannot_be_reached_ends_the_job_as_interrupted_and_is_named(tmp_path):
-    job = exported(tmp_path, 2000, patience_s=3.0)
-    engine = Engine(job, tmp_path, Faults())
-    engine.start()
-    until(lambda: (engine.sites[SITES[0]].report().get("round") or 0) >= 1, 60)
-    engine.faults.cut = {frozenset((SITES[0], SITES[2])), frozenset((SITES[1], SITES[2]))}
-    said = engine.wait(60)
-    assert {one["state"] for one in said.values()} == {INTERRUPTED}
-    assert said[SITES[0]]["missing"] == ["site-c"]
-    assert not missing_from(said[SITES[0]]["reason"], "site-c", "3 s")
-    home = engine.sites[SITES[0]].home  # what a next job continues from
-    assert (home / "state").is_dir()
-    with refused("another experiment", "experiment.toml", "--name"):
-        other = exported(tmp_path / "other", 30) if (tmp_path / "other").mkdir() is None else None
-        for site in SITES:
-            shutil.copytree(tmp_path / site, tmp_path / "other" / site, dirs_exist_ok=True)
-        Engine(other, tmp_path / "other", Faults()).join(SITES[0])
-
-
-def test_two_jobs_of_one_run_at_once_are_refused(tmp_path):
-    job = exported(tmp_path, 5000)
-    engine = Engine(job, tmp_path, Faults(slow_s=0.02))
-    engine.start()
-    until(lambda: (engine.sites[SITES[0]].report().get("round") or 0) >= 1, 60)
-    again = Engine(job, tmp_path, Faults())
-    again.start()
-    until(lambda: any(one.state == FAILED for one in again.sites.values()), 60)
-    failed = next(one for one in again.sites.values() if one.state == FAILED)
-    assert not missing_from(failed.report()["reason"], "another node is running")
-    again.abort()
-    engine.abort()
+def test_run_is_not_continued_with_another_experiment(lived, tmp_path):
+    other = exported(tmp_path, ROUNDS + 1)
+    shutil.copytree(lived.last.folder / SITES[0], tmp_path / SITES[0], dirs_exist_ok=True)
+    with refused("trial was begun", "another experiment", "experiment.toml", "--name"):
+        Engine(other, tmp_path, Faults()).join(SITES[0])
 
 
 def test_job_s_files_are_compared_with_their_digests(tmp_path):

@@ -1,6 +1,7 @@
 """`fairmesh nvflare`: write a job for NVFlare, prepare a site for it, and keep a run alive."""
 
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import Annotated
 
@@ -56,14 +57,20 @@ def export(
     else:
         say("it carries no code; each site allows the classes of the installed fairmesh")
     say("1. at each site, once: pip install 'fairmesh[nvflare]'; fairmesh nvflare site WORKSPACE --data FILE")
-    say(f"2. submit it: nvflare job submit -j {out}")
+    say("   at the server, once: pip install 'fairmesh[nvflare]'; fairmesh nvflare site WORKSPACE")
+    say(f"2. submit it: nvflare job submit -j {out} --startup-kit ADMIN")
     say(f"   or let it be submitted again after interruptions: fairmesh nvflare keep {out} --kit ADMIN")
 
 
 def _names(sites: str) -> list[str]:
     given = [name.strip() for name in sites.split(",") if name.strip()]
     if len(given) == 1 and given[0].isdigit():
-        return [f"site-{k + 1}" for k in range(int(given[0]))]
+        given = [f"site-{k + 1}" for k in range(int(given[0]))]
+    twice = sorted({name for name in given if given.count(name) > 1})
+    if twice:
+        raise BadInput(f"--sites names {listed(twice)} twice")
+    if len(given) < 2:
+        raise BadInput(f"--sites {sites!r}: a run needs two sites or more, such as --sites berlin,paris,rome")
     return given
 
 
@@ -86,8 +93,10 @@ def site(
 
     Writes local/fairmesh.toml with --data; without, checks what is there. Of the server, and of a workspace of
     NVFlare's simulator, only what is allowed is checked."""
+    from fairmesh.nvflare.job import refuse_other_nvflare
     from fairmesh.nvflare.site_file import FILE, allow_here, forbidden, how_to_allow, settings_of, written
 
+    refuse_other_nvflare()
     if data:
         written(workspace, data, state)
     if allow:
@@ -129,4 +138,5 @@ def keep(
         with open(log, "a", encoding="utf-8") as file:
             file.write(stamped + "\n")
 
-    Keeper(job, Kit(kit, user), most, seconds_of(pause, "--pause"), tell).keep()
+    with closing(Kit(kit, user)) as deployment:
+        Keeper(job, deployment, most, seconds_of(pause, "--pause"), tell).keep()

@@ -23,13 +23,16 @@ from fairmesh.mesh.wire.carrier import Answer, Carrier, TurnedAway
 from fairmesh.mesh.wire.connections import FRAME_OVERHEAD_BYTES, CannotConnect, ConnectionLost
 from fairmesh.mesh.wire.frames import LENGTH, Refused, check_length, read_json
 
-CALL_S = 20.0  # a call that is not answered within this is repeated
+CALL_S = 20.0  # a call that is not answered within this, and the time that its bytes take, is repeated
+_SLOWEST = 1 << 18  # bytes per second
 _GIVE_UP_S = 60.0  # after so long without an answer, a connection is lost; the mesh dials again
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 5.0  # between repetitions of a call
 _BEAT_S, _SILENCE_S = 10.0, 45.0
-_FRAMES = 64  # that wait to be read; with more, calls are told to come again
+_FRAMES, _BYTES = 64, 1 << 22  # that wait to be read; with more, calls are told to come again
 _ROOM_S = 10.0  # so long a call waits for room
+_SMALL_BYTES = 1 << 20  # of small frames that may come in one call
 _CLOSING_S = 2.0
+_AT_ONCE = 100  # calls: one to each neighbour, and the ends of connections
 _HEAD = 1 << 12  # bytes of a call's head at most,
 _HEAD_BYTES = 300  # and about how many it has, with its digest
 _DIGEST = hashlib.sha256().digest_size
@@ -74,7 +77,8 @@ def unpacked(envelope: bytes) -> tuple[dict[str, Any], bytes]:
 
 
 def frames_of(body: bytes, largest: int) -> list[bytes]:
-    """Returns the frames that one call carries, each of a length that its kind may have."""
+    """Returns the frames that one call carries, each of a length that its kind may have: several only if all together
+    are small."""
     frames, at = [], 0
     while at < len(body):
         if len(body) - at < LENGTH.size:
@@ -86,6 +90,8 @@ def frames_of(body: bytes, largest: int) -> list[bytes]:
         check_length(body[at] if length else 0, length, largest + FRAME_OVERHEAD_BYTES)
         frames.append(body[at : at + length])
         at += length
+    if len(frames) > 1 and len(body) > _SMALL_BYTES:
+        raise Refused(f"{len(frames)} frames of {len(body):,} bytes in one call")
     return frames
 
 
@@ -106,6 +112,7 @@ class CallConnection:
         self._sent, self._taken = 0, 0  # the numbers of the next call in each direction
         self._sending = asyncio.Lock()
         self._arrived: asyncio.Queue[bytes | None] = asyncio.Queue()
+        self._waiting_bytes = 0  # in it
         self._room = asyncio.Event()
         self._heard_at = self._told_at = time.monotonic()
         self.ended = False  # by the peer, or done
@@ -134,14 +141,14 @@ class CallConnection:
 
     async def receive(self) -> bytes | None:
         while True:
-            silent_s = _SILENCE_S - (time.monotonic() - self._heard_at)
             try:
-                async with asyncio.timeout(max(0.0, silent_s)):
+                async with asyncio.timeout(max(1.0, _SILENCE_S - (time.monotonic() - self._heard_at))):
                     frame = await self._arrived.get()
             except TimeoutError:
-                if time.monotonic() - self._heard_at < _SILENCE_S:
+                if time.monotonic() - self._heard_at < _SILENCE_S or self._sending.locked():  # it may take long
                     continue
                 raise ConnectionLost(f"no call of it has come for {_SILENCE_S:.0f} s") from None
+            self._waiting_bytes -= len(frame or b"")
             self._room.set()
             return frame
 
@@ -181,17 +188,18 @@ class CallConnection:
             return {"taken": number}
         if self.ended or number != self._taken:
             return {"gone": "this connection has ended"}
-        if self._arrived.qsize() >= _FRAMES:
+        frames = frames_of(body, self._carrier.largest)
+        if self._waiting_bytes and (self._arrived.qsize() >= _FRAMES or self._waiting_bytes + len(body) > _BYTES):
             self._room.clear()
             with suppress(TimeoutError):
                 async with asyncio.timeout(_ROOM_S):
                     await self._room.wait()
             return {"again": True}
-        frames = frames_of(body, self._carrier.largest)
         self._heard_at = time.monotonic()
         self.wire_in += len(body) + _HEAD_BYTES
         self._taken += 1
         for frame in frames:
+            self._waiting_bytes += len(frame)
             self._arrived.put_nowait(frame)
         return {"taken": number}
 
@@ -223,7 +231,7 @@ class CallCarrier(Carrier):
 
     async def open(self, largest: int, answer: Answer, turned_away: TurnedAway) -> None:
         self.largest, self._answer, self._turned_away = largest, answer, turned_away
-        self._threads = ThreadPoolExecutor(thread_name_prefix="calls")
+        self._threads = ThreadPoolExecutor(_AT_ONCE, "calls")
         with self._lock:
             self._loop = asyncio.get_running_loop()
 
@@ -269,10 +277,10 @@ class CallCarrier(Carrier):
         loop, threads = asyncio.get_running_loop(), self._threads
         if threads is None:
             raise ConnectionLost("this site has ended its calls")
-        since, pause = time.monotonic(), _FIRST_PAUSE_S
+        since, pause, seconds = time.monotonic(), _FIRST_PAUSE_S, CALL_S + len(envelope) / _SLOWEST
         while True:
             try:
-                answer = read_json(await loop.run_in_executor(threads, self._call, peer, envelope, CALL_S))
+                answer = read_json(await loop.run_in_executor(threads, self._call, peer, envelope, seconds))
                 if not isinstance(answer, dict):
                     raise CallFailed("it answers in a form that this site does not know")
             except (CallFailed, ValueError) as error:

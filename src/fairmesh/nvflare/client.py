@@ -9,6 +9,7 @@ from typing import Any
 
 from fairmesh.errors import BadInput, FairmeshError, in_a_line, optional
 from fairmesh.nvflare.calls import CallFailed, Stopped
+from fairmesh.nvflare.job import refuse_other_nvflare
 from fairmesh.nvflare.outcome import FAILED
 from fairmesh.nvflare.participant import Participant
 from fairmesh.nvflare.tracking import Analytics
@@ -48,6 +49,7 @@ class SiteProcess:
         aborted: Callable[[], bool] = lambda: bool(context.is_aborted())  # noqa: E731
         tracker = Analytics(collab.fl_ctx)
         try:
+            refuse_other_nvflare()
             simulated = job_id == _SIMULATED
             calls = _Calls(context, simulated)
             self._participant = Participant(

@@ -148,9 +148,8 @@ class Enrolment:
     def _keep(self, site: str, certificate: bytes) -> None:
         if len(certificate) > _AT_MOST:
             raise BadInput(f"{site} shows a certificate that is too large")
-        assert_keys = self._keys
         wrong = certificates.check_certificate(certificate, read_bytes(self.home / AUTHORITY), site)
-        refusal = "; ".join(wrong) or (assert_keys.refusal(site, certificate) if assert_keys else "")
+        refusal = "; ".join(wrong) or (self._keys.refusal(site, certificate) if self._keys else "")
         if refusal:
             raise BadInput(f"{site}: {refusal}")
         self._certificates[site] = certificate

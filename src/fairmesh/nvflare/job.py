@@ -8,11 +8,12 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from fairmesh.config.tables import checked, from_table, to_table
-from fairmesh.errors import BadInput
+from fairmesh.errors import BadInput, optional
 from fairmesh.mesh.enrol.manifest import collected
 from fairmesh.mesh.enrol.roster import MESH, check_label
 from fairmesh.storage.files import read_bytes, write_atomically
@@ -27,6 +28,7 @@ RECEIVERS = {
     "wandb": "nvflare.app_opt.tracking.wandb.wandb_receiver.WandBReceiver",
 }
 FOLDER, JOB_FILE = "fairmesh", "job.json"  # in the app's config folder
+_NVFLARE = "2.9"  # has calls between clients; they may change in the next one
 _SYNC_S = 120  # for sites to load the job's classes
 _AGAIN = "export the job and submit it again"
 
@@ -94,6 +96,17 @@ class Job:
                     f"imported. Find out who changed it, or {_AGAIN}"
                 )
         return job, contents.pop(MESH, b""), contents
+
+
+def refuse_other_nvflare() -> None:
+    """Refuses an NVFlare that is missing, or of another version than jobs are written for."""
+    with optional("nvflare"):
+        found = metadata.version("nvflare")
+    if not found.startswith(f"{_NVFLARE}."):
+        raise BadInput(
+            f"NVFlare {found} is installed here, and jobs of this fairmesh need {_NVFLARE}: pip install "
+            "'fairmesh[nvflare]'"
+        )
 
 
 def labels(sites: Sequence[str]) -> dict[str, str]:

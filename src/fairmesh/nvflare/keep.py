@@ -2,18 +2,22 @@
 this is what makes a run survive a reboot."""
 
 import json
+import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple, Protocol
 
-from fairmesh.errors import BadInput, FairmeshError, in_a_line, optional
-from fairmesh.nvflare.job import FOLDER, JOB_FILE
-from fairmesh.nvflare.outcome import FAILED, FINISHED, OUTCOME
+from fairmesh.errors import BadInput, FairmeshError, in_a_line
+from fairmesh.nvflare.job import FOLDER, JOB_FILE, refuse_other_nvflare
+from fairmesh.nvflare.outcome import FAILED, INTERRUPTED, OUTCOME
 
 ABORTED, COMPLETED = "FINISHED:ABORTED", "FINISHED:COMPLETED"  # statuses of NVFlare's jobs
+_BEGUN = ("DISPATCHED", "RUNNING")
+_NOT_ENDED = ("SUBMITTED", "APPROVED", *_BEGUN)
 _LOOK_S = 5.0
 _LONGEST_PAUSE_S = 600.0
 
@@ -64,27 +68,19 @@ class Keeper:
     most: int
     pause_s: float
     tell: Callable[[str], None]
+    _submitted: int = field(default=0, init=False)
 
     def keep(self) -> Ended:
-        """Submits the job until the run has ended. Returns how its last job has ended. Raises GivenUp."""
+        """Submits the job until the run has finished. Returns how its last job has ended. Raises GivenUp."""
         name = run_of(self.job)
-        submitted, pause, reached = 0, self.pause_s, -1
-        waiting = self._reached(lambda: self.deployment.running(name))
+        pause, reached = self.pause_s, -1
         while True:
-            if waiting:
-                job_id, waiting = waiting[0], []
-                self.tell(f"the run {name} has the job {job_id}, which has not ended; watching it")
-            else:
-                if submitted == self.most:
-                    raise GivenUp(f"the job was submitted {submitted} times (--most), and the run has not ended")
-                job_id = self._reached(lambda: self.deployment.submit(self.job))
-                submitted += 1
-                self.tell(f"submitted, for the {submitted}. time: job {job_id}")
+            job_id = self._reached(lambda: self._begun(name))
             ended = self._awaited(job_id)
-            outcome = ended.outcome or {"state": "interrupted", "reason": f"NVFlare says {ended.status}"}
-            if outcome["state"] == FINISHED and ended.status == COMPLETED:
+            if ended.status == COMPLETED:
                 self.tell(f"the run {name} has finished")
                 return ended
+            outcome = ended.outcome or {"state": INTERRUPTED, "reason": f"NVFlare says {ended.status}"}
             if ended.status == ABORTED and not ended.outcome:
                 raise GivenUp(
                     f"job {job_id} was aborted by a person; nothing is lost, and `fairmesh nvflare keep {self.job}` "
@@ -97,6 +93,18 @@ class Keeper:
             reached = max(done, reached)
             self.tell(f"job {job_id}: {outcome['reason']}; again in {pause:.0f} s")
             time.sleep(pause)
+
+    def _begun(self, name: str) -> str:
+        """Submits the job, unless one of this run has not ended: a person's, or one whose id was lost on its way."""
+        for job_id in self.deployment.running(name):
+            self.tell(f"the run {name} has the job {job_id}, which has not ended; watching it")
+            return job_id
+        if self._submitted == self.most:
+            raise GivenUp(f"the job was submitted {self.most} times (--most), and the run has not ended")
+        job_id = self.deployment.submit(self.job)
+        self._submitted += 1
+        self.tell(f"submitted, for the {self._submitted}. time: job {job_id}")
+        return job_id
 
     def _awaited(self, job_id: str) -> Ended:
         while (ended := self._reached(lambda: self.deployment.ended(job_id))) is None:
@@ -135,8 +143,7 @@ class Kit:
     """
 
     def __init__(self, folder: Path, user: str = ""):
-        with optional("nvflare"):
-            import nvflare.fuel.flare_api.flare_api  # noqa: F401
+        refuse_other_nvflare()
         if not (folder / "startup" / "fed_admin.json").exists():
             raise BadInput(f"{folder} is not the folder of an NVFlare admin: it has no startup/fed_admin.json")
         self._folder, self._user = folder.resolve(), user or folder.resolve().name
@@ -147,12 +154,22 @@ class Kit:
 
     def running(self, name: str) -> list[str]:
         jobs = self._asked(lambda session: session.list_jobs())
-        of_run = [job for job in jobs if job.get("name", job.get("job_name")) == name]
-        return [str(job["job_id"]) for job in of_run if not str(job["status"]).startswith("FINISHED")]
+        of_run = [str(job["job_id"]) for job in jobs if job.get("name", job.get("job_name")) == name]
+        return [job_id for job_id in of_run if self._status(job_id) in _NOT_ENDED]
+
+    def _status(self, job_id: str) -> str:
+        """Returns the status of a job. A server that was killed goes on to say that its jobs are running."""
+        meta = self._asked(lambda session: session.get_job_meta(job_id))
+        status = str(meta["status"])
+        if status in _BEGUN:
+            server = self._asked(lambda session: session.get_system_info()).server_info
+            if float(meta.get("last_schedule_time") or math.inf) < float(server.start_time):
+                return f"{status}, but the server was started again since"
+        return status
 
     def ended(self, job_id: str) -> Ended | None:
-        status = str(self._asked(lambda session: session.get_job_meta(job_id))["status"])
-        if not status.startswith("FINISHED"):
+        status = self._status(job_id)
+        if status in _NOT_ENDED:
             return None
         with TemporaryDirectory() as folder:
             try:
@@ -174,7 +191,12 @@ class Kit:
         except (InvalidJobDefinition, JobNotFound) as error:
             raise BadInput(f"NVFlare refuses the job: {in_a_line(error)}") from error
         except Exception as error:
-            session, self._session = self._session, None
-            if session is not None:
-                session.close()
+            self.close()
             raise ConnectionError(in_a_line(error)) from error
+
+    def close(self) -> None:
+        """Ends the session, whose threads would keep this process alive."""
+        session, self._session = self._session, None
+        if session is not None:
+            with suppress(Exception):  # the server may be gone
+                session.close()

@@ -6,14 +6,15 @@ same run goes on where this one stopped."""
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
-from fairmesh.errors import FairmeshError, Interrupted, in_a_line, listed
+from fairmesh.errors import BadInput, FairmeshError, Interrupted, in_a_line, listed
 from fairmesh.mesh.enrol.roster import Mesh
 from fairmesh.mesh.node.membership import Membership
 from fairmesh.mesh.node.running import run_node
+from fairmesh.mesh.node.state_lock import locked, running_since
 from fairmesh.mesh.node.store import RESULT
 from fairmesh.mesh.node.watching import live_status
 from fairmesh.nvflare.calls import CallCarrier, CallFailed, Stopped
@@ -27,6 +28,7 @@ _LOOK_S = 0.5
 _PING_S = 10.0
 _PIECE = 1 << 22  # bytes of a result's file per call
 _SAVING_S = 60.0  # for what a node writes when it stops
+_LEFT_S = 30.0  # for the processes of a job that has just ended
 
 
 class Participant:
@@ -171,18 +173,32 @@ class Participant:
             raise Interrupted(self._stopped_because)
         self._raise_if_stopped()
 
+    def _alone(self) -> ExitStack:
+        """Locks this site's state of the run. Refuses a second job of it."""
+        try:
+            return locked(self.state_folder, _LEFT_S)
+        except BadInput as error:
+            if running_since(self.state_folder) is None:
+                raise
+            raise BadInput(
+                f"another job of the run {self.job.run} is running at {self.site}; let it end, or abort it (nvflare "
+                "job abort), and submit this one again"
+            ) from error
+
     def _work(self) -> None:
         patience_s = self.job.patience_s
         try:
-            self._enrolment.settle(self._asked, patience_s, self._enrolling)
-            self._since = time.monotonic()
-            run_node(
-                self._enrolment.site_file,
-                stream=self._stream,
-                trackers=self._trackers,
-                carrier_of=self._carried,
-                stoppable=self._stoppable,
-            )
+            with self._alone() as lock:
+                self._enrolment.settle(self._asked, patience_s, self._enrolling)
+                self._since = time.monotonic()
+                run_node(
+                    self._enrolment.site_file,
+                    stream=self._stream,
+                    trackers=self._trackers,
+                    lock=lock,
+                    carrier_of=self._carried,
+                    stoppable=self._stoppable,
+                )
             ended = FINISHED, ""
         except Missing as error:
             self._missing = error.sites

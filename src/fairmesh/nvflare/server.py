@@ -11,7 +11,7 @@ from typing import Any
 from fairmesh.errors import FairmeshError, in_a_line, listed, optional
 from fairmesh.mesh.wire.frames import read_json
 from fairmesh.nvflare.client import folders
-from fairmesh.nvflare.job import Job
+from fairmesh.nvflare.job import Job, refuse_other_nvflare
 from fairmesh.nvflare.outcome import ENDED, FAILED, FINISHED, INTERRUPTED, OUTCOME
 from fairmesh.storage.files import write_atomically
 
@@ -44,6 +44,7 @@ class Overseer:
         clients = {client.name: client for client in collab.clients}
         job, sites = None, dict[str, dict[str, Any]]()
         try:
+            refuse_other_nvflare()
             job, _, _ = Job.read(config, custom)
             _refuse_other_sites(job, list(clients))
             sites = self._watched(job, clients)

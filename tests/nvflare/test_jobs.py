@@ -1,0 +1,294 @@
+"""What is written for NVFlare and read from it: jobs, sites' files, what sites allow, and the keeping of a run."""
+
+import json
+import sys
+from importlib import metadata
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from fairmesh.cli.main import main
+from fairmesh.nvflare import keep
+from fairmesh.nvflare.job import Job, job_from, refuse_other_nvflare
+from fairmesh.nvflare.keep import ABORTED, COMPLETED, Ended, GivenUp, Keeper, Kit
+from fairmesh.nvflare.outcome import FAILED, INTERRUPTED, OUTCOME
+from fairmesh.nvflare.participant import Participant
+from fairmesh.nvflare.site_file import forbidden, settings_of, written
+from tests.nvflare.standin import EXPERIMENT, SITES, exported
+from tests.refusals import missing_from, refused, refused_command
+
+
+@pytest.fixture
+def called(monkeypatch, capsys):
+    def call(*arguments: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["fairmesh", "nvflare", *map(str, arguments)])
+        with pytest.raises(SystemExit) as stopped:
+            main()
+        out, err = capsys.readouterr()
+        return int(stopped.value.code or 0), out, err
+
+    return call
+
+
+@pytest.fixture
+def experiment(tmp_path):
+    file = tmp_path / "trial.toml"
+    file.write_text(EXPERIMENT.format(rounds=20))
+    return file
+
+
+# Jobs
+
+
+def test_experiment_that_cannot_be_a_job_is_refused_with_what_to_do(experiment, called, tmp_path):
+    cases = [
+        ("3", ('name = "ad-gda"\nprimal_step', 'name = "drfa"\n#'), ("drfa", "server", "tracked-ad-gda")),
+        ("Site_A,site-a", ("", ""), ("Site_A", "site-a", "another name")),
+        ("berlin,berlin", ("", ""), ("--sites", "berlin", "twice")),
+        ("berlin", ("", ""), ("--sites", "two")),
+        ("", ("", ""), ("--sites", "two")),
+    ]
+    for sites, (before, after), told in cases:
+        experiment.write_text(EXPERIMENT.format(rounds=20).replace(before, after))
+        refused_command(called("export", experiment, tmp_path / "job", "--sites", sites), *told)
+        assert not (tmp_path / "job").exists()
+    experiment.write_text(EXPERIMENT.format(rounds=20))
+    refused_command(called("export", experiment, tmp_path / "j", "--sites", 3, "--track", "tensor"), "tensorboard")
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "mine").touch()
+    refused_command(called("export", experiment, tmp_path / "full", "--sites", 3), "exists already", "another folder")
+
+
+def test_job_of_sixty_sites_has_them_all_and_no_code(experiment, called, tmp_path):
+    experiment.write_text(EXPERIMENT.format(rounds=20).replace("nodes = 3", "nodes = 60"))
+    code, out, err = called("export", experiment, tmp_path / "job", "--sites", 60, "--track", "mlflow", "--json")
+    assert (code, json.loads(out)["code"]) == (0, []), err
+    meta = json.loads((tmp_path / "job" / "meta.json").read_text())
+    assert meta["deploy_map"] == {"app": ["server", *(f"site-{k + 1}" for k in range(60))]}
+    assert meta["min_clients"] == len(meta["mandatory_clients"]) == 60
+    assert not (tmp_path / "job" / "app" / "custom").exists()
+    config = tmp_path / "job" / "app" / "config"
+    assert "MLflowReceiver" in (config / "config_fed_server.json").read_text()
+    job, mesh, files = Job.read(config, tmp_path / "job" / "app" / "custom")
+    assert (job.run, len(job.sites), list(files)) == ("trial", 60, ["experiment.toml"])
+    assert mesh.count(b"[[site]]") == 60
+
+
+def test_code_of_the_experiment_is_compared_before_it_is_imported(tmp_path):
+    ran = tmp_path / "ran"
+    (tmp_path / "mine.py").write_text("def sites(nodes):\n    raise RuntimeError\n")
+    text = EXPERIMENT.format(rounds=20).replace('name = "digits"', 'name = "import"\npath = "mine.py:sites"')
+    (tmp_path / "trial.toml").write_text(text.replace("nodes = 3", "arguments = { nodes = 3 }"))
+    job, contents = job_from(tmp_path / "trial.toml", SITES)
+    from fairmesh.nvflare.job import write_job
+
+    write_job(job, contents, tmp_path / "job")
+    code = tmp_path / "job" / "app" / "custom" / "mine.py"
+    code.write_text(f"from pathlib import Path\nPath({str(ran)!r}).touch()\n")
+    with refused("mine.py", "SHA-256", "Nothing was imported"):
+        _joined(tmp_path / "job", tmp_path)
+    assert not ran.exists()
+
+
+def test_job_cannot_name_files_outside_its_folder():
+    for name in ("../secret.key", "/etc/passwd"):
+        with refused("outside", name):
+            Job("trial", {"a": "a", "b": "b"}, {name: "0" * 64})
+
+
+def _joined(job: Path, workspace: Path, site: str = SITES[0], simulated: bool = False) -> Participant:
+    app = job / "app"
+    return Participant(site, app / "config", app / "custom", workspace, lambda *_: b"", bool, simulated=simulated)
+
+
+# Sites
+
+
+def test_site_without_a_file_or_of_another_run_is_refused_before_its_node_starts(tmp_path):
+    job = exported(tmp_path)
+    with refused("local/fairmesh.toml", "missing", "fairmesh nvflare site"):
+        _joined(job, tmp_path / "empty")
+    with refused("berlin", "trial", *SITES, "--sites"):
+        _joined(job, tmp_path, "berlin", simulated=True)
+    (tmp_path / "local").mkdir()
+    file = tmp_path / "local" / "fairmesh.toml"
+    for content, told in (
+        ('dat = "x"', ("dat", "did you mean 'data'")),
+        ("patience = 3", ("patience",)),
+        ("", ("data",)),
+    ):
+        file.write_text(content)
+        with refused(file, *told):
+            settings_of(tmp_path)
+    assert not (tmp_path / "fairmesh").exists()
+
+
+def test_sites_file_means_the_same_wherever_it_is_read(tmp_path, called):
+    local = tmp_path / "local"
+    refused_command(called("site", tmp_path, "--data", "patients.csv"), tmp_path, "startup")
+    local.mkdir()
+    written(tmp_path, "patients.csv", "")
+    settings = settings_of(tmp_path)
+    assert settings.state == tmp_path / "fairmesh"
+    assert settings.table["data"] == {"name": "table", "file": str(Path("patients.csv").absolute())}
+    with refused("not overwritten", "fairmesh nvflare site"):
+        written(tmp_path, "other.csv", "")
+    (local / "fairmesh.toml").write_text('state = "../kept"\n[data]\nname = "table"\nfile = "patients.csv"\n')
+    settings = settings_of(tmp_path)
+    assert settings.state.resolve() == tmp_path / "kept"
+    assert settings.table["data"]["file"] == str(local / "patients.csv")
+
+
+def test_site_says_which_classes_it_does_not_allow_and_how_to_allow_them(tmp_path, called):
+    pytest.importorskip("nvflare", reason="NVFlare is not installed")
+    local = tmp_path / "local"
+    local.mkdir()
+    default = local / "resources.json.default"
+    default.write_text(json.dumps({"class_allow_list": ["nvflare.app_common."], "components": [7]}))
+    refused_command(called("site", tmp_path), "fairmesh.nvflare.client.SiteProcess", "--allow", "class_allow_list")
+    code, _, err = called("site", tmp_path, "--allow")
+    assert (code, list(forbidden(tmp_path))) == (0, []), err
+    allowed = json.loads((local / "resources.json").read_text())
+    assert not missing_from(allowed["class_allow_list"], "nvflare.app_common.", "fairmesh.nvflare.")
+    assert allowed["components"] == [7]
+    assert json.loads(default.read_text())["class_allow_list"] == ["nvflare.app_common."]
+    (local / "resources.json").write_text("{")
+    refused_command(called("site", tmp_path), "resources.json", "cannot be read")
+
+
+def test_nvflare_that_is_missing_or_of_another_version_is_named(monkeypatch, called, tmp_path):
+    monkeypatch.setattr(metadata, "version", lambda name: "2.8.1")
+    with refused("2.8.1", "2.9", "pip install 'fairmesh[nvflare]'"):
+        refuse_other_nvflare()
+
+    def missing(name: str) -> str:
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(metadata, "version", missing)
+    for command in (("site", tmp_path), ("keep", exported(tmp_path), "--kit", tmp_path)):
+        code, _, err = called(*command)
+        assert code, command
+        assert not missing_from(err, "2.9", "pip install 'fairmesh[nvflare]'"), err
+
+
+# What the server says
+
+
+def test_server_refuses_other_clients_than_the_jobs_and_says_who_is_missing():
+    pytest.importorskip("nvflare", reason="NVFlare is not installed")
+    from fairmesh.nvflare.server import JobEnded, _judged, _refuse_other_sites
+
+    job = Job("trial", {"a": "Site A", "b": "Site B", "c": "c"}, {})
+    with refused("without Site B, c", "with d", "--sites", error=JobEnded):
+        _refuse_other_sites(job, ["Site A", "d"])
+    gone = {"state": INTERRUPTED, "reason": "c could not be reached for 3 s", "missing": ["c"]}
+    state, reason = _judged(job, {"Site A": gone, "Site B": gone | {"missing": ["b"]}, "c": {"state": "finished"}})
+    assert state == INTERRUPTED
+    assert not missing_from(reason, "missing: Site B, c", "Site A, Site B: c could not", "submit the same job again")
+    state, reason = _judged(job, {"Site A": gone, "Site B": {"state": FAILED, "reason": "no data"}})
+    assert (state, reason) == (FAILED, "Site B: no data")
+
+
+# Keeping
+
+
+class Server:
+    """A deployment whose jobs end as a test says; an error in the list is raised when a job is submitted."""
+
+    def __init__(self, *ends: Ended | Exception):
+        self.ends, self.submitted, self.lost = list(ends), 0, list[str]()
+
+    def submit(self, job: Path) -> str:
+        self.submitted += 1
+        if isinstance(self.ends[0], Exception):
+            self.lost = ["lost"]
+            raise self.ends.pop(0)
+        return str(self.submitted)
+
+    def running(self, name: str) -> list[str]:
+        return self.lost
+
+    def ended(self, job_id: str) -> Ended | None:
+        self.lost = []
+        return self.ends.pop(0)
+
+
+def _ended(state: str, round: int = 0, status: str = "FINISHED:EXECUTION_EXCEPTION") -> Ended:
+    return Ended(status, {"state": state, "reason": f"because of {state}", "sites": {"a": {"round": round}}})
+
+
+@pytest.fixture
+def slept(monkeypatch):
+    waits = []
+    monkeypatch.setattr(keep, "time", SimpleNamespace(sleep=waits.append))
+    return waits
+
+
+def _kept(tmp_path: Path, server: Server, most: int = 9) -> tuple[list[str], Ended | GivenUp]:
+    log: list[str] = []
+    try:
+        return log, Keeper(tmp_path / "job", server, most, 2.0, log.append).keep()
+    except GivenUp as error:
+        return log, error
+
+
+def test_run_is_kept_through_interruptions_with_pauses_that_grow_while_nothing_is_done(tmp_path, slept):
+    exported(tmp_path)
+    still, further = _ended(INTERRUPTED, 7), _ended(INTERRUPTED, 8)
+    server = Server(still, still, still, further, Ended("RUNNING, but", None), Ended(COMPLETED, None))
+    log, last = _kept(tmp_path, server)
+    assert (last.status, server.submitted) == (COMPLETED, 6)
+    assert slept == [2, 4, 8, 2, 4]
+    assert len([line for line in log if "because of interrupted" in line]) == 4
+
+
+def test_job_whose_id_was_lost_is_watched_and_not_submitted_twice(tmp_path, slept):
+    exported(tmp_path)
+    server = Server(ConnectionError("no answer"), _ended(INTERRUPTED), Ended(COMPLETED, None))
+    log, last = _kept(tmp_path, server)
+    assert (last.status, server.submitted) == (COMPLETED, 2)
+    assert not missing_from(log, "cannot be reached", "has the job lost")
+
+
+def test_keeper_gives_up_where_submitting_again_would_not_help(tmp_path, slept):
+    exported(tmp_path)
+    for server, told in (
+        (Server(_ended(FAILED)), "because of failed"),
+        (Server(Ended(ABORTED, None)), "aborted by a person"),
+        (Server(*[_ended(INTERRUPTED)] * 3), "--most"),
+    ):
+        _, given_up = _kept(tmp_path, server, most=3)
+        assert not missing_from(given_up, told)
+    with refused("is not a job of fairmesh", "fairmesh nvflare export"):
+        Keeper(tmp_path, Server(), 1, 1.0, print).keep()
+
+
+def test_job_that_began_before_its_server_was_started_again_has_ended(tmp_path, monkeypatch):
+    monkeypatch.setattr(keep, "refuse_other_nvflare", lambda: None)
+    (tmp_path / "startup").mkdir()
+    (tmp_path / "startup" / "fed_admin.json").touch()
+    meta = {"status": "RUNNING", "last_schedule_time": 100.0}
+
+    def downloaded(job_id: str, folder: str) -> None:
+        (Path(folder) / OUTCOME).write_text('{"state": "finished"}')
+
+    kit = Kit(tmp_path)
+    kit._session = session = SimpleNamespace(
+        get_job_meta=lambda job_id: meta,
+        get_system_info=lambda: SimpleNamespace(server_info=SimpleNamespace(start_time=50.0)),
+        list_jobs=lambda: [{"job_id": "1", "job_name": "trial"}, {"job_id": "2", "job_name": "other"}],
+        download_job_result=downloaded,
+    )
+    pytest.importorskip("nvflare", reason="NVFlare is not installed")
+    assert kit.ended("1") is None
+    assert kit.running("trial") == ["1"]
+    session.get_system_info = lambda: SimpleNamespace(server_info=SimpleNamespace(start_time=150.0))
+    assert "server was started again" in kit.ended("1").status
+    assert kit.running("trial") == []
+    meta["status"] = COMPLETED
+    assert kit.ended("1") == Ended(COMPLETED, {"state": "finished"})
+    meta["status"] = "SUBMITTED"
+    assert kit.running("trial") == ["1"]
+    with refused("startup/fed_admin.json"):
+        Kit(tmp_path / "startup")
