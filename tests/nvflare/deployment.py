@@ -121,7 +121,8 @@ class Project:
 
 @contextmanager
 def project(folder: Path) -> Iterator[Project]:
-    """Provisions and starts a project, in which each site takes the data of the experiment."""
+    """Provisions and starts a project, in which each site takes the data of the experiment. Takes the ports of NVFlare's
+    POC mode, so there is one at a time on a machine."""
     made = Project(folder)
     made.command("nvflare", "poc", "prepare", "-n", 3, "--force")
     for site in SITES:
@@ -129,11 +130,11 @@ def project(folder: Path) -> Iterator[Project]:
         file = made.home / site / "local" / "fairmesh.toml"
         file.write_text(file.read_text() + "allow_revealing = true\n")
     made.command("fairmesh", "nvflare", "site", made.home / "server", "--allow")
-    made.command("nvflare", "poc", "start")
     try:
+        made.command("nvflare", "poc", "start", seconds=300)
         yield made
-    finally:
         made.kit.close()
+    finally:
         for marks in ("sub_start.sh",), ("nvflare.private",):
             for process in made.processes(*marks):
                 with suppress(ProcessLookupError):

@@ -2,7 +2,9 @@
 
 import json
 import subprocess
+import threading
 import time
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -10,9 +12,9 @@ from safetensors.torch import load_file
 
 import fairmesh as fm
 from fairmesh.experiment import load_experiment
-from fairmesh.nvflare.keep import ABORTED, COMPLETED, GivenUp, Keeper
+from fairmesh.nvflare.keep import ABORTED, COMPLETED, Ended, GivenUp, Keeper
 from tests.mesh.fleet import KnowingSecrets, secret
-from tests.nvflare.deployment import SITES, Project, project
+from tests.nvflare.deployment import ADMIN, SITES, Project, project
 from tests.nvflare.standin import EXPERIMENT, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # NVFlare uses what is deprecated
@@ -70,49 +72,54 @@ def test_server_that_relays_the_calls_has_no_plaintext_of_them(undisturbed):
     assert seen["server"] == 0
 
 
-VIOLENCE = {
-    "a site's job process": lambda place: place.kill("worker_process", "site-2/startup"),
-    "a whole client": lambda place: (
-        place.kill("worker_process", "site-3/startup"),
-        place.kill("client_train", "site-3"),
-    ),
-    "the server": lambda place: (place.kill("runner_process"), place.kill("server_train")),
-}
+class Life(NamedTuple):
+    """A run whose first job is aborted, and whose next ones lose a process each."""
+
+    aborted: Ended
+    abort_s: float
+    log: list[str]  # of the keeper
+    end: Ended
+    results: list[dict[str, bytes]]
 
 
-@pytest.mark.quick_cases("all")
-@pytest.mark.parametrize("what", VIOLENCE)
-def test_run_is_kept_through_kills_to_the_bit_identical_end(place, undisturbed, what):
-    run = "killed-" + what.split()[-1]
-    job, log = _exported(place, run), []
-    keeper = Keeper(job, place.kit, 8, 2.0, log.append)
-    done = []
-    import threading
-
-    thread = threading.Thread(target=lambda: done.append(keeper.keep()), daemon=True)
-    thread.start()
-    until(lambda: place.round_of(run, "site-2") >= ROUNDS // 3, 200)
-    VIOLENCE[what](place)
-    until(lambda: not thread.is_alive(), 500)
-    assert done, log
-    assert done[0].status == COMPLETED, log
-    assert len([line for line in log if "submitted" in line]) >= 2, log
-    assert all(_result(place, run, site) == undisturbed[2] for site in SITES), log
-
-
-def test_abort_stops_within_seconds_and_the_same_job_continues(place, undisturbed):
-    job, kit, log = _exported(place, "aborted"), place.kit, []
+@pytest.fixture(scope="module")
+def lived(place):
+    job, kit, log, ends = _exported(place, "lived"), place.kit, [], []
     number = place.submitted(kit, job)
-    until(lambda: place.round_of("aborted", "site-2") >= ROUNDS // 3, 200)
+    _reach(place, ROUNDS // 5)
     began = time.monotonic()
-    kit._asked(lambda session: session.abort_job(number))
+    place.command("nvflare", "job", "abort", number, "--force", "--startup-kit", place.home / ADMIN)
     until(lambda: not place.processes("worker_process"), 60)
-    assert time.monotonic() - began < 30
-    assert place.awaited(kit, number).status == ABORTED
-    assert place.round_of("aborted", "site-2") < ROUNDS
-    ended = Keeper(job, kit, 1, 1.0, log.append).keep()
-    assert ended.status == COMPLETED, log
-    assert all(_result(place, "aborted", site) == undisturbed[2] for site in SITES)
+    seconds, aborted = time.monotonic() - began, place.awaited(kit, number)
+    keeper = threading.Thread(target=lambda: ends.append(Keeper(job, kit, 8, 1.0, log.append).keep()), daemon=True)
+    keeper.start()
+    _reach(place, 2 * ROUNDS // 5)
+    place.kill("worker_process", "site-2/startup")
+    _reach(place, 3 * ROUNDS // 5)
+    place.kill("worker_process", "site-3/startup")
+    place.kill("client_train", "site-3")
+    _reach(place, 4 * ROUNDS // 5)
+    place.kill("runner_process")
+    place.kill("server_train")
+    until(lambda: not keeper.is_alive(), 300)
+    assert ends, log
+    return Life(aborted, seconds, log, ends[0], [_result(place, "lived", site) for site in SITES])
+
+
+def _reach(place: Project, round: int) -> None:
+    until(lambda: place.round_of("lived", "site-2") >= round, 200)
+
+
+def test_abort_stops_all_sites_within_seconds(lived):
+    assert lived.aborted == (ABORTED, None)
+    assert lived.abort_s < 30
+
+
+def test_run_is_kept_through_killed_processes_clients_and_servers_to_the_bit_identical_end(lived, undisturbed):
+    assert lived.end.status == COMPLETED, lived.log
+    assert len([line for line in lived.log if "submitted" in line]) == 4, lived.log
+    assert len([line for line in lived.log if "server was started again" in line]) == 1, lived.log
+    assert lived.results == [undisturbed[2]] * 3
 
 
 def test_keeper_gives_up_where_submitting_again_would_not_help(place):

@@ -100,7 +100,7 @@ def site(
     if data:
         written(workspace, data, state)
     if allow:
-        say(f"{allow_here(workspace)} allows the classes of such jobs; restart what runs in this workspace")
+        say(f"{allow_here(workspace)} allows the classes of such jobs, from the next job on")
     is_site = (workspace / "startup" / "fed_client.json").exists()
     settings = settings_of(workspace) if is_site else None
     missing = list(forbidden(workspace))

@@ -10,7 +10,6 @@ import json
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ from fairmesh.mesh.enrol.certificates import AUTHORITY, AUTHORITY_KEY
 from fairmesh.mesh.enrol.keys import KnownKeys, record_signed, refuse_other_key
 from fairmesh.mesh.enrol.manifest import MANIFEST, Handout, handed_out, seal, write_files
 from fairmesh.mesh.enrol.roster import MESH, Mesh, SiteFile
+from fairmesh.mesh.fields import shortened
 from fairmesh.mesh.wire.frames import read_json
 from fairmesh.nvflare.calls import CallFailed
 from fairmesh.nvflare.job import Job
@@ -33,6 +33,10 @@ _FOUNDER = "founder"  # folder of the site that signs
 _DAYS = 3652.0  # NVFlare's own certificates say who may take part, and until when
 _CALL_S, _PAUSE_S = 20.0, 0.5
 _AT_MOST = 1 << 16  # bytes of what another site shows or asks
+_LOST = (
+    "if a site has lost its folder of this run, let it put the folder back from a backup; else begin a new run: export "
+    "the job with another --name"
+)
 
 Ask = Callable[[str, str, bytes, float], bytes]  # (site, method, what, within seconds) -> the answer
 
@@ -128,7 +132,10 @@ class Enrolment:
             raise BadInput(f"{caller} asks for the certificate of another site")
         folder, shown = self.home / _FOUNDER, certificates.fingerprint(request)
         with self._lock, private_files():
-            refuse_other_key(folder, caller, shown)
+            try:
+                refuse_other_key(folder, caller, shown)
+            except BadInput as error:
+                raise BadInput(f"{caller} asks for a certificate of another key than before: {_LOST}") from error
             made = certificates.sign(request, folder, Mesh.read(folder / MESH), _DAYS)
             record_signed(folder, caller, made)
         given = {
@@ -151,7 +158,8 @@ class Enrolment:
         wrong = certificates.check_certificate(certificate, read_bytes(self.home / AUTHORITY), site)
         refusal = "; ".join(wrong) or (self._keys.refusal(site, certificate) if self._keys else "")
         if refusal:
-            raise BadInput(f"{site}: {refusal}")
+            self._report("warning", "a certificate is refused", site=site, reason=refusal)
+            raise BadInput(f"{site} shows another certificate than this site expects: {_LOST}")
         self._certificates[site] = certificate
 
     # What this site asks
@@ -245,12 +253,15 @@ class Missing(Interrupted):
 
 def refused_in_words(error: FairmeshError) -> bytes:
     """Returns the answer to a site that asked in vain."""
-    return json.dumps({"refused": str(error)[:500]}).encode()
+    return json.dumps({"refused": str(error)[:1000]}).encode()
 
 
 def read_answer(answer: bytes) -> bytes:
     """Returns an answer. Raises BadInput if it is a refusal."""
-    if answer.startswith(b'{"refused"'):
-        with suppress(ValueError):
-            raise BadInput(f"another site refuses this one: {str(read_json(answer)['refused'])[:500]}")
-    return answer
+    if not answer.startswith(b'{"refused"'):
+        return answer
+    try:
+        reason = shortened(str(read_json(answer)["refused"]), 1000)
+    except (ValueError, KeyError, TypeError):
+        reason = "for a reason that this site cannot read"
+    raise BadInput(f"another site refuses this one: {reason}")

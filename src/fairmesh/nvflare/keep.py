@@ -11,13 +11,14 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple, Protocol
 
-from fairmesh.errors import BadInput, FairmeshError, in_a_line
+from fairmesh.errors import BadInput, FairmeshError, in_a_line, listed
 from fairmesh.nvflare.job import FOLDER, JOB_FILE, refuse_other_nvflare
 from fairmesh.nvflare.outcome import FAILED, INTERRUPTED, OUTCOME
 
 ABORTED, COMPLETED = "FINISHED:ABORTED", "FINISHED:COMPLETED"  # statuses of NVFlare's jobs
 _BEGUN = ("DISPATCHED", "RUNNING")
 _NOT_ENDED = ("SUBMITTED", "APPROVED", *_BEGUN)
+_FORBIDDEN = "is not in allow_list"  # in NVFlare's log
 _LOOK_S = 5.0
 _LONGEST_PAUSE_S = 600.0
 
@@ -177,7 +178,16 @@ class Kit:
                 found = next(Path(folder).rglob(OUTCOME))
                 return Ended(status, json.loads(found.read_text(encoding="utf-8")))
             except (StopIteration, OSError, ValueError, FairmeshError):
-                return Ended(status, None)
+                return Ended(status, self._forbidden(job_id))
+
+    def _forbidden(self, job_id: str) -> dict[str, Any] | None:
+        """Returns the outcome of a job whose classes are not allowed somewhere, so that fairmesh could say nothing."""
+        with suppress(OSError, FairmeshError, KeyError):
+            found = self._asked(lambda session: session.get_job_logs(job_id, "all", grep_pattern=_FORBIDDEN))["logs"]
+            if where := sorted(site for site, lines in found.items() if lines):
+                who = f"{listed(where)} allows no jobs of fairmesh"
+                return {"state": FAILED, "reason": f"{who}; there: fairmesh nvflare site WORKSPACE --allow"}
+        return None
 
     def _asked(self, ask: Callable[[Any], Any]) -> Any:
         """Asks over a session, a new one after a failure."""

@@ -65,7 +65,7 @@ class Participant:
         home = settings.state / self.job.run / self.site
         self._enrolment = Enrolment(home, self.job, mesh, contents, self.site, settings.table, self._log)
         self.home, self.state_folder = home, home / "state"
-        self._instead = str(home / SITE), str(workspace / "local" / FILE)  # the file that a person may edit
+        self._editable = str(workspace / "local" / FILE)  # what a person changes, instead of the run's site.toml
         self._trackers = trackers(self.site == next(iter(self.job.sites)))
         around = Mesh.read(home / "mesh.toml").neighbours(self.site)
         self._neighbours, self._since = around, time.monotonic()
@@ -210,7 +210,9 @@ class Participant:
         except BaseException as error:
             ended = FAILED, in_a_line(error)
         with self._lock:
-            self.state, self._reason = ended[0], ended[1].replace(*self._instead)
+            for name in (str(self.home / SITE), SITE):
+                ended = ended[0], ended[1].replace(name, self._editable)
+            self.state, self._reason = ended
         self._log("info" if self.state == FINISHED else "warning", f"this site has {self.state}", reason=self._reason)
 
     def _watching(self) -> None:

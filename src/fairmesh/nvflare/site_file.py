@@ -64,6 +64,8 @@ def settings_of(workspace: Path, simulated: bool = False) -> SiteSettings:
         raise BadInput(f'{path} names no data; add a table such as [data] with name = "table", file = "patients.csv"')
     state = Path(str(table.pop("state", workspace / STATE)))
     table["data"] = _absolute(table["data"], path.parent)
+    if "ledger" in table:
+        table["ledger"] = str(path.parent / str(table["ledger"]))
     return SiteSettings(path.parent / state, table)
 
 
@@ -160,5 +162,5 @@ def how_to_allow(workspace: Path) -> str:
     """Returns what to do so that a site allows the classes of jobs of fairmesh."""
     return (
         f"if this place agrees, run fairmesh nvflare site {workspace} --allow, which adds "
-        f"{' and '.join(_ALLOWED_BY_PREFIX)} to the {_ALLOW} of local/{_RESOURCES[0]}, and restart it"
+        f"{' and '.join(_ALLOWED_BY_PREFIX)} to the {_ALLOW} of local/{_RESOURCES[0]}; the next job reads it"
     )
