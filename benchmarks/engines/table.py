@@ -27,6 +27,8 @@ ROUNDS = 200  # after which accuracies are compared
 BATCH = 50
 STEP = 2.0  # of 0.05 to 4, the one with which DSGD is best at the worst site
 _ROOT = Path(__file__).parents[2]
+PAGE = _ROOT / "docs" / "results" / "performance.md"
+_MARKS = "<!-- engines -->\n", "<!-- /engines -->\n"  # around the table on that page
 _SECONDS = 900.0  # for one run
 _ALGORITHMS = {"dsgd": {"primal_step": {"name": "constant", "value": STEP}}, "tracked-ad-gda": {}}
 
@@ -212,13 +214,28 @@ def write_job(folder: Path, engine: Engine, rounds: int) -> None:
 
 
 def record(found: Sequence[Cost | Skipped], repeats: int) -> None:
-    """Writes what was found, next to engines that were recorded before and not measured now."""
+    """Writes what was found, next to engines that were recorded before and not measured now, and the table in docs."""
     now = as_table(found, repeats)
     known = json.loads(RESULTS.read_text()) if RESULTS.exists() else {"engines": []}
     rows = {row["engine"]: row for row in (*known["engines"], *now["engines"])}
     now["engines"] = [rows[name] for name in ENGINES if name in rows]
     now["skipped"] = [row for row in now["skipped"] if row["engine"] not in rows]
     RESULTS.write_text(json.dumps(now, indent=1) + "\n")
+    before, _, rest = PAGE.read_text().partition(_MARKS[0])
+    PAGE.write_text(f"{before}{_MARKS[0]}{shown(now)}{_MARKS[1]}{rest.partition(_MARKS[1])[2]}")
+
+
+def shown(recorded: Mapping[str, Any]) -> str:
+    """Returns the table of what is recorded, in Markdown."""
+    head = "engine", "graph", "CPU, ms per round", "models, B", "on the network, B", "worst site", "mean"
+    lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
+    for row in recorded["engines"]:
+        low, middle, high = (f"{row[key]:.3g}" for key in ("cpu_ms_low", "cpu_ms", "cpu_ms_high"))
+        network = "" if row["network_bytes"] is None else f"{row['network_bytes']:,.0f}"
+        time, models = f"{middle} ({low} to {high})", f"{row['message_bytes']:,.0f}"
+        accuracies = f"{row['worst']:.1%}", f"{row['mean']:.1%}"
+        lines.append(f"| {' | '.join((row['engine'], row['graph'], time, models, network, *accuracies))} |")
+    return "\n".join(lines) + "\n"
 
 
 def as_table(found: Sequence[Cost | Skipped], repeats: int) -> dict[str, Any]:

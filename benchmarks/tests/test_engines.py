@@ -43,8 +43,9 @@ def test_processor_time_is_that_of_the_command_and_of_all_that_it_leaves_behind(
 
 
 def test_command_that_takes_too_long_is_ended_with_all_that_it_has_started(tmp_path):
-    sleeping = f"import subprocess, sys; subprocess.run([sys.executable, '-c', 'import time; time.sleep(987)', {str(tmp_path)!r}])"
-    command = [sys.executable, process_tree.__file__, str(tmp_path / "log.txt"), "0.5", sys.executable, "-c", sleeping]
+    child = f"[sys.executable, '-c', 'import time; time.sleep(987)', {str(tmp_path)!r}]"
+    sleeping = [sys.executable, "-c", f"import subprocess, sys; subprocess.run({child})"]
+    command = [sys.executable, process_tree.__file__, str(tmp_path / "log.txt"), "0.5", *sleeping]
     used = json.loads(subprocess.run(command, capture_output=True, text=True, check=True, timeout=20).stdout)
     assert used["code"] != 0
     left = [entry for entry in Path("/proc").iterdir() if entry.name.isdigit() and _names(entry, str(tmp_path))]
@@ -109,6 +110,10 @@ def test_engine_without_other_packages_runs_the_job(tmp_path, monkeypatch, name,
 def test_records_name_every_engine():
     assert list(recorded()) == list(ENGINES)
     assert json.loads(table.RESULTS.read_text())["repeats"] >= 2
+
+
+def test_page_shows_what_is_recorded():
+    assert table.shown(json.loads(table.RESULTS.read_text())) in table.PAGE.read_text()
 
 
 def test_recorded_rounds_of_fairmesh_take_less_processor_time_than_those_of_the_others():

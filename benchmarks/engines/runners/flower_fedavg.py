@@ -1,4 +1,6 @@
 """Flower's FedAvg in its simulation engine. Every client takes one step in a round."""
+# pyright: reportMissingImports=false
+# Flower has an environment of its own.
 
 import sys
 

@@ -16,8 +16,8 @@ if __name__ == "__main__":
         name="star", min_clients=task.nodes, num_rounds=rounds, model=task.model(),
         train_script=str(Path(__file__).with_name("nvflare_fedavg_client.py")), train_args=str(task.folder),
     )  # fmt: skip
-    run = recipe.execute(SimEnv(num_clients=task.nodes, workspace_root=str(task.folder / "workspace")))
+    recipe.execute(SimEnv(num_clients=task.nodes, workspace_root=str(task.folder / "workspace")))
     model = task.model()
-    saved = next(Path(str(run.get_result())).rglob("FL_global_model.pt"))
+    saved = next((task.folder / "workspace").rglob("FL_global_model.pt"))
     model.load_state_dict(torch.load(saved)["model"])
     task.tell(model, task.size())

@@ -12,6 +12,8 @@ task = Task(sys.argv[1])
 model, batches = task.model(), task.batches(node)
 while flare.is_running():
     received = flare.receive()
+    if received is None or received.params is None:
+        break
     model.load_state_dict(received.params)
     task.train(model, next(batches))
     flare.send(flare.FLModel(params=model.state_dict()))
