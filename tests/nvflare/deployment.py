@@ -121,8 +121,8 @@ class Project:
 
 @contextmanager
 def project(folder: Path) -> Iterator[Project]:
-    """Provisions and starts a project, in which each site takes the data of the experiment. Takes the ports of NVFlare's
-    POC mode, so there is one at a time on a machine."""
+    """Provisions and starts a project, in which each site takes the data of the experiment. One runs at a time,
+    since it takes the ports of NVFlare's POC mode."""
     made = Project(folder)
     made.command("nvflare", "poc", "prepare", "-n", 3, "--force")
     for site in SITES:

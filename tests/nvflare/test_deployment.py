@@ -14,13 +14,13 @@ import fairmesh as fm
 from fairmesh.experiment import load_experiment
 from fairmesh.nvflare.keep import ABORTED, COMPLETED, Ended, GivenUp, Keeper
 from tests.mesh.fleet import KnowingSecrets, secret
-from tests.nvflare.deployment import ADMIN, SITES, Project, project
+from tests.nvflare.deployment import SITES, Project, project
 from tests.nvflare.standin import EXPERIMENT, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # NVFlare uses what is deprecated
 pytest.importorskip("nvflare", reason="NVFlare is not installed")
 
-ROUNDS = 120
+ROUNDS = 240
 FILES = ("model.safetensors", "model-best.safetensors", "metrics.jsonl")
 ENVELOPE = rb'"dialled": "[0-9a-f]{32}"'  # in every call, inside what is sealed
 
@@ -86,19 +86,19 @@ class Life(NamedTuple):
 def lived(place):
     job, kit, log, ends = _exported(place, "lived"), place.kit, [], []
     number = place.submitted(kit, job)
-    _reach(place, ROUNDS // 5)
+    _await_rounds(place)
     began = time.monotonic()
-    place.command("nvflare", "job", "abort", number, "--force", "--startup-kit", place.home / ADMIN)
+    kit._asked(lambda session: session.abort_job(number))
     until(lambda: not place.processes("worker_process"), 60)
     seconds, aborted = time.monotonic() - began, place.awaited(kit, number)
     keeper = threading.Thread(target=lambda: ends.append(Keeper(job, kit, 8, 1.0, log.append).keep()), daemon=True)
     keeper.start()
-    _reach(place, 2 * ROUNDS // 5)
+    _await_rounds(place)
     place.kill("worker_process", "site-2/startup")
-    _reach(place, 3 * ROUNDS // 5)
+    _await_rounds(place)
     place.kill("worker_process", "site-3/startup")
     place.kill("client_train", "site-3")
-    _reach(place, 4 * ROUNDS // 5)
+    _await_rounds(place)
     place.kill("runner_process")
     place.kill("server_train")
     until(lambda: not keeper.is_alive(), 300)
@@ -106,8 +106,11 @@ def lived(place):
     return Life(aborted, seconds, log, ends[0], [_result(place, "lived", site) for site in SITES])
 
 
-def _reach(place: Project, round: int) -> None:
-    until(lambda: place.round_of("lived", "site-2") >= round, 200)
+def _await_rounds(place: Project, count: int = 20) -> None:
+    """Waits until a job has done more rounds of the run than the jobs before it."""
+    until(lambda: not place.processes("worker_process") or place.round_of("lived", "site-2") < 0, 120)
+    done = place.round_of("lived", "site-2")
+    until(lambda: place.processes("worker_process") and place.round_of("lived", "site-2") >= done + count, 200)
 
 
 def test_abort_stops_all_sites_within_seconds(lived):

@@ -132,12 +132,14 @@ class CallConnection:
     async def __aexit__(self, *_: object) -> None:
         if self._beat is not None:
             self._beat.cancel()
-        if not self.ended:  # by the peer; else it waits for this side until it is silent for long
-            with suppress(FairmeshError, ConnectionLost, TimeoutError):
-                async with asyncio.timeout(_CLOSING_S):
-                    await self._deliver({"end": True}, b"")
-        self.ended = True
-        self._carrier.forget(self)
+        try:
+            if not self.ended:  # by the peer; else it waits for this side until it is silent for long
+                with suppress(ConnectionLost, TimeoutError):
+                    async with asyncio.timeout(_CLOSING_S):
+                        await self._deliver({"end": True}, b"")
+        finally:
+            self.ended = True
+            self._carrier.forget(self)
 
     async def receive(self) -> bytes | None:
         while True:
