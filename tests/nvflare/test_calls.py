@@ -11,7 +11,7 @@ import pytest
 from fairmesh.mesh.wire.connections import CannotConnect, ConnectionLost
 from fairmesh.mesh.wire.frames import Kind, Refused, message
 from fairmesh.nvflare import calls
-from fairmesh.nvflare.calls import CallCarrier, CallFailed, Stopped, frames_of, packed, unpacked
+from fairmesh.nvflare.calls import CallCarrier, CallFailed, Stopped, frames_of, unpacked
 from tests.nvflare.standin import until
 from tests.refusals import refused
 
@@ -185,7 +185,7 @@ def test_call_that_waits_for_room_is_answered_when_the_site_closes():
             for _ in range(calls._FRAMES):
                 await here.send(b"\x05")
             head = {"dialled": here.dialled, "answered": here.answered, "number": here._sent}
-            envelope = pair.sites["a"].packed("b", head, packed({}, b"")[:0])
+            envelope = pair.sites["a"].packed("b", head, b"")
             threading.Thread(target=lambda: answers.append(pair.pass_on("a", "b", envelope)), daemon=True).start()
             await asyncio.sleep(0.1)
             assert there._arrived.qsize() == calls._FRAMES

@@ -209,6 +209,9 @@ class Server:
     def running(self, name: str) -> list[str]:
         return self.lost
 
+    def connected(self) -> list[str]:
+        return [*SITES[:2], "other"]
+
     def ended(self, job_id: str) -> Ended | None:
         self.lost = []
         return self.ends.pop(0)
@@ -241,6 +244,7 @@ def test_run_is_kept_through_interruptions_with_pauses_that_grow_while_nothing_i
     assert (last.status, server.submitted) == (COMPLETED, 6)
     assert slept == [2, 4, 8, 2, 4]
     assert len([line for line in log if "because of interrupted" in line]) == 4
+    assert len([line for line in log if "RUNNING, but" in line and "fairmesh nvflare site WORKSPACE" in line]) == 1
 
 
 def test_job_whose_id_was_lost_is_watched_and_not_submitted_twice(tmp_path, slept):
@@ -248,7 +252,7 @@ def test_job_whose_id_was_lost_is_watched_and_not_submitted_twice(tmp_path, slep
     server = Server(ConnectionError("no answer"), _ended(INTERRUPTED), Ended(COMPLETED, None))
     log, last = _kept(tmp_path, server)
     assert (last.status, server.submitted) == (COMPLETED, 2)
-    assert not missing_from(log, "cannot be reached", "has the job lost")
+    assert not missing_from(log, "cannot be reached", "has the job lost", f"once {SITES[2]} is connected")
 
 
 def test_keeper_gives_up_where_submitting_again_would_not_help(tmp_path, slept):
@@ -256,6 +260,7 @@ def test_keeper_gives_up_where_submitting_again_would_not_help(tmp_path, slept):
     for server, told in (
         (Server(_ended(FAILED)), "because of failed"),
         (Server(Ended(ABORTED, None)), "aborted by a person"),
+        (Server(_ended(INTERRUPTED, status=ABORTED)), "aborted by a person"),
         (Server(*[_ended(INTERRUPTED)] * 3), "--most"),
     ):
         _, given_up = _kept(tmp_path, server, most=3)
@@ -290,5 +295,7 @@ def test_job_that_began_before_its_server_was_started_again_has_ended(tmp_path, 
     assert kit.ended("1") == Ended(COMPLETED, {"state": "finished"})
     meta["status"] = "SUBMITTED"
     assert kit.running("trial") == ["1"]
+    session.get_system_info = lambda: SimpleNamespace(client_info=[SimpleNamespace(name="berlin")])
+    assert kit.connected() == ["berlin"]
     with refused("startup/fed_admin.json"):
         Kit(tmp_path / "startup")

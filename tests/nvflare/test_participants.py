@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -15,6 +16,7 @@ from fairmesh.nvflare import participant
 from fairmesh.nvflare.calls import packed, unpacked
 from fairmesh.nvflare.job import Job
 from fairmesh.nvflare.outcome import FAILED, FINISHED, INTERRUPTED
+from tests.mesh.experiments import experiment
 from tests.mesh.fleet import KnowingSecrets
 from tests.nvflare.standin import NAMES, SITES, Engine, Faults, exported, until
 from tests.refusals import missing_from, refused
@@ -153,3 +155,71 @@ def test_job_s_files_are_compared_with_their_digests(tmp_path):
     file.unlink()
     with refused("experiment.toml", "missing"):
         Job.read(job / "app" / "config", job / "app" / "custom")
+
+
+def _half(folder: Path, rounds: int = 40) -> Path:
+    """Runs a job that is aborted in the middle of its run. Returns the job's folder."""
+    job = exported(folder, rounds)
+    engine = Engine(job, folder, Faults(slow_s=0.05))
+    engine.start()
+    _reach(engine, 3)
+    assert all(one["round"] < rounds for one in engine.abort().values())
+    return job
+
+
+@pytest.mark.slow
+def test_folder_of_a_site_may_be_moved_between_jobs(tmp_path):
+    job = _half(tmp_path)
+    shutil.move(tmp_path / SITES[1] / "fairmesh", tmp_path / "elsewhere")
+    (tmp_path / SITES[1] / "local").mkdir()
+    settings = f'state = "{tmp_path / "elsewhere"}"\ndata = "experiment"\nallow_revealing = true\n'
+    (tmp_path / SITES[1] / "local" / "fairmesh.toml").write_text(settings)
+    engine = Engine(job, tmp_path, Faults())
+    engine.start()
+    assert {one["state"] for one in engine.wait(120).values()} == {FINISHED}
+    assert engine.result(SITES[0]) == engine.result(SITES[1])
+
+
+@pytest.mark.slow
+@pytest.mark.quick_cases("all")
+@pytest.mark.parametrize("lost", SITES[:2])  # the one that signs, and another
+def test_site_that_has_lost_its_folder_is_told_what_to_do(tmp_path, lost):
+    job = _half(tmp_path)
+    shutil.rmtree(tmp_path / lost)
+    engine = Engine(job, tmp_path, Faults())
+    engine.start()
+    until(lambda: engine.sites[lost].state == FAILED, 60)
+    reason = engine.sites[lost].report()["reason"]
+    assert not missing_from(reason, "lost its folder of this run", "backup", "--name")
+    engine.abort()
+
+
+AD_GDA = {"name": "ad-gda", "primal_step": 0.1, "consensus_step": 0.3}
+KINDS = {
+    "dsgd": {"algorithm": "dsgd"},
+    "choco-sgd": {"algorithm": "choco-sgd"},
+    "dr-dsgd": {"algorithm": {"name": "dr-dsgd", "primal_step": 0.1, "temperature": 2.0}},
+    "tracked": {"algorithm": {"name": "tracked-ad-gda"}},
+    "top-k": {"algorithm": AD_GDA | {"compressor": {"name": "top-k", "fraction": 0.1}}},
+    "random-k": {"algorithm": AD_GDA | {"compressor": {"name": "random-k", "fraction": 0.2}}},
+    "sign": {"algorithm": AD_GDA | {"compressor": {"name": "sign"}}},
+    "star": {"algorithm": AD_GDA, "topology": "star"},
+    "complete": {"algorithm": AD_GDA, "topology": "complete"},
+    "edges": {"algorithm": AD_GDA, "topology": {"name": "edges", "edges": [[0, 1], [1, 2]]}},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.quick_cases("all")
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.filterwarnings("ignore")  # so few rounds do not let the sites agree
+def test_every_kind_of_run_ends_where_the_simulator_ends(tmp_path, kind):
+    options = {"dtype": "float64", "measure_every": 4, "checkpoint_every": 5}
+    text = experiment(12, sampling={"batch": 20}, options=options, **KINDS[kind])
+    engine = Engine(exported(tmp_path, text=text), tmp_path, Faults(lost=0.02, repeated=0.1, late=0.1))
+    engine.start()
+    assert {one["state"] for one in engine.wait(120).values()} == {FINISHED}
+    record = json.loads(engine.result(SITES[0])["metrics.jsonl"].splitlines()[-1])
+    alone = fm.run(load_experiment(tmp_path / "trial.toml"), process_group=KnowingSecrets(NAMES)).final[0]
+    assert record["bytes_total"] == alone["bytes_total"]
+    assert record["loss"]["sites"] == pytest.approx(alone["loss"]["sites"], abs=1e-10)

@@ -18,7 +18,10 @@ from fairmesh.nvflare.outcome import FAILED, INTERRUPTED, OUTCOME
 ABORTED, COMPLETED = "FINISHED:ABORTED", "FINISHED:COMPLETED"  # statuses of NVFlare's jobs
 _BEGUN = ("DISPATCHED", "RUNNING")
 _NOT_ENDED = ("SUBMITTED", "APPROVED", *_BEGUN)
-_FORBIDDEN = "is not in allow_list"  # in NVFlare's log
+_UNSAID = (
+    ", and no site could say why. If this was at the start, run fairmesh nvflare site WORKSPACE at the server and at "
+    "each site: it says whether jobs of fairmesh are allowed there"
+)
 _LOOK_S = 5.0
 _LONGEST_PAUSE_S = 600.0
 
@@ -43,6 +46,10 @@ class Deployment(Protocol):
 
     def ended(self, job_id: str) -> Ended | None:
         """Returns how a job has ended; None while it has not."""
+        ...
+
+    def connected(self) -> list[str]:
+        """Returns the sites that are connected to the server."""
         ...
 
 
@@ -73,7 +80,7 @@ class Keeper:
 
     def keep(self) -> Ended:
         """Submits the job until the run has finished. Returns how its last job has ended. Raises GivenUp."""
-        name = run_of(self.job)
+        name, _ = run_of(self.job)
         pause, reached = self.pause_s, -1
         while True:
             job_id = self._reached(lambda: self._begun(name))
@@ -81,8 +88,8 @@ class Keeper:
             if ended.status == COMPLETED:
                 self.tell(f"the run {name} has finished")
                 return ended
-            outcome = ended.outcome or {"state": INTERRUPTED, "reason": f"NVFlare says {ended.status}"}
-            if ended.status == ABORTED and not ended.outcome:
+            outcome = ended.outcome or {"state": INTERRUPTED, "reason": f"NVFlare says {ended.status}{_UNSAID}"}
+            if ended.status == ABORTED:  # NVFlare gives failures and lost processes other names
                 raise GivenUp(
                     f"job {job_id} was aborted by a person; nothing is lost, and `fairmesh nvflare keep {self.job}` "
                     "continues the run"
@@ -92,8 +99,10 @@ class Keeper:
             done = max((int(one.get("round") or 0) for one in outcome.get("sites", {}).values()), default=0)
             pause = self.pause_s if done > reached else min(2 * pause, _LONGEST_PAUSE_S)
             reached = max(done, reached)
-            self.tell(f"job {job_id}: {outcome['reason']}; again in {pause:.0f} s")
-            time.sleep(pause)
+            self.tell(f"job {job_id}: {outcome['reason']}")
+            if self._submitted < self.most:
+                self.tell(f"again in {pause:.0f} s")
+                time.sleep(pause)
 
     def _begun(self, name: str) -> str:
         """Submits the job, unless one of this run has not ended: a person's, or one whose id was lost on its way."""
@@ -105,6 +114,12 @@ class Keeper:
         job_id = self.deployment.submit(self.job)
         self._submitted += 1
         self.tell(f"submitted, for the {self._submitted}. time: job {job_id}")
+        absent = sorted(set(run_of(self.job)[1]) - set(self.deployment.connected()))
+        if absent:
+            self.tell(
+                f"NVFlare starts it once {listed(absent)} is connected, which is not so now; if this is no site of the "
+                "project, abort the job, and export it with --sites"
+            )
         return job_id
 
     def _awaited(self, job_id: str) -> Ended:
@@ -126,11 +141,11 @@ class Keeper:
                 pause = min(2 * pause, 60.0)
 
 
-def run_of(job: Path) -> str:
-    """Returns the name of a job's run."""
+def run_of(job: Path) -> tuple[str, list[str]]:
+    """Returns the name of a job's run, and NVFlare's names of its sites."""
     try:
-        found = next(job.glob(f"*/config/{FOLDER}/{JOB_FILE}"))
-        return str(json.loads(found.read_text(encoding="utf-8"))["run"])
+        found = json.loads(next(job.glob(f"*/config/{FOLDER}/{JOB_FILE}")).read_text(encoding="utf-8"))
+        return str(found["run"]), list(found["sites"].values())
     except (StopIteration, OSError, ValueError, KeyError) as error:
         raise BadInput(f"{job} is not a job of fairmesh; make one: fairmesh nvflare export FILE {job}") from error
 
@@ -178,16 +193,10 @@ class Kit:
                 found = next(Path(folder).rglob(OUTCOME))
                 return Ended(status, json.loads(found.read_text(encoding="utf-8")))
             except (StopIteration, OSError, ValueError, FairmeshError):
-                return Ended(status, self._forbidden(job_id))
+                return Ended(status, None)
 
-    def _forbidden(self, job_id: str) -> dict[str, Any] | None:
-        """Returns the outcome of a job whose classes are not allowed somewhere, so that fairmesh could say nothing."""
-        with suppress(OSError, FairmeshError, KeyError):
-            found = self._asked(lambda session: session.get_job_logs(job_id, "all", grep_pattern=_FORBIDDEN))["logs"]
-            if where := sorted(site for site, lines in found.items() if lines):
-                who = f"{listed(where)} allows no jobs of fairmesh"
-                return {"state": FAILED, "reason": f"{who}; there: fairmesh nvflare site WORKSPACE --allow"}
-        return None
+    def connected(self) -> list[str]:
+        return [client.name for client in self._asked(lambda session: session.get_system_info()).client_info]
 
     def _asked(self, ask: Callable[[Any], Any]) -> Any:
         """Asks over a session, a new one after a failure."""
