@@ -348,6 +348,54 @@ def bench_watch(
     show_table([["", "measured"], *rows])
 
 
+@app.command("engines")
+def bench_engines(
+    engine: Annotated[list[str], typer.Option(help="Only this engine (repeatable), such as 'Flower, FedAvg'.")] = [],  # noqa: B006
+    repeats: Annotated[int, typer.Option(min=1, help="How often to measure each.")] = 2,
+    nvflare_python: Annotated[str, typer.Option(help="The Python of an environment with NVFlare.")] = "",
+    flower_python: Annotated[str, typer.Option(help="The Python of an environment with Flower and torch.")] = "",
+    record: Annotated[bool, typer.Option("--record", help="Also write benchmarks/results/engines-cpu.json.")] = False,
+    json_: Json = False,
+) -> None:
+    """Run one job on fairmesh, NVFlare, Flower and in a plain loop: processor time, bytes, and accuracy.
+
+    An engine that is not installed is skipped. Takes about a quarter of an hour per repetition on two cores."""
+    from benchmarks.engines import table
+
+    found = []
+    for one in table.costs(engine, {"nvflare": nvflare_python, "flower": flower_python}, repeats):
+        found.append(one)
+        if isinstance(one, table.Skipped):
+            say(f"{one.engine}: skipped, since {one.reason}; {one.install}")
+        elif not json_:
+            say(f"{one.engine}: {one.cpu_ms:.3g} ms per round")
+    if record:
+        table.record(found, repeats)
+    if json_:
+        print_json(table.as_table(found, repeats))
+        return
+    rows = [
+        [
+            cost.engine, cost.graph, f"{cost.cpu_ms:.3g}", f"{cost.cpu_ms_low:.3g}-{cost.cpu_ms_high:.3g}",
+            f"{cost.message_bytes:,.0f}", "" if cost.network_bytes is None else f"{cost.network_bytes:,.0f}",
+            f"{cost.worst:.1%}", f"{cost.mean:.1%}",
+        ]
+        for cost in found
+        if isinstance(cost, table.Cost)
+    ]  # fmt: skip
+    head = [
+        "engine",
+        "graph",
+        "CPU, ms per round",
+        "lowest to highest",
+        "models, B",
+        "network, B",
+        "worst site",
+        "mean",
+    ]
+    show_table([head, *rows])
+
+
 def main() -> None:
     """Shows errors raised on purpose as one line, without a traceback."""
     try:
