@@ -43,6 +43,7 @@ from tests.docs.pages import ROOT, blocks, prose_of
 
 _HIDING = Path(__file__).parent / "hidden"
 _UNSET = {"PYTHONPATH", "VIRTUAL_ENV", "FAIRMESH_DATA", "FAIRMESH_TESTS"}  # what a user's shell does not have
+_WATCHED_S = 3  # by a reader of a live page
 _SHOWN = 3000  # characters of what a failed step printed
 _NAMED = re.compile(r"pip install [^#]*?(?:fairmesh|\.)\[([\w,-]+)\]")
 
@@ -133,6 +134,9 @@ class Walk:
         """Runs a command, and returns what it printed. Fails if its exit code is another one than `code`."""
         if not self._fresh and command.startswith("pip install "):
             return self.install(*(name for names in _NAMED.findall(command) for name in names.split(",")))
+        if re.match(r"fairmesh watch (?!.*--snapshot)", command):  # ends when the reader presses Ctrl-C
+            command = f"timeout --signal INT --kill-after 20 {_WATCHED_S} {command}"
+            code = 124  # of timeout
         begin = self._log.stat().st_size
         started = time.monotonic()
         assert self._shell.stdin

@@ -106,7 +106,7 @@ class Engine:
         if there is None:
             raise CallFailed("no such site")
         if old is not None and old[1] in self.sites:
-            self.sites[old[1]].arrived(old[0], "deliver", old[2])
+            self.answers.append(self.sites[old[1]].arrived(old[0], "deliver", old[2]))
         if repeated:
             there.arrived(caller, method, what)
         answer = there.arrived(caller, method, what)
