@@ -1,6 +1,7 @@
 """What is written for NVFlare and read from it: jobs, sites' files, what sites allow, and the keeping of a run."""
 
 import json
+import math
 import sys
 from importlib import metadata
 from pathlib import Path
@@ -9,10 +10,11 @@ from types import SimpleNamespace
 import pytest
 
 from fairmesh.cli.main import main
+from fairmesh.errors import FairmeshError
 from fairmesh.nvflare import keep
 from fairmesh.nvflare.job import Job, job_from, refuse_other_nvflare
 from fairmesh.nvflare.keep import ABORTED, COMPLETED, Ended, GivenUp, Keeper, Kit
-from fairmesh.nvflare.outcome import FAILED, INTERRUPTED, OUTCOME
+from fairmesh.nvflare.outcome import FAILED, INTERRUPTED, OUTCOME, report_of
 from fairmesh.nvflare.participant import Participant
 from fairmesh.nvflare.site_file import forbidden, settings_of, written
 from tests.nvflare.standin import EXPERIMENT, SITES, exported
@@ -188,6 +190,24 @@ def test_server_refuses_other_clients_than_the_jobs_and_says_who_is_missing():
     assert not missing_from(reason, "missing: Site B, c", "Site A, Site B: c could not", "submit the same job again")
     state, reason = _judged(job, {"Site A": gone, "Site B": {"state": FAILED, "reason": "no data"}})
     assert (state, reason) == (FAILED, "Site B: no data")
+
+
+def test_report_of_a_site_keeps_what_it_can_mean_whatever_the_site_says():
+    sites = ["a", "b"]
+    whole = {"state": "running", "reason": "", "missing": [], "activity": "training", "round": 3, "rounds": 9}
+    assert report_of(whole | {"worst": 0.5, "mean": 0.7}, sites) == whole | {"worst": 0.5, "mean": 0.7}
+    odd = {"round": "3", "rounds": -1, "worst": math.nan, "mean": 10**400, "activity": "\x1b[2J", "more": [[]]}
+    for missing in (None, "ab", 7, {"a": 1}):
+        assert report_of(whole | odd | {"reason": 5, "missing": missing}, sites) == {
+            "state": "running", "reason": "", "missing": []
+        }  # fmt: skip
+    told = report_of(whole | {"state": FAILED, "reason": "\x1b" + "x" * 10**6, "missing": [["b"], "b", "z", 5]}, sites)
+    assert told["missing"] == ["b"]
+    assert told["reason"].startswith("?x")
+    assert len(told["reason"]) < 10_000
+    for nothing in (None, [], "running", {}, {"state": "silent"}, {"state": ["running"]}):
+        with refused("nothing", error=FairmeshError):
+            report_of(nothing, sites)
 
 
 # Keeping

@@ -4,7 +4,7 @@ no weight is made here; the sites train with each other."""
 import json
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ from fairmesh.errors import FairmeshError, in_a_line, listed, optional
 from fairmesh.mesh.wire.frames import read_json
 from fairmesh.nvflare.client import folders
 from fairmesh.nvflare.job import Job, refuse_other_nvflare
-from fairmesh.nvflare.outcome import ENDED, FAILED, FINISHED, INTERRUPTED, OUTCOME
+from fairmesh.nvflare.outcome import ENDED, FAILED, FINISHED, INTERRUPTED, OUTCOME, report_of
 from fairmesh.storage.files import write_atomically
 
 with optional("nvflare"):
@@ -34,6 +34,7 @@ class Overseer:
     def __init__(self):
         self._log = logging.getLogger("fairmesh.nvflare")
         self._said_at = 0.0
+        self._sites: Collection[str] = ()
 
     @collab.main
     def oversee(self) -> dict[str, Any]:
@@ -62,6 +63,7 @@ class Overseer:
 
     def _watched(self, job: Job, clients: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
         """Lets the sites run until all have ended. Returns what each has said last."""
+        self._sites = list(job.sites)
         said = {name: self._asked(client, "begin") for name, client in clients.items()}
         halted_at: float | None = None
         heard = dict.fromkeys(clients, time.monotonic())
@@ -89,8 +91,7 @@ class Overseer:
 
     def _asked(self, client: Any, method: str, *given: Any) -> dict[str, Any]:
         try:
-            answer = read_json(getattr(client(timeout=_ASK_S), method)(*given))
-            return {"state": str(answer["state"]), **answer}
+            return report_of(read_json(getattr(client(timeout=_ASK_S), method)(*given)), self._sites)
         except Exception as error:
             if collab.is_aborted:
                 raise
