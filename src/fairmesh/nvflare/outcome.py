@@ -30,11 +30,11 @@ def report_of(answer: Any, sites: Collection[str]) -> dict[str, Any]:
     """
     if not isinstance(answer, dict) or answer.get("state") not in (WAITING, RUNNING, *ENDED):
         raise FairmeshError("it says nothing that the server knows")
-    reason, missing = answer.get("reason"), answer.get("missing")
-    told = isinstance(missing, list)
+    reason, told = answer.get("reason"), answer.get("missing")
+    missing = told if isinstance(told, list) else []
     return {
         "state": answer["state"],
         "reason": printable(reason)[:_LONGEST] if isinstance(reason, str) else "",
-        "missing": [name for name in sites if told and name in missing],
+        "missing": [name for name in sites if name in missing],
         **{name: answer[name] for name, holds in _PROGRESS.items() if name in answer and holds(answer[name])},
     }
