@@ -9,7 +9,7 @@ and no scripts, so charts can be repeated on a page and shown under the strictes
 import html
 import math
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -109,6 +109,9 @@ class Wait:
     since: str = ""
 
 
+_Point = tuple[float, float | None, float | None, float | None]  # x, y, and the ends of the band
+
+
 def curves(lines: Sequence[Line], x_label: str, y_label: str, title: str, faint: str = "") -> str:
     """Returns a chart of curves with their bands.
 
@@ -123,42 +126,37 @@ def curves(lines: Sequence[Line], x_label: str, y_label: str, title: str, faint:
     upwards = _span(number for _, points in known for p in points for number in p[1:])
     if not across or not upwards:
         return _nothing(title, y_label)
-    (x_low, x_high), (y_low, y_high) = _padded(*across, 0.0), _padded(*upwards, 0.06)
-    y_ticks = _ticks(y_low, y_high)
-    left, right, top, height = 10 + max(_width(text) for _, text in y_ticks), _WIDTH - 14, 26.0, 236.0
-    bottom = height - 40
-    to_x, to_y = _scale(x_low, x_high, left, right), _scale(y_low, y_high, bottom, top)
-    parts = [_text(0, 12, y_label)]
-    for value, text in y_ticks:
-        parts += [_path("grid", [(left, to_y(value)), (right, to_y(value))])]
-        parts += [_text(left - 6, to_y(value) + 4, text, "end")]
-    for value, text in _ticks(x_low, x_high, 5):
-        parts += [_path("tick", [(to_x(value), bottom), (to_x(value), bottom + 4)])]
-        parts += [_text(to_x(value), bottom + 17, text, "middle")]
-    parts += [_path("axis", [(left, bottom), (right, bottom)]), _text(right, height - 6, x_label, "end")]
-    bands, drawn = [], []
-    for line, points in known:
-        look = "faint" if line.faint else f"line {_colour(line.style)}{' dashed' if line.dashed else ''}"
-        drawn.append(f"<g><title>{escaped(line.label)}</title>")
-        for run in _unbroken(points, 1):
-            at = [(to_x(p[0]), to_y(p[1])) for p in run]
-            if line.step:
-                at = [corner for a, b in zip(at, [*at[1:], at[-1]]) for corner in (a, (b[0], a[1]))]
-            drawn.append(_path(look, at if len(at) > 1 else [at[0], (at[0][0] + 1, at[0][1])]))
-            if len(run) == 1 and not line.faint:
-                drawn.append(_mark(line.style, *at[0]))
-        for run in _unbroken(_unbroken_only(points, 2), 3):
-            edge = [(to_x(p[0]), to_y(p[2])) for p in run] + [(to_x(p[0]), to_y(p[3])) for p in reversed(run)]
-            bands.append(_path(f"band {_colour(line.style)}", edge, closed=True))
-        if not line.faint and not line.dashed and not line.step:
-            seen = [p for p in points if p[1] is not None]
-            many = max(1, len(seen) // 6)
-            drawn += [_mark(line.style, to_x(p[0]), to_y(p[1])) for p in seen[line.style % many :: many]]
-        drawn.append("</g>")
+    plane = _Plane(_padded(*across, 0.0), _padded(*upwards, 0.06))
+    bands = [band for line, points in known for band in _bands(line, points, plane)]
+    drawn = [part for line, points in known for part in _curve(line, points, plane)]
     entries = [(_line_key(line), line.label) for line in lines if not line.faint]
     if faint and any(line.faint for line in lines):
         entries.append((_path("faint", [(1, 6), (27, 6)]), faint))
-    return _chart(title, height, [*parts, *bands, *drawn], entries if len(entries) > 1 else [])
+    parts = [*plane.frame(x_label, y_label), *bands, *drawn]
+    return _chart(title, plane.height, parts, entries if len(entries) > 1 else [])
+
+
+def _curve(line: Line, points: Sequence[_Point], plane: "_Plane") -> list[str]:
+    look = "faint" if line.faint else f"line {_colour(line.style)}{' dashed' if line.dashed else ''}"
+    drawn = [f"<g><title>{escaped(line.label)}</title>"]
+    for run in _unbroken(points, 1):
+        at = [plane.place(p[0], p[1]) for p in run]
+        if line.step:
+            at = [corner for a, b in zip(at, [*at[1:], at[-1]]) for corner in (a, (b[0], a[1]))]
+        drawn.append(_path(look, at if len(at) > 1 else [at[0], (at[0][0] + 1, at[0][1])]))
+        if len(run) == 1 and not line.faint:
+            drawn.append(_mark(line.style, *at[0]))
+    if not line.faint and not line.dashed and not line.step:
+        seen = [(x, y) for x, y, *_ in points if y is not None]
+        many = max(1, len(seen) // 6)
+        drawn += [_mark(line.style, *plane.place(x, y)) for x, y in seen[line.style % many :: many]]
+    return [*drawn, "</g>"]
+
+
+def _bands(line: Line, points: Sequence[_Point], plane: "_Plane") -> Iterator[str]:
+    for run in _unbroken(_unbroken_only(points, 2), 3):
+        edge = [plane.place(p[0], p[2]) for p in run] + [plane.place(p[0], p[3]) for p in reversed(run)]
+        yield _path(f"band {_colour(line.style)}", edge, closed=True)
 
 
 def dots(names: Sequence[str], series: Sequence[Dots], axis_label: str, title: str) -> str:
@@ -251,33 +249,39 @@ def network(
     count = len(nodes)
     if not count:
         return _nothing(title, "sites")
-    flat = count <= _ROWS
-    radius, middle, height = (112.0, 160.0, 320.0) if flat else (120.0 if count <= _NAMED else 160.0, 210.0, 420.0)
-    size = 9.0 if count <= _ROWS else 4.0 if count <= _NAMED else 2.4
-    turns = [2 * math.pi * i / count for i in range(count)]
+    radius, size, height, flat = _circle(count)
+    turns, middle = [2 * math.pi * i / count for i in range(count)], height / 2
     at = [(_WIDTH / 2 + radius * math.sin(a), middle - radius * math.cos(a)) for a in turns]
-    if count == 1:
-        at = [(_WIDTH / 2, middle)]
-
-    def pairs(of: Iterable[Sequence[int]]) -> set[tuple[int, int]]:
-        return {(min(e), max(e)) for e in of if len(e) == 2 and e[0] != e[1] and all(0 <= i < count for i in e)}
-
-    drawn, without = pairs(edges), pairs(broken)
+    drawn, without = _pairs(edges, count), _pairs(broken, count)
     sparse = " many" if len(drawn) > 300 else ""
     parts = [_path(f"edge{sparse}", [at[i], at[j]]) for i, j in sorted(drawn - without)]
     parts += [_path("edge broken", [at[i], at[j]]) for i, j in sorted(without)]
     arrows = [w for w in waits if w.who != w.whom and 0 <= w.who < count and 0 <= w.whom < count]
-    for wait in arrows:
-        text = f"{nodes[wait.who].name} waits for {nodes[wait.whom].name}{f', {wait.since}' if wait.since else ''}"
-        parts.append(f"<g><title>{escaped(text)}</title>{_bent(at[wait.who], at[wait.whom], size + 1)}</g>")
+    parts += [_waiting(wait, nodes, at, size + 1) for wait in arrows]
     parts += [_node(node, *place, size) for node, place in zip(nodes, at)]
     concerned = {i for wait in arrows for i in (wait.who, wait.whom)}
-    for i, (node, turn) in enumerate(zip(nodes, turns)):
-        if count <= _NAMED or i in concerned or node.own or node.worst or node.away:
-            parts.append(_name(node.name, turn, at[i], size, flat and count > 1))
+    concerned |= {i for i, node in enumerate(nodes) if count <= _NAMED or node.own or node.worst or node.away}
+    parts += [_name(nodes[i].name, turns[i], at[i], size, flat and count > 1) for i in sorted(concerned)]
     if flat and len(arrows) <= 6:
         parts += [_since(wait.since, at[wait.who], at[wait.whom]) for wait in arrows if wait.since]
     return _chart(title, height, parts, _network_entries(nodes, bool(arrows), bool(without), shades))
+
+
+def _circle(count: int) -> tuple[float, float, float, bool]:
+    """Returns the radius of a circle of so many sites, their size, the chart's height, and whether names lie flat."""
+    if count <= _ROWS:
+        return 112.0 if count > 1 else 0.0, 9.0, 320.0, True
+    return (120.0, 4.0, 420.0, False) if count <= _NAMED else (160.0, 2.4, 420.0, False)
+
+
+def _pairs(edges: Iterable[Sequence[int]], count: int) -> set[tuple[int, int]]:
+    """Returns each edge between two of so many sites once, in either direction."""
+    return {(min(e), max(e)) for e in edges if len(e) == 2 and e[0] != e[1] and all(0 <= i < count for i in e)}
+
+
+def _waiting(wait: Wait, nodes: Sequence[Node], at: Sequence[tuple[float, float]], gap: float) -> str:
+    text = f"{nodes[wait.who].name} waits for {nodes[wait.whom].name}{f', {wait.since}' if wait.since else ''}"
+    return f"<g><title>{escaped(text)}</title>{_bent(at[wait.who], at[wait.whom], gap)}</g>"
 
 
 def _network_entries(nodes: Sequence[Node], waiting: bool, broken: bool, shades: str) -> list[tuple[str, str]]:
@@ -348,6 +352,31 @@ def _since(since: str, start: tuple[float, float], end: tuple[float, float]) -> 
     return _text(min(max(x, half), _WIDTH - half), y + 4, since, "middle", "since")
 
 
+class _Plane:
+    """The frame of a chart of curves: an axis below, one at the left."""
+
+    height = 236.0
+
+    def __init__(self, across: tuple[float, float], upwards: tuple[float, float]):
+        self._x_ticks, self._y_ticks = _ticks(*across, 5), _ticks(*upwards)
+        self._left, self._right = 10 + max(_width(text) for _, text in self._y_ticks), _WIDTH - 14
+        self._bottom = self.height - 40
+        self._to_x, self._to_y = _scale(*across, self._left, self._right), _scale(*upwards, self._bottom, 26.0)
+
+    def place(self, x: float, y: float) -> tuple[float, float]:
+        return self._to_x(x), self._to_y(y)
+
+    def frame(self, x_label: str, y_label: str) -> list[str]:
+        left, right, bottom, parts = self._left, self._right, self._bottom, [_text(0, 12, y_label)]
+        for value, text in self._y_ticks:
+            y = self._to_y(value)
+            parts += [_path("grid", [(left, y), (right, y)]), _text(left - 6, y + 4, text, "end")]
+        for value, text in self._x_ticks:
+            x = self._to_x(value)
+            parts += [_path("tick", [(x, bottom), (x, bottom + 4)]), _text(x, bottom + 17, text, "middle")]
+        return [*parts, _path("axis", [(left, bottom), (right, bottom)]), _text(right, self.height - 6, x_label, "end")]
+
+
 class _Rows:
     """The frame of a chart with a row per name: names at the left, an axis below."""
 
@@ -395,7 +424,7 @@ def _interval(ends: Any) -> tuple[float, float] | None:
     return None if low is None or high is None else (low, high)
 
 
-def _points(line: Line) -> list[tuple[float, float | None, float | None, float | None]]:
+def _points(line: Line) -> list[_Point]:
     """Returns the points of a line, from left to right as given, with the ends of its band."""
     found = []
     for i, x in enumerate(map(_number, line.x)):
