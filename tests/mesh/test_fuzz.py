@@ -105,7 +105,7 @@ class Reader:
         """Reads all announcements, as a node does before the first round, in each second, and at the end."""
         node, bulletin = self.node, self.node.bulletin
         known = bulletin.of_all("facts")
-        if not misfit(known).sites:
+        if not misfit(known, node.membership.experiment).sites:
             too_heavy(node.membership, known)
             every = dict.fromkeys(NAMES, self.facts) | known
             common_problem(node.membership, node.own, every, node.outputs_for(every))

@@ -70,6 +70,40 @@ def test_releases_that_are_only_assumed_count(ledger):
     assert [ledger.charge(plan, k, 0, "aa") for k in range(2)] == [True, False]
 
 
+@pytest.mark.parametrize("end", [b"", b"\n\n", b"  \n", b"\n", b"\r\n"])
+def test_whole_lines_count_however_an_editor_or_a_copy_has_left_the_end(end, ledger, path):
+    plan = ledger.add_plan(_of(), RELEASES)
+    ledger.charge(plan, 0, 0, "aa")
+    ledger.close()
+    whole = path.read_bytes()
+    path.write_bytes(whole.rstrip() + end)
+    again = PrivacyLedger(path)
+    assert again.made(plan) == 1
+    assert path.read_bytes() == whole
+    assert again.charge(plan, 1, 0, "aa")
+    again.close()
+    last = PrivacyLedger(path)
+    assert last.made(plan) == 2
+    last.close()
+
+
+@pytest.mark.parametrize("how", ["renamed", "removed", "shortened", "lengthened"])
+def test_release_is_refused_where_the_file_was_changed_meanwhile(how, ledger, path):
+    plan = ledger.add_plan(_of(), RELEASES)
+    ledger.charge(plan, 0, 0, "aa")
+    whole = path.read_bytes()
+    if how == "renamed":  # as editors save, and as a backup is put back
+        path.with_suffix(".copy").write_bytes(whole)
+        os.replace(path.with_suffix(".copy"), path)
+    elif how == "removed":
+        path.unlink()
+    else:
+        path.write_bytes(whole + b"x" if how == "lengthened" else whole[:-5])
+    with refused(str(path), "newest copy"):
+        ledger.charge(plan, 1, 0, "aa")
+    assert ledger.made(plan) == 1
+
+
 def test_line_that_a_crash_cut_short_is_dropped(ledger, path):
     plan = ledger.add_plan(_of(), RELEASES)
     ledger.charge(plan, 0, 0, "aa")

@@ -31,12 +31,12 @@ class _Plan:
     rounds: int = ROUNDS
 
 
-def _site(folder: Path, run: str, ledger: str = "shared.jsonl") -> PrivateSite:
+def _site(folder: Path, run: str, ledger: str = "shared.jsonl", privacy: fm.Privacy = PRIVACY) -> PrivateSite:
     """Returns the privacy of a node that is started, and has begun its run from then on."""
     membership = SimpleNamespace(
         site=SimpleNamespace(state=folder / run, ledger_path=folder / ledger),
         manifest=SimpleNamespace(digest=lambda: run, files={}),
-        experiment=SimpleNamespace(privacy=PRIVACY),
+        experiment=SimpleNamespace(privacy=privacy),
     )
     made = PrivateSite(membership, lambda *args, **kwargs: None)
     journal = folder / run / "generation-1" / "journal"
@@ -133,6 +133,25 @@ def test_ledger_of_rows_does_not_count_for_patients(tmp_path):
     _entered(tmp_path, "first").close()
     with refused("shared.jsonl", "per row", "per patient"):
         _entered(tmp_path, "second", unit="patient")
+
+
+def test_later_run_keeps_the_delta_that_was_promised_for_the_same_rows(tmp_path):
+    _entered(tmp_path, "first").close()
+    with refused("privacy.delta", "0.003", "shared.jsonl", "0.0001"):
+        _site(tmp_path, "second", privacy=fm.Privacy(epsilon=4, delta=3e-3))
+    _site(tmp_path, "second", privacy=fm.Privacy(epsilon=8, delta=1e-5)).close()
+    _site(tmp_path, "first").close()
+
+
+def test_run_that_was_made_is_not_made_again_with_an_empty_state_folder(tmp_path):
+    first = _entered(tmp_path, "first")
+    assert _released(first, range(ROUNDS)) == ROUNDS
+    first.close()
+    with (
+        _without_state(tmp_path, "first", (tmp_path / "shared.jsonl").read_bytes()) as again,
+        refused("shared.jsonl", "already", "new mesh"),
+    ):
+        _enters(again, 1, 0)
 
 
 def test_images_whose_form_single_ones_decide_are_refused():

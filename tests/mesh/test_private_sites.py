@@ -225,6 +225,14 @@ def one_has_no_ledger_any_more(run: Run) -> None:
     run.end(*NAMES)
 
 
+def one_is_too_small(run: Run) -> None:
+    """It is refused before it connects, and has told nobody anything."""
+    run.start("a")
+    _refuses(run, "a", "this site", "sampling.batch")
+    assert not (run.folder / "a" / "state" / "bulletin.json").exists()
+    assert not list((run.folder / "a" / "state").glob("generation-*/*"))
+
+
 def nobody_evaluates(run: Run) -> None:
     """The run ends, and its report says that sites have told no metrics."""
     run.live()
@@ -252,7 +260,10 @@ def hospitals_of_the_example(run: Run) -> None:
     assert all(_ledger(run, name).spent()[0].times == 60 for name in names)
 
 
+TOO_LARGE = experiment(ROUNDS, 3, None, "ring", options=OPTIONS, privacy=PRIVACY, sampling={"batch": 5000})
+
 SCENARIOS = {
+    one_is_too_small: (NAMES, TOO_LARGE),
     one_leaves: (["a", "b", "c", "d", "e"], FIVE),
     all_go_back: (NAMES, EXPERIMENT),
     nobody_evaluates: (NAMES, WITHOUT_EVALUATION),
@@ -272,4 +283,8 @@ def test_sites_that_leave_return_or_have_spent_their_budget(scenario, tmp_path):
 def test_example_with_several_visits_per_patient_runs_between_its_hospitals(tmp_path):
     files = {"patients.py": (EXAMPLES / "patients.py").read_text()}
     text = (EXAMPLES / "private.toml").read_text()
-    play(hospitals_of_the_example, tmp_path / "mesh", ["a", "b", "c", "d", "e"], text, files)
+    for scenario in (hospitals_of_the_example, undisturbed):
+        play(scenario, tmp_path / scenario.__name__, ["a", "b", "c", "d", "e"], text, files)
+    killed, calm = (tmp_path / s.__name__ / "a" / "state" / "result" for s in (hospitals_of_the_example, undisturbed))
+    for file in ("model.safetensors", "metrics.jsonl", "summary.json"):
+        assert (killed / file).read_bytes() == (calm / file).read_bytes(), file

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from fairmesh.errors import BadInput
-from fairmesh.mesh.enrol.private_terms import refuse_larger_epsilon
+from fairmesh.mesh.enrol.private_terms import refuse_larger_budget
 from fairmesh.mesh.enrol.roster import SiteFile
 from fairmesh.mesh.node.privacy_ledger import PrivacyLedger
 from fairmesh.nvflare import participant
@@ -65,13 +65,15 @@ def test_site_refuses_experiments_with_more_epsilon_than_it_allows(private, tmp_
     engine.join(SITES[0])
     site = SiteFile.read(engine.sites[SITES[0]].home / "site.toml")
     told = tomllib.loads((site.folder / "experiment.toml").read_text())
-    refuse_larger_epsilon(site, told)
-    refuse_larger_epsilon(replace(site, largest_epsilon=EPSILON), told)
+    refuse_larger_budget(site, told)
+    refuse_larger_budget(replace(site, largest_epsilon=EPSILON), told)
     with refused("privacy.epsilon", "4", "largest_epsilon", "2"):
-        refuse_larger_epsilon(replace(site, largest_epsilon=2.0), told)
+        refuse_larger_budget(replace(site, largest_epsilon=2.0), told)
+    with refused("privacy.delta", "largest_delta", "1e-09"):
+        refuse_larger_budget(replace(site, largest_delta=1e-9), told)
     del told["privacy"]
     with refused("no [privacy]", "largest_epsilon"):
-        refuse_larger_epsilon(replace(site, largest_epsilon=2.0), told)
+        refuse_larger_budget(replace(site, largest_epsilon=2.0), told)
 
 
 @pytest.mark.slow

@@ -123,6 +123,25 @@ def test_gradients_layer_by_layer_are_those_of_every_unit(scale, name):
         assert some.isfinite().all()
 
 
+@pytest.mark.parametrize("kind", ["dense", "convolved"])
+def test_layers_that_write_over_what_they_read_have_the_gradients_of_those_that_do_not(kind):
+    def model(inplace: bool) -> nn.Module:
+        torch.manual_seed(0)
+        first = nn.Linear(16, 5) if kind == "dense" else nn.Sequential(nn.Conv2d(1, 3, 2), nn.ELU(inplace=inplace))
+        between = () if kind == "dense" else (nn.Flatten(), nn.Linear(27, 5))
+        return nn.Sequential(first, *between, nn.ReLU(inplace=inplace), nn.Linear(5, 3))
+
+    torch.manual_seed(1)
+    x, y = torch.randn(40, *((16,) if kind == "dense" else (1, 4, 4))), torch.randint(0, 3, (40,))
+    found = []
+    for inplace in (False, True):
+        of = problem(model(inplace), [fm.Site((x, y))] * 2, privacy=PRIVACY)
+        oracle = oracle_of(of, private_run(of, NOISELESS))
+        assert type(oracle._gradients) is ByLayers
+        found.append(released(oracle))
+    assert all(torch.equal(some, others) for some, others in zip(*found))
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("kind", ["dense", "convolved", "overflowing"])
 @pytest.mark.parametrize("rows", [1, 20])

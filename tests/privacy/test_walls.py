@@ -163,6 +163,7 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "penalties": ({"objective": fm.Objective(penalties={"site 0": 1.0})}, {}),
     "precision": ({}, {"precision": "bf16"}),
     "primal_step": ({}, {"algorithm": fm.algorithms.FedAvg()}),
+    "local_steps": ({}, {"algorithm": fm.TrackedADGDA(local_steps=2)}),
     "ascends": ({}, {"algorithm": fm.algorithms.DRFA(primal_step=0.1, ascends="error")}),
     "early stopping": ({}, {"observers": [fm.observers.EarlyStopping(split="test")]}),
 }
@@ -256,12 +257,18 @@ def test_problem_refuses_rows_that_are_both_trained_and_judged_on():
         problem([site(0, units=named)])
 
 
+def test_problem_refuses_to_judge_one_site_on_the_training_rows_of_another():
+    first, second = site(0, of_patients=False), site(1, of_patients=False)
+    with refused("validation", "site 1", "site 0", "fm.data.split"):
+        problem([first, dataclasses.replace(second, validation=first.train)])
+
+
 def test_rows_of_one_array_may_be_divided_between_training_and_testing():
-    whole, labels = torch.randn(60, FEATURES), torch.arange(60) % 2
+    whole, other, labels = torch.randn(60, FEATURES), torch.randn(60, FEATURES), torch.arange(60) % 2
     apart = fm.Site((whole[::2], labels[::2]), test=(whole[1::2], labels[1::2]))
-    after = fm.Site((whole[:30], labels[:30]), test=(whole[30:], labels[30:]))
+    after = fm.Site((other[:30], labels[:30]), test=(other[30:], labels[30:]))
     assert problem([apart, after]).n == 2
-    with refused("site 0"):
+    with refused("node 0"):
         problem([fm.Site((whole[::2], labels[::2]), test=(whole[20:], labels[20:]))])
 
 
@@ -331,7 +338,12 @@ BAD: dict[str, tuple[Any, tuple[str, ...]]] = {
     "delta beyond the accountant": (lambda: fm.Privacy(epsilon=1, delta=1e-16), ("delta", "[1e-12, 1)")),
     "epsilon infinite": (lambda: fm.Privacy(epsilon=float("inf"), delta=1e-3), ("epsilon",)),
     "delta": (lambda: fm.Privacy(epsilon=1, delta=1), ("delta", "[1e-12, 1)")),
-    "clip": (lambda: fm.Privacy(epsilon=1, delta=1e-3, clip=0), ("clip", "> 0")),
+    "clip": (lambda: fm.Privacy(epsilon=1, delta=1e-3, clip=0), ("clip", "[1e-30, 1e30]")),
+    "clip beyond all numbers": (lambda: fm.Privacy(epsilon=1, delta=1e-3, clip=1e300), ("clip", "1e30")),
+    "evaluation without noise": (
+        lambda: fm.Privacy(epsilon=1, delta=1e-3, evaluation_epsilon=1e9),
+        ("evaluation_epsilon", "[0, 100]"),
+    ),
     "rows_per_unit": (lambda: fm.Privacy(epsilon=1, delta=1e-3, rows_per_unit=0), ("rows_per_unit",)),
     "delta and units": (
         lambda: Plan.of(problem(privacy=fm.Privacy(epsilon=1, delta=0.1)), rounds=2),
@@ -442,3 +454,24 @@ def test_report_card_and_terminal_say_what_was_spent(tmp_path):
     (told,) = json.loads((tmp_path / "run" / "report.json").read_text())["runs"]
     assert told["privacy"] == json.loads(json.dumps(result.privacy))
     assert "SHA-256 of training data" not in (tmp_path / "run" / "model-card.md").read_text()
+
+
+def test_local_steps_without_a_second_look_at_a_batch_are_charged_one_by_one():
+    result = fm.train(problem(), rounds=3, algorithm=fm.TrackedADGDA(local_steps=2, max_drift=0.0))
+    assert result.privacy["releases"] == 6
+
+
+def test_server_that_does_not_weigh_by_losses_spends_nothing_on_them():
+    shares = [
+        Plan.of(problem(), rounds=2, algorithm=algorithm).private.loss_share
+        for algorithm in (fm.algorithms.FedAvg(primal_step=0.1), fm.algorithms.QFFL(primal_step=0.1), fm.TrackedADGDA())
+    ]
+    assert shares == [0.0, 0.1, 0.1]
+
+
+def test_records_tell_at_least_what_any_site_has_spent():
+    sites = [site(k, patients=count) for k, count in enumerate((24, 60, 900))]
+    private = Plan.of(problem(sites, sampling=fm.Sampling(batch=20)), rounds=40).private
+    for rounds in (1, 5, 20, 39):
+        assert private.spent(rounds) >= private.largest_spent(rounds)
+    assert private.spent(40) == private.largest_spent(40) <= PRIVACY.epsilon

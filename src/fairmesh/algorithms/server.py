@@ -72,6 +72,9 @@ class LocalSteps(ServerSteps):
 
     emphasis: ClassVar[str] = ""  # the field by which large losses count more, if there is one; at 0, none does
 
+    def uses_losses(self) -> bool:
+        return bool(self.emphasis)
+
     def measured(self, start: AtStart) -> "LocalSteps":
         chosen = with_steps(self, start._replace(bounded=False), start.curvatures)  # scaled local steps have no leeway
         step = chosen.primal_step

@@ -29,6 +29,7 @@ WHERE = "(docs/concepts/privacy.md lists what goes with privacy)"
 def check_private_data(problem: "Prepared") -> None:
     """Raises BadInput if training rows would show in another way than by noised sums, or have no gradients by unit."""
     refuse_open_tables(problem.sites)
+    _refuse_shared_memory(problem.sites)
     for i, site in enumerate(problem.sites):
         where = f"site {i} ({site.name})"
         if not site.train.here or site.train.sealed:
@@ -38,7 +39,6 @@ def check_private_data(problem: "Prepared") -> None:
                 f"privacy: the training rows of {where} are streamed, and a private run needs them in memory, since "
                 "each round draws whole units"
             )
-        _refuse_shared_memory(site.train, {"test": site.test, "validation": site.validation}, where)
         _check_units(site.train, str(site.unit), where)
     if isinstance(problem.loss, BoundModelLoss) and not problem.loss.each:
         raise BadInput(
@@ -88,18 +88,30 @@ def _check_units(samples: Samples, unit: str, where: str) -> None:
         )
 
 
-def _refuse_shared_memory(train: Samples, judges: dict[str, Samples | None], where: str) -> None:
-    """Refuses rows that are in the training set and in one that is measured without noise."""
-    ours = [row_addresses(tensor) for tensor in trees.leaves(train.inputs)]
-    for name, samples in judges.items():
-        if samples is None or samples.stream or not samples.here:
+def _refuse_shared_memory(sites: Sequence[Site]) -> None:
+    """Refuses rows that are in a training set and in one that is measured without noise, also of another site."""
+    judges = {
+        (site.name, what): _addresses(samples)
+        for site in sites
+        for what, samples in (("test", site.test), ("validation", site.validation))
+        if samples is not None
+    }
+    every = np.unique(np.concatenate([np.empty(0, dtype=np.int64), *judges.values()]))
+    for site in sites:
+        ours = _addresses(site.train)
+        if not len(np.intersect1d(ours, every)):
             continue
-        theirs = [row_addresses(tensor) for tensor in trees.leaves(samples.inputs)]
-        if any(len(np.intersect1d(mine, other)) for mine in ours for other in theirs):
-            raise BadInput(
-                f"privacy: {where} is judged on training rows, which its {name} set shares, and that would show them "
-                "without noise; give it a set of other units: fm.data.split(sites) holds some out"
-            )
+        whose, what = next(key for key, theirs in judges.items() if len(np.intersect1d(ours, theirs)))
+        raise BadInput(
+            f"privacy: the {what} set of {whose} has training rows of {site.name}, and would show them without noise; "
+            "give it a set of other units: fm.data.split(sites) holds some out"
+        )
+
+
+def _addresses(samples: Samples) -> np.ndarray:
+    if samples.stream or samples.sealed or not samples.here:
+        return np.empty(0, dtype=np.int64)
+    return np.concatenate([row_addresses(tensor) for tensor in trees.leaves(samples.inputs)])
 
 
 def row_addresses(tensor: Tensor) -> np.ndarray:

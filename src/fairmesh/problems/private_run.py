@@ -71,7 +71,7 @@ class PrivateRun:
         loss_clip, releases = loss_clip_of(problem, privacy), []
         for split in problem.every_split:
             for i, site in enumerate(split.sites):
-                _refuse_size(len(site.train), batch, privacy, f"site {i} ({site.name})")
+                refuse_size(len(site.train), batch, privacy, f"site {i} ({site.name})")
         for split in problem.every_split:
             for site in split.sites:
                 units = len(site.train)
@@ -91,9 +91,9 @@ class PrivateRun:
 
     def secrets_of(self, nodes: "HostedNodes") -> list[bytes]:
         """Returns the keys of every row of a stack of hosted nodes. They follow from the site's secret, or from the
-        simulation's secret and the site; from the replica; and from all that the noise is scaled by and added to. With
-        another loss, seed, settings or rows there is other noise, so nobody can subtract two releases and be left
-        without any."""
+        simulation's secret and the site; from the replica; and from all that the noise is scaled by and added to, as
+        far as a run's identity knows it. With another loss, seed, settings or rows there is other noise, so nobody can
+        subtract two releases and be left without any."""
         if not self.secrets:
             raise ValueError("a private run has secrets before it draws")
         (replicas, count), sites, seeds = nodes.shape, nodes.sites.tolist(), nodes.seeds.tolist()
@@ -111,11 +111,12 @@ class PrivateRun:
         return keys
 
     def spent(self, rounds: int) -> float:
-        """Returns the epsilon after so many rounds of the site with the highest sampling rate, for records. Within the
-        run it is rounded up to that of the next fiftieth, since each number takes long to compute."""
-        fastest = max(self.releases, key=lambda release: release.rate)
+        """Returns the largest epsilon of any site after so many rounds, for records. Within the run it is rounded up to
+        that of the next fiftieth, since each number takes long to compute. Of sites whose noise is for one budget,
+        either the one with the highest sampling rate has spent most or the one with the lowest."""
+        slowest, *_, fastest = sorted((*self.releases, *self.releases), key=lambda release: release.rate)
         step = math.ceil(self.rounds / _FRACTIONS)
-        return self._spent_by([fastest], math.ceil(rounds / step) * step)
+        return self._spent_by([slowest, fastest], math.ceil(rounds / step) * step)
 
     def largest_spent(self, rounds: int) -> float:
         """Returns the largest epsilon of any site after so many rounds."""
@@ -210,7 +211,7 @@ def loss_clip_of(problem: "Prepared", privacy: Privacy) -> float:
     return 2 * math.log(problem.classes)
 
 
-def _refuse_size(units: int, batch: int, privacy: Privacy, where: str) -> None:
+def refuse_size(units: int, batch: int, privacy: Privacy, where: str) -> None:
     """Refuses sites whose size does not fit the settings."""
     if privacy.delta >= 1 / units:
         raise BadInput(

@@ -272,6 +272,9 @@ def _flat(module: nn.Module) -> list[nn.Module] | None:
     known = type(module) in (nn.Linear, *_ELEMENTWISE, *_POOLING) or (
         isinstance(module, nn.Conv2d) and _is_plain(module)
     )
+    if getattr(module, "inplace", False):  # what it would write over is what the layer before has made
+        module = copy.copy(module)
+        vars(module)["inplace"] = False
     flat = type(module) is nn.Flatten and (module.start_dim, module.end_dim) == (1, -1)
     return [module] if known or flat else None
 

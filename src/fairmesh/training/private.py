@@ -98,6 +98,10 @@ def _on_model(problem: Prepared) -> list[_Rule]:
 def _on_run(algorithms: Sequence[Algorithm], options: Options, personalization: Personalization | None) -> list[_Rule]:
     left_out = dict.fromkeys(name for algorithm in algorithms for name in unmeasured(algorithm))
     by_errors = any(getattr(algorithm, "ascends", "loss") == "error" for algorithm in algorithms)
+    drifts = any(
+        getattr(algorithm, "local_steps", 1) > 1 and getattr(algorithm, "max_drift", 0) != 0 for algorithm in algorithms
+    )
+    second = "looks at a batch a second time to limit drift, which is a release of its own; set max_drift = 0"
     tells = "tells other sites sums over training rows; adapt the common model inside your site instead"
     judges = (
         "chooses by what is measured without noise, so that the choice would tell of it; the model of the last round "
@@ -110,6 +114,7 @@ def _on_run(algorithms: Sequence[Algorithm], options: Options, personalization: 
         _Rule(bool(options.choose_weights), "options.choose_weights", "trains several times on the same rows"),
         _Rule(options.keep_best, "options.keep_best", judges),
         _Rule(by_errors, 'algorithm.ascends = "error"', f'{_ROWS}; use "loss"'),
+        _Rule(drifts, "algorithm.local_steps > 1", second),
         _Rule(bool(left_out), f"algorithm.{' and '.join(left_out)}", unknown),
         _Rule(options.precision != "float32", "options.precision", "computes norms too coarsely; leave it out"),
     ]

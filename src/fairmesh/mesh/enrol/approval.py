@@ -17,7 +17,7 @@ from fairmesh.config.sealed import parsed
 from fairmesh.config.trusted import import_paths, is_harmless, under
 from fairmesh.errors import BadInput, in_a_line
 from fairmesh.mesh.enrol.manifest import EXPERIMENT, Handout, handed_out, loaded, python_files, table_of
-from fairmesh.mesh.enrol.private_terms import refuse_larger_epsilon
+from fairmesh.mesh.enrol.private_terms import refuse_larger_budget
 from fairmesh.mesh.enrol.revealing import refuse_revealing
 from fairmesh.mesh.enrol.roster import Mesh, SiteFile
 from fairmesh.storage.files import read_record, write_record
@@ -47,7 +47,7 @@ def approved_experiment(site: SiteFile, mesh: Mesh) -> "tuple[Handout, Experimen
 def import_allowed(site: SiteFile, handout: Handout) -> "Experiment":
     """Imports an experiment if all that it takes from outside the manifest is allowed."""
     refuse_not_allowed(site, handout)
-    refuse_larger_epsilon(site, handout.table)
+    refuse_larger_budget(site, handout.table)
     for path in import_paths(handout.table).values():
         module = path.partition(":")[0]
         if not module.endswith(".py"):  # from what is installed, and from no folder

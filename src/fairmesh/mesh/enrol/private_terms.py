@@ -48,18 +48,20 @@ def privacy_of(table: Mapping[str, Any]) -> Privacy | None:
         return None
 
 
-def refuse_larger_epsilon(site: SiteFile, table: Mapping[str, Any]) -> None:
-    """Refuses an experiment without privacy, or with more epsilon than the site's own file allows, if it says so."""
-    most, privacy = site.largest_epsilon, privacy_of(table)
-    if most is None:
-        return
-    if privacy is None:
-        raise BadInput(f"the experiment has no [privacy], and {site.path} asks for it (largest_epsilon = {most:g})")
-    for key in ("epsilon", "evaluation_epsilon"):
+def refuse_larger_budget(site: SiteFile, table: Mapping[str, Any]) -> None:
+    """Refuses an experiment without privacy, or with a larger budget than the site's own file allows, if it says so."""
+    privacy = privacy_of(table)
+    limits = {"epsilon": "largest_epsilon", "evaluation_epsilon": "largest_epsilon", "delta": "largest_delta"}
+    for key, limit in limits.items():
+        most = getattr(site, limit)
+        if most is None:
+            continue
+        if privacy is None:
+            raise BadInput(f"the experiment has no [privacy], and {site.path} asks for it ({limit} = {most:g})")
         if getattr(privacy, key) > most:
             raise BadInput(
-                f"privacy.{key} = {getattr(privacy, key):g} is more than {site.path} allows (largest_epsilon = "
-                f"{most:g}); agree on less with the mesh's founder"
+                f"privacy.{key} = {getattr(privacy, key):g} is more than {site.path} allows ({limit} = {most:g}); "
+                "agree on less with the mesh's founder"
             )
 
 

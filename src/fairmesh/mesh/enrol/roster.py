@@ -271,6 +271,7 @@ class SiteFile:
     largest_prior: float | None = None  # by its samples, of another site; None: 2 / n of n sites, at most 0.8
     compare_with_local: bool = True  # train a model of its own at the end, and tell how the common one compares
     largest_epsilon: float | None = None  # the most that an experiment may ask for; None: any, or no privacy
+    largest_delta: float | None = None  # likewise
     ledger: str = ""  # the file of what this site has spent of its privacy, in all its meshes; "": next to the key
     options: Mapping[str, Any] = field(default_factory=dict)  # those of the experiment that each site sets for itself
 
@@ -284,8 +285,10 @@ class SiteFile:
                 )
         if self.largest_prior is not None and not 0 < self.largest_prior <= 1:
             raise BadInput(f"largest_prior must lie in (0, 1], got {self.largest_prior:g}")
-        if self.largest_epsilon is not None and not self.largest_epsilon > 0:
-            raise BadInput(f"largest_epsilon must be > 0, got {self.largest_epsilon:g}")
+        for key in ("largest_epsilon", "largest_delta"):
+            most = getattr(self, key)
+            if most is not None and not most > 0:
+                raise BadInput(f"{key} must be > 0, got {most:g}")
         if self.listen:
             host_and_port(self.listen, "listen")
         named = self.data if isinstance(self.data, str) else ""

@@ -96,7 +96,7 @@ def _agreed_facts(node: Node) -> dict[str, Any]:
     def missing() -> Sequence[str]:
         announced, statistics = node.bulletin.of_all("facts"), node.bulletin.of_all("statistics")
         known = {name: announced[name] for name in present if name in announced}
-        unlike = misfit(known)
+        unlike = misfit(known, node.membership.experiment)
         unlike = unlike if unlike.sites else node.tables.misfit(present, known)
         _stop_if_alone(node, unlike, len(known), noticed)
         if unlike.sites:

@@ -31,6 +31,7 @@ from fairmesh.metrics.base import NamedMetric, chosen_metrics, limits_of
 from fairmesh.numerics import trees
 from fairmesh.problems.model_for_sites import shape_of
 from fairmesh.problems.prepared import Prepared
+from fairmesh.problems.private_run import loss_clip_of, refuse_size
 from fairmesh.storage.files import read_bytes, read_record, write_record
 from fairmesh.topology.graphs import Topology
 from fairmesh.training.options import Options
@@ -166,6 +167,9 @@ def own_data(membership: Membership) -> Prepared:
     problem, options = problem_of(membership.site, experiment, membership.mesh), membership.options
     if experiment.privacy is not None:
         refuse_with_privacy(problem, [experiment.algorithm], options, experiment.personalization)
+        loss_clip_of(problem, experiment.privacy)
+        for site in problem.sites:
+            refuse_size(len(site.train), experiment.sampling.batch, experiment.privacy, "this site")
     return problem
 
 
@@ -231,8 +235,9 @@ def frozen_facts(folder: Path, name: str, mine: Mapping[str, Any], digest: str) 
     return frozen
 
 
-def misfit(known: Mapping[str, Mapping[str, Any]]) -> Objection:
-    """Returns the sites whose data has another form than that of most sites, and what differs."""
+def misfit(known: Mapping[str, Mapping[str, Any]], experiment: Experiment) -> Objection:
+    """Returns the sites whose data has another form than that of most sites, or whose size privacy does not take, and
+    why."""
     for what in _FORM:
         said = {name: json.dumps(one.get(what)) for name, one in known.items()}
         usual, count = Counter(said.values()).most_common(1)[0]
@@ -242,6 +247,12 @@ def misfit(known: Mapping[str, Mapping[str, Any]]) -> Objection:
             others = ", ".join(name for name in said if name not in unlike)
             reason = f"the {what} are {usual} at {others}, but {shown}; all sites need data of the same form"
             return Objection(unlike, reason)
+    if experiment.privacy is not None:
+        for name, said in known.items():
+            try:
+                refuse_size(int(said["samples"]), experiment.sampling.batch, experiment.privacy, name)
+            except BadInput as error:
+                return Objection([name], str(error))
     return Objection()
 
 
@@ -309,7 +320,7 @@ def common_problem(
     """Returns the problem of all present sites, from this site's data and what the others announced about theirs. The
     model has as many outputs as any site's labels need, and at least `outputs`."""
     names = membership.names
-    unlike = misfit({name: known[name] for name in names})
+    unlike = misfit({name: known[name] for name in names}, membership.experiment)
     if unlike.sites:
         raise BadInput(unlike.reason)
     outputs = max(outputs, shape_of([mine])[1], *(int(known[name]["outputs"]) for name in names))

@@ -13,7 +13,7 @@ import math
 import os
 import time
 from collections.abc import Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -52,11 +52,12 @@ class PrivacyLedger:
             content = path.read_bytes() if to_write or path.exists() else b""
         except OSError as error:
             raise BadInput(f"cannot use the privacy ledger {path}: {error.strerror or error}") from error
-        whole, _, cut = content.rpartition(b"\n")
-        for number, line in enumerate(whole.splitlines()):
-            self._read(number, line)
-        if cut and to_write:  # by a crash, before anything of it was sent
-            os.ftruncate(self._file, len(content) - len(cut))
+        lines = content.rstrip().splitlines()
+        cut = -1 if content.endswith(b"\n") else len(lines) - 1  # perhaps, by a crash before anything of it was sent
+        whole = [line for number, line in enumerate(lines) if self._read(number, line, number == cut)]
+        self._size = sum(len(line) + 1 for line in whole)
+        if to_write:
+            self._settle(content, b"".join(line + b"\n" for line in whole))
 
     def _lock(self) -> None:
         until = time.monotonic() + _LOCKED_S
@@ -71,7 +72,15 @@ class PrivacyLedger:
                     ) from error
                 time.sleep(0.05)
 
-    def _read(self, number: int, line: bytes) -> None:
+    def _settle(self, content: bytes, whole: bytes) -> None:
+        """Lets the file end with the line break of its last whole line."""
+        if content != whole:
+            os.ftruncate(self._file, max(0, len(whole) - 1))
+            os.write(self._file, whole[-1:])
+            os.fdatasync(self._file)
+
+    def _read(self, number: int, line: bytes, may_be_cut: bool) -> bool:
+        """Takes a line. Returns whether it is whole."""
         try:
             entry = json.loads(line)
             chain = entry.pop("chain")
@@ -79,9 +88,12 @@ class PrivacyLedger:
                 raise ValueError("its digest differs")
             self._take(entry)
         except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
+            if may_be_cut:
+                return False
             what = f"line {number + 1} of the privacy ledger {self.path} is damaged ({error})"
             raise BadInput(f"{what}; {_BACKUP}") from error
         self._chains.append(chain)
+        return True
 
     def _take(self, entry: Mapping[str, Any]) -> None:
         if "releases" in entry:
@@ -100,17 +112,32 @@ class PrivacyLedger:
 
     def _write(self, entry: Mapping[str, Any]) -> None:
         """Adds a line, and waits until it is on the disk."""
-        chain, end = self._next_chain(entry), os.lseek(self._file, 0, os.SEEK_END)
+        self._refuse_replaced()
+        chain = self._next_chain(entry)
         line = json.dumps({**entry, "chain": chain}).encode() + b"\n"
         try:
             if os.write(self._file, line) < len(line):  # as much as a full disk takes
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             os.fdatasync(self._file)
         except OSError as error:
-            os.ftruncate(self._file, end)
+            os.ftruncate(self._file, self._size)
             raise BadInput(f"cannot write the privacy ledger {self.path}: {error.strerror or error}") from error
+        self._size += len(line)
         self._chains.append(chain)
         self._take(entry)
+
+    def _refuse_replaced(self) -> None:
+        """Refuses to go on with a file that was replaced, or that somebody else has changed: what is written into it
+        would be lost."""
+        ours = os.fstat(self._file)
+        with suppress(OSError):
+            now = os.stat(self.path)
+            if (now.st_dev, now.st_ino, now.st_size) == (ours.st_dev, ours.st_ino, self._size):
+                return
+        raise BadInput(
+            f"the privacy ledger {self.path} was moved, replaced or changed while this run uses it; put its newest "
+            "copy back, the one with the most lines, and start the node again"
+        )
 
     def close(self) -> None:
         """Lets go of the file."""

@@ -48,6 +48,7 @@ class PrivateSite:
     def __init__(self, membership: Membership, log: "Log"):
         self._membership, self._log = membership, log
         self._run, self._head = membership.manifest.digest(), membership.site.state / _HEAD
+        self._anew = not self._head.exists()
         path = membership.site.ledger_path
         begun = any(membership.site.state.glob("generation-*/*"))
         if begun and not path.exists():
@@ -88,12 +89,19 @@ class PrivateSite:
             raise ValueError("a private run has a plan for its noise, and a secret")
         of = {"run": self._run, "generation": membership.mesh.generation, "units": TRAIN}
         known = self.ledger.plan(of)
+        if known is not None and self._anew and self.ledger.made(known):
+            raise BadInput(
+                f"{self.ledger.path} says that this run was made with these rows already, and the state folder has "
+                "nothing of it, so its releases would be made a second time; put the state folder back from a backup, "
+                "or found a new mesh, whose run gets what the ledger has left"
+            )
         if known is None:
             self._refuse_other_units(private.unit)
             if restored:
                 self._assume_lost(start, membership.mesh.generation, len(membership.mesh.members), private.calls)
             releases = self._noise(private, private.releases[number], plan.rounds - start)
-            known = self.ledger.add_plan(of | {"start": start, "unit": private.unit}, releases)
+            of |= {"start": start, "unit": private.unit, "delta": private.privacy.delta}
+            known = self.ledger.add_plan(of, releases)
             made, releases = self.epsilon(), self.ledger.plans[known][1]
             self._log("info", "privacy", spent=round(made, 4), noise=releases.noise, releases=releases.times)
             self.keep()  # before anything is sent: from now on no other ledger is taken for this one
@@ -228,7 +236,7 @@ class PrivateSite:
             except BadInput as error:
                 self._log("warning", "no evaluation is told", reason=str(error))
                 return {}
-            plan = self.ledger.add_plan(of, Releases(units, 1.0, units, noise, 1))
+            plan = self.ledger.add_plan(of | {"delta": privacy.delta}, Releases(units, 1.0, units, noise, 1))
             self.keep()
         evaluation = NoisedEvaluation(
             problem, number, self.ledger.plans[plan][1].noise, self._secret_of_run(membership.secret)
@@ -273,6 +281,13 @@ def refuse_spent(ledger: PrivacyLedger, membership: Membership) -> None:
     if privacy is None or ledger.of_run(membership.manifest.digest()):
         return
     spent = epsilon_of(ledger.spent(), privacy.delta)
+    least = min((float(of["delta"]) for of, _ in ledger.plans if "delta" in of), default=1.0)
+    if privacy.delta > least:
+        raise BadInput(
+            f"privacy.delta = {privacy.delta:g} is larger than the {least:g} that was promised to those whose rows "
+            f"{ledger.path} counts; with it, all runs together would spend more than that promise says. Agree on delta "
+            f"= {least:g} or less"
+        )
     if spent > (1 - _LEAST) * privacy.epsilon:
         raise BadInput(
             f"privacy.epsilon = {privacy.epsilon:g} leaves too little for this run: {ledger.path} says that "
