@@ -196,6 +196,28 @@ def test_call_that_waits_for_room_is_answered_when_the_site_closes():
     assert json.loads(answers[0]).keys() & {"gone", "again"}
 
 
+def test_peer_cannot_open_connections_without_end_or_keep_a_site_calling_without_pause():
+    async def test(pair):
+        async with pair.opened():
+            b, answers = pair.sites["b"], []
+            for k in range(3 * calls._OPEN):
+                opening = {"dialled": str(k), "answered": "", "number": -1}
+                answers.append(
+                    json.loads(await asyncio.to_thread(b.arrived, "a", pair.sites["a"].packed("b", opening, b"")))
+                )
+            assert sum("answered" in answer for answer in answers) == len(b._connections) == calls._OPEN
+            assert all("gone" in answer for answer in answers[calls._OPEN :])
+
+            asked = []
+            pair.call = lambda *_: asked.append(1) or b'{"again": true}'
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.55):
+                    await pair.sites["a"].called("b", b"")
+            assert len(asked) <= 6
+
+    _run(test)
+
+
 def test_body_that_is_cut_short_too_long_or_of_too_many_frames_is_refused():
     frame = message(0, 0, b"x")
     whole = len(frame).to_bytes(4, "little") + frame

@@ -1,5 +1,6 @@
 """What is written for NVFlare and read from it: jobs, sites' files, what sites allow, and the keeping of a run."""
 
+import hashlib
 import json
 import math
 import sys
@@ -17,7 +18,8 @@ from fairmesh.nvflare.keep import ABORTED, COMPLETED, Ended, GivenUp, Keeper, Ki
 from fairmesh.nvflare.outcome import FAILED, INTERRUPTED, OUTCOME, report_of
 from fairmesh.nvflare.participant import Participant
 from fairmesh.nvflare.site_file import forbidden, settings_of, written
-from tests.nvflare.standin import EXPERIMENT, SITES, exported
+from fairmesh.watch.sources import state_of
+from tests.nvflare.standin import EXPERIMENT, NAMES, SITES, exported
 from tests.refusals import missing_from, refused, refused_command
 
 
@@ -93,10 +95,44 @@ def test_code_of_the_experiment_is_compared_before_it_is_imported(tmp_path):
     assert not ran.exists()
 
 
-def test_job_cannot_name_files_outside_its_folder():
-    for name in ("../secret.key", "/etc/passwd"):
-        with refused("outside", name):
-            Job("trial", {"a": "a", "b": "b"}, {name: "0" * 64})
+def test_job_brings_no_file_but_those_of_an_experiment():
+    digest = "0" * 64
+    names = ("../x.py", "/etc/passwd", "site-1.secret", "site-1.key", "site.toml", "state/x", ".x.py", "a/../../x.py")
+    for name in names:
+        with refused(name, "export"):
+            Job("trial", {"a": "a", "b": "b"}, {"mesh.toml": digest, name: digest})
+    with refused("SHA-256"):
+        Job("trial", {"a": "a", "b": "b"}, {"mesh.toml": "../x"})
+    with refused("mesh.toml"):
+        Job("trial", {"a": "a", "b": "b"}, {})
+
+
+def test_job_cannot_rename_a_site_whose_files_and_budget_go_by_its_name():
+    for sites in ({"../../local": "berlin", "paris": "paris"}, {"berlin2": "berlin", "paris": "paris"}):
+        with refused("other names", next(iter(sites)), "export"):
+            Job("trial", sites, {"mesh.toml": "0" * 64})
+
+
+@pytest.mark.parametrize("changed", ["site name", "secret", "mesh"])
+def test_job_that_is_refused_leaves_no_file_at_a_site(changed, tmp_path):
+    exported(tmp_path)
+    app = tmp_path / "job" / "app" / "config" / "fairmesh"
+    table = json.loads((app / "job.json").read_text())
+    if changed == "site name":
+        table["sites"] = {"../../local" if k == 0 else name: of for k, (name, of) in enumerate(table["sites"].items())}
+    elif changed == "secret":
+        (app / f"{SITES[0]}.secret").write_bytes(b"K" * 32)
+        table["files"][f"{SITES[0]}.secret"] = hashlib.sha256(b"K" * 32).hexdigest()
+    else:
+        mesh = (app / "mesh.toml").read_bytes().replace(NAMES[0].encode(), b"somebody-else")
+        (app / "mesh.toml").write_bytes(mesh)
+        table["files"]["mesh.toml"] = hashlib.sha256(mesh).hexdigest()
+    (app / "job.json").write_text(json.dumps(table))
+    workspace = tmp_path / "workspace"
+    (workspace / "local").mkdir(parents=True)
+    with refused("job"):
+        _joined(tmp_path / "job", workspace, simulated=True)
+    assert [path.name for path in workspace.rglob("*")] == ["local"]
 
 
 def _joined(job: Path, workspace: Path, site: str = SITES[0], simulated: bool = False) -> Participant:
@@ -181,13 +217,13 @@ def test_server_refuses_other_clients_than_the_jobs_and_says_who_is_missing():
     pytest.importorskip("nvflare", reason="NVFlare is not installed")
     from fairmesh.nvflare.server import JobEnded, _judged, _refuse_other_sites
 
-    job = Job("trial", {"a": "Site A", "b": "Site B", "c": "c"}, {})
+    job = Job("trial", {"site-a": "Site A", "site-b": "Site B", "c": "c"}, {"mesh.toml": "0" * 64})
     with refused("without Site B, c", "with d", "--sites", error=JobEnded):
         _refuse_other_sites(job, ["Site A", "d"])
     gone = {"state": INTERRUPTED, "reason": "c could not be reached for 3 s", "missing": ["c"]}
-    state, reason = _judged(job, {"Site A": gone, "Site B": gone | {"missing": ["b"]}, "c": {"state": "finished"}})
+    state, reason = _judged(job, {"Site A": gone, "Site B": gone | {"missing": ["site-b"]}, "c": {"state": "finished"}})
     assert state == INTERRUPTED
-    assert not missing_from(reason, "missing: Site B, c", "Site A, Site B: c could not", "submit the same job again")
+    assert not missing_from(reason, "missing: c, Site B", "Site A, Site B: c could not", "submit the same job again")
     state, reason = _judged(job, {"Site A": gone, "Site B": {"state": FAILED, "reason": "no data"}})
     assert (state, reason) == (FAILED, "Site B: no data")
 
@@ -319,3 +355,11 @@ def test_job_that_began_before_its_server_was_started_again_has_ended(tmp_path, 
     assert kit.connected() == ["berlin"]
     with refused("startup/fed_admin.json"):
         Kit(tmp_path / "startup")
+
+
+def test_site_toml_of_a_run_is_known_as_that_of_a_site(tmp_path):
+    """By `fairmesh status`, `watch` and `report`, whose path the documentation names."""
+    _joined(exported(tmp_path), tmp_path / "workspace", simulated=True)
+    (file,) = (tmp_path / "workspace").rglob("site.toml")
+    assert state_of(file) == (file.parent / "state", file)
+    assert state_of(file.parent) == (file.parent / "state", file)

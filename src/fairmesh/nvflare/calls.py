@@ -28,6 +28,7 @@ _SLOWEST = 1 << 18  # bytes per second
 _GIVE_UP_S = 60.0  # after so long without an answer, a connection is lost; the mesh dials again
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 5.0  # between repetitions of a call
 _BEAT_S, _SILENCE_S = 10.0, 45.0
+_OPEN = 16  # connections of one peer; those that it has forgotten end by their silence
 _FRAMES, _BYTES = 64, 1 << 22  # that wait to be read; with more, calls are told to come again
 _ROOM_S = 10.0  # so long a call waits for room
 _SMALL_BYTES = 1 << 20  # of small frames that may come in one call
@@ -295,6 +296,7 @@ class CallCarrier(Carrier):
                 raise ConnectionLost(in_a_line(error)) from None
             if answer.get("again") is not True:
                 return answer
+            await asyncio.sleep(_FIRST_PAUSE_S)
             since = time.monotonic()  # it is there, and has no room yet
 
     # In the engine's threads
@@ -356,6 +358,8 @@ class CallCarrier(Carrier):
     def _opened(self, caller: str, drawn: str, known: CallConnection | None) -> dict[str, Any]:
         """Begins a connection that a peer opens, unless it has begun and only the answer was lost."""
         if known is None:
+            if sum(peer == caller for peer, _ in self._connections) >= _OPEN:
+                return {"gone": f"{caller} has {_OPEN} connections to this site, which it must close first"}
             known = CallConnection(self, caller, drawn, os.urandom(16).hex())
             self._connections[caller, drawn] = known
             task = asyncio.create_task(self._serve(known))

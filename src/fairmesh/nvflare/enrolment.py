@@ -15,6 +15,7 @@ from typing import Any
 
 import tomli_w
 
+from fairmesh.config.overrides import read_toml
 from fairmesh.errors import BadInput, FairmeshError, Interrupted, in_a_line, listed
 from fairmesh.mesh.enrol import certificates
 from fairmesh.mesh.enrol.approval import approve, is_approved
@@ -81,13 +82,16 @@ class Enrolment:
 
     def _write(self, settings: Mapping[str, Any]) -> None:
         """Writes what the job brings. Refuses another experiment than the run was begun with."""
+        mesh = Mesh.of(read_toml(self._mesh_text.decode(errors="replace"), MESH), MESH)
+        if (mesh.name, mesh.names) != (self._job.run, tuple(self._job.sites)):
+            raise BadInput(f"the job's {MESH} is of other sites, or of another run; export the job and submit it again")
+        table = {"name": self._site, "mesh": MESH, **settings}
+        SiteFile.of(self.home / SITE, table)  # refuses what it does not know
         with private_files():
             private_folder(self.home)
             self._refuse_other_experiment()
             (self.home / MESH).write_bytes(self._mesh_text)
             write_files(self.home, self._contents)
-            table = {"name": self._site, **settings}
-            SiteFile.of(self.home / SITE, table)  # refuses what it does not know
             write_atomically(self.home / SITE, tomli_w.dumps(table).encode())
             if not (self.home / f"{self._site}.key").exists():
                 certificates.make_key(self.home, self._site)

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from fairmesh.config.tables import checked, from_table, to_table
-from fairmesh.errors import BadInput, optional
-from fairmesh.mesh.enrol.manifest import collected
+from fairmesh.errors import BadInput, listed, optional
+from fairmesh.mesh.enrol.manifest import EXPERIMENT, collected, refuse_other_file
 from fairmesh.mesh.enrol.roster import MESH, check_label
 from fairmesh.storage.files import read_bytes, write_atomically
 
@@ -56,9 +56,18 @@ class Job:
         check_label(self.run, "run")
         if not self.patience_s > 0:
             raise BadInput(f"patience must be more than 0 seconds, got {self.patience_s:g}")
-        for name in self.files:
-            if ".." in Path(name).parts or Path(name).is_absolute():
-                raise BadInput(f"the job names a file outside its folder: {name!r}; {_AGAIN}")
+        if labels(list(self.sites.values())) != dict(self.sites):
+            raise BadInput(
+                f"the job gives NVFlare's sites other names than their own: {listed(sorted(self.sites))}; by another "
+                f"name a site would have other files, and another budget of privacy; {_AGAIN}"
+            )
+        if MESH not in self.files:
+            raise BadInput(f"the job has no {MESH}; {_AGAIN}")
+        for name, digest in self.files.items():
+            try:
+                refuse_other_file(EXPERIMENT if name == MESH else name, digest)
+            except BadInput as error:
+                raise BadInput(f"the job's {error}; {_AGAIN}") from error
 
     def called_here(self, nvflare: str) -> str:
         """Returns fairmesh's name of a site."""

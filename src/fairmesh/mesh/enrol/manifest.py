@@ -48,10 +48,7 @@ class Manifest:
         if EXPERIMENT not in self.files:
             raise BadInput(f"files: {EXPERIMENT} is missing")
         for name, digest in self.files.items():
-            if not _is_inside(name) or not (name == EXPERIMENT or name.endswith(".py")):
-                raise BadInput(f"files: {name!r} is not {EXPERIMENT} or the path of a Python file next to it")
-            if not _DIGEST.fullmatch(digest):
-                raise BadInput(f"files: {digest!r} is not a SHA-256")
+            refuse_other_file(name, digest)
 
     def table(self) -> dict[str, Any]:
         members = [{"name": member.name, "neighbours": list(member.neighbours)} for member in self.members]
@@ -115,6 +112,14 @@ def read_handed_out(path: Path) -> bytes:
         return read_bytes(path)
     except BadInput as error:
         raise BadInput(f"{error}; get it from the mesh's founder") from error
+
+
+def refuse_other_file(name: str, digest: str) -> None:
+    """Refuses what no experiment has: any other file, such as a key, would be written next to a site's own."""
+    if not _is_inside(name) or not (name == EXPERIMENT or name.endswith(".py")):
+        raise BadInput(f"files: {name!r} is not {EXPERIMENT} or the path of a Python file next to it")
+    if not _DIGEST.fullmatch(digest):
+        raise BadInput(f"files: {digest!r} is not a SHA-256")
 
 
 def _is_inside(name: str) -> bool:

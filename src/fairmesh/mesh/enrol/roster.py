@@ -213,8 +213,13 @@ class Mesh:
 
     @staticmethod
     def read(path: str | os.PathLike) -> "Mesh":
+        return Mesh.of(read_toml(Path(path)), path)
+
+    @staticmethod
+    def of(table: Mapping[str, Any], path: str | os.PathLike) -> "Mesh":
+        """Returns the mesh of a table read from this path."""
         try:
-            file = from_table(_MeshFile, read_toml(Path(path)))
+            file = from_table(_MeshFile, table)
             mesh = Mesh(file.mesh.name, file.site, file.mesh.removed)
             if mesh.generation != file.mesh.generation:
                 raise BadInput(
