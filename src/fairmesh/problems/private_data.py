@@ -1,7 +1,6 @@
 """What a private run asks of data, model and loss. It is checked when a problem is prepared, before the training rows
 are sealed."""
 
-import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -80,11 +79,10 @@ def _check_units(samples: Samples, unit: str, where: str) -> None:
         )
     most = int(samples.units.unique(return_counts=True)[1].max())
     if 2 * most > len(samples):
-        warnings.warn(
-            f"{where}: one {unit} has {most} of {len(samples)} training rows. With privacy every {unit} counts as "
-            "much as any other, so this site's model learns little from these rows",
-            UserWarning,
-            stacklevel=2,
+        raise BadInput(
+            f"privacy: one {unit} has {most} of the {len(samples)} training rows of {where}; is it a mark for rows of "
+            f"which the {unit} is not known? Then leave these out. Else keep half of the rows at most from one {unit}: "
+            f"every {unit} counts as much as any other, so that its further rows teach next to nothing"
         )
 
 
