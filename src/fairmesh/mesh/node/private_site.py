@@ -48,7 +48,7 @@ class PrivateSite:
     def __init__(self, membership: Membership, log: "Log"):
         self._membership, self._log = membership, log
         self._run, self._head = membership.manifest.digest(), membership.site.state / _HEAD
-        self._anew = not self._head.exists()
+        self._anew = not self._head.exists()  # this state folder has released nothing yet
         path = membership.site.ledger_path
         begun = any(membership.site.state.glob("generation-*/*"))
         if begun and not path.exists():
@@ -72,6 +72,7 @@ class PrivateSite:
         """Notes in the state folder how long the ledger is, as a checkpoint is written."""
         with storing(self._head.parent):
             write_record(self._head, self.ledger.head)
+        self._anew = False
 
     # Training
 
