@@ -13,7 +13,6 @@ import argparse
 import hashlib
 import json
 import math
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -112,7 +111,7 @@ class Setting:
         rounds: How many rounds.
         units: How many units a site has.
         batch: How many of them are expected in a draw.
-        rows: How many rows the canary has.
+        rows: How many rows each unit has.
         algorithm: What trains.
     """
 
@@ -176,9 +175,10 @@ def problem_of(
         other: Those of all other units.
         bias: Whether the linear model has one.
     """
-    rows = torch.tensor([canary] * setting.rows + [other] * (setting.units - 1), dtype=torch.float32)
-    numbers = [0] * setting.rows + list(range(1, setting.units))
-    without_it = torch.tensor([nothing] + [other] * (setting.units - 1), dtype=torch.float32)
+    others = [other] * (setting.rows * (setting.units - 1))
+    rows = torch.tensor([canary] * setting.rows + others, dtype=torch.float32)
+    without_it = torch.tensor([nothing] * setting.rows + others, dtype=torch.float32)
+    numbers = [unit for unit in range(setting.units) for _ in range(setting.rows)]
     tested = torch.tensor([NOTHING] * 2)
 
     def site(training: Tensor, units: Sequence[int]) -> Site:
@@ -187,14 +187,12 @@ def problem_of(
 
     torch.manual_seed(0)
     privacy = Privacy(1.0, DELTA, clip=CLIP, loss_clip=LOSS_CLIP)
-    without = site(without_it, range(setting.units))
-    with warnings.catch_warnings():  # of a unit with most rows, which is meant
-        warnings.simplefilter("ignore")
-        splits = [
-            Problem(nn.Linear(2, 1, bias=bias), [first, without], loss=SquaredError(), privacy=privacy,
-                    sampling=Sampling(setting.batch))
-            for first in (site(rows, numbers), without)
-        ]  # fmt: skip
+    without = site(without_it, numbers)
+    splits = [
+        Problem(nn.Linear(2, 1, bias=bias), [first, without], loss=SquaredError(), privacy=privacy,
+                sampling=Sampling(setting.batch))
+        for first in (site(rows, numbers), without)
+    ]  # fmt: skip
     return seal(prepare(splits))
 
 

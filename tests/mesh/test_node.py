@@ -443,6 +443,7 @@ def test_data_of_another_form_is_refused_by_the_sites_name_and_the_field():
     class Member:
         name, names = "a", ["a", "b"]
         mesh = type("M", (), {"present": [type("P", (), {"name": n}) for n in "ab"]})
+        experiment = fm.Experiment(fm.data.Digits(), rounds=1)
 
     sites = fm.Problem(torch.nn.Linear(3, 2), [fm.Site((torch.randn(5, 3), torch.arange(5) % 2))]).prepared.sites
     mine = facts(sites[0])
