@@ -538,6 +538,7 @@ def caught(variant: Variant, epsilon: float, trials: int = TRIALS, delta: float 
 
 
 SMALL_DELTA = 1e-5
+_KEYS = ("name", "epsilon", "attack", "batch")  # by which a row of the record replaces an earlier one
 
 
 def run(names: Sequence[str] = (), trials: int = TRIALS) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -606,9 +607,10 @@ def main() -> None:
     if not given.show:
         for part, row in run(given.only, given.trials):
             record = json.loads(given.out.read_text()) if given.out.exists() else {}
-            same = ("name", "epsilon", "attack", "batch")
-            others = [old for old in record.get(part, []) if any(old.get(key) != row.get(key) for key in same)]
-            record[part] = [*others, row]
+            by_key = {
+                tuple(map(old.get, _KEYS)): old for old in (*record.get(part, ()), row)
+            }  # each stays in its place
+            record[part] = list(by_key.values())
             given.out.write_text(json.dumps(record, indent=1) + "\n")
             print(part, row, flush=True)
     _show(json.loads(given.out.read_text()))
