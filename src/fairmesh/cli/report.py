@@ -1,6 +1,6 @@
 """`fairmesh report`, `compare` and `topology`: show runs and graphs as tables, pictures and pages."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -59,14 +59,7 @@ def compare(
     from fairmesh.report.style import save_figure
     from fairmesh.report.text import Table
 
-    tables = (("--latex", latex, as_latex), ("--csv", csv, as_csv))
-    printed = [f"{option} -" for option, path, _ in tables if path == _STANDARD_OUTPUT]
-    if len(printed) + json_ > 1:
-        asked = " and ".join(printed + ["--json"] * json_)
-        raise BadInput(f"{asked} all go to standard output; write all but one to a file")
-    for option, path, _ in tables:
-        if path and path != _STANDARD_OUTPUT:
-            refuse_existing(path, option, overwrite)
+    printed = _on_standard_output({"--latex": latex, "--csv": csv}, json_, overwrite)
     runs = _loaded(folders)
     found = compared(runs)
     notes = [*found.choices, *unequal_choices(runs)]
@@ -74,7 +67,7 @@ def compare(
     if plot or not (latex or csv):
         picture: Callable[[Path], None] = lambda path: save_figure(curves(found.shown, notes=notes), path)  # noqa: E731
         drawn = draw(picture, plot, Path("compare.png"), overwrite)
-    for _, path, as_text in tables:
+    for path, as_text in ((latex, as_latex), (csv, as_csv)):
         if path == _STANDARD_OUTPUT:
             print(as_text(found, sites), end="", flush=True)
         elif path:
@@ -94,6 +87,18 @@ def compare(
     for what, path in (("picture", drawn), ("LaTeX", latex), ("CSV", csv)):
         if path and path != _STANDARD_OUTPUT:
             say(f"{what}: {path}")
+
+
+def _on_standard_output(files: Mapping[str, Path | None], json_: bool, overwrite: bool) -> bool:
+    """Returns whether one of some files is standard output. Refuses two of them there, and files that exist."""
+    printed = [f"{option} -" for option, path in files.items() if path == _STANDARD_OUTPUT]
+    if len(printed) + json_ > 1:
+        asked = " and ".join(printed + ["--json"] * json_)
+        raise BadInput(f"{asked} all go to standard output; write all but one to a file")
+    for option, path in files.items():
+        if path and path != _STANDARD_OUTPUT:
+            refuse_existing(path, option, overwrite)
+    return bool(printed)
 
 
 def report(

@@ -1,6 +1,7 @@
 """What models answer on the test rows of every site."""
 
 import hashlib
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -145,14 +146,16 @@ def _guessed_overlap(of_splits: Sequence[Site]) -> float:
     if any(site.rows is not None or site.test is None or site.test.units is not None for site in of_splits):
         return 0.0
     sets = [[one for one in (site.train, site.test, site.validation) if one is not None] for site in of_splits]
-    if not all(
-        one.here and not one.stream and not one.sealed and isinstance(one.targets, Tensor) for of in sets for one in of
-    ):
+    if not all(map(_is_readable, itertools.chain(*sets))):
         return 0.0
     targets = [torch.cat([one.targets for one in of]).sort(dim=0).values for of in sets]
     same = all(torch.equal(one, targets[0]) for one in targets[1:])
     apart = same and in_common([torch.cat([_numbered(one) for one in of]) for of in sets]) == 0.0
     return len(of_splits[0].test) / len(targets[0]) if apart else 0.0
+
+
+def _is_readable(samples: Samples) -> bool:
+    return samples.here and not samples.stream and not samples.sealed and isinstance(samples.targets, Tensor)
 
 
 def _trained_in_common(problem: Prepared, splits: Sequence[int]) -> tuple[float, ...]:

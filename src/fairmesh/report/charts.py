@@ -129,11 +129,15 @@ def curves(lines: Sequence[Line], x_label: str, y_label: str, title: str, faint:
     plane = _Plane(_padded(*across, 0.0), _padded(*upwards, 0.06))
     bands = [band for line, points in known for band in _bands(line, points, plane)]
     drawn = [part for line, points in known for part in _curve(line, points, plane)]
+    parts = [*plane.frame(x_label, y_label), *bands, *drawn]
+    return _chart(title, plane.height, parts, _curve_entries(lines, faint))
+
+
+def _curve_entries(lines: Sequence[Line], faint: str) -> list[tuple[str, str]]:
     entries = [(_line_key(line), line.label) for line in lines if not line.faint]
     if faint and any(line.faint for line in lines):
         entries.append((_path("faint", [(1, 6), (27, 6)]), faint))
-    parts = [*plane.frame(x_label, y_label), *bands, *drawn]
-    return _chart(title, plane.height, parts, entries if len(entries) > 1 else [])
+    return entries if len(entries) > 1 else []
 
 
 def _curve(line: Line, points: Sequence[_Point], plane: "_Plane") -> list[str]:
@@ -256,12 +260,10 @@ def network(
     sparse = " many" if len(drawn) > 300 else ""
     parts = [_path(f"edge{sparse}", [at[i], at[j]]) for i, j in sorted(drawn - without)]
     parts += [_path("edge broken", [at[i], at[j]]) for i, j in sorted(without)]
-    arrows = [w for w in waits if w.who != w.whom and 0 <= w.who < count and 0 <= w.whom < count]
+    arrows = [wait for wait in waits if _pairs([(wait.who, wait.whom)], count)]
     parts += [_waiting(wait, nodes, at, size + 1) for wait in arrows]
     parts += [_node(node, *place, size) for node, place in zip(nodes, at)]
-    concerned = {i for wait in arrows for i in (wait.who, wait.whom)}
-    concerned |= {i for i, node in enumerate(nodes) if count <= _NAMED or node.own or node.worst or node.away}
-    parts += [_name(nodes[i].name, turns[i], at[i], size, flat and count > 1) for i in sorted(concerned)]
+    parts += [_name(nodes[i].name, turns[i], at[i], size, flat and count > 1) for i in _named(nodes, arrows)]
     if flat and len(arrows) <= 6:
         parts += [_since(wait.since, at[wait.who], at[wait.whom]) for wait in arrows if wait.since]
     return _chart(title, height, parts, _network_entries(nodes, bool(arrows), bool(without), shades))
@@ -272,6 +274,13 @@ def _circle(count: int) -> tuple[float, float, float, bool]:
     if count <= _ROWS:
         return 112.0 if count > 1 else 0.0, 9.0, 320.0, True
     return (120.0, 4.0, 420.0, False) if count <= _NAMED else (160.0, 2.4, 420.0, False)
+
+
+def _named(nodes: Sequence[Node], waits: Sequence[Wait]) -> list[int]:
+    """Returns the sites whose names are shown: all, or of many those that a reader looks for."""
+    every = len(nodes) <= _NAMED
+    concerned = {i for i, node in enumerate(nodes) if every or node.own or node.worst or node.away}
+    return sorted(concerned.union(*((wait.who, wait.whom) for wait in waits)))
 
 
 def _pairs(edges: Iterable[Sequence[int]], count: int) -> set[tuple[int, int]]:

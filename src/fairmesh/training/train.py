@@ -4,7 +4,7 @@ import functools
 import logging
 import os
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -209,6 +209,17 @@ def _log_once(line: str) -> None:
     logging.getLogger("fairmesh").warning(line)
 
 
+def _told_only(plan: Plan, problem: Prepared) -> Iterator[str | None]:
+    """Yields what is announced, and not logged."""
+    yield notes.on_single_classes(problem)
+    if plan.private:
+        yield on_privacy(plan.private, [replica.split for replica in plan.replicas])
+    if plan.measured:
+        yield measured_in_words(plan)
+    if plan.options.choose_weights and too_large_to_choose(problem):
+        yield NOT_CHOSEN
+
+
 def _say_choices(ready: Ready, announce: Announce) -> None:
     """Announces all that was chosen for a run. Without `announce`, logs once per process what is special about it."""
     plan, problem, device = ready.plan, ready.plan.problem, ready.network.device
@@ -217,16 +228,13 @@ def _say_choices(ready: Ready, announce: Announce) -> None:
     special = (
         notes.on_binary_numbers(problem),
         None if several else on_too_few_rounds(plan.cycle, plan.rounds, algorithm, problem.flat_model.dim),
-        notes.on_single_classes(problem) if announce else None,
         notes.on_empty_columns(problem),
         notes.on_parts(problem),
         notes.on_short_floats(problem),
         notes.on_stacking(problem, device),
         notes.on_augmentation(problem),
         notes.on_units(problem),
-        on_privacy(plan.private, [r.split for r in plan.replicas]) if announce and plan.private else None,
-        measured_in_words(plan) if announce and plan.measured else None,
-        NOT_CHOSEN if announce and plan.options.choose_weights and too_large_to_choose(problem) else None,
+        *(_told_only(plan, problem) if announce else ()),
         *dict.fromkeys(on_updates(replica.algorithm, problem, plan.rounds) for replica in plan.replicas),
     )
     switched_off = notes.on_evaluation_mode(problem)

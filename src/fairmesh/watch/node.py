@@ -197,9 +197,10 @@ def _site(name: str, seen: Mapping[str, Any], age: float) -> Site:
 
 
 def _state(name: str, seen: Mapping[str, Any]) -> SiteState:
+    """Returns what is known of how a site is: first by this node, then by what the site says."""
     told, own = seen["sites"][name], name == seen["site"]
     state, edge = life.state_in(told["activity"]) if told else "", seen["edges"].get(name)
-    if life.state_in(seen["activity"]) == life.FINISHED or state == life.FINISHED:
+    if life.FINISHED in (state, life.state_in(seen["activity"])):
         return "ended"
     if own and not seen["running"]:
         return "diverged" if (seen.get("ended") or {}).get("diverged") else "stopped"
@@ -211,8 +212,10 @@ def _state(name: str, seen: Mapping[str, Any]) -> SiteState:
         return "unknown"
     if not own and is_silent(told, len(seen["sites"])):
         return "silent"
-    if state == life.STOPPED:
-        return "stopped"
+    return "stopped" if state == life.STOPPED else _at_work(told)
+
+
+def _at_work(told: Mapping[str, Any]) -> SiteState:
     waiting = [told["time"] - since for since in told["waiting_for"].values()]
     return "waits" if any(seconds > _SHORT_WAIT_S for seconds in waiting) else "at work"
 

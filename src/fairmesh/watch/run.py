@@ -63,8 +63,7 @@ class RunSource:
         k = next((k for k, one in enumerate(variants) if one.shown), 0)
         replicas = facts["variants"][k]["replicas"] if facts["variants"] else []
         sites = self._sites(facts, replicas)
-        values = {i: site.value.value for i, site in enumerate(sites) if site.value}
-        first = sorted(values, key=values.__getitem__, reverse=not facts["higher_is_better"])
+        values, first = _worst_first(sites, facts["higher_is_better"])
         worst = sites[first[0]] if first else None
         done = max(facts["round"], max((record["round"] for record in self._records.newest), default=0))
         facts = {**facts, "round": facts["round"] or min(done, facts["rounds"] or done)}
@@ -94,7 +93,7 @@ class RunSource:
             worst=worst.value if worst else None,
             worst_site=first[0] if first else None,
             mean=Estimate(sum(values.values()) / len(values)) if values else None,
-            edges=tuple(Edge((i, j)) for i, j in facts["edges"] if max(i, j) < len(sites)),
+            edges=_edges(facts, len(sites)),
             server=facts["server"],
             curves=curves if len(curves.sites) in (0, len(sites)) else replace(curves, sites=()),
             variants=variants if kind == "sweep" else (),
@@ -223,6 +222,16 @@ def _said(folder: Path, facts: Mapping[str, Any], at: float, worst: Site | None,
         age = "" if facts["time"] is None else f"; it has written nothing for {duration(at - facts['time'])}"
         return Now(UNSEEN, f"this folder does not say how its run is, since it has no {STATUS}{age}", "look")
     return now(facts, at, worst=the_worst, saved=(folder / CHECKPOINT).exists())
+
+
+def _worst_first(sites: Sequence[Site], higher_is_better: bool) -> tuple[dict[int, float], list[int]]:
+    """Returns the values of the sites that have one, by their numbers, and these numbers, those of the worst first."""
+    values = {i: site.value.value for i, site in enumerate(sites) if site.value}
+    return values, sorted(values, key=values.__getitem__, reverse=not higher_is_better)
+
+
+def _edges(facts: Mapping[str, Any], sites: int) -> tuple[Edge, ...]:
+    return tuple(Edge((i, j)) for i, j in facts["edges"] if max(i, j) < sites)
 
 
 def _estimate(value: float | None) -> Estimate | None:

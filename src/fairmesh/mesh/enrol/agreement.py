@@ -1,11 +1,11 @@
 """An experiment between organisations: what all sites must agree on, what is refused, and a site's own data."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from fairmesh.algorithms.base import unmeasured
+from fairmesh.algorithms.base import Algorithm, unmeasured
 from fairmesh.algorithms.fitting import check_objective
 from fairmesh.config.imports import imported
 from fairmesh.config.overrides import flat_table, portable, resolved_files
@@ -23,7 +23,7 @@ from fairmesh.personalization.personalize import mixes_models, mixes_outputs, us
 from fairmesh.problems.prepared import Prepared
 from fairmesh.problems.private_data import refuse_form_of_rows
 from fairmesh.trackers import Tracker
-from fairmesh.training.observers import CsvWriter
+from fairmesh.training.observers import CsvWriter, Observer
 
 
 def agreed(experiment: Experiment) -> dict[str, Any]:
@@ -41,13 +41,7 @@ def refuse_undeployable(experiment: Experiment) -> None:
     """Refuses what sites without a server cannot run. A deployment is one run of one algorithm."""
     algorithm, objective = experiment.algorithm, experiment.objective
     check_objective(algorithm, objective)
-    if algorithm.needs_server or not algorithm.sends:
-        why = "needs a server that all sites trust with their models" if algorithm.needs_server else "sends nothing"
-        why = why if algorithm.sends or not algorithm.needs_server else "trains on the data of all sites in one place"
-        raise BadInput(
-            f"{registered_name(algorithm)} {why}, so there is nothing to deploy between organisations; use "
-            "tracked-ad-gda or ad-gda"
-        )
+    _refuse_server(algorithm)
     left_open = [] if experiment.trainer else unmeasured(algorithm)  # a trainer's updates have no curvature
     if left_open:
         raise BadInput(
@@ -80,7 +74,21 @@ def refuse_undeployable(experiment: Experiment) -> None:
     runs = {"seeds": len(experiment.seeds), "splits": experiment.splits, "sweep": 1 + len(experiment.sweep)}
     for key in (key for key, count in runs.items() if count > 1):
         raise BadInput(f"a deployment is one run, but {key} asks for more; compare them in a simulation, and keep one")
-    for observer in experiment.observers:
+    _refuse_observers(experiment.observers)
+
+
+def _refuse_server(algorithm: Algorithm) -> None:
+    if algorithm.needs_server or not algorithm.sends:
+        why = "needs a server that all sites trust with their models" if algorithm.needs_server else "sends nothing"
+        why = why if algorithm.sends or not algorithm.needs_server else "trains on the data of all sites in one place"
+        raise BadInput(
+            f"{registered_name(algorithm)} {why}, so there is nothing to deploy between organisations; use "
+            "tracked-ad-gda or ad-gda"
+        )
+
+
+def _refuse_observers(observers: Iterable[Observer]) -> None:
+    for observer in observers:
         if isinstance(observer, Tracker):
             raise BadInput(
                 f"the observer {registered_name(observer)!r} would track the run at every site; between organisations "

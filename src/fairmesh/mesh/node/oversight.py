@@ -515,6 +515,10 @@ class Oversight(Observer):
         missing = self.missing
         return None if missing is None else {"sites": missing[0], "seconds": missing[1].seconds}
 
+    def _state_lost(self) -> list[dict[str, Any]]:
+        claims = self._by_site(Mailroom.state_lost)
+        return [{"by": by, "reason": shortened(claim.reason), "since": claim.since} for by, claim in claims.items()]
+
     def status(self) -> dict[str, Any]:
         """Returns this node's view of the mesh, the content of status.json."""
         membership, edges = self._membership, self._by_site(Mailroom.view)
@@ -568,10 +572,7 @@ class Oversight(Observer):
             "edges": edges,
             "refusing": self._refusing(),
             "ignored": self._node.aside.view(),
-            "state_lost": [
-                {"by": by, "reason": shortened(claim.reason), "since": claim.since}
-                for by, claim in self._by_site(Mailroom.state_lost).items()
-            ],
+            "state_lost": self._state_lost(),
             "diverged": self._diverged(),
             "contradicted": self._contradicted(),
             "unsigned": self._node.measurements.unsigned(),

@@ -1,6 +1,7 @@
 """The sites at a glance: one line for each, next to pictures of the same numbers."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from fairmesh.metrics.units import defined
 from fairmesh.report import charts
@@ -40,17 +41,7 @@ def _values(view: View) -> str:
     sites, only the first two."""
     card, unit = view.card, view.unit
     sites = view.sites[:COMPACT]
-    models = {model["name"]: model for model in card["site_models"]}
-    own = [models.get(site["name"], {}) for site in sites]
-    common = [(site["metrics"][unit.metric], site["interval"]) for site in sites]
-    alone = [(model["local"] if model else site["references"].get(ALONE), None) for site, model in zip(sites, own)]
-    fixed = [(site["references"].get("average"), None) for site in sites]
-    if models:
-        given = [(model.get("personal"), model.get("interval")) for model in own]
-        told = {"its model": given, "alone": alone, "common model": common, FIXED: fixed}
-    else:
-        told = {"this run": common, "alone": alone, FIXED: fixed}
-    drawn = list(told.items())[: 2 if len(sites) > ROWS else None]
+    drawn = list(_estimates(view, sites).items())[: 2 if len(sites) > ROWS else None]
     drawn = [(label, scaled(estimates, unit)) for label, estimates in drawn if any(defined(v) for v, _ in estimates)]
     if not drawn or (len(drawn) == 1 and not any(drawn[0][1][1])):
         return ""  # the table says the same
@@ -60,6 +51,19 @@ def _values(view: View) -> str:
     known = any(any(one.intervals) for one in series)
     caption += f"; lines are {100 * card['intervals']['level']:.0f} % intervals." if known else "."
     return figure(charts.dots([site["name"] for site in sites], series, unit.label, caption), caption)
+
+
+def _estimates(view: View, sites: Sequence[Mapping[str, Any]]) -> dict[str, list[tuple[Any, Any]]]:
+    """Returns, for each kind of model, its value and its interval at the sites; the most important kind first."""
+    models = {model["name"]: model for model in view.card["site_models"]}
+    own = [models.get(site["name"], {}) for site in sites]
+    common = [(site["metrics"][view.unit.metric], site["interval"]) for site in sites]
+    alone = [(model["local"] if model else site["references"].get(ALONE), None) for site, model in zip(sites, own)]
+    fixed = [(site["references"].get("average"), None) for site in sites]
+    if not models:
+        return {"this run": common, "alone": alone, FIXED: fixed}
+    given = [(model.get("personal"), model.get("interval")) for model in own]
+    return {"its model": given, "alone": alone, "common model": common, FIXED: fixed}
 
 
 def _sentences(view: View) -> str:
