@@ -186,7 +186,7 @@ def problem_of(
         return Site((training[:, :2], training[:, 2]), test=(tested[:, :2], tested[:, 2]), units=sets)
 
     torch.manual_seed(0)
-    privacy = Privacy(1.0, DELTA, clip=CLIP, loss_clip=LOSS_CLIP)
+    privacy = Privacy(1.0, DELTA, clip=CLIP, loss_clip=LOSS_CLIP, rows_per_unit=min(8, setting.rows))
     without = site(without_it, numbers)
     splits = [
         Problem(nn.Linear(2, 1, bias=bias), [first, without], loss=SquaredError(), privacy=privacy,

@@ -31,7 +31,7 @@ from fairmesh.problems.learning import Learning
 from fairmesh.problems.model_for_sites import fitted
 from fairmesh.problems.models import Logistic, Model
 from fairmesh.problems.prepared import Prepared, with_splits
-from fairmesh.problems.private_data import refuse_form_of_rows
+from fairmesh.problems.private_data import refuse_left_to_rows
 from fairmesh.problems.problem import Problem, prepare
 from fairmesh.topology.graphs import Topology
 from fairmesh.training.defaults import DEFAULT_ALGORITHM, ROUNDS, default_for
@@ -167,8 +167,8 @@ class Experiment(Learning):
         if sites is not None:
             return self._of_sites(sites, names, outputs, 0 if self.privacy is not None else None)
         data = self.known_data()
-        if self.privacy is not None and self.contract is None:
-            refuse_form_of_rows(data.left_to_rows())
+        if self.privacy is not None:
+            refuse_left_to_rows(data, self.contract)
         splits = [data] if self.splits == 1 else [data.resplit(k) for k in range(self.splits)]
         loaded = aligned([self.sites(split) for split in splits])
         if isinstance(data.innermost, Table):

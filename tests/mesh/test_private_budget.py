@@ -14,7 +14,7 @@ from torch import nn
 import fairmesh as fm
 from fairmesh.experiment import experiment_from
 from fairmesh.mesh.enrol.agreement import refuse_undeployable
-from fairmesh.mesh.node.membership import facts
+from fairmesh.mesh.node.membership import facts, misfit
 from fairmesh.mesh.node.private_site import PrivateSite
 from fairmesh.privacy.accounting import Releases, epsilon_of, static_shape
 from fairmesh.problems.private_run import PrivateRun
@@ -154,6 +154,16 @@ def test_run_that_was_made_is_not_made_again_with_an_empty_state_folder(tmp_path
         _enters(again, 1, 0)
 
 
+def test_sites_that_protect_other_units_are_named():
+    said = [{"inputs": 1, "targets": 1, "samples": 200, "unit": unit} for unit in ("patient", "patient", "row")]
+    known = dict(zip("abc", said))
+    experiment = fm.Experiment(fm.data.Digits(), privacy=PRIVACY)
+    found = misfit(known, experiment)
+    assert found.sites == ["c"]
+    assert all(part in found.reason for part in ("patient", '"row" at c', "[contract]"))
+    assert misfit(known, fm.Experiment(fm.data.Digits())).sites == ()
+
+
 def test_images_whose_form_single_ones_decide_are_refused():
     data = fm.data.ImageFolder("scans", classes=("healthy", "ill"))
     with refused("privacy", "channels"):
@@ -171,7 +181,7 @@ def test_of_validation_rows_only_the_number_of_units_is_told():
     site = fm.Site(**sets, units={name: list(numbers) for name, numbers in units.items()})
     (own,) = prepare(fm.Problem(nn.Linear(3, 2), [site], sampling=fm.Sampling(batch=10), privacy=PRIVACY)).sites
     told = facts(own)
-    assert (told["samples"], told["test"], told["validation"]) == (60, 6, 10)
+    assert (told["samples"], told["test"], told["validation"], told["unit"]) == (60, 6, 10, "unit")
 
 
 @pytest.mark.parametrize("option", ["choose_weights", "compare_weights"])

@@ -112,6 +112,13 @@ def test_sites_tell_noised_losses_and_what_was_spent_and_no_metric(killed):
     assert all(None not in row["loss"]["sites"] for row in rows[1:])
 
 
+def test_logs_have_no_digest_of_training_rows(killed):
+    events = [json.loads(line) for line in (killed / "a" / "state" / "log.jsonl").read_text().splitlines()]
+    agreed = [event for event in events if event["what"] == "the sites' data is agreed"]
+    assert agreed
+    assert not any("data_and_model" in event for event in agreed)
+
+
 def test_evaluation_at_the_end_has_noise_and_is_charged_to_test_units(killed):
     last = json.loads((killed / "a" / "state" / "result" / "metrics.jsonl").read_text().splitlines()[-1])
     events = [json.loads(line) for line in (killed / "a" / "state" / "log.jsonl").read_text().splitlines()]

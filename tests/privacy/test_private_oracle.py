@@ -1,5 +1,7 @@
 """The mechanism by its definition: what one unit can change, how units are drawn, and noise that is not used twice."""
 
+import copy
+import functools
 import itertools
 import math
 from dataclasses import dataclass, replace
@@ -11,7 +13,6 @@ from scipy import stats
 from torch import Tensor, nn
 
 import fairmesh as fm
-from fairmesh.losses import NamedLoss
 from fairmesh.problems.gradient_path import Link
 from fairmesh.problems.unit_gradients import ByLayers, EveryUnit
 from tests.privacy.private import NOISELESS, SECRET, oracle_of, private_run, problem, released
@@ -191,6 +192,29 @@ def test_rows_of_one_unit_never_change_what_another_one_contributes(lengths):
     assert float((sums[1] - (len(lengths) - 1) / len(lengths) * sums[0]).norm()) <= CLIP * 1.001
 
 
+@pytest.mark.parametrize("draws", [False, True], ids=["augmentation", "dropout"])
+def test_how_many_rows_one_unit_has_changes_no_other_units_gradient(draws):
+    """Rows are repeated up to a fixed number, which augmentation sees, and public draws have the shape of."""
+
+    def centred(inputs, draw):
+        return inputs - inputs.mean(0)
+
+    sums, x, y = [], *_rows(60)
+    model = nn.Sequential(nn.Dropout(), nn.Linear(3, 2)) if draws else nn.Linear(3, 2)
+    for rows in (3, 2):  # of unit 0
+        units = [0] * rows + [1 + k // 2 for k in range(40)]
+        site = fm.Site((torch.cat([x[:rows], x[10:50]]), torch.cat([y[:rows], y[10:50]])), units=units)
+        privacy = replace(PRIVACY, rows_per_unit=8)
+        of = problem(copy.deepcopy(model), [site, site], privacy=privacy, augment=None if draws else centred)
+        oracle = oracle_of(of, private_run(of, NOISELESS))
+        if rows == 3:
+            (others,) = torch.where(oracle._units._lengths[:21] == 2)
+        models = oracle.initial_models().flatten(0, 1)
+        sums.append(oracle._clipped(models, others.expand(2, -1), torch.ones(2, 20, dtype=torch.bool), torch.arange(2)))
+    assert float(sums[0].gradients.norm()) > 0
+    assert all(torch.equal(before, after) for before, after in zip(*sums))
+
+
 def test_unit_of_many_rows_contributes_the_mean_over_some_of_them_by_chance():
     """Of 40 rows, 8 in a row are looked at, from a random place. Over many draws every row is."""
     x = torch.cat([torch.eye(40), torch.zeros(40, 40)])  # the second unit has no gradient
@@ -266,13 +290,15 @@ def _tall(
     replicas: int = 1,
     value: float = 1.0,
     seed: int = 0,
-    loss: NamedLoss = SQUARED,
+    loss=SQUARED,
     augment=None,
+    model=None,
     **decisions,
 ):
     site = fm.Site((torch.full((4, 50), value), torch.ones(4)))
     torch.manual_seed(0)
-    of = problem(nn.Linear(50, 1, bias=False), [site, site], privacy=PRIVACY, loss=loss, augment=augment)
+    model = model or nn.Linear(50, 1, bias=False)
+    of = problem(model, [site, site], privacy=PRIVACY, loss=loss, augment=augment)
     return oracle_of(of, private_run(of, noise, **decisions), replicas=replicas, seed=seed)
 
 
@@ -365,6 +391,50 @@ def test_noise_is_fresh_for(name):
     every = torch.cat(noise)  # two sites of each
     correlations = torch.corrcoef(every) - torch.eye(4)
     assert float(correlations.abs().max()) < 0.6  # of 50 numbers: four standard deviations
+
+
+class Scaled:
+    """A loss with a number that its code does not show."""
+
+    def __init__(self, weight: float):
+        self._weight = {"all": [weight]}
+
+    def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return self._weight["all"][0] * nn.functional.mse_loss(outputs.squeeze(-1), targets)
+
+
+class Shifted(nn.Module):
+    """A model with such a number."""
+
+    def __init__(self, shift: float):
+        super().__init__()
+        self.layer, self._shift = nn.Linear(50, 1, bias=False), shift
+        nn.init.zeros_(self.layer.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x) + self._shift
+
+
+HOLDS = {
+    "a loss": lambda number: {"loss": Scaled(number)},
+    "a method": lambda number: {"loss": Scaled(number).__call__},
+    "a model": lambda number: {"model": Shifted(number)},
+    "an augmentation": lambda number: {"augment": functools.partial(_times, by=torch.tensor(number))},
+}
+
+
+def _times(inputs, draw, by):
+    return inputs * by
+
+
+@pytest.mark.parametrize("name", HOLDS)
+@pytest.mark.quick_cases("all")
+def test_noise_follows_numbers_that_objects_hold(name):
+    """A run that is resumed with another number inside its loss would else have the same noise at another gradient."""
+    first, again, other = (released(_tall(**HOLDS[name](number)))[1] for number in (1.0, 1.0, 1.0 + 1e-6))
+    assert torch.equal(first, again)
+    noise = torch.cat([part - part.mean() for part in (first, other)])
+    assert float((torch.corrcoef(noise) - torch.eye(4)).abs().max()) < 0.6
 
 
 def test_noise_of_a_site_of_its_own_secret_is_not_that_of_a_simulation():

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 import fairmesh as fm
 from fairmesh.data.samples import Samples
 from fairmesh.data.sealed import SealedRows
+from fairmesh.mesh.node.membership import facts
 from fairmesh.problems.problem import prepare
 from fairmesh.report.runs import Run
 from fairmesh.report.text import run_in_words
@@ -248,6 +249,62 @@ def test_the_number_of_classes_comes_from_the_labels_of_no_row(tmp_path):
     assert fm.Experiment(fm.data.Digits(nodes=3), privacy=PRIVACY).problem().classes == 10
 
 
+@pytest.mark.parametrize("model", [nn.Conv2d(1, 6, 1), nn.Conv2d(1, 1, 1)], ids=["masks", "counts of its own loss"])
+def test_the_number_of_outputs_follows_from_no_label(model):
+    def loss(outputs: Tensor, targets: Tensor) -> Tensor:
+        return nn.functional.poisson_nll_loss(outputs.squeeze(1), targets.float())
+
+    told = []
+    for rare in (1, 4):
+        x, y = torch.randn(40, 1, 3, 3), torch.zeros(40, 3, 3, dtype=torch.int64)
+        y[7, 0, 0] = rare
+        one = fm.Site((x, y), test=(torch.randn(8, 1, 3, 3), torch.zeros(8, 3, 3, dtype=torch.int64)))
+        own = {} if model.out_channels > 1 else {"loss": loss}
+        (sealed,) = prepare(problem([one], model, privacy=_with(loss_clip=3.0), **own)).sites
+        told.append(facts(sealed))
+    assert told[0] == told[1]
+    assert told[0]["outputs"] in (0, model.out_channels)
+
+
+def test_targets_that_are_no_labels_are_refused_where_the_loss_reads_labels():
+    soft = site(0, of_patients=False)
+    labels = soft.train[1].float()
+    labels[3] = 0.5
+    logits = {"model": nn.Sequential(nn.Linear(FEATURES, 1), nn.Flatten(0)), "loss": fm.losses.BinaryCrossEntropy()}
+    tested = (soft.test[0], soft.test[1].float())
+    with refused("0 or 1", "round"):
+        problem([dataclasses.replace(soft, train=(soft.train[0], labels), test=tested)], **logits)
+    binary = dataclasses.replace(soft, train=(soft.train[0], soft.train[1].float()), test=tested)
+    assert prepare(problem([binary], **logits)).task == "binary"
+
+
+def test_settings_that_let_single_rows_decide_about_all_are_refused(tmp_path):
+    classes, grey = ("healthy", "ill"), {"channels": 1, "size": (4, 4)}
+    inputs, target = fm.data.Arrays((4, 4)), fm.data.Column("ill", "label", classes=classes)
+    scans = {
+        "classes": (fm.data.ImageFolder("scans", **grey), None),
+        "channels": (fm.data.ImageFolder("scans", classes=classes), None),
+        "channels is": (fm.data.ImageFolder("scans", classes=classes), fm.data.Contract(target=target)),
+        "largest": (fm.data.Fewer(fm.data.Corrupted(fm.data.Digits(), how="inputs")), None),
+        "labels are drawn": (fm.data.Corrupted(fm.data.ImportedData("patients.py:sites")), None),
+        "there is no folder": (fm.data.ImageFolder("scans", classes=classes, **grey), None),
+        "no folder scans": (fm.data.ImageFolder("scans", classes=classes), fm.data.Contract(inputs=inputs)),
+    }
+    for said, (data, contract) in scans.items():
+        with refused(said):
+            fm.Experiment(data, contract=contract, privacy=PRIVACY).problem()
+    corrupted = fm.data.Corrupted(fm.data.Digits(nodes=3))
+    assert fm.Experiment(corrupted, privacy=PRIVACY).problem().classes == 10
+
+
+def test_the_model_of_a_sweep_is_not_chosen_by_rows_that_have_no_noise():
+    judged = [dataclasses.replace(site(k, of_patients=False), validation=site(9 + k).test) for k in range(3)]
+    algorithms = [fm.algorithms.DSGD(primal_step=step) for step in (0.1, 1.0)]
+    for privacy, chosen in ((PRIVACY, [None]), (None, [0, 1])):
+        result = fm.train(problem(judged, privacy=privacy), fm.Ring(), algorithms, rounds=2)
+        assert result.chosen in chosen
+
+
 def test_problem_refuses_rows_that_are_both_trained_and_judged_on():
     whole = site(0, of_patients=False)
     with refused("site 0", "test", "fm.data.split"):
@@ -390,6 +447,15 @@ def test_head_on_frozen_features_is_trained_by_units(tmp_path):
     sites = fm.models.frozen_features(encoder, [site(0), site(1)], folder=tmp_path)
     result = fm.train(problem(sites, nn.Linear(6, 2)), rounds=2)
     assert (result.privacy["unit"], result.privacy["units"]) == ("patient", [PATIENTS, PATIENTS])
+
+
+def test_features_of_a_table_that_follows_all_rows_are_refused(tmp_path):
+    sites = table_experiment(tmp_path, None).data.sites()
+    width = sites[0].train[0].shape[1]
+    features = fm.models.frozen_features(nn.Linear(width, 6), sites, folder=tmp_path)
+    assert fm.Problem(nn.Linear(6, 2), features).prepared.classes == 2
+    with refused("[contract]", "A"):
+        problem(features, nn.Linear(6, 2))
 
 
 @pytest.mark.parametrize("policy", ["frozen", "convert"])

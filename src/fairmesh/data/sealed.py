@@ -1,8 +1,8 @@
 """Training rows behind a seal: the rest of the program has their number of units and their form, and no values."""
 
 import re
+from collections.abc import Iterable
 from dataclasses import replace
-from typing import NamedTuple
 
 from fairmesh.data.samples import Samples
 from fairmesh.data.units import units_of
@@ -26,9 +26,9 @@ class SealedRows:
         """Returns the rows."""
         return self._samples
 
-    def sizes(self) -> "Sizes":
-        """Returns how much memory the rows take, which an estimate needs and nobody else is told."""
-        return sizes_of(self._samples)
+    def size(self) -> tuple[int, int]:
+        """Returns the number of rows and their bytes, which an estimate of memory needs and nobody else is told."""
+        return len(self._samples), self._samples.nbytes
 
 
 def noun_of(unit: str) -> str:
@@ -43,20 +43,11 @@ def unit_of(samples: Samples) -> str:
     return "row" if samples.units is None else "unit"
 
 
-class Sizes(NamedTuple):
-    """How large samples are."""
-
-    rows: int
-    nbytes: int
-    longest: int  # rows of the unit with most
-
-
-def sizes_of(samples: Samples) -> Sizes:
-    """Returns the sizes of samples, also of sealed ones."""
-    if samples.sealed is not None:
-        return samples.sealed.sizes()
-    longest = 1 if samples.units is None else int(samples.units.unique(return_counts=True)[1].max())
-    return Sizes(len(samples), samples.nbytes, longest)
+def rows_of_units(sets: Iterable[Samples], most: int) -> int:
+    """Returns how many rows of each unit a private round computes, repeated ones included: as many as are looked at of
+    a unit, or one where every row is a unit. It does not depend on how many rows any unit has, since what is computed
+    for the others would tell of that one."""
+    return most if any(unit_of(samples) != "row" for samples in sets) else 1
 
 
 def sealed(samples: Samples, fingerprint: str, outputs: int, unit: str = "unit") -> Samples:

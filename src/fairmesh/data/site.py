@@ -36,6 +36,8 @@ class Site:
             may have rows in two sets: `fm.data.split` makes a test set of whole units. None if every row is a unit of
             its own. Default: None.
         unit: What a unit is called, such as "patient", where a private run says what it protects. Default: "unit".
+        fitted: Whether inputs were made with numbers of other rows, such as features of inputs that were scaled by all
+            rows. A private run refuses them. `fm.models.frozen_features` sets it. Default: False.
 
     Example:
         >>> import torch
@@ -56,6 +58,7 @@ class Site:
     rows: Any = None
     units: Any = None
     unit: Any = "unit"
+    fitted: bool = False
 
 
 def with_sets(

@@ -261,7 +261,7 @@ class Announced:
 KINDS = {
     "facts": Announced(
         "number of training, reserved, test and validation samples, shape and type of inputs and targets, number of "
-        "outputs, and name of its group",
+        "outputs, name of its group, and what a unit of several rows is called",
         fields={
             "samples": count(1, SAMPLES_AT_MOST),
             "reserved": count(0, SAMPLES_AT_MOST),
@@ -271,6 +271,7 @@ KINDS = {
             "test": count(0, SAMPLES_AT_MOST),
             "validation": count(0, SAMPLES_AT_MOST),
             "group": text(),
+            "unit": text(),
         },
         at_most=1 << 12,
     ),

@@ -203,7 +203,7 @@ def bind(problem: "Problem", samples: SiteSamples) -> BoundModel:
         probe = dataclasses.replace(probe, loss=loss)
         loss = dataclasses.replace(loss, by_vmap=not probe.why_not_stacked)
     predictions = read.predictions(outputs)
-    task = _task(predictions, loss, samples)
+    task = _task(predictions, loss, samples, problem.privacy is not None)
     classes = {"binary": 2, "classes": predictions.shape[-1]}.get(task)
     label_range = (classes, ignored_by(loss)) if classes else _range_in_masks(task, loss, told_apart)
     return BoundModel(
@@ -295,11 +295,16 @@ def _augmenter(problem: "Problem", samples: SiteSamples) -> Augmenter | None:
     return dataclasses.replace(Augmenter.of(problem.augment), label_axes=targets.ndim if labels else None)
 
 
-def _task(predictions: Tensor, loss: Loss, samples: SiteSamples) -> Task:
+def _task(predictions: Tensor, loss: Loss, samples: SiteSamples, private: bool) -> Task:
     every = [samples.sites[i].train.seen.targets for i in samples.here]
     if not isinstance(every[0], Tensor):
         return "several"
     logits = reads_logits(loss) and all(bool(((targets == 0) | (targets == 1)).all()) for targets in every)
+    if private and reads_logits(loss) and not logits:
+        raise BadInput(
+            "privacy: targets are not all 0 or 1, so that they are no labels, and that would be told; round them, or "
+            "use a loss of numbers"
+        )
     return task_of(predictions, every[0][: len(predictions)], logits)
 
 

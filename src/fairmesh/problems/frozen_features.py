@@ -24,6 +24,7 @@ from fairmesh.data.items import Targets, first_not_finite
 from fairmesh.data.rows import SampleRows
 from fairmesh.data.samples import Samples
 from fairmesh.data.site import Site, with_sets
+from fairmesh.data.site_tables import follows_rows
 from fairmesh.errors import BadInput, in_a_line, refusing
 from fairmesh.numerics import trees
 from fairmesh.numerics.trees import Tree
@@ -97,8 +98,8 @@ def frozen_features(
     def features_of(source: Any, what: str) -> Any:
         return _features(encoder, Samples.of(source, what, targets), what, of_encoder, kept_in, batch)
 
-    given = [replace(site, table=None) if isinstance(site, Site) else Site(site) for site in sites]
-    return with_sets(given, features_of)
+    named = [site if isinstance(site, Site) else Site(site) for site in sites]
+    return with_sets([replace(site, table=None, fitted=follows_rows(site)) for site in named], features_of)
 
 
 # Fingerprints

@@ -9,10 +9,11 @@ import math
 import os
 import re
 import sys
-from collections.abc import Mapping
-from types import CellType, CodeType, FunctionType
+from collections.abc import Iterator, Mapping
+from types import CellType, CodeType, FunctionType, MethodType
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -132,6 +133,49 @@ def _object_in_words(value: Any, depth: int, folder: str) -> Any:
     if _is_own(type(value)) and not _is_installed(type(value)) and hasattr(value, "__dict__"):
         return {"class": described(type(value), depth), "attributes": sorted(vars(value))}
     return f"{type(value).__qualname__} {_anywhere(repr(value), folder)}"
+
+
+def held_values(problem: "Prepared") -> str:
+    """Returns a digest of the numbers, texts and tensors that a problem's model, loss and other objects hold as
+    attributes now. An identity leaves them out, since they may change while the objects are used."""
+    settings = {name: value for name, value in problem.settings().items() if name not in NOT_PART["Problem"]}
+    return hashed(*_held([problem.initial_model(0), settings], set()))
+
+
+def _held(thing: Any, seen: set[int]) -> Iterator[str]:
+    if isinstance(thing, bool | int | float | complex | str | bytes | None):
+        yield repr(thing)
+    elif isinstance(thing, Tensor | np.ndarray):
+        yield hashed(torch.as_tensor(thing)) if isinstance(thing, Tensor) or thing.dtype.kind in "biuf" else ""
+    elif id(thing) not in seen:
+        seen.add(id(thing))
+        inner = _parts_of(thing)
+        for key in sorted(inner, key=str):
+            yield f"{key}: "
+            yield from _held(inner[key], seen)
+
+
+def _parts_of(thing: Any) -> Mapping[Any, Any]:
+    """Returns what an object holds, by name; nothing of one that is not the user's own."""
+    if isinstance(thing, Mapping):
+        return thing
+    if isinstance(thing, set | frozenset):
+        thing = sorted(thing, key=str)
+    if isinstance(thing, tuple | list):
+        return dict(enumerate(thing))
+    if isinstance(thing, functools.partial):
+        return {"function": thing.func, "args": thing.args, "keywords": thing.keywords}
+    if isinstance(thing, MethodType):
+        return {"self": thing.__self__, "function": thing.__func__}
+    if isinstance(thing, FunctionType):
+        closure = dict(zip(thing.__code__.co_freevars, thing.__closure__ or ()))
+        cells = {name: cell.cell_contents for name, cell in closure.items() if cell != CellType()}
+        return {"defaults": thing.__defaults__, "keywords": thing.__kwdefaults__, "closure": cells}
+    if isinstance(thing, nn.Module):  # parameters and buffers are in the identity
+        own = {name: value for name, value in vars(thing).items() if name not in vars(nn.Module())}
+        return own | {"modules": thing._modules}
+    own = _is_own(type(thing)) and not _is_installed(type(thing))
+    return vars(thing) if (own or dataclasses.is_dataclass(thing)) and hasattr(thing, "__dict__") else {}
 
 
 def _values(thing: Any) -> dict[str, Any]:

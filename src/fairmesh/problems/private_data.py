@@ -8,6 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fairmesh.data.contract import Contract
+from fairmesh.data.datasets.base import Data
 from fairmesh.data.samples import Samples
 from fairmesh.data.site import Site
 from fairmesh.data.site_tables import follows_rows
@@ -60,13 +62,13 @@ def refuse_open_tables(sites: Sequence[Site]) -> None:
         )
 
 
-def refuse_form_of_rows(left_out: str) -> None:
-    """Raises BadInput if a setting of the data is left out, so that single rows decide what form all inputs have."""
-    if left_out:
-        raise BadInput(
-            f"privacy: data.{left_out} is left out, so that a single image decides what form all have, and that is "
-            f"told; name it {WHERE}"
-        )
+def refuse_left_to_rows(data: Data, contract: Contract | None) -> None:
+    """Raises BadInput if the settings of the data let single rows decide something about all others."""
+    left = data.left_to_rows()
+    if contract is not None and contract.inputs is not None and contract.inputs.shape:
+        left.pop("form", None)
+    for told in left.values():
+        raise BadInput(f"privacy: {told} {WHERE}")
 
 
 def _check_units(samples: Samples, unit: str, where: str) -> None:

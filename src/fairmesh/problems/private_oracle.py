@@ -14,6 +14,7 @@ from torch import Tensor
 
 from fairmesh.data.rows import SampleRows
 from fairmesh.data.samples import Samples
+from fairmesh.data.sealed import rows_of_units
 from fairmesh.errors import BadInput
 from fairmesh.numerics import random_streams, trees
 from fairmesh.numerics.random_streams import Draw, SecretIdentities
@@ -231,7 +232,7 @@ class _Units:
         sizes = torch.cat(lengths)
         self._lengths = sizes.to(nodes.device)
         self._starts = (sizes.cumsum(0) - sizes).to(nodes.device)
-        self.width = min(most_rows, int(sizes.max()))  # rows of a unit that are looked at
+        self.width = rows_of_units(sets, most_rows)
         self.chooses_rows = int(sizes.max()) > most_rows
         places = torch.tensor([first.get(k, 0) for k in range(problem.n * len(problem.every_split))])
         self._first = nodes.of_sites(places).flatten(0, 1)  # the first unit of each node (nodes, 1)

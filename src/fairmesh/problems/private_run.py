@@ -18,7 +18,7 @@ from fairmesh.errors import BadInput
 from fairmesh.numerics import SECRET_BYTES, trees
 from fairmesh.privacy.accounting import ACCOUNTANT, Releases, epsilon_of, noise_for, static_shape
 from fairmesh.privacy.settings import Privacy
-from fairmesh.problems.identity import digest_of, fingerprint, identity_of
+from fairmesh.problems.identity import digest_of, fingerprint, held_values, identity_of
 from fairmesh.problems.model_for_sites import shape_of
 
 if TYPE_CHECKING:
@@ -99,8 +99,10 @@ class PrivateRun:
         (replicas, count), sites, seeds = nodes.shape, nodes.sites.tolist(), nodes.seeds.tolist()
         own = len(self.secrets) > 1 or self.charge is not None  # a secret for each site, as between organisations
         secrets = itertools.cycle(self.secrets)
-        # What gradients follow from besides rows: model, loss, augmentation.
-        problems = [digest_of(identity_of(split, {})) for split in nodes.problem.every_split]
+        # What gradients follow from besides rows: model, loss, augmentation, also numbers inside of the user's objects.
+        problems = [
+            digest_of(identity_of(split, {}) | {"held": held_values(split)}) for split in nodes.problem.every_split
+        ]
         keys = []
         for r, i in itertools.product(range(replicas), range(count)):
             samples, site = nodes.site(r, i)[1].train, sites[r][i]
@@ -175,7 +177,7 @@ def seal(problem: "Prepared") -> "Prepared":
     no rows, and no site has reserved ones."""
 
     def sealed_split(split: "Prepared") -> "Prepared":
-        sites = [_sealed(site, split.classes) for site in split.sites]
+        sites = [_sealed(site, split.label_range or (0, None)) for site in split.sites]
         probe = split.probe
         zeros = [trees.mapped(torch.zeros_like, part) for part in (probe.inputs, probe.targets, probe.more_targets)]
         names = ("inputs", "targets", "more_targets")
@@ -184,11 +186,14 @@ def seal(problem: "Prepared") -> "Prepared":
     return problem.each(sealed_split) if problem.splits else sealed_split(problem)
 
 
-def _sealed(site: Site, classes: int | None) -> Site:
+def _sealed(site: Site, label_range: tuple[int, int | None]) -> Site:
     if not site.train.here or site.train.sealed:
         return site
     table = site.table and site.table.without_rows()
-    outputs = classes or shape_of([site])[1]  # of labels, what is settled and not what the rows have
+    targets = site.train.targets
+    labels = isinstance(targets, Tensor) and not targets.is_floating_point()
+    # Of labels, as many as the model tells apart, and not as the rows have; 0 if only the rows tell.
+    outputs = label_range[0] if labels else shape_of([site])[1]
     train = sealed(site.train, fingerprint(site.train), outputs, str(site.unit))
     return replace(site, train=train, table=table, reserved=None)
 

@@ -554,10 +554,12 @@ def models_in_words(summary: Mapping[str, Any]) -> str:
     final = [entry for entry in summary["models"] if entry["which"] == "final"]
     chosen = next((entry for entry in final if entry["file"] == "model.safetensors"), None)
     if chosen is None:
+        why = "only validation data could say which settings are best"
+        if summary.get("privacy"):
+            why = "a choice by metrics would tell of the rows that they are measured on, which have no noise"
         return (
             f"model files are numbered by replica, {final[0]['file']} to {final[-1]['file']}, and summary.json says "
-            "which settings each has. No model.safetensors is written, since only validation data could say which "
-            "settings are best"
+            f"which settings each has. No model.safetensors is written, since {why}"
         )
     settings = ", ".join(f"{key} = {value}" for key, value in chosen["variant"].items())
     return f"model.safetensors has {settings} (replica {chosen['replica']}), the best on the sites' validation data"

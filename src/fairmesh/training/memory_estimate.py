@@ -14,7 +14,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from fairmesh.algorithms.base import Algorithm
 from fairmesh.data.rows import stays_apart
-from fairmesh.data.sealed import sizes_of
+from fairmesh.data.sealed import rows_of_units
 from fairmesh.data.site import Site
 from fairmesh.data.units import units_of
 from fairmesh.errors import BadInput
@@ -129,7 +129,7 @@ def _data_bytes(problem: Prepared, device: torch.device, size: int) -> int:
         return 0
     sets = problem.train_sets
     apart = stays_apart([samples.inputs for samples in sets], device)  # then no copy is made
-    sizes = [samples.sealed.sizes()[:2] if samples.sealed else (len(samples), samples.nbytes) for samples in sets]
+    sizes = [samples.sealed.size() if samples.sealed else (len(samples), samples.nbytes) for samples in sets]
     floats = sum(trees.numbers_per_sample(samples.inputs) * rows for samples, (rows, _) in zip(sets, sizes)) * size
     return (0 if apart else sum(count for _, count in sizes)) + (floats if floats <= AS_FLOATS_UP_TO else 0)
 
@@ -164,9 +164,8 @@ class _PrivateShape(NamedTuple):
 
 def _private_shape(problem: Prepared) -> _PrivateShape:
     sizes = [len(samples) if samples.sealed else units_of(samples) for samples in problem.train_sets]
-    longest = max(sizes_of(samples).longest for samples in problem.train_sets)
     units = max(static_shape(size, problem.sampling.batch) for size in sizes)
-    rows = min(longest, problem.privacy.rows_per_unit) if problem.privacy else 1
+    rows = rows_of_units(problem.train_sets, problem.privacy.rows_per_unit) if problem.privacy else 1
     return _PrivateShape(units, rows, max(sizes))
 
 

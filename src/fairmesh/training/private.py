@@ -89,7 +89,7 @@ def _on_model(problem: Prepared) -> list[_Rule]:
         _Rule(problem.trainer is not None, "trainer", own_code),
         _Rule(of_batches, "batch_norm", 'has statistics over a batch, which mix units; use "frozen" or "convert"'),
         _Rule(problem.flat_model.own_dim > 0, "parts", "keeps parts at a site, which are trained without noise"),
-        _Rule(together, "augment", "sees several units at once; use a function (inputs, draw) -> inputs"),
+        _Rule(together, "augment", "changes rows outside of the mechanism; use a function (inputs, draw) -> inputs"),
         _Rule(not problem.held_out("test")[1], "a problem without test samples", untested),
         _Rule(bool(problem.why_not_stacked), "this model", not_stacked),
     ]

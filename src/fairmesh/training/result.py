@@ -75,8 +75,8 @@ class Result:
         personal: The sites' own models, one entry per replica that did not diverge, if the run has a personalization.
             Default: [].
         chosen: The replica whose models `model.safetensors`, `model-best.safetensors`, ... are: the first one, or, of a
-            sweep, the first of the algorithm that is best on validation data. None if a sweep has no validation data.
-            Default: 0.
+            sweep, the first of the algorithm that is best on validation data. None if a sweep has no validation data,
+            or is private. Default: 0.
         support: How many samples judge each site, and of which classes, as {"n": 40, "classes": [30, 10]}; None for a
             site that is not measured. Default: [].
         notes: What a reader of the numbers must know, such as where a metric is not defined. Default: [].
@@ -496,6 +496,8 @@ def chosen_replica(result: Result, best_by: str) -> int | None:
     variants = variants_of(result.replicas)
     if len(variants) == 1:
         return 0
+    if result.problem.privacy is not None:  # metrics have no noise, so that a choice by them would tell of rows
+        return None
     if result.state.best:
         scores = result.state.best.score
     elif "validation" in result.records[0]:

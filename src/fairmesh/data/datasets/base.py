@@ -50,9 +50,10 @@ class Data(ABC):
         listed = len(getattr(self, "classes", ()))
         return listed if self.innermost is self else self.innermost.settled_classes()
 
-    def left_to_rows(self) -> str:
-        """Returns a setting that is left out, by which single rows decide what form all inputs have; "" if none is."""
-        return "" if self.innermost is self else self.innermost.left_to_rows()
+    def left_to_rows(self) -> dict[str, str]:
+        """Returns what single rows decide about all others, by its name, each with what to do."""
+        inner = getattr(self, "data", None)
+        return inner.left_to_rows() if isinstance(inner, Data) else {}
 
     def resplit(self, k: int) -> "Data":
         """Returns the same data with another split into rows for training and rows for testing.
@@ -255,6 +256,14 @@ class Corrupted(Data):
         if not self.corrupted or len(set(self.corrupted)) < len(self.corrupted) or min(self.corrupted) < 0:
             raise BadInput(f"corrupted lists different sites by their numbers from 0, got {list(self.corrupted)}")
 
+    def left_to_rows(self) -> dict[str, str]:
+        found = self.data.left_to_rows()
+        if self.how == "inputs":
+            found["noise"] = 'data.how = "inputs" draws between the smallest and the largest value; use "labels"'
+        elif not self.settled_classes():
+            found["noise"] = "labels are drawn from those that the rows have; name the classes of the data"
+        return found
+
     def sites(self) -> list[Site]:
         made = with_units(self.data.sites())
         if max(self.corrupted) >= len(made):
@@ -274,7 +283,8 @@ class Corrupted(Data):
                     f'{trees.form_in_words(targets)}; use how = "inputs"'
                 )
             else:
-                targets = self._drawn(i, len(targets), 1 + max(int(one.targets.max()) for one in samples))
+                classes = self.settled_classes() or 1 + max(int(one.targets.max()) for one in samples)
+                targets = self._drawn(i, len(targets), classes)
             noisy = replace(samples[i], inputs=inputs, targets=targets)
             made[i] = replace(made[i], train=noisy.parts(), group="corrupted", table=_changed(made[i]))
         return made

@@ -193,8 +193,10 @@ class ImageFolder(Data):
         if self.size is not None and (len(self.size) != 2 or min(self.size) < 1):
             raise BadInput(f"size is a height and a width >= 1, got {self.size}")
 
-    def left_to_rows(self) -> str:
-        return "channels" if self.channels is None else ""
+    def left_to_rows(self) -> dict[str, str]:
+        number = "data.classes is left out, so that an image of another class changes the numbers of all; name them"
+        form = "data.channels is left out, so that a single image decides what form all have; name it"
+        return ({} if self.classes else {"numbers": number}) | ({"form": form} if self.channels is None else {})
 
     def sites(self) -> list[Site]:
         files = _image_files(Path(self.folder))

@@ -21,7 +21,7 @@ from fairmesh.mesh.enrol.roster import OF_ONE_SITE, OF_THE_EXPERIMENT, Mesh, Sit
 from fairmesh.personalization.base import Personalization
 from fairmesh.personalization.personalize import mixes_models, mixes_outputs, usual_choice
 from fairmesh.problems.prepared import Prepared
-from fairmesh.problems.private_data import refuse_form_of_rows
+from fairmesh.problems.private_data import refuse_left_to_rows
 from fairmesh.trackers import Tracker
 from fairmesh.training.observers import CsvWriter, Observer
 
@@ -189,7 +189,8 @@ def problem_of(site_file: SiteFile, experiment: Experiment, mesh: Mesh) -> Prepa
         data = _data_of(site_file, experiment) if site_file.data else None
         settled = len(experiment.contract.classes) if experiment.contract else 0
         settled = settled or (0 if data is None else data.settled_classes())
-        refuse_form_of_rows(data.left_to_rows() if data and experiment.contract is None else "")
+        if data is not None:
+            refuse_left_to_rows(data, experiment.contract)
     return own_problem(own_site(site_file, experiment, mesh), experiment, settled)
 
 

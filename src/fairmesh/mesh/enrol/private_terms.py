@@ -29,7 +29,7 @@ AT_THE_END = (
 )
 REWORDED = {
     "facts": "number of training, test and validation units, shape and type of inputs and targets, number of outputs, "
-    "and name of its group: these are public, and have no noise",
+    "name of its group, and what a unit is called: these are public, and have no noise",
     "status": "round, activity, latest noised loss, weight, sites it waits for, of how many rounds it has sent its "
     "messages, bytes sent, and after how many seconds it tells this again at the latest",
     "measured": "every few rounds (measure_every): the noised loss of the last round, what it has spent, its weight, "

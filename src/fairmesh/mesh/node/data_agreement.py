@@ -73,7 +73,8 @@ def show(node: Node, problem: Prepared) -> None:
     many samples have much weight, so people should look at this. Names the sites whose data looks different."""
     said, oversight = node.facts, node.oversight
     digest = hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
-    node.log("info", "the sites' data is agreed", facts=digest, data_and_model=problem.digest())
+    rows = {} if problem.privacy is not None else {"data_and_model": problem.digest()}  # by which rows can be guessed
+    node.log("info", "the sites' data is agreed", facts=digest, **rows)
     oversight.prior = dict(zip(node.membership.names, problem.prior_of_sites.tolist()))
     shown = (f"{name} {share:.3g} ({said[name]['samples']} samples)" for name, share in oversight.prior.items())
     node.log("info", "prior", sites=", ".join(shown))

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from fairmesh.config.registry import registered
 from fairmesh.data.samples import Samples
+from fairmesh.data.sealed import unit_of
 from fairmesh.data.site import Site
 from fairmesh.data.site_tables import is_fitted
 from fairmesh.data.units import units_of
@@ -41,7 +42,14 @@ _FACTS = "facts.json"  # about all sites' data, as the run began with them
 _DIGEST = "data.json"  # of this site's training data, likewise; it is not sent
 _OUTPUTS = "outputs.json"  # of the model, likewise
 _TRAINING = "training data"
-_FORM = ("inputs", "targets")  # facts that must be the same everywhere
+_SAME_FORM = "all sites need data of the same form"
+_ALIKE = {"inputs": ("are", _SAME_FORM), "targets": ("are", _SAME_FORM)}  # facts that must be the same everywhere
+_PRIVATELY = {
+    "unit": (
+        "that privacy protects is",
+        "all sites must protect the same; name it as unit in the [contract], or in [data]",
+    )
+}
 
 
 @dataclass(frozen=True)
@@ -194,6 +202,7 @@ def facts(site: Site) -> dict[str, Any]:
         "test": 0 if site.test is None else counted(site.test),
         "validation": 0 if site.validation is None else counted(site.validation),
         "group": site.group,
+        "unit": unit_of(site.train),
     }
 
 
@@ -238,14 +247,14 @@ def frozen_facts(folder: Path, name: str, mine: Mapping[str, Any], digest: str) 
 def misfit(known: Mapping[str, Mapping[str, Any]], experiment: Experiment) -> Objection:
     """Returns the sites whose data has another form than that of most sites, or whose size privacy does not take, and
     why."""
-    for what in _FORM:
+    for what, (verb, advice) in (_ALIKE if experiment.privacy is None else _ALIKE | _PRIVATELY).items():
         said = {name: json.dumps(one.get(what)) for name, one in known.items()}
         usual, count = Counter(said.values()).most_common(1)[0]
         if count < len(said):
             unlike = [name for name, form in said.items() if form != usual]
             shown = "; ".join(f"{said[name]} at {name}" for name in unlike)
             others = ", ".join(name for name in said if name not in unlike)
-            reason = f"the {what} are {usual} at {others}, but {shown}; all sites need data of the same form"
+            reason = f"the {what} {verb} {usual} at {others}, but {shown}; {advice}"
             return Objection(unlike, reason)
     if experiment.privacy is not None:
         for name, said in known.items():
@@ -327,8 +336,11 @@ def common_problem(
 
     def elsewhere(name: str) -> Site:
         count = int(known[name]["samples"])
-        sets = {w: Samples.elsewhere(1, mine.train) if known[name][w] else None for w in ("test", "validation")}
-        return Site(Samples.elsewhere(count, mine.train), **sets, group=str(known[name]["group"]), name=name)
+        test, validation = (
+            Samples.elsewhere(1, mine.train) if known[name][w] else None for w in ("test", "validation")
+        )
+        group = str(known[name]["group"])
+        return Site(Samples.elsewhere(count, mine.train), test, validation, group, name)
 
     sites = [mine if name == membership.name else elsewhere(name) for name in names]
     given, experiment = membership.experiment.prior, membership.experiment
