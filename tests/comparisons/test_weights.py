@@ -65,8 +65,8 @@ def test_train_warns_of_weights_that_went_to_another_site_than_the_worst(monkeyp
     monkeypatch.setattr("fairmesh.comparisons.weights._RAISED", 0.0)
     monkeypatch.setattr("fairmesh.comparisons.weights.difference_of", lambda *parts: SimpleNamespace(verdict="better"))
     with pytest.warns(UserWarning, match="node"):
-        fm.train(toys.problem(), rounds=3)
-    fm.train(toys.problem(), rounds=3, announce=lambda text: None)
+        fm.train(toys.problem(), rounds=3, choose_weights=False)
+    fm.train(toys.problem(), rounds=3, choose_weights=False, announce=lambda text: None)
 
 
 def test_train_without_an_algorithm_uses_the_default_and_compares_it_with_fixed_weights(tmp_path):
