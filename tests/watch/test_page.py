@@ -4,12 +4,13 @@ import math
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
+from typing import get_args
 
 import pytest
 
 from fairmesh.watch.answers import answers, in_bytes
 from fairmesh.watch.page import SCRIPT, STYLE, live_page, rendered, snapshot
-from fairmesh.watch.view import Curve, Curves, Estimate, Privacy, Site, Variant, View
+from fairmesh.watch.view import Curve, Curves, Estimate, Privacy, Site, SiteState, Variant, View
 from tests.report.pages import Page
 from tests.watch.examples import HOSTILE, VIEWS, node, private, simulation, sixty
 
@@ -96,6 +97,12 @@ def test_page_withstands_numbers_that_are_none():
         edges=(),
     )
     assert "nan" not in re.sub(r"<[^>]*>", "", snapshot(view)).lower()
+
+
+def test_page_shows_a_site_in_every_state():
+    for state in get_args(SiteState):
+        view = replace(node(), sites=tuple(replace(site, state=state) for site in node().sites))
+        assert f">{state}<" in re.sub(r"<span aria-hidden[^/]*/span> ", "", rendered(view)["sites"])
 
 
 def test_table_marks_what_a_site_only_says_itself():

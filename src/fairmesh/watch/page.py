@@ -16,7 +16,7 @@ from fairmesh.report import charts
 from fairmesh.report.charts import Dots, Line, Node, escaped
 from fairmesh.report.elements import ROWS, UNFOLDED, figure, note, pictures
 from fairmesh.watch.answers import answers, in_bytes, long_waits
-from fairmesh.watch.view import Curve, Site, View, Wait
+from fairmesh.watch.view import Curve, Site, SiteState, View, Wait
 
 STYLE = "\n".join(
     files(package).joinpath("page.css").read_text(encoding="utf-8") for package in ("fairmesh.report", "fairmesh.watch")
@@ -28,7 +28,7 @@ _ICON = (
     "data:image/svg+xml,%3Csvg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 8 8'%3E"
     "%3Ccircle cx='4' cy='4' r='3.5' fill='%231961c4'/%3E%3C/svg%3E"
 )
-_MARKS = {
+_MARKS: dict[SiteState, str] = {
     "at work": "●",
     "waits": "◐",
     "silent": "○",
@@ -36,7 +36,7 @@ _MARKS = {
     "unknown": "?",
     "ended": "✓",
     "diverged": "✕",
-    "removed": "–",
+    "stopped": "–",
 }
 _KINDS = {"run": "Simulation", "sweep": "Sweep", "node": "Node"}
 
@@ -49,12 +49,25 @@ def rendered(view: View) -> dict[str, str]:
     return made | {"contents": f"<ul>{links}</ul>"}
 
 
-def live_page(view: View, sections: Mapping[str, str]) -> str:
+def live_page(view: View, sections: Mapping[str, str], trouble: str = "", read_s_ago: float = 0.0) -> str:
     """Returns the page as a server shows it, which loads `page.css` and `page.js`. Without the script, the browser
-    loads it again every ten seconds."""
+    loads it again every ten seconds.
+
+    Args:
+        view: What was known by the last reading that has not failed.
+        sections: Its sections, as `rendered` returns them.
+        trouble: Why the readings after it have failed. Default: "", they have not.
+        read_s_ago: How many seconds ago it was read. Default: 0.
+    """
     head = '<link rel="stylesheet" href="page.css"><script type="module" src="page.js"></script>'
     head += '<noscript><meta http-equiv="refresh" content="10"></noscript>'
-    return _page(view, sections, head, age_of(view))
+    age = f"{age_of(view)}, {duration(read_s_ago)} ago" if trouble else age_of(view)
+    return _page(view, sections, head, age, trouble)
+
+
+def failed_reading(trouble: str) -> str:
+    """Returns in words that what is watched could not be read, and why."""
+    return f"Reading the files fails, so this page shows what was known before. The reason: {trouble}"
 
 
 def snapshot(view: View) -> str:
@@ -71,9 +84,10 @@ def age_of(view: View) -> str:
     return "no news yet" if view.age_s is None else f"the news was {duration(view.age_s)} old"
 
 
-def _page(view: View, sections: Mapping[str, str], head: str, age: str) -> str:
+def _page(view: View, sections: Mapping[str, str], head: str, age: str, trouble: str = "") -> str:
     kind = _KINDS[view.kind] + (f" of {view.seen_from}" if view.seen_from else "")
     age_s = "" if view.age_s is None else f"{view.age_s:.1f}"
+    alert = f">{escaped(failed_reading(trouble))}" if trouble else " hidden>"
     made = {name: f'<section id="{name}">{sections[name]}</section>' for name in _SECTIONS if name not in _TOP}
     made["sites"] = f'<div class="pair">{made["sites"]}{made.pop("network")}</div>'
     return (
@@ -81,7 +95,7 @@ def _page(view: View, sections: Mapping[str, str], head: str, age: str) -> str:
         '<meta name="viewport" content="width=device-width,initial-scale=1">'
         '<meta name="color-scheme" content="light dark"><meta name="referrer" content="no-referrer">'
         f'<link rel="icon" href="{_ICON}"><title>{escaped(view.title)}</title>{head}</head><body>'
-        '<div id="lost" role="alert" hidden></div><header>'
+        f'<div id="lost" role="alert"{alert}</div><header>'
         f'<p class="what"><span>{escaped(kind)}</span> <b>{escaped(view.title)}</b> '
         f'<span id="age" data-age="{age_s}" data-live="{int(view.live)}">{escaped(age)}</span></p>'
         f'<h1 id="now" aria-live="polite">{sections["now"]}</h1></header>'
@@ -155,7 +169,7 @@ def _network(view: View) -> str:
             ", ".join(filter(None, (site.state, site.doing))),
             site.own,
             i == view.worst_site,
-            site.state in ("silent", "unreachable", "removed"),
+            site.state in ("silent", "unreachable", "stopped"),
         )
         for i, site in enumerate(view.sites)
     ]
