@@ -169,7 +169,7 @@ def test_answers_of_a_node_are_about_its_own_site():
     view = replace(run, kind="node", sites=(replace(run.sites[0], own=True, uses="its own model"), *run.sites[1:]))
     told = answer(view, "Is it worth it for us")
     assert told.startswith("No: worse than alone")
-    assert "use its own model" in told
+    assert "model to use: its own model" in told
 
 
 @pytest.mark.parametrize(

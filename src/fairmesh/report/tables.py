@@ -87,7 +87,7 @@ def at_a_glance(card: Json, order: Sequence[int], worst: int | None = None) -> R
         "site": lambda site: site_name(site) + ("\nworst" if worst is not None and site is sites[worst] else ""),
         "its model": lambda site: of_own(site, lambda model: _bare(model["personal"], unit)),
         **({REFERENCES[ALONE]: alone} if own else {}),
-        "which is": lambda site: of_own(site, _mostly),
+        "which is": lambda site: of_own(site, mostly),
         "common model" if own else _headed(unit.metric, card): value,
         **({} if own else {REFERENCES[ALONE]: lambda site: _beside(site, ALONE, unit)}),
         FIXED: lambda site: _beside(site, "average", unit),
@@ -133,7 +133,7 @@ def _share(value: Any) -> str:
     return f"{100 * value:.1f}" if defined(value) else ""
 
 
-def _mostly(model: Json) -> str:
+def mostly(model: Json) -> str:
     """Returns what a site should use, in a word."""
     share, kind = max((share, kind) for kind, share in model["shares"].items())
     return kind if share >= WHOLE else f"mostly {kind}"

@@ -123,7 +123,7 @@ def _worth_here(question: str, view: View, own: Site) -> Answer:
         return Answer(question, "Not known yet", f"{here}; compared with alone at the end" if view.live else here)
     first, *others = own.verdicts
     tone: dict[str, Tone] = {"better": "good", "worse": "bad"}
-    uses = f"use {own.uses}" if own.uses else ""
+    uses = f"model to use: {own.uses}" if own.uses else ""
     more: Sequence[str] = [*(verdict.text for verdict in others), here, *filter(None, [uses])]
     answer = {"better": "Yes", "worse": "No", "unclear": "No clear difference"}[first.verdict]
     return Answer(question, f"{answer}: {first.text}", "; ".join(more), tone.get(first.verdict, ""))
@@ -135,7 +135,7 @@ def _to_do(view: View) -> Answer:
         return Answer(question, "Act now", view.sentence, "bad")
     if view.urgency == "look":
         return Answer(question, "Keep an eye on it", first if first != view.sentence else "", "look")
-    return Answer(question, "Nothing", first, "good")
+    return Answer(question, view.advice or "Nothing", first, "good")
 
 
 def _left(view: View) -> Answer:

@@ -145,6 +145,7 @@ class NodeSource:
             told,
             sites=sites,
             says=says,
+            advice="",  # this site has chosen its model, and each of the others its own
             notes=tuple(dict.fromkeys(notes)),
             edges=edges,
             privacy=privacy,

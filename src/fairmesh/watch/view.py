@@ -57,7 +57,7 @@ class Site:
         alone: The metric of a model that it has trained alone. Default: None.
         fixed: The metric of the model that was trained with fixed weights. Default: None.
         verdicts: How its model differs from others. Default: none.
-        uses: Which model it should use, in words. Default: "".
+        uses: Which model it should use, in few words. Default: "".
         bytes_sent: What it has sent to its neighbours, in bytes. Default: None.
         epsilon: The privacy budget that it has spent. Default: None.
         remarks: What else must be known of it, in sentences: broken data, a new key. Default: none.
@@ -310,6 +310,7 @@ class View:
         refusals: Whose messages are refused. Default: none.
         votes: What sites vote for. Default: none.
         log: The log's last lines, oldest first. Default: none.
+        advice: What to do with what a finished run has made. Default: "".
         says: What else to know or do, most important first, in sentences. Default: none.
         notes: What a reader must know about the numbers. Default: none.
         removed: Sites that were voted out. Default: none.
@@ -350,6 +351,7 @@ class View:
     refusals: tuple[Refusal, ...] = ()
     votes: tuple[Vote, ...] = ()
     log: tuple[Line, ...] = ()
+    advice: str = ""
     says: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     removed: tuple[str, ...] = ()
