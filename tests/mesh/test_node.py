@@ -579,5 +579,13 @@ def test_site_that_says_that_it_has_sent_what_this_one_waits_for_is_shown_with_w
     assert waiting_chain("a", sites | {"c": slow}, "a") == (["a", "c"], "")
 
 
+def test_chain_of_waiting_ends_at_a_site_that_is_away_whatever_it_has_said_before():
+    sites = {"a": _said(9, 10, c=3.0), "c": _said(9, 10, d=3.0), "d": _said(9, 11)}
+    assert waiting_chain("a", sites, "a", away={"c"}) == (["a", "c"], "")  # a says that it has sent its message
+    sites["c"] = _said(8, 9, d=2.0)
+    assert waiting_chain("a", sites, "a").says
+    assert waiting_chain("a", sites, "a", away={"d"}) == (["a", "c", "d"], "")
+
+
 def _said(done: int, sent: int, **since: float) -> dict:
     return {"round": done, "rounds_sent": sent, "waiting_for": since, "activity": life.TRAINING}

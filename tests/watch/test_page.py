@@ -164,6 +164,11 @@ def test_answers_of_a_finished_run_say_whether_it_was_worth_it_and_what_it_cost(
     assert "epsilon 7.4 of 8" in answer(view, "How much")
 
 
+def test_answer_on_what_has_left_a_site_is_all_that_went_over_the_wire():
+    assert answer(node(), "How much has left") == "19 MB. of it 18.2 MB model messages; no rows"
+    assert answer(simulation(), "How much leaves").startswith("48.2 MB. model messages by the busiest site; no rows")
+
+
 def test_answers_of_a_node_are_about_its_own_site():
     run = private()
     view = replace(run, kind="node", sites=(replace(run.sites[0], own=True, uses="its own model"), *run.sites[1:]))

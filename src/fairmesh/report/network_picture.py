@@ -26,9 +26,7 @@ def network(view: View) -> str:
         worst, best = worst_to_best[0], worst_to_best[-1]
         shades_of = [None if v is None or worst == best else (best - v) / (best - worst) for v in values]
         nodes = [
-            charts.Node(
-                site["name"], unit.shown(value), worst=i == card["given_worst_first"][0], shade=k
-            )
+            charts.Node(site["name"], unit.shown(value), worst=i == card["given_worst_first"][0], shade=k)
             for i, (site, value, k) in enumerate(zip(sites, given, shades_of))
         ]
         shades = f"{unit.metric}, from {unit.shown(best / unit.scale)} to {unit.shown(worst / unit.scale)}"

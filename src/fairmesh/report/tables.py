@@ -212,7 +212,7 @@ def facts(card: Json) -> Rows:
     if wire := traffic["on_the_wire"]:
         payload, overhead = (wire[f"{of}_out"] / 1e6 for of in ("payload", "overhead"))
         of_it = f"{payload:.3g} MB of messages and {overhead:.3g} MB of TLS, announcements and acknowledgements"
-        uncounted = "since its node was last started, without headers of TCP and IP"
+        uncounted = "without headers of TCP and IP"
         found.append([f"sent by {wire['site']} on the wire", f"{payload + overhead:.3g} MB: {of_it}, {uncounted}"])
     if provenance:
         versions = ", ".join(f"{name} {number}" for name, number in provenance["versions"].items())

@@ -147,8 +147,9 @@ def _left(view: View) -> Answer:
         privacy = f"epsilon {spent} of {view.privacy.budget:g} spent"
     if traffic is None or traffic.sent is None:
         return Answer(question, "Not known yet", privacy)
-    wire = f"{in_bytes(traffic.on_the_wire)} with overhead" if traffic.on_the_wire is not None else ""
+    if node and traffic.on_the_wire is not None:
+        said = f"of it {in_bytes(traffic.sent)} model messages; no rows"
+        return Answer(question, in_bytes(traffic.on_the_wire), "; ".join(filter(None, (said, privacy))))
     total = f"{in_bytes(traffic.total)} of all sites together" if traffic.total is not None else ""
-    whose = "" if node else f"by {traffic.whose}"
-    what = "compressed messages" if node else ""
-    return Answer(question, in_bytes(traffic.sent), "; ".join(filter(None, (whose, what, wire, total, privacy))))
+    said = f"model messages by {traffic.whose}; no rows"
+    return Answer(question, in_bytes(traffic.sent), "; ".join(filter(None, (said, total, privacy))))

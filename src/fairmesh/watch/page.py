@@ -212,13 +212,13 @@ def _traffic(view: View) -> str:
     traffic, rows = view.traffic, []
     if traffic is not None:
         sizes = {
-            f"payload sent by {traffic.whose}": traffic.sent,
-            "payload received": traffic.received,
-            "sent, with all overhead": traffic.on_the_wire,
+            "sent on the wire, with all overhead": traffic.on_the_wire,
+            f"model messages sent by {traffic.whose}": traffic.sent,
+            "model messages received": traffic.received,
             "sent by all sites together": traffic.total,
         }
         rows = [(name, in_bytes(size)) for name, size in sizes.items() if size is not None]
-        rows += [("payload per second, recently", in_bytes(traffic.per_s))] if traffic.per_s is not None else []
+        rows += [("model messages per second, recently", in_bytes(traffic.per_s))] if traffic.per_s is not None else []
     rows += [("rounds per second", f"{view.rounds_per_s:.3g}")] if view.rounds_per_s is not None else []
     made = (
         f"<dl>{''.join(f'<dt>{escaped(name)}</dt><dd>{escaped(text)}</dd>' for name, text in rows)}</dl>"

@@ -16,6 +16,7 @@ from fairmesh.mesh.fields import EPSILON, shortened
 from fairmesh.mesh.node import claims, divergence, life
 from fairmesh.mesh.node.measurements import Contradiction
 from fairmesh.mesh.node.membership import Membership
+from fairmesh.mesh.node.now import is_silent
 from fairmesh.mesh.node.store import landmarks_in
 from fairmesh.mesh.node.watching import Cadence, Monitor, Waiting, waiting_chain, write_status
 from fairmesh.mesh.wire.mailroom import Mailroom
@@ -236,6 +237,7 @@ class Oversight(Observer):
                     self._show,
                     self._notice_waiting,
                     self._notice_certificate,
+                    self._node.traffic.keep,
                     self._announce_refusals,
                     self._answer_refusals,
                     self._notice_contradictions,
@@ -259,6 +261,7 @@ class Oversight(Observer):
             over.set()
             thread.join()
             self._node.aside.tried("the status", lambda: write_status(self._folder, self.status()), None)
+            self._node.aside.tried("the count of bytes", self._node.traffic.keep, None)
 
     def _show(self) -> None:
         status = self.status()
@@ -484,7 +487,15 @@ class Oversight(Observer):
     def _waiting(self, site: str, **own: Any) -> Waiting:
         """Returns the chain of waits from a site on, by what sites have announced, and by this one's own waits."""
         name = self._membership.name
-        return waiting_chain(site, self._bulletin.of_all("status") | ({name: own} if own else {}), name)
+        told = self._bulletin.of_all("status") | ({name: own} if own else {})
+        return waiting_chain(site, told, name, self._away())
+
+    def _away(self) -> set[str]:
+        """Returns the sites whose last announcement may not be so any more: neighbours that are not connected, and
+        sites that are silent."""
+        own, sites = self._membership.name, self._told_by_sites()
+        silent = {name for name, told in sites.items() if told and name != own and is_silent(told, len(sites))}
+        return silent | {name for name, edge in self._by_site(Mailroom.view).items() if not edge["connected"]}
 
     def _told_by_sites(self) -> dict[str, dict[str, Any]]:
         """Returns what each present site has told last, and how many seconds ago; nothing of one that is not known."""
@@ -566,8 +577,8 @@ class Oversight(Observer):
             "paused_for": chain[1:] if long else [],
             "rounds_per_s": rate,
             "seconds_left": left / rate if rate and not long else None,
-            "bytes_out": sum(edge["bytes_out"] for edge in edges.values()),
-            "wire_out": sum(edge["wire_out"] for edge in edges.values()),
+            "bytes_out": self._node.traffic.total("bytes_out"),
+            "wire_out": self._node.traffic.total("wire_out"),
             "network_ms": self._mailroom.median_ms() if self._mailroom else None,
             "edges": edges,
             "refusing": self._refusing(),
