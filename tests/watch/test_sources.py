@@ -108,6 +108,24 @@ def test_status_that_cannot_be_read_is_no_error(folder, text):
     assert (view.state, view.urgency, view.live) == (UNSEEN, "look", False)
 
 
+def test_status_of_another_version_is_told_from_none_and_from_a_damaged_one(folder):
+    source = source_of(folder)
+    (folder / "status.json").write_text('{"run": 99, "version": "7.1"}')
+    assert "version 7.1 of fairmesh has written its status.json" in source.view().sentence
+    (folder / "status.json").write_text("{")
+    assert "its status.json is damaged" in source.view().sentence
+    (folder / "status.json").unlink()
+    assert "it has no status.json" in source.view().sentence
+
+
+def test_run_that_hangs_shows_no_speed_and_no_time_left(tmp_path):
+    folder = run_folder(tmp_path / "hangs", time=time.time() - 720)
+    with locked(folder):
+        view = source_of(folder).view()
+    assert (view.quiet, view.rounds_per_s, view.seconds_left, view.live) == (True, None, None, True)
+    assert "no news for 12 minutes" in view.sentence
+
+
 def test_sweep_shows_every_algorithm_and_the_sites_of_the_best_so_far(tmp_path):
     variants = [{"changes": {"step": s}, "replicas": [2 * k, 2 * k + 1]} for k, s in enumerate((0.1, 1.0))]
     folder = run_folder(tmp_path / "sweep", variants=variants, replicas=4, measured=NOT_YET)

@@ -188,6 +188,7 @@ def _sentences(seen: dict[str, Any], site: Path, age: float) -> Iterator[str | N
 def _expected_end(seen: dict[str, Any], age: float) -> str | None:
     """Returns when the last round is expected, or for whom the run waits."""
     from fairmesh.mesh.node.life import AT_WORK, state_in
+    from fairmesh.training.rounds_per_second import rate_in_words
 
     if state_in(seen["activity"]) not in AT_WORK:
         return None
@@ -197,7 +198,7 @@ def _expected_end(seen: dict[str, Any], age: float) -> str | None:
         return None
     left = max(0.0, seen["seconds_left"] - age)
     moment = time.strftime("%Y-%m-%d %H:%M", time.localtime(time.time() + left))
-    return f"expected end: in {_ago(left)}, {moment}, at {seen['rounds_per_s']:.3g} rounds per second"
+    return f"expected end: in {_ago(left)}, {moment}, at {rate_in_words(seen['rounds_per_s'])}"
 
 
 def _site_rows(seen: dict[str, Any], metric: str) -> list[list[str]]:
@@ -205,7 +206,7 @@ def _site_rows(seen: dict[str, Any], metric: str) -> list[list[str]]:
     from fairmesh.mesh.node.life import FINISHED
     from fairmesh.mesh.node.now import is_silent
 
-    rows = [["site", "round", "is", metric, "in round", "prior", "lambda", "waits for", "sent", "reported", *SHOWN]]
+    rows = [["site", "round", "state", metric, "in round", "prior", "lambda", "waits for", "sent", "reported", *SHOWN]]
     shares = (seen.get("lambda") or {"sites": {}})["sites"]
     ended = seen["activity"] == FINISHED  # then all sites have their result
     for name, reported in seen["sites"].items():

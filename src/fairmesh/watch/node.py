@@ -12,7 +12,7 @@ from typing import Any
 
 from fairmesh.errors import BadInput
 from fairmesh.mesh.node import claims, life
-from fairmesh.mesh.node.now import age_of, few_of_a_kind, further, is_silent, now, unit_of, worst_site
+from fairmesh.mesh.node.now import HANGS_S, age_of, few_of_a_kind, further, is_silent, now, unit_of, worst_site
 from fairmesh.mesh.node.watching import LOG, event_in_words, live_status
 from fairmesh.storage.occupied import SUMMARY
 from fairmesh.watch.finished import Finished
@@ -21,6 +21,7 @@ from fairmesh.watch.view import (
     Edge,
     Estimate,
     Line,
+    Missing,
     Phase,
     Privacy,
     Refusal,
@@ -116,6 +117,8 @@ class NodeSource:
             edges=tuple(_edges(seen, place)),
             waits=() if ended else tuple(_waits(seen, place, age)),
             chain=tuple(place[name] for name in seen["waiting_chain"] if name in place) if seen["paused_for"] else (),
+            missing=_missing(seen, place, age) if seen["running"] else None,
+            quiet=seen["running"] and age >= HANGS_S,
             curves=curves if len(curves.sites) in (0, len(sites)) else replace(curves, sites=()),
             privacy=_privacy(seen.get("privacy")),
             traffic=self._traffic(seen),
@@ -188,7 +191,7 @@ def _site(name: str, seen: Mapping[str, Any], age: float) -> Site:
     value = told["metric"]
     return replace(
         site,
-        doing=told["activity"],
+        doing="" if site.state == "ended" else told["activity"],
         round=told["round"],
         heard_s_ago=0.0 if own else max(0.0, told["heard_s_ago"] + age),
         value=None if value is None else Estimate(value),
@@ -264,6 +267,12 @@ def _waits(seen: Mapping[str, Any], place: Mapping[str, int], age: float) -> Ite
             if awaited in place:
                 seconds = max(0.0, told["time"] - since) + max(0.0, told["heard_s_ago"]) + age
                 yield Wait(place[name], place[awaited], seconds, seen=False)
+
+
+def _missing(seen: Mapping[str, Any], place: Mapping[str, int], age: float) -> Missing | None:
+    missing = seen["missing"] or {"sites": (), "seconds": 0.0}
+    sites = tuple(place[name] for name in missing["sites"] if name in place)  # it may be "the others"
+    return Missing(sites, missing["seconds"] + age) if sites else None
 
 
 def _refusals(seen: Mapping[str, Any], place: Mapping[str, int], age: float) -> Iterator[Refusal]:

@@ -15,8 +15,9 @@ from fairmesh.metrics.units import Unit, defined
 from fairmesh.report import charts
 from fairmesh.report.charts import Dots, Line, Node, escaped
 from fairmesh.report.elements import ROWS, UNFOLDED, figure, note, pictures
-from fairmesh.watch.answers import answers, in_bytes, long_waits
-from fairmesh.watch.view import Curve, Site, SiteState, View, Wait
+from fairmesh.training.rounds_per_second import rate_in_words
+from fairmesh.watch.answers import answers, in_bytes, long_waits, wait_in_words
+from fairmesh.watch.view import Curve, Site, SiteState, View
 
 STYLE = "\n".join(
     files(package).joinpath("page.css").read_text(encoding="utf-8") for package in ("fairmesh.report", "fairmesh.watch")
@@ -178,12 +179,7 @@ def _network(view: View) -> str:
     drawn = charts.network(nodes, [edge.ends for edge in view.edges], "the network of the sites", arrows, broken)
     caption = f"Who talks to whom: {counted(count, 'site')}, {counted(len(view.edges), 'connection')}"
     caption += "." if view.kind != "node" else " known here."
-    return _heading("network") + figure(drawn, caption) + _list(view, [_waiting(view, wait) for wait in waits])
-
-
-def _waiting(view: View, wait: Wait) -> str:
-    who, whom = view.sites[wait.site].name, view.sites[wait.awaited].name
-    return f"{who} {'waits' if wait.seen else 'says that it waits'} for {whom}, since {duration(wait.seconds)}"
+    return _heading("network") + figure(drawn, caption) + _list(view, [wait_in_words(view, wait) for wait in waits])
 
 
 def _pictures(view: View) -> str:
@@ -219,7 +215,7 @@ def _traffic(view: View) -> str:
         }
         rows = [(name, in_bytes(size)) for name, size in sizes.items() if size is not None]
         rows += [("model messages per second, recently", in_bytes(traffic.per_s))] if traffic.per_s is not None else []
-    rows += [("rounds per second", f"{view.rounds_per_s:.3g}")] if view.rounds_per_s is not None else []
+    rows += [("speed", rate_in_words(view.rounds_per_s))] if view.rounds_per_s else []
     made = (
         f"<dl>{''.join(f'<dt>{escaped(name)}</dt><dd>{escaped(text)}</dd>' for name, text in rows)}</dl>"
         if rows
@@ -386,7 +382,7 @@ def _uses_of(view: View, i: int) -> str:
 
 _COLUMNS: dict[str, Callable[[View, int], str]] = {
     "site": _name_of,
-    "is": _state_of,
+    "state": _state_of,
     "heard": _heard_of,
     "round": _round_of,
     "METRIC": _value_of,
@@ -398,7 +394,7 @@ _COLUMNS: dict[str, Callable[[View, int], str]] = {
     "sent": _sent_of,
     "epsilon": _epsilon_of,
 }
-_WORDS = ("site", "is", "should use", "refuses messages of", "why, in its words", "the other end")
+_WORDS = ("site", "state", "should use", "refuses messages of", "why, in its words", "the other end")
 
 
 def _side(name: str) -> str:

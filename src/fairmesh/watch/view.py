@@ -109,7 +109,7 @@ class Wait:
     Args:
         site: Who waits.
         awaited: For whom.
-        seconds: Since when.
+        seconds: For how long.
         seen: Whether the node that is shown sees it itself; otherwise it is what `site` says. Default: True.
     """
 
@@ -117,6 +117,19 @@ class Wait:
     awaited: int
     seconds: float
     seen: bool = True
+
+
+@dataclass(frozen=True)
+class Missing:
+    """Sites whose announcements a node waits for outside the rounds.
+
+    Args:
+        sites: The sites.
+        seconds: For how long.
+    """
+
+    sites: tuple[int, ...]
+    seconds: float
 
 
 @dataclass(frozen=True)
@@ -302,6 +315,8 @@ class View:
         server: Whether sites talk to a server instead of each other. Default: False.
         waits: Who waits for whom. Default: none.
         chain: For whom this node waits, for whom that one waits, and so on; the last is where to look. Default: none.
+        missing: Whom this node waits for outside the rounds. Default: None.
+        quiet: Whether something that runs has written nothing for longer than it should. Default: False.
         curves: How the metric went on. Default: none.
         variants: The algorithms of a sweep. Default: none.
         replicas: How many replicas the numbers are means over. Default: 1.
@@ -343,6 +358,8 @@ class View:
     server: bool = False
     waits: tuple[Wait, ...] = ()
     chain: tuple[int, ...] = ()
+    missing: Missing | None = None
+    quiet: bool = False
     curves: Curves = field(default_factory=Curves)
     variants: tuple[Variant, ...] = ()
     replicas: int = 1

@@ -3,6 +3,7 @@
 import math
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -16,7 +17,7 @@ from fairmesh.mesh.fields import EPSILON, shortened
 from fairmesh.mesh.node import claims, divergence, life
 from fairmesh.mesh.node.measurements import Contradiction
 from fairmesh.mesh.node.membership import Membership
-from fairmesh.mesh.node.now import is_silent
+from fairmesh.mesh.node.now import is_away
 from fairmesh.mesh.node.store import landmarks_in
 from fairmesh.mesh.node.watching import Cadence, Monitor, Waiting, waiting_chain, write_status
 from fairmesh.mesh.wire.mailroom import Mailroom
@@ -69,6 +70,21 @@ class Notices:
             return False
         self._next = waited + min(waited, _LONGEST_NOTICE_S)
         return True
+
+
+class Growth:
+    """Since when a number has not grown any more."""
+
+    def __init__(self):
+        self._last, self._grew_at = math.inf, math.nan
+
+    def seconds_since(self, number: float) -> float | None:
+        """Takes the newest number, and returns how many seconds ago it has grown last; None if it was never seen to
+        grow."""
+        if number > self._last:
+            self._grew_at = time.monotonic()
+        self._last = number
+        return None if math.isnan(self._grew_at) else time.monotonic() - self._grew_at
 
 
 class WeightWatch:
@@ -130,6 +146,7 @@ class Oversight(Observer):
         self._ended: dict[str, Any] | None = None  # why the node has ended early
         self._cadence = Cadence()
         self.told: Mapping[str, Any] = {}  # of the status, what other sites are told
+        self._growth: defaultdict[str, Growth] = defaultdict(Growth)  # of the rounds of each site
         self._taken: dict[tuple[str, str], tuple[Any, bool]] = {}  # whether refused messages were accepted here
         self._next_warning = self._refusing_at = -1e9
 
@@ -493,9 +510,8 @@ class Oversight(Observer):
     def _away(self) -> set[str]:
         """Returns the sites whose last announcement may not be so any more: neighbours that are not connected, and
         sites that are silent."""
-        own, sites = self._membership.name, self._told_by_sites()
-        silent = {name for name, told in sites.items() if told and name != own and is_silent(told, len(sites))}
-        return silent | {name for name, edge in self._by_site(Mailroom.view).items() if not edge["connected"]}
+        own, seen = self._membership.name, {"sites": self._told_by_sites(), "edges": self._by_site(Mailroom.view)}
+        return {name for name, told in seen["sites"].items() if told and name != own and is_away(name, seen)}
 
     def _told_by_sites(self) -> dict[str, dict[str, Any]]:
         """Returns what each present site has told last, and how many seconds ago; nothing of one that is not known."""
@@ -503,6 +519,8 @@ class Oversight(Observer):
         for site in self._membership.names:
             status = self._bulletin.of(site, "status")
             told[site] = {"heard_s_ago": ages[site]} | status if status and site in ages else {}
+            if told[site]:
+                told[site]["grew_s_ago"] = self._growth[site].seconds_since(status["round"])
             for kind in TOLD if told[site] else ():
                 told[site] |= self._bulletin.of(site, kind)
         return told
