@@ -119,6 +119,14 @@ def _edges(**cut) -> dict:
             ["waited for south for 15 minutes", "comparing with this site alone; nothing to do"],
         ),
         (
+            seen(
+                activity=life.described(life.COMPARING, "4,832 of 20,000 rounds"),
+                phase={"what": life.COMPARING, "done": 4832, "of": 20_000},
+            ),
+            FINE,
+            ["this site trains a model alone, to compare: 4,832 of 20,000 rounds; let it run"],
+        ),
+        (
             waiting("north", sites=seen()["sites"] | {"north": told("north", round=900, grew_s_ago=2.0)}),
             FINE,
             ["north is back and repeats rounds: round 900 of the 1,840", "nothing to do"],

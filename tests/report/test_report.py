@@ -346,6 +346,13 @@ def test_default_comes_first_and_its_rivals_are_folded():
     assert Page(page(rivals, "two runs")).texts["h2"][0] == "rival", "without a default, the first one given"
 
 
+def test_page_of_several_runs_says_in_what_they_differ_besides():
+    long, short = _run([0.9] * 4), _run([0.8] * 4)
+    long.summary["rounds"] = 400
+    runs = [replace(long, label="long"), replace(short, label="short")]
+    assert f"differ in rounds: 400 and {short.summary['rounds']}" in page(runs, "two runs")
+
+
 def test_report_is_written_without_matplotlib(tmp_path, monkeypatch):
     def missing():
         raise AssertionError("matplotlib is not needed")

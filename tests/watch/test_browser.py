@@ -244,7 +244,7 @@ def test_a_site_that_dies_is_shown_as_that_until_it_returns(pages):
         assert page.locator("#now .act").count() == 1
         assert page.locator("tr .unreachable").inner_text().endswith("unreachable")
         assert page.locator("svg.chart .away").count() == 1
-        says(page, "west waits for east, since 12 minutes", "#network")
+        says(page, "west has waited for east for 12 minutes", "#network")
         source.now = replace(fine, urgency="fine", sentence="round 1,204 of 4,000")
         says(page, "ound 1,204 of 4,000")
         assert page.locator(".unreachable").count() == page.locator("svg .away").count() == 0

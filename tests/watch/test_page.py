@@ -11,7 +11,7 @@ import pytest
 from fairmesh.watch.answers import answers, in_bytes
 from fairmesh.watch.now import UNSEEN
 from fairmesh.watch.page import SCRIPT, STYLE, live_page, rendered, snapshot
-from fairmesh.watch.view import Curve, Curves, Estimate, Missing, Privacy, Site, SiteState, Variant, View
+from fairmesh.watch.view import Curve, Curves, Estimate, Missing, Privacy, Site, SiteState, Variant, Verdict, View
 from tests.report.pages import Page
 from tests.watch.examples import HOSTILE, NOW, VIEWS, node, private, simulation, sixty
 
@@ -176,6 +176,12 @@ def test_speed_and_time_left_are_in_plain_numbers():
     fast = replace(simulation(), rounds_per_s=1040.0, seconds_left=0.0)
     assert "1,040 rounds per second, a few seconds left" in answer(fast, "Is it running")
     assert "18 rounds per hour" in answer(replace(simulation(), rounds_per_s=0.005), "Is it running")
+
+
+def test_answer_of_a_node_without_a_clear_difference_says_it_once():
+    run, unclear = private(), Verdict("alone", "unclear", "no clear difference from alone (−4 to +2 points)")
+    view = replace(run, kind="node", sites=(replace(run.sites[0], own=True, verdicts=(unclear,)),))
+    assert answer(view, "Is it worth it").startswith("No clear difference from alone (−4 to +2 points). ")
 
 
 def test_advice_of_a_finished_run_is_what_to_do_now():

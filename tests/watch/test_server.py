@@ -305,6 +305,16 @@ def test_a_reading_that_fails_leaves_the_last_page_which_says_so(capsys, monkeyp
     assert capsys.readouterr().err.count("this reading failed") == 1
 
 
+def test_first_reading_that_takes_long_does_not_put_off_the_next_one(stream, monkeypatch):
+    monkeypatch.setattr(module, "_EVERY_S", 0.01)
+    monkeypatch.setattr(module, "_SHARE", 1e-9)
+    source = Changing()
+    with serving(source) as server:
+        next_news = stream(server)
+        next_news(), next_news()
+        assert source.readings == 2
+
+
 def test_before_the_first_reading_a_browser_is_told_to_come_again(monkeypatch):
     class Slow:
         def view(self, wait=False):

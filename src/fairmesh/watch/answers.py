@@ -161,8 +161,8 @@ def _worth_here(question: str, view: View, own: Site) -> Answer:
     tone: dict[str, Tone] = {"better": "good", "worse": "bad"}
     uses = f"model to use: {own.uses}" if own.uses else ""
     more: Sequence[str] = [*(verdict.text for verdict in others), here, *filter(None, [uses])]
-    answer = {"better": "Yes", "worse": "No", "unclear": "No clear difference"}[first.verdict]
-    return Answer(question, f"{answer}: {first.text}", "; ".join(more), tone.get(first.verdict, ""))
+    answer = {"better": "Yes: ", "worse": "No: ", "unclear": ""}[first.verdict] + first.text
+    return Answer(question, f"{answer[:1].upper()}{answer[1:]}", "; ".join(more), tone.get(first.verdict, ""))
 
 
 def _to_do(view: View) -> Answer:

@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 import threading
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from fairmesh.report.runs import Run
 
 _PATIENCE_S = 120.0
+_BEING_READ = "the report of this run is being read; comparisons and intervals come in a moment"
 _OF_OWN_MODELS = "Values are those of the models that the sites are given; the report has the common model too."
 
 
@@ -55,7 +57,7 @@ class Finished:
             self._asking.join()
         told = self._told
         if not told:
-            return view
+            return replace(view, says=(*view.says, _BEING_READ))
         if "why_not" in told:
             return replace(view, notes=(*view.notes, f"The report cannot read this run: {told['why_not']}"))
         return _with(view, told)
@@ -157,10 +159,11 @@ def told_of(run: "Run") -> dict[str, Any]:
     unit, graph = unit_of(found), found["graph"] or {"name": "", "edges": []}
     privacy, models = found["privacy"], {model["name"]: model for model in found["site_models"]}
     epsilons = privacy.get("epsilons") or []
+    compared = Counter(kind for one in found["site_models"] or found["sites"] for kind in one["versus"])
     sites = [
-        _with_common_model(site, unit)
+        _with_common_model(site, unit, compared)
         if site["name"] not in models
-        else _with_own_model(site, models[site["name"]], unit_of(found, found["site_models_judged_by"]))
+        else _with_own_model(site, models[site["name"]], unit_of(found, found["site_models_judged_by"]), compared)
         for site in found["sites"]
     ]
     for i, site in enumerate(found["sites"]):
@@ -204,30 +207,32 @@ def told_of(run: "Run") -> dict[str, Any]:
     }
 
 
-def _with_common_model(site: Mapping[str, Any], unit: Unit) -> dict[str, Any]:
+def _with_common_model(site: Mapping[str, Any], unit: Unit, compared: Mapping[str, int]) -> dict[str, Any]:
     """Returns how good the common model is at a site, as the report says it."""
     return {
         "value": (site["metrics"][unit.metric], site["interval"]),
         "alone": (site["references"].get("local"), None),
-        "verdicts": _verdicts(site["versus"], unit),
+        "verdicts": _verdicts(site["versus"], unit, compared),
         "uses": "",
     }
 
 
-def _with_own_model(site: Mapping[str, Any], model: Mapping[str, Any], judged_by: Unit) -> dict[str, Any]:
+def _with_own_model(
+    site: Mapping[str, Any], model: Mapping[str, Any], judged_by: Unit, compared: Mapping[str, int]
+) -> dict[str, Any]:
     """Returns how good the model is that a site is given, as the report says it."""
     from fairmesh.report.tables import mostly
 
     return {
         "value": (model["personal"], model["interval"]),
         "alone": (site["references"].get("local", model["local"]), None),
-        "verdicts": _verdicts(model["versus"], judged_by),
+        "verdicts": _verdicts(model["versus"], judged_by, compared),
         "uses": mostly(model),
     }
 
 
-def _verdicts(versus: Mapping[str, Any], unit: Unit) -> list[dict[str, str]]:
-    """Returns how a model differs from others at a site, training alone first."""
+def _verdicts(versus: Mapping[str, Any], unit: Unit, compared: Mapping[str, int]) -> list[dict[str, str]]:
+    """Returns how a model differs from others at a site, training alone first; `compared` counts the sites by model."""
     from fairmesh.evidence.verdicts import verdict_in_words
     from fairmesh.report.sentences import ALONE, REFERENCES
 
@@ -236,7 +241,7 @@ def _verdicts(versus: Mapping[str, Any], unit: Unit) -> list[dict[str, str]]:
         {
             "against": names.get(kind, kind),
             "verdict": difference["verdict"],
-            "text": verdict_in_words(difference, unit, names.get(kind, kind)),
+            "text": verdict_in_words(difference, unit, names.get(kind, kind), compared[kind]),
         }
         for kind, difference in sorted(versus.items(), key=lambda item: item[0] != ALONE)
         if all(map(defined, difference.get("interval", ())))

@@ -4,7 +4,7 @@ import json
 import os
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -36,7 +36,8 @@ from fairmesh.watch.view import (
 PROGRESS, RESULT = "progress", "result"  # folders of the run so far, and of its result
 CLAIMED = frozenset({"doing", "round", "value", "value_round", "weight", "bytes_sent", "epsilon"})
 _SHORT_WAIT_S = 2.0  # such waits are part of every round
-_LINES, _LOG_TAIL = 20, 1 << 16  # of the log
+_LINES, _LOG_TAIL = 20, 1 << 16  # of the log, where lines that repeat each other count as one
+_COUNTS = ("time", "seconds", "since", "more_times")  # in which lines differ that repeat each other
 _RATE_S = 30.0  # over which bytes per second are counted
 
 
@@ -138,9 +139,7 @@ class NodeSource:
         """Returns the view with what the report says of the result; who said what of a site stays."""
         if not (self._state / RESULT / SUMMARY).exists():
             return view
-        told = self._finished.added_to(view, wait)
-        if told is view:
-            return view
+        told = self._finished.added_to(replace(view, says=()), wait)
         sites = tuple(replace(site, uses=site.uses if site.own else "") for site in told.sites)
         says, notes = (*view.says, *told.says), (*told.notes, *view.notes)
         edges, privacy, traffic = view.edges, view.privacy or told.privacy, view.traffic
@@ -303,9 +302,33 @@ def _log(path: Path) -> Iterator[Line]:
     except OSError:
         return
     events = []
-    for line in lines[-_LINES:]:
+    for line in lines:
         with suppress(ValueError, RecursionError):  # one that is cut
             events.append(json.loads(line))
+    whole = [event for event in events if isinstance(event, dict) and {"time", "level", "what"} <= event.keys()]
+    yield from list(_without_repetitions(whole))[-_LINES:]
+
+
+def _without_repetitions(events: Sequence[Mapping[str, Any]]) -> Iterator[Line]:
+    """Yields the lines of a log. Of warnings that repeat each other, with no news between them, only the last one, with
+    how often it was said."""
+    found: dict[object, list[Mapping[str, Any]]] = {}  # equal events, the one that was said last at the end
     for event in events:
-        if isinstance(event, dict) and {"time", "level", "what"} <= event.keys():
-            yield Line(str(event["time"]), str(event["level"]), event_in_words(event))
+        subject = str({key: value for key, value in event.items() if key not in _COUNTS})
+        if event["level"] == "info":
+            yield from map(_line, found.values())
+            found = {}
+            yield _line([event])
+        else:
+            found[subject] = [*found.pop(subject, []), event]
+    yield from map(_line, found.values())
+
+
+def _line(equal: Sequence[Mapping[str, Any]]) -> Line:
+    first, last = equal[0], equal[-1]
+    text = event_in_words(last)
+    if len(equal) > 1:
+        times = sum(event.get("more_times", 1) for event in equal)
+        text = event_in_words({key: value for key, value in last.items() if key != "more_times"})
+        text += f" ({times:,} times since {str(first['time']).replace('T', ' ').removesuffix('Z')})"
+    return Line(str(last["time"]), str(last["level"]), text)

@@ -85,7 +85,9 @@ def _running(status: Mapping[str, Any], age: float, worst: Worst | None, quiet: 
     done, rounds, phase, rate = status["round"], status["rounds"], status["phase"], status["rounds_per_s"]
     if phase:
         progress = f", {phase['done']:,} of {phase['of']:,} steps" if phase["of"] else ""
-        others = f"; then come {rounds:,} rounds" if done == 0 else "; all rounds are done" if done == rounds else ""
+        others = (
+            f"; then the {rounds:,} rounds begin" if done == 0 else "; all rounds are done" if done == rounds else ""
+        )
         return Now(phase["name"], f"{phase['name']}{progress}{others}{worst or ''}", "fine")
     text = f"round {done:,} of {rounds:,}"
     if rate:

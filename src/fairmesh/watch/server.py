@@ -124,14 +124,15 @@ class Reader:
         while not self._closed.is_set():
             with self._changed:
                 self._changed.wait_for(lambda: self._closed.is_set() or time.monotonic() < self._wanted_until)
-            began = time.thread_time()
+            began, is_first = time.thread_time(), self._edition is None
             try:
                 view = self._source.view()
                 self._publish(view, rendered(view))
                 self.trouble = ""
             except Exception as error:  # whatever it is, the next reading may be fine, and the page must not end
                 self._failed(in_a_line(error))
-            self._closed.wait(max(_EVERY_S, (time.thread_time() - began) / _SHARE))
+            took_s = 0.0 if is_first else time.thread_time() - began  # the first one reads all, the next what is new
+            self._closed.wait(max(_EVERY_S, took_s / _SHARE))
 
     def _failed(self, trouble: str) -> None:
         """Says, here and on the page, that a reading has failed."""

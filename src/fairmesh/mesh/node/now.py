@@ -233,7 +233,11 @@ def _at_the_end(seen: Mapping[str, Any], age: float, site: Path | str) -> Now:
     done = f"all {seen['rounds']:,} rounds are done"
     if _missing(seen):
         return _for_missing(seen, age, done)
-    return Now(f"{done}; this node is {seen['activity']}; let it run until it has finished", FINE)
+    phase = seen["phase"]
+    doing = f"this node is {seen['activity']}"
+    if phase and phase["what"] == life.COMPARING:
+        doing = f"this site trains a model alone, to compare: {phase['done']:,} of {phase['of']:,} rounds"
+    return Now(f"{done}; {doing}; let it run until it has finished", FINE)
 
 
 def _at_other_work(seen: Mapping[str, Any], age: float, site: Path | str) -> Now:

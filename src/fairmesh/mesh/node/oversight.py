@@ -229,7 +229,7 @@ class Oversight(Observer):
             self._alone = Notices()
             self._log("info", what, rounds=of, **({"continued_at": done} if done else {}))
         self._phase = {"what": what, "done": done, "of": of}
-        self._life.interrupt(what, f"round {done:,} of {of:,} of its model alone")
+        self._life.interrupt(what, f"{done:,} of {of:,} rounds")
         if done == of or self._alone.due():
             self._log("info", what, done=done, of=of, seconds=round(self._alone.seconds, 1))
         try:
