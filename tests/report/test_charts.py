@@ -187,7 +187,7 @@ def test_network_shows_who_waits_for_whom_and_since_when():
     assert len(of_class(text, "edge")) - 1 == 3  # one is in the legend
     assert [element.text for element in of_class(text, "since")] == ["12 min"]
     titles = [element.text for element in drawn(text).iter("title")]
-    assert "west waits for east, 12 min" in titles
+    assert "west has waited for east for 12 min" in titles
     assert legend(text) == ["this site", "worst site", "cannot be reached", "waits for", "not connected"]
 
 

@@ -130,7 +130,7 @@ def test_table_has_only_columns_with_something_in_them():
 def test_network_shows_long_waits_only():
     assert "west has waited for east for 12 minutes" in text_of(rendered(node())["network"])
     assert "south says that it has waited for east" in text_of(rendered(node())["network"]).lower()
-    assert "waits for" not in rendered(sixty())["network"]  # 3 seconds, as in every round
+    assert "waited for" not in rendered(sixty())["network"]  # 3 seconds, as in every round
 
 
 def test_sweep_shows_its_variants():

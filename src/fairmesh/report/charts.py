@@ -289,7 +289,8 @@ def _pairs(edges: Iterable[Sequence[int]], count: int) -> set[tuple[int, int]]:
 
 
 def _waiting(wait: Wait, nodes: Sequence[Node], at: Sequence[tuple[float, float]], gap: float) -> str:
-    text = f"{nodes[wait.who].name} waits for {nodes[wait.whom].name}{f', {wait.since}' if wait.since else ''}"
+    who, whom = nodes[wait.who].name, nodes[wait.whom].name
+    text = f"{who} has waited for {whom} for {wait.since}" if wait.since else f"{who} waits for {whom}"
     return f"<g><title>{escaped(text)}</title>{_bent(at[wait.who], at[wait.whom], gap)}</g>"
 
 

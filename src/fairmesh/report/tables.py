@@ -2,7 +2,7 @@
 
 The first row is the header. In a cell, text after a line break is a remark on the value above it."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -133,7 +133,7 @@ def _share(value: Any) -> str:
     return f"{100 * value:.1f}" if defined(value) else ""
 
 
-def mostly(model: Json) -> str:
+def mostly(model: Mapping[str, Any]) -> str:
     """Returns what a site should use, in a word."""
     share, kind = max((share, kind) for kind, share in model["shares"].items())
     return kind if share >= WHOLE else f"mostly {kind}"

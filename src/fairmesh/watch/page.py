@@ -262,7 +262,7 @@ def _refusals(view: View) -> str:
                 f'<tr><th scope="row">{by}</th><td class="text">{whose}</td>{words}<td>{duration(refusal.seconds)}</td>'
                 f"<td>{times}</td></tr>"
             )
-        names = ("site", "refuses messages of", "why, in its words", "the other end", "since", "times")
+        names = ("site", "refuses messages of", "why, in its words", "the other end", "for", "times")
         header = "".join(f'<th scope="col"{_side(name)}>{name}</th>' for name in names)
         made += _folded(header, rows)
     if view.votes:
@@ -318,7 +318,7 @@ def _name_of(view: View, i: int) -> str:
 def _state_of(view: View, i: int) -> str:
     site = view.sites[i]
     waits = [
-        f"for {view.sites[wait.awaited].name}, {duration(wait.seconds)}" for wait in long_waits(view) if wait.site == i
+        f"for {view.sites[wait.awaited].name} ({duration(wait.seconds)})" for wait in long_waits(view) if wait.site == i
     ]
     doing = site.doing if site.doing != site.state else ""
     more = "; ".join(filter(None, [doing, f"waits {', '.join(waits[:3])}" if waits else ""]))
