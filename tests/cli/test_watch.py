@@ -45,7 +45,7 @@ def test_snapshot_is_one_file_and_the_run_is_as_before(called, run, tmp_path):
     code, out, _ = called("watch", run, "--snapshot", tmp_path / "page.html")
     assert (code, out) == (0, f"written: {tmp_path / 'page.html'}\n")
     page = (tmp_path / "page.html").read_text()
-    assert missing_from(page, "wards", "does not change", "No: ") == []
+    assert missing_from(page, "wards", "does not change", "Not known") == []
     assert "<script" not in page
     assert content(run) == before
 
@@ -88,12 +88,16 @@ def test_port_that_is_taken_is_refused(called, run):
 
 
 def test_command_serves_the_page_until_it_is_asked_to_end(run, tmp_path):
-    """In a process of its own, as it is typed: it must not load what computes."""
+    """In a process of its own, as it is typed: it must not load what computes. A browser must not get the secret in its
+    command line."""
     before = content(run)
-    out = tmp_path / "out.txt"
+    out, browser, got = tmp_path / "out.txt", tmp_path / "browser", tmp_path / "got"
+    browser.write_text(f'#!/bin/sh\nprintf %s "$1" > {got}.part\nmv {got}.part {got}\n')
+    browser.chmod(0o700)
     with open(out, "w") as file:
-        words = [sys.executable, "-u", "-m", "fairmesh", "watch", str(run), "--no-browser"]
-        process = subprocess.Popen(words, stdout=file, stderr=file, env=os.environ | {"BROWSER": "false"})
+        words = [sys.executable, "-u", "-m", "fairmesh", "watch", str(run)]
+        seen = {"BROWSER": f"{browser} %s", "DISPLAY": ":99"}
+        process = subprocess.Popen(words, stdout=file, stderr=file, env=os.environ | seen)
     try:
         until = time.monotonic() + 30
         while not (found := re.findall(r"http://127.0.0.1:\d+/\S{20,}/", out.read_text())) and time.monotonic() < until:
@@ -103,8 +107,14 @@ def test_command_serves_the_page_until_it_is_asked_to_end(run, tmp_path):
         if maps.exists():
             assert "libtorch" not in maps.read_text()
             assert "numpy" not in maps.read_text()
+        while not got.exists() and time.monotonic() < until:
+            time.sleep(0.02)
+        page = Path(got.read_text().removeprefix("file://"))
+        assert found[0] in page.read_text()
+        assert [path.stat().st_mode & 0o077 for path in (page, page.parent)] == [0, 0]
         process.send_signal(signal.SIGTERM)
         assert process.wait(30) == 0
+        assert not page.parent.exists()
         assert "Traceback" not in out.read_text()
     finally:
         process.kill()

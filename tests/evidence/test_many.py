@@ -67,7 +67,7 @@ def test_difference_keeps_its_own_interval_unless_it_is_clear_among_all():
     assert looks.interval == apart.interval()
     assert (is_.verdict, is_.level) == ("better", pytest.approx(1 - 0.05 / 30))
     assert is_.interval == clear.interval(is_.level)
-    assert "among so many sites" in looks.sentence("alone", Unit("loss", share=False))
+    assert "with several sites compared, this may be chance" in looks.sentence("alone", Unit("loss", share=False))
 
 
 def test_mean_of_a_handful_of_rows_is_not_clear_among_many():

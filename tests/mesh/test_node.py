@@ -388,7 +388,8 @@ def test_counted_bytes_of_all_edges_are_the_algorithms_and_the_report_has_those_
     folder, _ = lived
     record = _last_record(folder)
     edges = [edge for name in "ac" for edge in _edges(folder, name)]
-    assert all(edge["messages_out"] >= 120 for edge in edges)  # a and c were never restarted; what b missed was resent
+    assert all(edge["messages_out"] >= 120 for edge in edges)
+    assert all(edge["messages_out"] >= 120 for edge in _edges(folder, "b"))  # which was stopped and started again
     assert sum(edge["bytes_out"] for edge in edges) >= record["bytes_busiest_node"] * 2 * 0.9
     for name in "ac":  # the report has them, and what is on the wire besides: at least a record of TLS per message
         wire = contents([Run.from_folder(folder / name / "state" / "result")], "")["runs"][0]["traffic"]["on_the_wire"]
@@ -577,6 +578,14 @@ def test_site_that_says_that_it_has_sent_what_this_one_waits_for_is_shown_with_w
     assert waiting_chain("a", {"a": sites["a"]}, "a") == (["a", "c"], "")  # which has said nothing
     slow = sites["c"] | {"activity": life.SLOW_DISK, "waiting_for": {}}  # it has not acknowledged what others sent
     assert waiting_chain("a", sites | {"c": slow}, "a") == (["a", "c"], "")
+
+
+def test_chain_of_waiting_ends_at_a_site_that_is_away_whatever_it_has_said_before():
+    sites = {"a": _said(9, 10, c=3.0), "c": _said(9, 10, d=3.0), "d": _said(9, 11)}
+    assert waiting_chain("a", sites, "a", away={"c"}) == (["a", "c"], "")  # a says that it has sent its message
+    sites["c"] = _said(8, 9, d=2.0)
+    assert waiting_chain("a", sites, "a").says
+    assert waiting_chain("a", sites, "a", away={"d"}) == (["a", "c", "d"], "")
 
 
 def _said(done: int, sent: int, **since: float) -> dict:

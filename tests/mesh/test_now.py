@@ -6,6 +6,7 @@ import pytest
 
 from fairmesh.mesh.node import life
 from fairmesh.mesh.node.now import ACT, FINE, LOOK, further, now
+from fairmesh.mesh.node.oversight import Growth
 from tests.mesh.statuses import NAMES, NOW, seen, told, waiting
 from tests.refusals import missing_from
 
@@ -80,7 +81,7 @@ def _edges(**cut) -> dict:
                 missing={"sites": ["east"], "seconds": 300.0},
             ),
             ACT,
-            ["not heard of yet: east", "5 minutes"],
+            ["east has not been heard of for 5 minutes; ask its operator whether its node runs"],
         ),
         (
             seen(activity=life.VOTING, votes={"remove east": ["west"]}, missing={"sites": ["south"], "seconds": 4.0}),
@@ -89,6 +90,52 @@ def _edges(**cut) -> dict:
         ),
         (seen(activity=life.COLLECTING, missing={"sites": ["east"], "seconds": 4.0}), FINE, ["all 4,000", "east"]),
         (seen(activity=life.COLLECTING, missing={"sites": ["east"], "seconds": 900.0}), ACT, ["15 minutes"]),
+        (
+            seen(
+                activity=life.ON_DATA,
+                sites=seen()["sites"] | {"east": {}, "south": {}},
+                missing={"sites": ["south", "east"], "seconds": 9.0},
+            ),
+            LOOK,
+            ["south and east have not been heard of for 9 seconds; ask their operators whether their nodes run"],
+        ),
+        (
+            seen(
+                activity=life.COMPARED,
+                sites=seen()["sites"] | {"south": told("south", heard_s_ago=840.0)},
+                edges=_edges(south=CUT),
+                missing={"sites": ["south"], "seconds": 100.0},
+            ),
+            ACT,
+            ["south has been unreachable for 14 minutes; nothing is lost; call its operator"],
+        ),
+        (
+            seen(
+                activity=life.COMPARED,
+                sites=seen()["sites"] | {"south": told("south", activity=life.COMPARING)},
+                missing={"sites": ["south"], "seconds": 900.0},
+            ),
+            FINE,
+            ["waited for south for 15 minutes", "comparing with this site alone; nothing to do"],
+        ),
+        (
+            seen(
+                activity=life.described(life.COMPARING, "4,832 of 20,000 rounds"),
+                phase={"what": life.COMPARING, "done": 4832, "of": 20_000},
+            ),
+            FINE,
+            ["this site trains a model alone, to compare: 4,832 of 20,000 rounds; let it run"],
+        ),
+        (
+            waiting("north", sites=seen()["sites"] | {"north": told("north", round=900, grew_s_ago=2.0)}),
+            FINE,
+            ["north is back and repeats rounds: round 900 of the 1,840", "nothing to do"],
+        ),
+        (
+            waiting("north", sites=seen()["sites"] | {"north": told("north", round=900, grew_s_ago=200.0)}),
+            ACT,
+            ["north is there and says", "ask its operator"],
+        ),
     ],
 )
 @pytest.mark.quick_cases("all")
@@ -130,6 +177,14 @@ def test_wrong_clock_at_a_site_makes_no_time_negative_or_long(wrong):
 def test_own_clock_that_was_set_back_makes_no_time_negative(age):
     for status in (seen(), waiting("north"), seen(**ENDED, activity="stopped")):
         assert "-" not in now(status, NOW + age).sentence
+
+
+def test_growth_of_a_number_is_known_since_it_was_seen_to_grow():
+    growth = Growth()
+    assert [growth.seconds_since(number) for number in (9, 9, 3)] == [None] * 3
+    assert growth.seconds_since(4) < 60
+    growth._grew_at -= 100
+    assert growth.seconds_since(4) >= 100
 
 
 def test_what_further_is_said_has_claims_votes_keys_and_certificates_with_what_to_do():

@@ -116,6 +116,20 @@ def test_curves_differ_by_colour_marker_and_dashes_and_the_legend_is_outside_wit
     assert {"rounds", "accuracy, %"} <= set(texts(text))
 
 
+def test_last_label_of_an_axis_is_inside_the_frame():
+    long = charts.curves([Line("a", (0, 1_000_000), (0.1, 0.2), style=0)], "rounds", "accuracy", "t")
+    labels = re.findall(r'x="([\d.]+)" y="[\d.]+" text-anchor="middle">([\d,]+)<', long)
+    assert labels[-1][1] == "1,000,000"
+    assert float(labels[-1][0]) + charts._width(labels[-1][1]) / 2 <= charts._WIDTH
+
+
+def test_names_are_cut_by_the_size_in_which_they_are_written():
+    name = "Mercy Hospital"
+    assert charts._short(name, 80, 9.0) == name
+    assert charts._short(name, 80).endswith("…")
+    assert charts._width("WWWW") > 2 * charts._width("iiii")
+
+
 def test_curves_have_gaps_where_a_number_is_missing():
     text = charts.curves([Line("worst", [0, 1, 2, 3, 4], [1, 2, math.nan, 3, 4])], "rounds", "loss", "curves")
     assert len(of_class(text, "line")) == 2
@@ -173,7 +187,7 @@ def test_network_shows_who_waits_for_whom_and_since_when():
     assert len(of_class(text, "edge")) - 1 == 3  # one is in the legend
     assert [element.text for element in of_class(text, "since")] == ["12 min"]
     titles = [element.text for element in drawn(text).iter("title")]
-    assert "west waits for east, 12 min" in titles
+    assert "west has waited for east for 12 min" in titles
     assert legend(text) == ["this site", "worst site", "cannot be reached", "waits for", "not connected"]
 
 

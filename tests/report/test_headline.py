@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from fairmesh.report.first_sentences import conclusion_of, headline_of
+from fairmesh.report.first_sentences import advice_of, conclusion_of, headline_of
 from tests.refusals import missing_from
 
 METRICS = {"accuracy": {"share": True}, "loss": {"share": False}}
@@ -120,6 +120,23 @@ def next_to_alone(*verdicts):
 )
 def test_conclusion_says_what_to_take_away_and_to_do(told, said):
     assert missing_from(conclusion_of(run_of(**told)), *said) == []
+
+
+@pytest.mark.parametrize(
+    ("told", "advice"),
+    [
+        (summary(["adapted"] * 3, ["unclear"] * 3), "Every site should use a model adapted from the common one."),
+        (next_to_alone("better", "unclear"), ""),
+        (next_to_alone("worse", "unclear"), "To give sites a model of their own, train again with [personalization]."),
+        ({"provenance": {"data": {}}}, "To see whether training together is worth it, run it with --with-references."),
+        ({"provenance": None}, ""),
+        ({"judged_on": "train"}, "No site has test rows. Give the sites some, and train again."),
+        ({"diverged": [0]}, "Train again with smaller steps."),
+        ({"planned_rounds": 400}, ""),
+    ],
+)
+def test_advice_is_what_the_conclusion_says_to_do(told, advice):
+    assert advice_of(run_of(**told)) == advice
 
 
 def test_conclusion_advises_no_run_that_is_not_possible():

@@ -18,7 +18,9 @@ from fairmesh.report import sections
 from fairmesh.report.contents import card
 from fairmesh.report.html import page
 from fairmesh.report.model_card import model_card
+from fairmesh.report.network_picture import network
 from fairmesh.report.runs import Run, ranked, rows_of
+from fairmesh.watch.finished import told_of
 from tests.refusals import missing_from, refused
 from tests.report.pages import Page
 
@@ -283,7 +285,8 @@ def _notes(run):
     return Page(page([run], "a run")).texts["p"]
 
 
-def test_marked_site_is_the_worst_with_the_models_that_sites_are_given():
+def _own_models_run(folder=None):
+    """A run whose sites are given models of their own. The common model is worst at another site than these are."""
     values = {"common": [0.9, 0.5, 0.8, 0.7], "local": [0.6] * 4, "personal": [0.9, 0.8, 0.85, 0.75]}
     shares = {"common": 0.0, "adapted": 1.0, "own": 0.0}
     sites = [
@@ -291,11 +294,43 @@ def test_marked_site_is_the_worst_with_the_models_that_sites_are_given():
         | {"test": {model: {"accuracy": of[i]} for model, of in values.items()}}
         for i, name in enumerate(NAMES)
     ]
-    told = {"metric": "accuracy", "judged_on": "test", "level": 0.95, "worst": {"site": "west"}, "sites": []}
+    verdicts = dict(zip(NAMES, ("better", "better", "better", "worse")))
+    evidence = [
+        {"name": name, "value": value, "interval": [value - 0.1, value + 0.1]}
+        | {"versus": {"local": {"difference": 0.1, "interval": [0.02, 0.2], "verdict": verdicts[name]}}}
+        for name, value in zip(NAMES, values["personal"])
+    ]
+    over = {"worst": {"site": "west", "value": 0.75, "interval": [0.65, 0.85], "versus": {}}}
+    over |= {"mean": {"value": 0.825, "interval": [0.8, 0.85], "versus": {"local": evidence[0]["versus"]["local"]}}}
+    told = {"metric": "accuracy", "judged_on": "test", "level": 0.95, "sites": evidence} | over
     personal = [{"replica": 0, "method": "choice", "sites": sites}]
-    run = _run(values["common"], personal=personal, site_models_evidence=told)
+    return _run(values["common"], personal=personal, site_models_evidence=told, folder=folder)
+
+
+def test_worst_site_is_the_same_one_everywhere_by_the_models_that_sites_are_given(tmp_path):
+    (tmp_path / "experiment.toml").write_text('[topology]\nname = "ring"\n')
+    run = _own_models_run(tmp_path)
+    drawn = card(run)
     glance = _sites_table(Page(page([run], "a run")), "its model")
     assert [row[0] for row in glance if row[0].endswith("worst")] == ["west worst"]
+    with pytest.MonkeyPatch.context() as patch:
+        nodes = []
+        patch.setattr("fairmesh.report.charts.network", lambda found, *_, **__: nodes.extend(found) or "")
+        network(sections.View(drawn, [run], alone=True))
+    assert [node.name for node in nodes if node.worst] == ["west"]
+    told = told_of(run)
+    assert told["worst_first"][0] == NAMES.index("west")
+    assert told["worst"] == (0.75, [0.65, 0.85])
+
+
+def test_page_of_a_finished_run_compares_the_models_that_sites_are_given_with_alone():
+    told = told_of(_own_models_run())
+    north = told["sites"][0]
+    assert north["value"] == (0.9, [0.8, 1.0])
+    assert (north["alone"], north["uses"]) == ((0.6, None), "adapted")
+    assert [site["verdicts"][0]["verdict"] for site in told["sites"]] == ["better", "better", "better", "worse"]
+    assert north["verdicts"][0]["against"] == "alone"
+    assert told["advice"] == "Every site should use a model adapted from the common one."
 
 
 def test_default_comes_first_and_its_rivals_are_folded():
@@ -309,6 +344,13 @@ def test_default_comes_first_and_its_rivals_are_folded():
     assert "70.0" in first_screen
     assert "90.0" not in first_screen
     assert Page(page(rivals, "two runs")).texts["h2"][0] == "rival", "without a default, the first one given"
+
+
+def test_page_of_several_runs_says_in_what_they_differ_besides():
+    long, short = _run([0.9] * 4), _run([0.8] * 4)
+    long.summary["rounds"] = 400
+    runs = [replace(long, label="long"), replace(short, label="short")]
+    assert f"differ in rounds: 400 and {short.summary['rounds']}" in page(runs, "two runs")
 
 
 def test_report_is_written_without_matplotlib(tmp_path, monkeypatch):

@@ -136,7 +136,7 @@ def test_phases_outside_the_rounds_are_told(tmp_path):
         over.set()
         looking.join()
     names = [phase["name"] for phase in phases]
-    assert [name for name in names if "reference" in name or "without a fold" in name or "choosing" in name]
+    assert [name for name in names if "reference" in name or "held-out rows" in name or "choosing" in name]
     assert any(phase["of"] == 20 for phase in phases)
 
 

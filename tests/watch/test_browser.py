@@ -76,6 +76,25 @@ def test_page_follows_a_node_live_and_leaves_alone_what_a_reader_does(pages):
         assert page.locator("img").count() == 0
 
 
+class Failing(Scripted):
+    def view(self, wait=False):
+        if self.now is None:
+            raise OSError("the disk is gone")
+        return self.now
+
+
+def test_page_says_that_a_reading_has_failed_and_how_old_is_what_it_shows(pages):
+    source = Failing(node())
+    with serving(source) as server:
+        page = pages.open(server.address)
+        assert not page.is_visible("#lost")
+        source.now = None
+        says(page, "the disk is gone", "#lost")
+        says(page, "read ", "#age")
+        source.now = node()
+        page.wait_for_selector("#lost", state="hidden")
+
+
 @pytest.mark.slow
 def test_selection_stays_while_news_come(pages):
     source = Scripted(node())
@@ -225,7 +244,7 @@ def test_a_site_that_dies_is_shown_as_that_until_it_returns(pages):
         assert page.locator("#now .act").count() == 1
         assert page.locator("tr .unreachable").inner_text().endswith("unreachable")
         assert page.locator("svg.chart .away").count() == 1
-        says(page, "west waits for east, since 12 minutes", "#network")
+        says(page, "west has waited for east for 12 minutes", "#network")
         source.now = replace(fine, urgency="fine", sentence="round 1,204 of 4,000")
         says(page, "ound 1,204 of 4,000")
         assert page.locator(".unreachable").count() == page.locator("svg .away").count() == 0

@@ -11,6 +11,7 @@ from contextlib import ExitStack, contextmanager
 
 import pytest
 
+from fairmesh.storage.run_status import read_run_status
 from tests.journeys.consortium import TABLE, Consortium
 from tests.journeys.patients import write_ill
 from tests.journeys.user import shown
@@ -19,7 +20,7 @@ from tests.watch.test_browser import says, sentence
 
 pytestmark = pytest.mark.slow
 EXPERIMENT = """
-rounds = 4000
+rounds = 20000
 [data]
 name = "digits"
 nodes = 6
@@ -29,7 +30,7 @@ name = "ring"
 name = "choco-sgd"
 {step}
 [options]
-measure_every = 20
+measure_every = 100
 """
 _LONG_MS = 120_000  # on a machine that does other things, too
 
@@ -102,14 +103,24 @@ def exists(path):
         time.sleep(0.05)
 
 
+def begins(folder):
+    """Waits until a run has done its first rounds."""
+    until = time.monotonic() + _LONG_MS / 1000
+    while read_run_status(folder, time.time()).get("round", 0) == 0:
+        assert time.monotonic() < until, "the run does no round"
+        time.sleep(0.01)
+
+
 def test_run_is_shown_while_it_goes_on_is_stopped_is_resumed_and_ends(run, pages, tmp_path):
     first = run("")
-    exists(tmp_path / "run" / "status.json")
+    begins(tmp_path / "run")
+    first.send_signal(signal.SIGSTOP)  # on a fast machine it would end before the browser is there
     with watched(tmp_path / "run", tmp_path) as address:
         page = pages.open(address)
-        becomes(page, r"round [\d,]+ of 4,000")
+        becomes(page, r"round [\d,]+ of 20,000")
         becomes(page, "^Is it running.\\s*Yes", "#answers")
         before = sentence(page)
+        first.send_signal(signal.SIGCONT)
         page.wait_for_function("before => document.querySelector('#now').innerText !== before", arg=before)
         becomes(page, "rounds", "#pictures")
         first.send_signal(signal.SIGINT)

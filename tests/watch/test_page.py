@@ -4,14 +4,16 @@ import math
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
+from typing import get_args
 
 import pytest
 
 from fairmesh.watch.answers import answers, in_bytes
+from fairmesh.watch.now import UNSEEN
 from fairmesh.watch.page import SCRIPT, STYLE, live_page, rendered, snapshot
-from fairmesh.watch.view import Curve, Curves, Estimate, Privacy, Site, Variant, View
+from fairmesh.watch.view import Curve, Curves, Estimate, Missing, Privacy, Site, SiteState, Variant, Verdict, View
 from tests.report.pages import Page
-from tests.watch.examples import HOSTILE, VIEWS, node, private, simulation, sixty
+from tests.watch.examples import HOSTILE, NOW, VIEWS, node, private, simulation, sixty
 
 EMPTY = View("run", "new", "starting", "it starts", "fine", seen_at=0.0, news_at=None)
 QUESTIONS = 5
@@ -98,6 +100,12 @@ def test_page_withstands_numbers_that_are_none():
     assert "nan" not in re.sub(r"<[^>]*>", "", snapshot(view)).lower()
 
 
+def test_page_shows_a_site_in_every_state():
+    for state in get_args(SiteState):
+        view = replace(node(), sites=tuple(replace(site, state=state) for site in node().sites))
+        assert f">{state}<" in re.sub(r"<span aria-hidden[^/]*/span> ", "", rendered(view)["sites"])
+
+
 def test_table_marks_what_a_site_only_says_itself():
     page = rendered(node())["sites"]
     rows = {re.findall(r'scope="row">(\w+)', row)[0]: row for row in page.split("<tr")[2:]}
@@ -116,12 +124,13 @@ def test_table_of_sixty_sites_shows_the_first_dozen_in_the_order_of_concern_and_
 
 def test_table_has_only_columns_with_something_in_them():
     heads = set(re.findall(r'scope="col"[^>]*>([^<]*)', rendered(simulation())["sites"]))
-    assert {"site", "is", "round", "accuracy", "alone", "weight λ", "share of rows"} == heads
+    assert {"site", "state", "round", "accuracy", "alone", "weight λ", "share of rows"} == heads
 
 
 def test_network_shows_long_waits_only():
-    assert "waits for east, 12 minutes" in rendered(node())["network"]
-    assert "waits for" not in rendered(sixty())["network"]  # 3 seconds, as in every round
+    assert "west has waited for east for 12 minutes" in text_of(rendered(node())["network"])
+    assert "south says that it has waited for east" in text_of(rendered(node())["network"]).lower()
+    assert "waited for" not in rendered(sixty())["network"]  # 3 seconds, as in every round
 
 
 def test_sweep_shows_its_variants():
@@ -137,8 +146,47 @@ def test_sweep_shows_its_variants():
 
 def test_answers_name_the_site_that_holds_a_node_up_and_since_when():
     assert answer(node(), "Is it running").startswith("Yes, but it does not go on")
-    assert answer(node(), "Who holds it up").startswith("east. west waits for east, since 12 minutes")
+    assert answer(node(), "Who holds it up").startswith("east. west has waited for east for 12 minutes")
     assert answer(node(), "What should I do").startswith("Act now")
+
+
+def test_answers_name_the_sites_that_are_missing_outside_the_rounds():
+    sites = tuple(replace(site, state="unreachable" if site.name == "east" else "at work") for site in node().sites)
+    at_the_end = replace(node(), sites=sites, chain=(), waits=(), urgency="look", missing=Missing((2,), 840.0))
+    assert answer(at_the_end, "Who holds it up") == "east. west has waited for 14 minutes; not heard of: east"
+    before = replace(at_the_end, round=0, missing=Missing((2, 3), 9.0))
+    assert answer(before, "Is it running").startswith("Yes, but it waits. for east, south; round 0 of 4,000")
+    assert answer(before, "Who holds it up").startswith("east, south.")
+    short = replace(at_the_end, missing=Missing((3,), 4.0))
+    assert answer(short, "Is it running").startswith("Yes: training")
+
+
+def test_answers_of_a_run_that_cannot_be_seen_are_not_known():
+    view = replace(simulation(), state=UNSEEN, live=False, urgency="look")
+    assert answer(view, "Is it running").startswith("Not known")
+    assert answer(view, "Who holds it up").startswith("Not known")
+
+
+def test_answers_of_a_run_without_news_do_not_say_that_it_goes_on():
+    view = replace(simulation(), news_at=NOW - 720, quiet=True)
+    assert answer(view, "Is it running") == "Perhaps: no news for 12 minutes. round 1,840 of 4,000"
+
+
+def test_speed_and_time_left_are_in_plain_numbers():
+    fast = replace(simulation(), rounds_per_s=1040.0, seconds_left=0.0)
+    assert "1,040 rounds per second, a few seconds left" in answer(fast, "Is it running")
+    assert "18 rounds per hour" in answer(replace(simulation(), rounds_per_s=0.005), "Is it running")
+
+
+def test_answer_of_a_node_without_a_clear_difference_says_it_once():
+    run, unclear = private(), Verdict("alone", "unclear", "no clear difference from alone (−4 to +2 points)")
+    view = replace(run, kind="node", sites=(replace(run.sites[0], own=True, verdicts=(unclear,)),))
+    assert answer(view, "Is it worth it").startswith("No clear difference from alone (−4 to +2 points). ")
+
+
+def test_advice_of_a_finished_run_is_what_to_do_now():
+    view = replace(private(), advice="Every site should use the common model.")
+    assert answer(view, "What should I do").startswith("Every site should use the common model.")
 
 
 def test_answers_of_a_run_that_goes_on():
@@ -157,12 +205,17 @@ def test_answers_of_a_finished_run_say_whether_it_was_worth_it_and_what_it_cost(
     assert "epsilon 7.4 of 8" in answer(view, "How much")
 
 
+def test_answer_on_what_has_left_a_site_is_all_that_went_over_the_wire():
+    assert answer(node(), "How much has left") == "19 MB. of it 18.2 MB model messages; no rows"
+    assert answer(simulation(), "How much leaves").startswith("48.2 MB. model messages by the busiest site; no rows")
+
+
 def test_answers_of_a_node_are_about_its_own_site():
     run = private()
     view = replace(run, kind="node", sites=(replace(run.sites[0], own=True, uses="its own model"), *run.sites[1:]))
     told = answer(view, "Is it worth it for us")
     assert told.startswith("No: worse than alone")
-    assert "use its own model" in told
+    assert "model to use: its own model" in told
 
 
 @pytest.mark.parametrize(

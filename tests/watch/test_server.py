@@ -285,19 +285,34 @@ def test_many_browsers_see_the_same_reading(monkeypatch):
         assert source.readings <= 3
 
 
-def test_a_reading_that_fails_leaves_the_last_page(capsys, monkeypatch):
+def test_a_reading_that_fails_leaves_the_last_page_which_says_so(capsys, monkeypatch):
     monkeypatch.setattr(module, "_EVERY_S", 0.01)
     source = Changing()
     with serving(source) as server:
         assert asked(server, f"/{server.token}/")[0] == 200
         source.view_now = None  # what no source should return
         time.sleep(0.1)
-        assert asked(server, f"/{server.token}/")[0] == 200
+        status, _, page = asked(server, f"/{server.token}/")
+        assert (status, b"Reading the files fails" in page, b"TypeError" in page) == (200, True, True)
+        told = json.loads(asked(server, f"/{server.token}/news")[2])
+        assert "TypeError" in told["trouble"]
+        assert told["read"] > 0.05
         source.view_now = node()
         before = source.readings
         time.sleep(0.1)
         assert source.readings > before
+        assert json.loads(asked(server, f"/{server.token}/news")[2])["trouble"] == ""
     assert capsys.readouterr().err.count("this reading failed") == 1
+
+
+def test_first_reading_that_takes_long_does_not_put_off_the_next_one(stream, monkeypatch):
+    monkeypatch.setattr(module, "_EVERY_S", 0.01)
+    monkeypatch.setattr(module, "_SHARE", 1e-9)
+    source = Changing()
+    with serving(source) as server:
+        next_news = stream(server)
+        next_news(), next_news()
+        assert source.readings == 2
 
 
 def test_before_the_first_reading_a_browser_is_told_to_come_again(monkeypatch):

@@ -5,12 +5,14 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 import pytest
 
 import fairmesh as fm
+from fairmesh.cli.node import status as node_status
 from fairmesh.storage.files import write_record
 from fairmesh.storage.run_status import locked
 from fairmesh.watch import finished
@@ -106,6 +108,24 @@ def test_status_that_cannot_be_read_is_no_error(folder, text):
     (folder / "status.json").write_text(text)
     view = source_of(folder).view()
     assert (view.state, view.urgency, view.live) == (UNSEEN, "look", False)
+
+
+def test_status_of_another_version_is_told_from_none_and_from_a_damaged_one(folder):
+    source = source_of(folder)
+    (folder / "status.json").write_text('{"run": 99, "version": "7.1"}')
+    assert "version 7.1 of fairmesh has written its status.json" in source.view().sentence
+    (folder / "status.json").write_text("{")
+    assert "its status.json is damaged" in source.view().sentence
+    (folder / "status.json").unlink()
+    assert "it has no status.json" in source.view().sentence
+
+
+def test_run_that_hangs_shows_no_speed_and_no_time_left(tmp_path):
+    folder = run_folder(tmp_path / "hangs", time=time.time() - 720)
+    with locked(folder):
+        view = source_of(folder).view()
+    assert (view.quiet, view.rounds_per_s, view.seconds_left, view.live) == (True, None, None, True)
+    assert "no news for 12 minutes" in view.sentence
 
 
 def test_sweep_shows_every_algorithm_and_the_sites_of_the_best_so_far(tmp_path):
@@ -246,7 +266,7 @@ def test_node_shows_what_it_sees_and_marks_what_others_say(state):
         (0, 3): True,
     }
     assert view.votes[0].voters == ("south",)
-    assert len(view.log) == 19  # of 20 lines, the last one is being written
+    assert len(view.log) == 20  # the last line of the file is being written
     assert view.log[-1].text == "connected: site s39"
     assert view.order[0] == 0
 
@@ -278,6 +298,55 @@ def test_node_that_died_stopped_or_starts_is_shown_as_that(state):
         "fine",
         {"ended"},
     )
+
+
+def test_status_of_a_finished_node_says_the_sentence_of_its_page(state, ended, capsys):
+    shutil.copytree(ended[0], state / "result")
+    _node(state, seen(activity="finished"), running=False)
+    view = source_of(state).view(wait=True)
+    assert view.sentence.startswith(f"finished after {ROUNDS} rounds; ")
+    node_status(state)
+    assert capsys.readouterr().err.startswith(view.sentence)
+
+
+def test_finished_node_does_nothing_any_more(state):
+    view = _node(state, seen(activity="finished"), running=False)
+    assert {site.doing for site in view.sites} == {""}
+
+
+def test_page_says_that_a_report_is_being_read(ended, monkeypatch):
+    read = threading.Event()
+    monkeypatch.setattr(finished, "asked", lambda folder: (read.wait(10), {"why_not": "no"})[1])
+    view = source_of(ended[0]).view()
+    read.set()
+    assert view.state == FINISHED
+    assert "report of this run is being read" in view.says[-1]
+
+
+def test_report_of_other_sites_than_the_view_has_changes_no_site(ended, monkeypatch):
+    told = finished.told_by_report(ended[0])
+    told = told | {"sites": told["sites"] * 2, "worst_first": [7, *range(7)]}
+    monkeypatch.setattr(finished, "asked", lambda folder: json.loads(json.dumps(told)))
+    view = source_of(ended[0]).view(wait=True)
+    assert sorted(view.order) == [0, 1, 2, 3]
+    assert view.sentence == told["sentence"]
+
+
+def test_warnings_that_repeat_each_other_are_one_line_with_a_count(state):
+    def line(minute, level, what, **more):
+        return json.dumps({"time": f"2030-03-17T17:{minute:02}:00Z", "level": level, "what": what} | more)
+
+    warned = [line(k, "warning", "cannot connect", site="south", more_times=4) for k in range(1, 25)]
+    lines = [line(0, "info", "connected", site="south"), *warned, line(9, "warning", "waiting", sites="south")]
+    lines += [line(30, "info", "connected", site="south"), line(40, "warning", "cannot connect", site="south")]
+    (state / "log.jsonl").write_text("\n".join(lines) + "\n")
+    assert [one.text for one in _node(state, seen()).log] == [
+        "connected: site south",
+        "cannot connect: site south (96 times since 2030-03-17 17:01:00)",
+        "waiting: sites south",
+        "connected: site south",
+        "cannot connect: site south",
+    ]
 
 
 def test_wrong_clock_at_a_site_makes_no_wait_negative(state):

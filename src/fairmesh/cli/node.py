@@ -92,10 +92,16 @@ def node(
 def status(path: Watched, json_: Json = False) -> None:
     """Show how a mesh is, as one node sees it, or how a run is.
 
-    First what to do now, and how old the news is. Then for each site: its round, metric, prior (its share of all rows),
-    lambda (of the weights, in one round), for whom and how long it waits, bytes sent since its node started, and how
-    long ago it reported. For each neighbour: messages and bytes of this node, both ways. Times and counts that other
-    sites tell are their claims."""
+    First what to do now, and how old the news is. Then two tables. What other sites tell of themselves is their claim.
+
+    Of each site: round: how many rounds it has done; state: what it does now; the metric on its own test rows, and in
+    round: the round in which it was measured; prior: its share of all rows; lambda: its share of the weights; waits
+    for: for whom, and for how long; sent: all bytes that it has sent since it began; reported: how long ago its last
+    news arrived.
+
+    Of each neighbour: connected: whether there is a connection now; last seen: how long ago anything came over it;
+    messages: model messages since this site began; payload: their bytes; overhead: all other bytes of the connection,
+    such as encryption and news."""
     leave_out_torch()
     from fairmesh.watch.sources import source_of, state_of
 
@@ -103,15 +109,20 @@ def status(path: Watched, json_: Json = False) -> None:
     if not found:
         _status_of_run(source_of(path), json_)
         return
+    from fairmesh.mesh.node.life import FINISHED, state_in
     from fairmesh.mesh.node.now import now as now_of
     from fairmesh.mesh.node.watching import live_status
 
     state, site = found
     seen, at = live_status(state), time.time()
+    said = now_of(seen, at, site or "SITE")
+    if state_in(seen["activity"]) == FINISHED:  # then the report has more to say, as on the page
+        view = source_of(path).view(wait=True)
+        said = said._replace(sentence=view.sentence, urgency=view.urgency)
     if json_:
-        print_json(seen | now_of(seen, at, site or "SITE")._asdict())
+        print_json(seen | said._asdict())
         return
-    say(f"{now_of(seen, at, site or 'SITE').sentence}{_as_of(at - seen['time']) if seen['running'] else ''}")
+    say(f"{said.sentence}{_as_of(at - seen['time']) if seen['running'] else ''}")
     if "sites" not in seen:
         return
     of_sites = few(_site_rows(seen, seen["metric_name"]), _by_concern(seen))
@@ -188,6 +199,7 @@ def _sentences(seen: dict[str, Any], site: Path, age: float) -> Iterator[str | N
 def _expected_end(seen: dict[str, Any], age: float) -> str | None:
     """Returns when the last round is expected, or for whom the run waits."""
     from fairmesh.mesh.node.life import AT_WORK, state_in
+    from fairmesh.training.rounds_per_second import rate_in_words
 
     if state_in(seen["activity"]) not in AT_WORK:
         return None
@@ -197,7 +209,7 @@ def _expected_end(seen: dict[str, Any], age: float) -> str | None:
         return None
     left = max(0.0, seen["seconds_left"] - age)
     moment = time.strftime("%Y-%m-%d %H:%M", time.localtime(time.time() + left))
-    return f"expected end: in {_ago(left)}, {moment}, at {seen['rounds_per_s']:.3g} rounds per second"
+    return f"expected end: in {_ago(left)}, {moment}, at {rate_in_words(seen['rounds_per_s'])}"
 
 
 def _site_rows(seen: dict[str, Any], metric: str) -> list[list[str]]:
@@ -205,7 +217,7 @@ def _site_rows(seen: dict[str, Any], metric: str) -> list[list[str]]:
     from fairmesh.mesh.node.life import FINISHED
     from fairmesh.mesh.node.now import is_silent
 
-    rows = [["site", "round", "is", metric, "in round", "prior", "lambda", "waits for", "sent", "reported", *SHOWN]]
+    rows = [["site", "round", "state", metric, "in round", "prior", "lambda", "waits for", "sent", "reported", *SHOWN]]
     shares = (seen.get("lambda") or {"sites": {}})["sites"]
     ended = seen["activity"] == FINISHED  # then all sites have their result
     for name, reported in seen["sites"].items():

@@ -3,7 +3,10 @@
 import os
 import signal
 import sys
+import tempfile
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -45,10 +48,10 @@ def watch(
     from fairmesh.watch.server import serving
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    with serving(source, port) as server:
+    with serving(source, port) as server, _redirecting(server.address) as page:
         put(server.address)
         sys.stdout.flush()
-        if not no_browser and not _opened(server.address):
+        if not no_browser and not _opened(page.as_uri()):
             say("no browser was found: open this address in one on this machine")
         say("Ctrl-C ends the page; what it shows goes on")
         try:
@@ -63,6 +66,17 @@ def _write(source: "Source", path: Path) -> None:
 
     write_atomically(path, snapshot(source.view(wait=True)).encode("utf-8", "replace"))
     put(f"written: {path}")
+
+
+@contextmanager
+def _redirecting(address: str) -> Iterator[Path]:
+    """Yields a file that leads a browser to an address, and that only its owner can read. A browser is given the file
+    instead of the address, whose secret every user of the machine would see in the list of processes."""
+    with tempfile.TemporaryDirectory(prefix="fairmesh-watch-") as folder:  # which only its owner can enter
+        page = Path(folder, "open.html")
+        with open(os.open(page, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w", encoding="utf-8") as file:
+            file.write(f'<!doctype html><meta http-equiv="refresh" content="0;url={address}"><title>fairmesh</title>\n')
+        yield page
 
 
 def _opened(address: str) -> bool:

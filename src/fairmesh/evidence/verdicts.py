@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from fairmesh.errors import BadInput
+from fairmesh.errors import BadInput, counted
 from fairmesh.evidence.intervals import LEVEL, Combined, Estimate, Share
 from fairmesh.evidence.many import chance_in_words, clear_among, excludes_zero
 from fairmesh.evidence.means import mean_number, mean_of, mean_paired_share
@@ -64,13 +64,14 @@ class Difference:
         return verdict_in_words(self.table(), unit, other)
 
 
-def verdict_in_words(compared: Mapping[str, Any], unit: Unit, other: str = "") -> str:
+def verdict_in_words(compared: Mapping[str, Any], unit: Unit, other: str = "", among: int = 0) -> str:
     """Returns the verdict on a model against another, such as "better than alone by 3 to 9 points".
 
     Args:
         compared: The difference, as JSON has it. Between organisations it may be without an interval.
         unit: How the metric is shown.
         other: What the other model is called; empty if the reader knows. Default: "".
+        among: How many sites were compared; 0 if that is not known. Default: 0.
     """
     verdict, interval = compared["verdict"], compared.get("interval")
     if "interval" in compared and not (interval and all(map(defined, interval))):
@@ -82,8 +83,9 @@ def verdict_in_words(compared: Mapping[str, Any], unit: Unit, other: str = "") -
     if not interval:
         return said
     if unclear:
-        said += " among so many sites" if excludes_zero(interval) else ""
-        return f"{said} ({unit.difference(interval)} {unit.of_differences})"
+        sites = counted(among, "site") if among else "several sites"
+        chance = f"; with {sites} compared, this may be chance" if excludes_zero(interval) else ""
+        return f"{said} ({unit.difference(interval)} {unit.of_differences}{chance})"
     return f"{said} by {unit.difference(sorted(map(abs, interval)), signed=False)} {unit.of_differences}"
 
 

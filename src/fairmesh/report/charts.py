@@ -16,7 +16,7 @@ from typing import Any
 from fairmesh.errors import printable
 from fairmesh.report.style import COLOURS
 
-_WIDTH, _FONT = 420.0, 12.0  # of a drawing, which is stretched to the width of its place
+_WIDTH, _FONT, _SMALL = 420.0, 12.0, 9.0  # of a drawing, which is stretched to the width of its place
 _LARGEST = 1e100  # of a number that is drawn; the difference of any two is finite
 _POINTS, _FAINT_POINTS = 300, 80  # of a curve; more than that many are thinned
 _ROWS = 24  # of a chart that has room for everything
@@ -102,7 +102,7 @@ class Node:
 
 @dataclass(frozen=True)
 class Wait:
-    """Who waits for whom, by their numbers, and since when, in words."""
+    """Who waits for whom, by their numbers, and how long, in words."""
 
     who: int
     whom: int
@@ -289,7 +289,8 @@ def _pairs(edges: Iterable[Sequence[int]], count: int) -> set[tuple[int, int]]:
 
 
 def _waiting(wait: Wait, nodes: Sequence[Node], at: Sequence[tuple[float, float]], gap: float) -> str:
-    text = f"{nodes[wait.who].name} waits for {nodes[wait.whom].name}{f', {wait.since}' if wait.since else ''}"
+    who, whom = nodes[wait.who].name, nodes[wait.whom].name
+    text = f"{who} has waited for {whom} for {wait.since}" if wait.since else f"{who} waits for {whom}"
     return f"<g><title>{escaped(text)}</title>{_bent(at[wait.who], at[wait.whom], gap)}</g>"
 
 
@@ -334,7 +335,7 @@ def _name(name: str, turn: float, place: tuple[float, float], size: float, flat:
     degrees = math.degrees(math.atan2(cosine, sine))
     back = sine < -1e-9
     turned = f' transform="translate({x:.1f} {y:.1f}) rotate({degrees + 180 * back:.1f})"'
-    text = escaped(_short(name, 80))
+    text = escaped(_short(name, 77, _SMALL))
     return f'<text class="small" text-anchor="{"end" if back else "start"}" dy="3"{turned}>{text}</text>'
 
 
@@ -368,7 +369,8 @@ class _Plane:
 
     def __init__(self, across: tuple[float, float], upwards: tuple[float, float]):
         self._x_ticks, self._y_ticks = _ticks(*across, 5), _ticks(*upwards)
-        self._left, self._right = 10 + max(_width(text) for _, text in self._y_ticks), _WIDTH - 14
+        self._left = 10 + max(_width(text) for _, text in self._y_ticks)
+        self._right = _WIDTH - max(14.0, _beyond(self._x_ticks))
         self._bottom = self.height - 40
         self._to_x, self._to_y = _scale(*across, self._left, self._right), _scale(*upwards, self._bottom, 26.0)
 
@@ -391,25 +393,25 @@ class _Rows:
 
     def __init__(self, names: Sequence[str], row: float, low: float, high: float, beside: float = 12.0):
         self.names, self.row = names, row
-        self.left = 8 + min(150.0, max(_width(name) for name in names))
+        self._font = _FONT if row > 20 else _SMALL
+        self.left = 8 + min(150.0, max(_width(name, self._font) for name in names))
         self.bottom = 6 + row * len(names)
         self.height = self.bottom + 40
-        self._ends = low, high, self.left, _WIDTH - beside
+        self._ticks = _ticks(low, high, 4)
+        self._ends = low, high, self.left, _WIDTH - max(beside, _beyond(self._ticks))
         self.to_x = _scale(*self._ends)
 
     def middle(self, i: int) -> float:
         return 6 + self.row * (i + 0.5)
 
     def frame(self, label: str) -> list[str]:
-        low, high, left, right = self._ends
-        parts = []
-        for value, text in _ticks(low, high, 4):
+        _, _, left, right = self._ends
+        parts, look = [], "" if self._font == _FONT else "small"
+        for value, text in self._ticks:
             x = self.to_x(value)
             parts += [_path("grid", [(x, 6), (x, self.bottom)]), _text(x, self.bottom + 15, text, "middle")]
         for i, name in enumerate(self.names):
-            parts.append(
-                _text(left - 8, self.middle(i) + 4, _short(name, left - 8), "end", "" if self.row > 20 else "small")
-            )
+            parts.append(_text(left - 8, self.middle(i) + 4, _short(name, left - 8, self._font), "end", look))
         parts += [_path("axis", [(left, self.bottom), (right, self.bottom)])]
         return [*parts, _text(right, self.height - 4, label, "end")]
 
@@ -499,6 +501,11 @@ def _ticks(low: float, high: float, most: int = 5) -> list[tuple[float, str]]:
     return [(v, (f"{v + 0.0:,.{digits}f}" if plain else f"{v:.3g}").replace("-", "−")) for v in values]
 
 
+def _beyond(ticks: Sequence[tuple[float, str]]) -> float:
+    """Returns how far the last label of an axis may reach beyond its end."""
+    return _width(ticks[-1][1]) / 2 if ticks else 0.0
+
+
 def _scale(low: float, high: float, start: float, end: float) -> Any:
     return lambda value: start + (value - low) / (high - low) * (end - start)
 
@@ -518,17 +525,28 @@ def escaped(text: object) -> str:
     return html.escape(_line_of(text))
 
 
-def _width(text: object) -> float:
-    """Returns about how wide a text is."""
-    return _FONT * sum(1.0 if unicodedata.east_asian_width(c) in "WF" else 0.56 for c in _line_of(text))
+def _width(text: object, font: float = _FONT) -> float:
+    """Returns about how wide a text is in DejaVu Sans, the widest font that a system is likely to have."""
+    return font * sum(map(_width_of, _line_of(text)))
 
 
-def _short(text: object, room: float) -> str:
+def _width_of(letter: str) -> float:
+    """Returns how wide a letter is, in heights of its font."""
+    if unicodedata.east_asian_width(letter) in "WF":
+        return 1.0
+    if letter in "mwMW":
+        return 0.95
+    if letter in "ijlI .,:;'|!":
+        return 0.33
+    return 0.41 if letter in "ftr()[]-/" else 0.7 if letter.isupper() else 0.62
+
+
+def _short(text: object, room: float, font: float = _FONT) -> str:
     """Returns as much of a text as there is room for."""
     line = _line_of(text)[:200]
-    if _width(line) <= room:
+    if _width(line, font) <= room:
         return line
-    while line and _width(line) > room - _FONT:
+    while line and _width(f"{line}…", font) > room:
         line = line[:-1]
     return f"{line}…"
 

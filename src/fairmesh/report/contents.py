@@ -15,7 +15,7 @@ from fairmesh.errors import BadInput
 from fairmesh.evidence.intervals import LEVEL
 from fairmesh.metrics.units import defined
 from fairmesh.report.answers import why_unreadable
-from fairmesh.report.first_sentences import conclusion_of, headline_of
+from fairmesh.report.first_sentences import advice_of, conclusion_of, headline_of
 from fairmesh.report.runs import Run, links_of, ranked
 from fairmesh.report.sections import Json, told_by_sections
 from fairmesh.report.sentences import REFERENCES, hints, network_sentence, site_model_sentence, site_sentence
@@ -59,6 +59,7 @@ def card(run: Run) -> Json:
         "over_sites": {what: chosen.over_sites(what) for what in ("worst", "mean", "best", "gap")},
         "intervals": _intervals(chosen),
         "conclusion": conclusion_of(summary),
+        "advice": advice_of(summary),
         "headline": headline_of(summary),
         "handed_out": summary.get("handed_out"),
         "sites": _sites(chosen),
@@ -77,7 +78,23 @@ def card(run: Run) -> Json:
         site["sentence"] = site_sentence(site, found)
     for model in found["site_models"]:
         model["sentence"] = site_model_sentence(model, found)
+    found["given_worst_first"] = _given_worst_first(found)
     return found | {"sentence": network_sentence(found), "hints": hints(found)}
+
+
+def _given_worst_first(found: Json) -> list[int]:
+    """Returns the numbers of the sites, the worst first by the models that they are given."""
+    values = {model["name"]: model["personal"] for model in found["site_models"]}
+    if not values:
+        return found["worst_first"]
+    names, sign = [site["name"] for site in found["sites"]], 1 if found["higher_is_better"] else -1
+
+    def key(i: int) -> tuple[bool, bool, float]:
+        value = values.get(names[i])
+        known = defined(value)
+        return names[i] != found["site_models_worst"], not known, sign * value if known else 0.0
+
+    return sorted(found["worst_first"], key=key)
 
 
 def _metric(run: Run, name: str) -> Json:

@@ -13,6 +13,8 @@ from fairmesh.training.result import Result
 from fairmesh.training.summary import summary_of
 
 _NAMED = 4  # sites; of more, their number is told
+_SMALLER, _PERSONALIZE = "Train again with smaller steps.", "train again with [personalization]."
+_TEST_ROWS = "Give the sites some, and train again."
 
 
 def headline(result: Result) -> str:
@@ -41,7 +43,7 @@ def conclusion_of(summary: Mapping[str, Any]) -> str:
         summary: That of a run, of one in progress, or of a variant of a sweep.
     """
     if summary["diverged"] and len(summary["diverged"]) == len(summary["final"]):
-        return "The run diverged, so it has no model to use. Train again with smaller steps."
+        return "The run diverged, so it has no model to use. " + _SMALLER
     if "planned_rounds" in summary:
         return (
             f"The run is not finished: this is how good the models were in round {summary['rounds']:,} of "
@@ -51,16 +53,46 @@ def conclusion_of(summary: Mapping[str, Any]) -> str:
         return "Each site has trained alone and is judged by its own model: this is what training together must beat."
     uses, alone = _kinds(summary), _verdicts_on(summary, "local")
     if uses:
-        said = _in_words(uses, USES | {"adapted": "a model adapted from the common one"})
-        said = f"E{said[1:]}" if said.startswith("every") else said
-        return f"{said}.{_next_to_alone(alone, summary) if alone else ''}"
+        return f"{_to_use(uses)}{_next_to_alone(alone, summary) if alone else ''}"
     if alone:
         return _worth(alone, summary)
     if summary["judged_on"] == "train":
-        return "Nothing shows how good the model is, since no site has test rows. Give the sites some, and train again."
-    again = "" if summary.get("privacy") or not summary.get("provenance") else ": run it with --with-references"
+        return "Nothing shows how good the model is, since no site has test rows. " + _TEST_ROWS
+    again = ": run it with --with-references" if _can_be_compared(summary) else ""
     said = "Nothing says yet whether training together is worth it, since no site was compared with training alone"
     return f"{said}{again}."
+
+
+def advice_of(summary: Mapping[str, Any]) -> str:
+    """Returns what to do now with what a run has made, as its conclusion says it; "" if that is nothing.
+
+    Args:
+        summary: As of `conclusion_of`.
+    """
+    if summary["diverged"] and len(summary["diverged"]) == len(summary["final"]):
+        return _SMALLER
+    if "planned_rounds" in summary or summary.get("judged_by") == "own models":
+        return ""
+    if uses := _kinds(summary):
+        return _to_use(uses)
+    if alone := _verdicts_on(summary, "local"):
+        return f"To give sites a model of their own, {_PERSONALIZE}" if alone["worse"] else ""
+    if summary["judged_on"] == "train":
+        return f"No site has test rows. {_TEST_ROWS}"
+    if not _can_be_compared(summary):
+        return ""
+    return "To see whether training together is worth it, run it with --with-references."
+
+
+def _to_use(uses: Mapping[str, Sequence[str]]) -> str:
+    """Returns which sites should use what, as a sentence."""
+    said = _in_words(uses, USES | {"adapted": "a model adapted from the common one"})
+    return f"E{said[1:]}." if said.startswith("every") else f"{said}."
+
+
+def _can_be_compared(summary: Mapping[str, Any]) -> bool:
+    """Returns whether the run can be run again with references: not a private one, nor one between organisations."""
+    return not summary.get("privacy") and bool(summary.get("provenance"))
 
 
 def _verdicts_on(summary: Mapping[str, Any], other: str) -> dict[str, list[str]]:
@@ -94,7 +126,7 @@ def _worth(alone: Mapping[str, Sequence[str]], summary: Mapping[str, Any]) -> st
     """Returns whether one model for all sites is worth it, and what to do if it is not."""
     better, worse, sites = len(alone["better"]), len(alone["worse"]), counted(sum(map(len, alone.values())), "site")
     of = f"of {sites} on {summary['judged_on']} rows"
-    advice = "To give sites a model of their own, train again with [personalization]."
+    advice = f"To give sites a model of their own, {_PERSONALIZE}"
     if worse and better:
         return (
             f"The model is better than training alone at {better} {of}, and worse at {worse}{_worse(alone)}. {advice}"

@@ -7,6 +7,7 @@ from dataclasses import replace
 from importlib.resources import files
 
 from fairmesh.report import charts
+from fairmesh.report.comparison import differences
 from fairmesh.report.contents import contents
 from fairmesh.report.elements import COMPACT, ROWS, UNFOLDED, escaped, figure, folded, lead, note, pictures, table
 from fairmesh.report.runs import (
@@ -89,7 +90,8 @@ def _side_by_side(every: Sequence[Run], cards: Sequence[Json]) -> Iterable[str]:
     """Yields what several runs brought, next to each other: a table and curves, and folded the sites."""
     runs = [chosen_of(run) for run in every]
     yield table(rows_of(runs)) + note(caption_of(runs))
-    yield from map(note, unequal_choices(every))
+    first, *others = every
+    yield from map(note, [*unequal_choices(every), *(text for run in others for text in differences(first, run))])
     yield curves(runs)
     order, unit, low = in_order(cards[0]), unit_of(cards[0]), worst_sites(runs)
     header, *rows = site_table([replace(run, label=card["label"]) for run, card in zip(runs, cards)])

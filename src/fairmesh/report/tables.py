@@ -2,7 +2,7 @@
 
 The first row is the header. In a cell, text after a line break is a remark on the value above it."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -87,7 +87,7 @@ def at_a_glance(card: Json, order: Sequence[int], worst: int | None = None) -> R
         "site": lambda site: site_name(site) + ("\nworst" if worst is not None and site is sites[worst] else ""),
         "its model": lambda site: of_own(site, lambda model: _bare(model["personal"], unit)),
         **({REFERENCES[ALONE]: alone} if own else {}),
-        "which is": lambda site: of_own(site, _mostly),
+        "which is": lambda site: of_own(site, mostly),
         "common model" if own else _headed(unit.metric, card): value,
         **({} if own else {REFERENCES[ALONE]: lambda site: _beside(site, ALONE, unit)}),
         FIXED: lambda site: _beside(site, "average", unit),
@@ -133,7 +133,7 @@ def _share(value: Any) -> str:
     return f"{100 * value:.1f}" if defined(value) else ""
 
 
-def _mostly(model: Json) -> str:
+def mostly(model: Mapping[str, Any]) -> str:
     """Returns what a site should use, in a word."""
     share, kind = max((share, kind) for kind, share in model["shares"].items())
     return kind if share >= WHOLE else f"mostly {kind}"
@@ -212,7 +212,7 @@ def facts(card: Json) -> Rows:
     if wire := traffic["on_the_wire"]:
         payload, overhead = (wire[f"{of}_out"] / 1e6 for of in ("payload", "overhead"))
         of_it = f"{payload:.3g} MB of messages and {overhead:.3g} MB of TLS, announcements and acknowledgements"
-        uncounted = "since its node was last started, without headers of TCP and IP"
+        uncounted = "without headers of TCP and IP"
         found.append([f"sent by {wire['site']} on the wire", f"{payload + overhead:.3g} MB: {of_it}, {uncounted}"])
     if provenance:
         versions = ", ".join(f"{name} {number}" for name, number in provenance["versions"].items())

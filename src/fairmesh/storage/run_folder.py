@@ -34,7 +34,7 @@ Record = dict[str, Any]  # one replica's measurements after some round
 
 OUTCOMES = "outcomes.safetensors"  # what the models answered on the test rows
 PREPROCESSING = "preprocessing.json"  # how rows of a table become inputs of the model
-TRAFFIC = "traffic.json"  # next to the result of a mesh: what went over this site's connections
+TRAFFIC = "traffic.json"  # in the state folder of a node: what went over its site's connections
 ABOUT = "fairmesh"  # the key of a model file's metadata
 TRACKERS = "trackers"  # a folder for what trackers write
 WORK = "work"  # the folder of finished local work of training functions, since the checkpoint

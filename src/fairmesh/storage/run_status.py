@@ -81,6 +81,16 @@ def read_run_status(folder: Path, at: float) -> dict[str, Any]:
     return status | {"alive": status["state"] == RUNNING and _lives(folder, status, at)}
 
 
+def version_of_status(folder: Path) -> str | None:
+    """Returns the version of fairmesh that has written a folder's status in another format than that of this version;
+    None if there is none, or a damaged one."""
+    try:
+        status = json.loads((folder / STATUS).read_bytes())
+        return None if status["run"] == FORMAT else str(status.get("version", "unknown"))[:40]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return None
+
+
 def _lives(folder: Path, status: dict[str, Any], at: float) -> bool | None:
     handle = _opened(folder)
     try:

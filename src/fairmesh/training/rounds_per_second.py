@@ -14,6 +14,12 @@ def left_in_words(seconds: float) -> str:
     return "a few seconds left" if seconds < 10 else f"about {duration(seconds)} left"
 
 
+def rate_in_words(rounds_per_s: float) -> str:
+    """Returns how fast rounds are done, in words, such as "1.44 rounds per second" or "30 rounds per hour"."""
+    per, rate = ("second", rounds_per_s) if rounds_per_s >= 0.1 else ("hour", 3600 * rounds_per_s)
+    return f"{rate:,.0f} rounds per {per}" if rate >= 99.5 else f"{rate:.3g} rounds per {per}"
+
+
 class Pace:
     """How many rounds are done per second, over the last minutes and without pauses, by a clock that nobody sets."""
 

@@ -69,7 +69,7 @@ def _found(ready: Ready, around: Surroundings) -> tuple[HandedOut, Tensor]:
         share = f"{apart} times without a fifth of the rows" if apart > 1 else "without a fifth of the rows"
         around.announce(f"first models are trained {share}, to see by these rows whether robust weights help")
     try:
-        robust = trained_aside(held, around, "robust", "training without a fold, with robust weights")
+        robust = trained_aside(held, around, "robust", "trying robust weights on held-out rows")
         robust = None if robust.diverged else robust  # marked instead of raised, if the options say so
     except Diverged:
         robust = None
@@ -80,7 +80,7 @@ def _found(ready: Ready, around: Surroundings) -> tuple[HandedOut, Tensor]:
         found = HandedOut("fixed", "no site has rows to hold out, so nothing speaks for robust weights")
         return found, _models_of(robust, apart)
     held = held._replace(plan=with_fixed_weights(held.plan))
-    fixed = trained_aside(held, around, "fixed", "training without a fold, with fixed weights")
+    fixed = trained_aside(held, around, "fixed", "trying fixed weights on held-out rows")
     if robust is None:
         return HandedOut("fixed", "with robust weights the training diverged"), _models_of(fixed, apart)
     if fixed.diverged:

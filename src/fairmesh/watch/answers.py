@@ -1,14 +1,18 @@
 """The five questions that whoever looks at a run has, with their answers in words."""
 
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import Literal, NamedTuple
 
 from fairmesh.errors import counted, duration, listed
-from fairmesh.watch.view import Site, View, Wait
+from fairmesh.training.rounds_per_second import left_in_words, rate_in_words
+from fairmesh.watch.now import GONE, UNSEEN
+from fairmesh.watch.view import Missing, Site, View, Wait
 
 Tone = Literal["", "good", "look", "bad"]
 _SHORT_S = 20.0  # waits that are part of every round
 _NAMED = 4
+_AWAY = ("silent", "unreachable")
 
 
 class Answer(NamedTuple):
@@ -37,6 +41,13 @@ def in_bytes(count: float) -> str:
     return counted(int(count), "byte")
 
 
+def wait_in_words(view: View, wait: Wait) -> str:
+    """Returns who has waited for whom and how long, and whether that is only what the site says."""
+    who, whom = (view.sites[i].name for i in (wait.site, wait.awaited))
+    says = "" if wait.seen else "says that it "
+    return f"{who} {says}has waited for {whom} for {duration(wait.seconds)}"
+
+
 def long_waits(view: View) -> list[Wait]:
     """Returns who waits for longer than sites wait in every round, the longest first."""
     return sorted((wait for wait in view.waits if wait.seconds >= _SHORT_S), key=lambda wait: -wait.seconds)
@@ -46,16 +57,23 @@ def _running(view: View) -> Answer:
     question = "Is it running?"
     of = f" of {view.rounds:,}" if view.rounds else ""
     at = f"round {view.round:,}{of}"
+    if view.state in (UNSEEN, GONE):
+        return Answer(question, "Not known", f"{at} when it was seen last" if view.round else "", "look")
     if not view.live:
         failed = view.state not in ("finished", "ended")
         return Answer(question, f"No: {view.state}", f"{at} done" if view.round else "", "bad" if failed else "good")
-    speed = f"{view.rounds_per_s:.3g} rounds per second" if view.rounds_per_s else ""
-    left = f"about {duration(view.seconds_left)} left" if view.seconds_left is not None else ""
+    if view.quiet:
+        return Answer(question, f"Perhaps: no news for {duration(view.age_s or 0.0)}", at, "look")
+    speed = rate_in_words(view.rounds_per_s) if view.rounds_per_s else ""
+    left = left_in_words(view.seconds_left) if view.seconds_left is not None else ""
     if view.phase:
         done = f", {view.phase.done:,} of {view.phase.of:,}" if view.phase.of and view.phase.done is not None else ""
         at = f"{view.phase.name}{done}; {at}"
+    missing = _holding_up(view)
+    if missing:
+        at = f"for {listed([view.sites[i].name for i in missing.sites], _NAMED)}; {at}"
     detail = ", ".join(filter(None, (at, speed, left)))
-    if len(view.chain) > 1 or view.urgency == "act":
+    if len(view.chain) > 1 or missing or view.urgency == "act":
         return Answer(
             question, "Yes, but it does not go on" if view.urgency == "act" else "Yes, but it waits", detail, "look"
         )
@@ -64,27 +82,45 @@ def _running(view: View) -> Answer:
 
 def _held_up(view: View) -> Answer:
     question, sites = "Who holds it up?", view.sites
+    if view.state in (UNSEEN, GONE):
+        return Answer(question, "Not known", "", "look")
     if not view.live:
         return Answer(question, "Nobody", "Nothing runs.")
     if len(view.chain) > 1:
         last = sites[view.chain[-1]]
-        by = " waits for ".join(sites[i].name for i in view.chain[:2])
-        by += "".join(f", which waits for {sites[i].name}" for i in view.chain[2:])
-        since = [wait.seconds for wait in view.waits if (wait.site, wait.awaited) == tuple(view.chain[:2])]
-        return Answer(question, last.name, by + (f", since {duration(since[0])}" if since else ""), _tone(last))
+        lasting = [wait.seconds for wait in view.waits if (wait.site, wait.awaited) == tuple(view.chain[:2])]
+        names = [sites[i].name for i in view.chain]
+        said = [f"{who} waits for {whom}" for who, whom in pairwise(names)]
+        if lasting:
+            said[0] = f"{names[0]} has waited for {names[1]} for {duration(lasting[0])}"
+        return Answer(question, last.name, "; ".join(said), _tone(last))
+    if missing := _holding_up(view):
+        return _missing(question, view, missing)
     if waits := long_waits(view):
         awaited = list(dict.fromkeys(sites[wait.awaited].name for wait in waits))
-        longest = waits[0]
-        said = f"{sites[longest.site].name} {'waits' if longest.seen else 'says that it waits'} since"
-        return Answer(question, listed(awaited, _NAMED), f"{said} {duration(longest.seconds)}", "look")
-    quiet = [site.name for site in sites if site.state in ("silent", "unreachable")]
-    if quiet:
-        return Answer(question, "Nobody yet", f"Not heard of: {listed(quiet, _NAMED)}", "look")
+        return Answer(question, listed(awaited, _NAMED), wait_in_words(view, waits[0]), "look")
+    away = [site.name for site in sites if site.state in _AWAY]
+    if away:
+        return Answer(question, "Nobody yet", f"Not heard of: {listed(away, _NAMED)}", "look")
     return Answer(question, "Nobody", "No site waits for long." if view.kind == "node" else "", "good")
 
 
+def _holding_up(view: View) -> Missing | None:
+    """Returns whom this node waits for outside the rounds, if that is not a short wait between two of its tasks."""
+    missing = view.missing
+    return missing if missing and (missing.seconds >= _SHORT_S or not view.round) else None
+
+
+def _missing(question: str, view: View, missing: Missing) -> Answer:
+    sites, lasting = [view.sites[i] for i in missing.sites], duration(missing.seconds)
+    own = next((site.name for site in view.sites if site.own), "this node")
+    away = [site.name for site in sites if site.state in (*_AWAY, "unknown")]
+    said = f"{own} has waited for {lasting}" + (f"; not heard of: {listed(away, _NAMED)}" if away else "")
+    return Answer(question, listed([site.name for site in sites], _NAMED), said, "bad" if away else "look")
+
+
 def _tone(site: Site) -> Tone:
-    return "bad" if site.state in ("unreachable", "silent", "diverged") else "look"
+    return "bad" if site.state in (*_AWAY, "diverged") else "look"
 
 
 def _worth(view: View) -> Answer:
@@ -123,10 +159,10 @@ def _worth_here(question: str, view: View, own: Site) -> Answer:
         return Answer(question, "Not known yet", f"{here}; compared with alone at the end" if view.live else here)
     first, *others = own.verdicts
     tone: dict[str, Tone] = {"better": "good", "worse": "bad"}
-    uses = f"use {own.uses}" if own.uses else ""
+    uses = f"model to use: {own.uses}" if own.uses else ""
     more: Sequence[str] = [*(verdict.text for verdict in others), here, *filter(None, [uses])]
-    answer = {"better": "Yes", "worse": "No", "unclear": "No clear difference"}[first.verdict]
-    return Answer(question, f"{answer}: {first.text}", "; ".join(more), tone.get(first.verdict, ""))
+    answer = {"better": "Yes: ", "worse": "No: ", "unclear": ""}[first.verdict] + first.text
+    return Answer(question, f"{answer[:1].upper()}{answer[1:]}", "; ".join(more), tone.get(first.verdict, ""))
 
 
 def _to_do(view: View) -> Answer:
@@ -135,7 +171,7 @@ def _to_do(view: View) -> Answer:
         return Answer(question, "Act now", view.sentence, "bad")
     if view.urgency == "look":
         return Answer(question, "Keep an eye on it", first if first != view.sentence else "", "look")
-    return Answer(question, "Nothing", first, "good")
+    return Answer(question, view.advice or "Nothing", first, "good")
 
 
 def _left(view: View) -> Answer:
@@ -147,8 +183,9 @@ def _left(view: View) -> Answer:
         privacy = f"epsilon {spent} of {view.privacy.budget:g} spent"
     if traffic is None or traffic.sent is None:
         return Answer(question, "Not known yet", privacy)
-    wire = f"{in_bytes(traffic.on_the_wire)} with overhead" if traffic.on_the_wire is not None else ""
+    if node and traffic.on_the_wire is not None:
+        said = f"of it {in_bytes(traffic.sent)} model messages; no rows"
+        return Answer(question, in_bytes(traffic.on_the_wire), "; ".join(filter(None, (said, privacy))))
     total = f"{in_bytes(traffic.total)} of all sites together" if traffic.total is not None else ""
-    whose = "" if node else f"by {traffic.whose}"
-    what = "compressed messages" if node else ""
-    return Answer(question, in_bytes(traffic.sent), "; ".join(filter(None, (whose, what, wire, total, privacy))))
+    said = f"model messages by {traffic.whose}; no rows"
+    return Answer(question, in_bytes(traffic.sent), "; ".join(filter(None, (said, total, privacy))))

@@ -7,15 +7,22 @@ import json
 import subprocess
 import sys
 import threading
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from fairmesh.metrics.units import Unit, defined
 from fairmesh.storage.occupied import SUMMARY
 from fairmesh.watch.view import Edge, Estimate, Privacy, Traffic, Variant, Verdict, View
 
+if TYPE_CHECKING:
+    from fairmesh.report.runs import Run
+
 _PATIENCE_S = 120.0
+_BEING_READ = "the report of this run is being read; comparisons and intervals come in a moment"
+_OF_OWN_MODELS = "Values are those of the models that the sites are given; the report has the common model too."
 
 
 class Finished:
@@ -50,7 +57,7 @@ class Finished:
             self._asking.join()
         told = self._told
         if not told:
-            return view
+            return replace(view, says=(*view.says, _BEING_READ))
         if "why_not" in told:
             return replace(view, notes=(*view.notes, f"The report cannot read this run: {told['why_not']}"))
         return _with(view, told)
@@ -91,6 +98,7 @@ def _with(view: View, told: Mapping[str, Any]) -> View:
         for site, one in zip(view.sites, told["sites"])
     )
     worst, privacy = told["worst_first"], told["privacy"]
+    fits = len(told["sites"]) == len(view.sites)  # else the summary was replaced after the view was made
     names = [variant["name"] for variant in told["variants"]]
     variants = tuple(
         _variant(one, told["variants"][names.index(one.name)]) for one in view.variants if one.name in names
@@ -102,12 +110,13 @@ def _with(view: View, told: Mapping[str, Any]) -> View:
         urgency=told["urgency"],
         says=tuple(told["says"]),
         notes=tuple(dict.fromkeys((*told["notes"], *view.notes))),
-        sites=sites if len(told["sites"]) == len(view.sites) else view.sites,
-        order=tuple(worst),
-        worst_site=worst[0] if worst and sites[worst[0]].value else None,
+        sites=sites if fits else view.sites,
+        advice=told["advice"],
+        order=tuple(worst) if fits else view.order,
+        worst_site=(worst[0] if worst and sites[worst[0]].value else None) if fits else view.worst_site,
         worst=_estimate(told["worst"]),
         mean=_estimate(told["mean"]),
-        edges=tuple(Edge((i, j)) for i, j in told["edges"]) or view.edges,
+        edges=(tuple(Edge((i, j)) for i, j in told["edges"]) if fits else ()) or view.edges,
         server=told["server"],
         variants=variants,
         privacy=Privacy(**privacy | {"sentences": tuple(privacy["sentences"])}) if privacy else None,
@@ -128,52 +137,53 @@ def _variant(variant: Variant, told: Mapping[str, Any]) -> Variant:
 
 def told_by_report(folder: Path) -> dict[str, Any]:
     """Returns what the report says of a finished run, as plain data. Estimates are pairs of a value and an interval."""
-    from fairmesh.evidence.verdicts import verdict_in_words
-    from fairmesh.report.contents import card
-    from fairmesh.report.runs import Run, ranked
-    from fairmesh.report.sentences import REFERENCES, privacy_sentences, unit_of
+    from fairmesh.report.runs import Run
     from fairmesh.storage.run_folder import read_summary
 
     summary = read_summary(folder)
-    run = Run(folder.name, summary, [{**record, "round": summary["rounds"]} for record in summary["final"]], folder)
+    records = [{**record, "round": summary["rounds"]} for record in summary["final"]]
+    return told_of(Run(folder.name, summary, records, folder))
+
+
+def told_of(run: "Run") -> dict[str, Any]:
+    """Returns what the report says of a finished run, as `told_by_report` does.
+
+    Args:
+        run: The run; of its records, those of the last round are enough.
+    """
+    from fairmesh.report.contents import card
+    from fairmesh.report.runs import ranked
+    from fairmesh.report.sentences import privacy_sentences, unit_of
+
     found, (variants, _) = card(run), ranked(run)
-    unit, intervals, graph = unit_of(found), found["intervals"], found["graph"] or {"name": "", "edges": []}
+    unit, graph = unit_of(found), found["graph"] or {"name": "", "edges": []}
     privacy, models = found["privacy"], {model["name"]: model for model in found["site_models"]}
     epsilons = privacy.get("epsilons") or []
+    compared = Counter(kind for one in found["site_models"] or found["sites"] for kind in one["versus"])
     sites = [
-        {
-            "value": (site["metrics"][found["metric"]], site["interval"]),
+        _with_common_model(site, unit, compared)
+        if site["name"] not in models
+        else _with_own_model(site, models[site["name"]], unit_of(found, found["site_models_judged_by"]), compared)
+        for site in found["sites"]
+    ]
+    for i, site in enumerate(found["sites"]):
+        of_network = privacy.get("sites", {}).get(site["name"])
+        sites[i] |= {
             "rows": site["n"],
             "weight": site["weight"],
-            "alone": (site["references"].get("local", models.get(site["name"], {}).get("local")), None),
             "fixed": (site["references"].get("average"), None),
-            "verdicts": [
-                {
-                    "against": REFERENCES.get(kind) or kind,
-                    "verdict": difference["verdict"],
-                    "text": verdict_in_words(difference, unit, REFERENCES.get(kind) or kind),
-                }
-                for kind, difference in site["versus"].items()
-            ],
-            "uses": models.get(site["name"], {}).get("sentence", ""),
-            "epsilon": epsilons[i] if i < len(epsilons) else privacy.get("sites", {}).get(site["name"]),
+            "epsilon": epsilons[i] if i < len(epsilons) else of_network,
         }
-        for i, site in enumerate(found["sites"])
-    ]
-    worst, mean = (
-        (intervals[what]["value"], intervals[what]["interval"])
-        if what in intervals
-        else (found["over_sites"][what], None)
-        for what in ("worst", "mean")
-    )
+    worst, mean = _over_models(found) if models else _over_sites(found)
     stopped = f" ({found['stopped_early']})" if found.get("stopped_early") else ""
     return {
         "sentence": f"finished after {found['rounds']:,} rounds{stopped}; {_begun(found['conclusion'])}",
         "urgency": "look" if found["diverged"] else "fine",
         "says": [*found["headline"], *found["hints"]],
-        "notes": found["notes"],
+        "advice": found["advice"],
+        "notes": [*found["notes"], *([_OF_OWN_MODELS] if models else [])],
         "sites": sites,
-        "worst_first": found["worst_first"],
+        "worst_first": found["given_worst_first"],
         "worst": worst,
         "mean": mean,
         "edges": [] if graph.get("placed") else graph["edges"],
@@ -195,6 +205,66 @@ def told_by_report(folder: Path) -> dict[str, Any]:
         | {"sentences": privacy_sentences(privacy)},
         "bytes": (found["traffic"]["bytes_busiest_node"], found["traffic"]["bytes_total"]),
     }
+
+
+def _with_common_model(site: Mapping[str, Any], unit: Unit, compared: Mapping[str, int]) -> dict[str, Any]:
+    """Returns how good the common model is at a site, as the report says it."""
+    return {
+        "value": (site["metrics"][unit.metric], site["interval"]),
+        "alone": (site["references"].get("local"), None),
+        "verdicts": _verdicts(site["versus"], unit, compared),
+        "uses": "",
+    }
+
+
+def _with_own_model(
+    site: Mapping[str, Any], model: Mapping[str, Any], judged_by: Unit, compared: Mapping[str, int]
+) -> dict[str, Any]:
+    """Returns how good the model is that a site is given, as the report says it."""
+    from fairmesh.report.tables import mostly
+
+    return {
+        "value": (model["personal"], model["interval"]),
+        "alone": (site["references"].get("local", model["local"]), None),
+        "verdicts": _verdicts(model["versus"], judged_by, compared),
+        "uses": mostly(model),
+    }
+
+
+def _verdicts(versus: Mapping[str, Any], unit: Unit, compared: Mapping[str, int]) -> list[dict[str, str]]:
+    """Returns how a model differs from others at a site, training alone first; `compared` counts the sites by model."""
+    from fairmesh.evidence.verdicts import verdict_in_words
+    from fairmesh.report.sentences import ALONE, REFERENCES
+
+    names = REFERENCES | {"common": "the common model"}
+    return [
+        {
+            "against": names.get(kind, kind),
+            "verdict": difference["verdict"],
+            "text": verdict_in_words(difference, unit, names.get(kind, kind), compared[kind]),
+        }
+        for kind, difference in sorted(versus.items(), key=lambda item: item[0] != ALONE)
+        if all(map(defined, difference.get("interval", ())))
+    ]
+
+
+def _over_sites(found: Mapping[str, Any]) -> list[tuple[float, Sequence[float] | None]]:
+    """Returns the worst and the mean of the sites with the common model, with their intervals."""
+    known = found["intervals"]
+    over = {what: (value, None) for what, value in found["over_sites"].items()}
+    over |= {what: (known[what]["value"], known[what]["interval"]) for what in ("worst", "mean") if what in known}
+    return [over["worst"], over["mean"]]
+
+
+def _over_models(found: Mapping[str, Any]) -> list[tuple[float, Sequence[float] | None]]:
+    """Returns the worst and the mean of the sites with the models that they are given, with their intervals."""
+    values = {model["name"]: model["personal"] for model in found["site_models"]}
+    worst = found["sites"][found["given_worst_first"][0]]["name"]
+    known = [value for value in values.values() if defined(value)]
+    over = {"worst": (values.get(worst), None), "mean": (sum(known) / len(known) if known else None, None)}
+    if found["site_models_judged_by"] == found["metric"]:
+        over |= {what: (one["value"], one["interval"]) for what, one in found["site_models_over"].items()}
+    return [over["worst"], over["mean"]]
 
 
 def _begun(sentence: str) -> str:

@@ -4,7 +4,7 @@ import json
 import os
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import Any
 
 from fairmesh.errors import BadInput
 from fairmesh.mesh.node import claims, life
-from fairmesh.mesh.node.now import age_of, few_of_a_kind, further, is_silent, now, unit_of, worst_site
+from fairmesh.mesh.node.now import HANGS_S, age_of, few_of_a_kind, further, is_silent, now, unit_of, worst_site
 from fairmesh.mesh.node.watching import LOG, event_in_words, live_status
 from fairmesh.storage.occupied import SUMMARY
 from fairmesh.watch.finished import Finished
@@ -21,6 +21,7 @@ from fairmesh.watch.view import (
     Edge,
     Estimate,
     Line,
+    Missing,
     Phase,
     Privacy,
     Refusal,
@@ -35,7 +36,8 @@ from fairmesh.watch.view import (
 PROGRESS, RESULT = "progress", "result"  # folders of the run so far, and of its result
 CLAIMED = frozenset({"doing", "round", "value", "value_round", "weight", "bytes_sent", "epsilon"})
 _SHORT_WAIT_S = 2.0  # such waits are part of every round
-_LINES, _LOG_TAIL = 20, 1 << 16  # of the log
+_LINES, _LOG_TAIL = 20, 1 << 16  # of the log, where lines that repeat each other count as one
+_COUNTS = ("time", "seconds", "since", "more_times")  # in which lines differ that repeat each other
 _RATE_S = 30.0  # over which bytes per second are counted
 
 
@@ -116,6 +118,8 @@ class NodeSource:
             edges=tuple(_edges(seen, place)),
             waits=() if ended else tuple(_waits(seen, place, age)),
             chain=tuple(place[name] for name in seen["waiting_chain"] if name in place) if seen["paused_for"] else (),
+            missing=_missing(seen, place, age) if seen["running"] else None,
+            quiet=seen["running"] and age >= HANGS_S,
             curves=curves if len(curves.sites) in (0, len(sites)) else replace(curves, sites=()),
             privacy=_privacy(seen.get("privacy")),
             traffic=self._traffic(seen),
@@ -135,9 +139,7 @@ class NodeSource:
         """Returns the view with what the report says of the result; who said what of a site stays."""
         if not (self._state / RESULT / SUMMARY).exists():
             return view
-        told = self._finished.added_to(view, wait)
-        if told is view:
-            return view
+        told = self._finished.added_to(replace(view, says=()), wait)
         sites = tuple(replace(site, uses=site.uses if site.own else "") for site in told.sites)
         says, notes = (*view.says, *told.says), (*told.notes, *view.notes)
         edges, privacy, traffic = view.edges, view.privacy or told.privacy, view.traffic
@@ -145,6 +147,7 @@ class NodeSource:
             told,
             sites=sites,
             says=says,
+            advice="",  # this site has chosen its model, and each of the others its own
             notes=tuple(dict.fromkeys(notes)),
             edges=edges,
             privacy=privacy,
@@ -187,7 +190,7 @@ def _site(name: str, seen: Mapping[str, Any], age: float) -> Site:
     value = told["metric"]
     return replace(
         site,
-        doing=told["activity"],
+        doing="" if site.state == "ended" else told["activity"],
         round=told["round"],
         heard_s_ago=0.0 if own else max(0.0, told["heard_s_ago"] + age),
         value=None if value is None else Estimate(value),
@@ -265,6 +268,12 @@ def _waits(seen: Mapping[str, Any], place: Mapping[str, int], age: float) -> Ite
                 yield Wait(place[name], place[awaited], seconds, seen=False)
 
 
+def _missing(seen: Mapping[str, Any], place: Mapping[str, int], age: float) -> Missing | None:
+    missing = seen["missing"] or {"sites": (), "seconds": 0.0}
+    sites = tuple(place[name] for name in missing["sites"] if name in place)  # it may be "the others"
+    return Missing(sites, missing["seconds"] + age) if sites else None
+
+
 def _refusals(seen: Mapping[str, Any], place: Mapping[str, int], age: float) -> Iterator[Refusal]:
     for one in seen["refusing"]:
         if one["by"] in place and one["site"] in place:
@@ -293,9 +302,33 @@ def _log(path: Path) -> Iterator[Line]:
     except OSError:
         return
     events = []
-    for line in lines[-_LINES:]:
+    for line in lines:
         with suppress(ValueError, RecursionError):  # one that is cut
             events.append(json.loads(line))
+    whole = [event for event in events if isinstance(event, dict) and {"time", "level", "what"} <= event.keys()]
+    yield from list(_without_repetitions(whole))[-_LINES:]
+
+
+def _without_repetitions(events: Sequence[Mapping[str, Any]]) -> Iterator[Line]:
+    """Yields the lines of a log. Of warnings that repeat each other, with no news between them, only the last one, with
+    how often it was said."""
+    found: dict[object, list[Mapping[str, Any]]] = {}  # equal events, the one that was said last at the end
     for event in events:
-        if isinstance(event, dict) and {"time", "level", "what"} <= event.keys():
-            yield Line(str(event["time"]), str(event["level"]), event_in_words(event))
+        subject = str({key: value for key, value in event.items() if key not in _COUNTS})
+        if event["level"] == "info":
+            yield from map(_line, found.values())
+            found = {}
+            yield _line([event])
+        else:
+            found[subject] = [*found.pop(subject, []), event]
+    yield from map(_line, found.values())
+
+
+def _line(equal: Sequence[Mapping[str, Any]]) -> Line:
+    first, last = equal[0], equal[-1]
+    text = event_in_words(last)
+    if len(equal) > 1:
+        times = sum(event.get("more_times", 1) for event in equal)
+        text = event_in_words({key: value for key, value in last.items() if key != "more_times"})
+        text += f" ({times:,} times since {str(first['time']).replace('T', ' ').removesuffix('Z')})"
+    return Line(str(last["time"]), str(last["level"]), text)

@@ -58,27 +58,41 @@ def now(status: Mapping[str, Any], at: float, *, worst: Worst | None = None, sav
     if status["alive"] is None:
         look = f"no news for {duration(age)}: look on its machine whether it runs"
         return Now(UNSEEN, f"this run is on another machine, {where.rpartition(',')[0]}; {look}", "look")
-    return _running(status, age, worst)
+    return _running(status, age, worst, is_quiet(status, at))
 
 
 def left_s(status: Mapping[str, Any], at: float) -> float | None:
     """Returns in how many seconds the last round is expected; None if that is not known, or if it is not running."""
     rate = status["rounds_per_s"]
-    if not rate or status["phase"] or not status["alive"]:
+    if not rate or status["phase"] or not status["alive"] or is_quiet(status, at):
         return None
     return max(0.0, (status["rounds"] - status["round"]) / rate - max(0.0, at - status["time"]))
 
 
-def _running(status: Mapping[str, Any], age: float, worst: Worst | None) -> Now:
+def is_quiet(status: Mapping[str, Any], at: float) -> bool:
+    """Returns whether a run that does rounds has written nothing for longer than it should.
+
+    Args:
+        status: What the run has written about itself.
+        at: What time it is, in seconds since the epoch.
+    """
+    rate = status["rounds_per_s"]
+    longest = max(_QUIET_S, _ROUNDS_QUIET / rate if rate else 0.0)
+    return not status["phase"] and at - status["time"] > longest
+
+
+def _running(status: Mapping[str, Any], age: float, worst: Worst | None, quiet: bool) -> Now:
     done, rounds, phase, rate = status["round"], status["rounds"], status["phase"], status["rounds_per_s"]
     if phase:
         progress = f", {phase['done']:,} of {phase['of']:,} steps" if phase["of"] else ""
-        others = f"; then come {rounds:,} rounds" if done == 0 else "; all rounds are done" if done == rounds else ""
+        others = (
+            f"; then the {rounds:,} rounds begin" if done == 0 else "; all rounds are done" if done == rounds else ""
+        )
         return Now(phase["name"], f"{phase['name']}{progress}{others}{worst or ''}", "fine")
     text = f"round {done:,} of {rounds:,}"
     if rate:
         text += f", {left_in_words((rounds - done) / rate - age)}"
-    if age > max(_QUIET_S, _ROUNDS_QUIET / rate if rate else 0.0):
+    if quiet:
         why = "a round takes long, or the run hangs"
         return Now(TRAINING, f"round {done:,} of {rounds:,}; no news for {duration(age)}: {why}", "look")
     return Now(TRAINING, f"{text}{worst or ''}", "fine")

@@ -18,7 +18,7 @@ let etag = ""
 let heard = performance.now() // when the server was last heard
 let ticked = Date.now()
 let failed = false // whether the last attempt to reach the server failed
-let newest = { at: heard, age: age.dataset.age === "" ? null : Number(age.dataset.age), live: age.dataset.live === "1" }
+let newest = { at: heard, trouble: lost.textContent, read: 0, age: age.dataset.age === "" ? null : Number(age.dataset.age), live: age.dataset.live === "1" }
 
 /** Makes the children of an element those of another one, and keeps every element that can stay. */
 function morph(from, to) {
@@ -59,7 +59,7 @@ function morph(from, to) {
 function receive(news) {
   heard = performance.now()
   failed = false
-  newest = { at: heard, age: news.age, live: news.live }
+  newest = { at: heard, age: news.age, live: news.live, trouble: news.trouble, read: news.read }
   for (const [name, html] of Object.entries(news.sections)) {
     const section = document.getElementById(name)
     if (section) morph(section, new DOMParser().parseFromString(html, "text/html").body)
@@ -83,10 +83,12 @@ function tick() {
   const now = performance.now()
   const gone = failed || now - heard > 1000 * STALE_S
   const seconds = newest.age === null ? null : newest.age + (now - newest.at) / 1000
-  age.textContent = seconds === null ? "no news yet" : `news ${inWords(seconds)} old`
-  age.classList.toggle("old", gone || (newest.live && seconds > OLD_S))
-  if (lost.hidden === gone) lost.textContent = gone ? LOST : ""
-  lost.hidden = !gone
+  const read = newest.trouble ? `, read ${inWords(newest.read + (now - newest.at) / 1000)} ago` : ""
+  age.textContent = (seconds === null ? "no news yet" : `news ${inWords(seconds)} old`) + read
+  age.classList.toggle("old", gone || Boolean(newest.trouble) || (newest.live && seconds > OLD_S))
+  const said = gone ? LOST : newest.trouble
+  if (lost.textContent !== said) lost.textContent = said // a reader of screens says it once
+  lost.hidden = !said
 }
 
 /** Opens a stream. Where it does not open, or something between holds it back, this page asks for news instead, and

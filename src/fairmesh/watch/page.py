@@ -15,8 +15,9 @@ from fairmesh.metrics.units import Unit, defined
 from fairmesh.report import charts
 from fairmesh.report.charts import Dots, Line, Node, escaped
 from fairmesh.report.elements import ROWS, UNFOLDED, figure, note, pictures
-from fairmesh.watch.answers import answers, in_bytes, long_waits
-from fairmesh.watch.view import Curve, Site, View, Wait
+from fairmesh.training.rounds_per_second import rate_in_words
+from fairmesh.watch.answers import answers, in_bytes, long_waits, wait_in_words
+from fairmesh.watch.view import Curve, Site, SiteState, View
 
 STYLE = "\n".join(
     files(package).joinpath("page.css").read_text(encoding="utf-8") for package in ("fairmesh.report", "fairmesh.watch")
@@ -28,7 +29,7 @@ _ICON = (
     "data:image/svg+xml,%3Csvg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 8 8'%3E"
     "%3Ccircle cx='4' cy='4' r='3.5' fill='%231961c4'/%3E%3C/svg%3E"
 )
-_MARKS = {
+_MARKS: dict[SiteState, str] = {
     "at work": "●",
     "waits": "◐",
     "silent": "○",
@@ -36,7 +37,7 @@ _MARKS = {
     "unknown": "?",
     "ended": "✓",
     "diverged": "✕",
-    "removed": "–",
+    "stopped": "–",
 }
 _KINDS = {"run": "Simulation", "sweep": "Sweep", "node": "Node"}
 
@@ -49,12 +50,25 @@ def rendered(view: View) -> dict[str, str]:
     return made | {"contents": f"<ul>{links}</ul>"}
 
 
-def live_page(view: View, sections: Mapping[str, str]) -> str:
+def live_page(view: View, sections: Mapping[str, str], trouble: str = "", read_s_ago: float = 0.0) -> str:
     """Returns the page as a server shows it, which loads `page.css` and `page.js`. Without the script, the browser
-    loads it again every ten seconds."""
+    loads it again every ten seconds.
+
+    Args:
+        view: What was known by the last reading that has not failed.
+        sections: Its sections, as `rendered` returns them.
+        trouble: Why the readings after it have failed. Default: "", they have not.
+        read_s_ago: How many seconds ago it was read. Default: 0.
+    """
     head = '<link rel="stylesheet" href="page.css"><script type="module" src="page.js"></script>'
     head += '<noscript><meta http-equiv="refresh" content="10"></noscript>'
-    return _page(view, sections, head, age_of(view))
+    age = f"{age_of(view)}, {duration(read_s_ago)} ago" if trouble else age_of(view)
+    return _page(view, sections, head, age, trouble)
+
+
+def failed_reading(trouble: str) -> str:
+    """Returns in words that what is watched could not be read, and why."""
+    return f"Reading the files fails, so this page shows what was known before. The reason: {trouble}"
 
 
 def snapshot(view: View) -> str:
@@ -71,9 +85,10 @@ def age_of(view: View) -> str:
     return "no news yet" if view.age_s is None else f"the news was {duration(view.age_s)} old"
 
 
-def _page(view: View, sections: Mapping[str, str], head: str, age: str) -> str:
+def _page(view: View, sections: Mapping[str, str], head: str, age: str, trouble: str = "") -> str:
     kind = _KINDS[view.kind] + (f" of {view.seen_from}" if view.seen_from else "")
     age_s = "" if view.age_s is None else f"{view.age_s:.1f}"
+    alert = f">{escaped(failed_reading(trouble))}" if trouble else " hidden>"
     made = {name: f'<section id="{name}">{sections[name]}</section>' for name in _SECTIONS if name not in _TOP}
     made["sites"] = f'<div class="pair">{made["sites"]}{made.pop("network")}</div>'
     return (
@@ -81,7 +96,7 @@ def _page(view: View, sections: Mapping[str, str], head: str, age: str) -> str:
         '<meta name="viewport" content="width=device-width,initial-scale=1">'
         '<meta name="color-scheme" content="light dark"><meta name="referrer" content="no-referrer">'
         f'<link rel="icon" href="{_ICON}"><title>{escaped(view.title)}</title>{head}</head><body>'
-        '<div id="lost" role="alert" hidden></div><header>'
+        f'<div id="lost" role="alert"{alert}</div><header>'
         f'<p class="what"><span>{escaped(kind)}</span> <b>{escaped(view.title)}</b> '
         f'<span id="age" data-age="{age_s}" data-live="{int(view.live)}">{escaped(age)}</span></p>'
         f'<h1 id="now" aria-live="polite">{sections["now"]}</h1></header>'
@@ -155,7 +170,7 @@ def _network(view: View) -> str:
             ", ".join(filter(None, (site.state, site.doing))),
             site.own,
             i == view.worst_site,
-            site.state in ("silent", "unreachable", "removed"),
+            site.state in ("silent", "unreachable", "stopped"),
         )
         for i, site in enumerate(view.sites)
     ]
@@ -164,12 +179,7 @@ def _network(view: View) -> str:
     drawn = charts.network(nodes, [edge.ends for edge in view.edges], "the network of the sites", arrows, broken)
     caption = f"Who talks to whom: {counted(count, 'site')}, {counted(len(view.edges), 'connection')}"
     caption += "." if view.kind != "node" else " known here."
-    return _heading("network") + figure(drawn, caption) + _list(view, [_waiting(view, wait) for wait in waits])
-
-
-def _waiting(view: View, wait: Wait) -> str:
-    who, whom = view.sites[wait.site].name, view.sites[wait.awaited].name
-    return f"{who} {'waits' if wait.seen else 'says that it waits'} for {whom}, since {duration(wait.seconds)}"
+    return _heading("network") + figure(drawn, caption) + _list(view, [wait_in_words(view, wait) for wait in waits])
 
 
 def _pictures(view: View) -> str:
@@ -198,14 +208,14 @@ def _traffic(view: View) -> str:
     traffic, rows = view.traffic, []
     if traffic is not None:
         sizes = {
-            f"payload sent by {traffic.whose}": traffic.sent,
-            "payload received": traffic.received,
-            "sent, with all overhead": traffic.on_the_wire,
+            "sent on the wire, with all overhead": traffic.on_the_wire,
+            f"model messages sent by {traffic.whose}": traffic.sent,
+            "model messages received": traffic.received,
             "sent by all sites together": traffic.total,
         }
         rows = [(name, in_bytes(size)) for name, size in sizes.items() if size is not None]
-        rows += [("payload per second, recently", in_bytes(traffic.per_s))] if traffic.per_s is not None else []
-    rows += [("rounds per second", f"{view.rounds_per_s:.3g}")] if view.rounds_per_s is not None else []
+        rows += [("model messages per second, recently", in_bytes(traffic.per_s))] if traffic.per_s is not None else []
+    rows += [("speed", rate_in_words(view.rounds_per_s))] if view.rounds_per_s else []
     made = (
         f"<dl>{''.join(f'<dt>{escaped(name)}</dt><dd>{escaped(text)}</dd>' for name, text in rows)}</dl>"
         if rows
@@ -252,7 +262,7 @@ def _refusals(view: View) -> str:
                 f'<tr><th scope="row">{by}</th><td class="text">{whose}</td>{words}<td>{duration(refusal.seconds)}</td>'
                 f"<td>{times}</td></tr>"
             )
-        names = ("site", "refuses messages of", "why, in its words", "the other end", "since", "times")
+        names = ("site", "refuses messages of", "why, in its words", "the other end", "for", "times")
         header = "".join(f'<th scope="col"{_side(name)}>{name}</th>' for name in names)
         made += _folded(header, rows)
     if view.votes:
@@ -308,7 +318,7 @@ def _name_of(view: View, i: int) -> str:
 def _state_of(view: View, i: int) -> str:
     site = view.sites[i]
     waits = [
-        f"for {view.sites[wait.awaited].name}, {duration(wait.seconds)}" for wait in long_waits(view) if wait.site == i
+        f"for {view.sites[wait.awaited].name} ({duration(wait.seconds)})" for wait in long_waits(view) if wait.site == i
     ]
     doing = site.doing if site.doing != site.state else ""
     more = "; ".join(filter(None, [doing, f"waits {', '.join(waits[:3])}" if waits else ""]))
@@ -372,7 +382,7 @@ def _uses_of(view: View, i: int) -> str:
 
 _COLUMNS: dict[str, Callable[[View, int], str]] = {
     "site": _name_of,
-    "is": _state_of,
+    "state": _state_of,
     "heard": _heard_of,
     "round": _round_of,
     "METRIC": _value_of,
@@ -384,7 +394,7 @@ _COLUMNS: dict[str, Callable[[View, int], str]] = {
     "sent": _sent_of,
     "epsilon": _epsilon_of,
 }
-_WORDS = ("site", "is", "should use", "refuses messages of", "why, in its words", "the other end")
+_WORDS = ("site", "state", "should use", "refuses messages of", "why, in its words", "the other end")
 
 
 def _side(name: str) -> str:

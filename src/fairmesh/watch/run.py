@@ -10,9 +10,9 @@ from typing import Any
 from fairmesh.errors import BadInput, duration
 from fairmesh.metrics.units import Unit
 from fairmesh.storage.occupied import CHECKPOINT, DIVERGED, METRICS, STATUS, SUMMARY
-from fairmesh.storage.run_status import read_run_status
+from fairmesh.storage.run_status import read_run_status, version_of_status
 from fairmesh.watch.finished import Finished
-from fairmesh.watch.now import FINISHED, GONE, UNSEEN, Now, Worst, left_s, now
+from fairmesh.watch.now import FINISHED, GONE, UNSEEN, Now, Worst, is_quiet, left_s, now
 from fairmesh.watch.records import Records, mean_of
 from fairmesh.watch.view import Edge, Estimate, Kind, Line, Phase, Privacy, Site, Traffic, Variant, View
 
@@ -68,7 +68,7 @@ class RunSource:
         done = max(facts["round"], max((record["round"] for record in self._records.newest), default=0))
         facts = {**facts, "round": facts["round"] or min(done, facts["rounds"] or done)}
         said = _said(self._folder, facts, at, worst, metric)
-        curves = self._records.curves
+        curves, quiet = self._records.curves, bool(facts["alive"]) and is_quiet(facts, at)
         kind: Kind = "sweep" if len(facts["variants"]) > 1 else "run"
         return View(
             kind=kind,
@@ -82,7 +82,8 @@ class RunSource:
             algorithm=facts["algorithm"],
             round=facts["round"],
             rounds=facts["rounds"],
-            rounds_per_s=facts["rounds_per_s"] if facts["alive"] else None,
+            rounds_per_s=facts["rounds_per_s"] if facts["alive"] and not quiet else None,
+            quiet=quiet,
             seconds_left=left_s(facts, at),
             phase=_phase(facts["phase"]),
             metric=metric,
@@ -220,8 +221,19 @@ def _said(folder: Path, facts: Mapping[str, Any], at: float, worst: Site | None,
         return Now(FINISHED, f"finished after {facts['round']:,} rounds{the_worst or ''}", "fine")
     if not facts["state"]:
         age = "" if facts["time"] is None else f"; it has written nothing for {duration(at - facts['time'])}"
-        return Now(UNSEEN, f"this folder does not say how its run is, since it has no {STATUS}{age}", "look")
+        why = _why_unknown(folder)
+        return Now(UNSEEN, f"this folder does not say how its run is, since {why}{age}", "look")
     return now(facts, at, worst=the_worst, saved=(folder / CHECKPOINT).exists())
+
+
+def _why_unknown(folder: Path) -> str:
+    """Returns why the status of a run says nothing, and what to do about it."""
+    if not (folder / STATUS).exists():
+        return f"it has no {STATUS}"
+    version = version_of_status(folder)
+    if version is None:
+        return f"its {STATUS} is damaged"
+    return f"version {version} of fairmesh has written its {STATUS}, which this version cannot read: watch it with that"
 
 
 def _worst_first(sites: Sequence[Site], higher_is_better: bool) -> tuple[dict[int, float], list[int]]:

@@ -12,13 +12,14 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any
 
 from fairmesh.errors import BadInput, in_a_line
-from fairmesh.watch.page import SCRIPT, STYLE, live_page, rendered
+from fairmesh.report.charts import escaped
+from fairmesh.watch.page import SCRIPT, STYLE, failed_reading, live_page, rendered
 from fairmesh.watch.view import View
 
 if TYPE_CHECKING:
@@ -50,7 +51,8 @@ class Edition:
         view: What was seen.
         sections: The page's sections.
         since: The number of the edition in which each section was last changed.
-        at: When it was made, on the clock of `time.monotonic`.
+        at: When its view was read, on the clock of `time.monotonic`.
+        trouble: Why the reading after it has failed; "" if it has not. Default: "".
     """
 
     number: int
@@ -58,13 +60,21 @@ class Edition:
     sections: dict[str, str]
     since: dict[str, int] = field(default_factory=dict)
     at: float = 0.0
+    trouble: str = ""
+
+    @property
+    def read_s_ago(self) -> float:
+        """How many seconds ago its view was read."""
+        return time.monotonic() - self.at
 
     def news(self, after: int = -1) -> dict[str, Any]:
         """Returns what has changed after an edition, for the browser."""
         age = self.view.age_s
         return {
-            "age": None if age is None else age + time.monotonic() - self.at,
+            "age": None if age is None else age + self.read_s_ago,
             "live": self.view.live,
+            "trouble": self.trouble and failed_reading(self.trouble),
+            "read": self.read_s_ago,
             "title": f"{self.view.title}: {self.view.state}",
             "sections": {name: html for name, html in self.sections.items() if self.since[name] > after},
         }
@@ -79,7 +89,7 @@ class Reader:
         self._edition: Edition | None = None
         self._read_at = self._wanted_until = -1.0
         self._closed = threading.Event()
-        self._trouble = ""
+        self.trouble = ""  # why the last reading has failed
         self._thread = threading.Thread(target=self._read, name="reader", daemon=True)
         self._thread.start()
 
@@ -114,22 +124,33 @@ class Reader:
         while not self._closed.is_set():
             with self._changed:
                 self._changed.wait_for(lambda: self._closed.is_set() or time.monotonic() < self._wanted_until)
-            began = time.thread_time()
+            began, is_first = time.thread_time(), self._edition is None
             try:
                 view = self._source.view()
                 self._publish(view, rendered(view))
-                self._trouble = ""
+                self.trouble = ""
             except Exception as error:  # whatever it is, the next reading may be fine, and the page must not end
-                trouble = in_a_line(error)
-                if trouble != self._trouble:
-                    print(f"this reading failed, and the page shows the last one: {trouble}", file=sys.stderr)
-                self._trouble = trouble
-            self._closed.wait(max(_EVERY_S, (time.thread_time() - began) / _SHARE))
+                self._failed(in_a_line(error))
+            took_s = 0.0 if is_first else time.thread_time() - began  # the first one reads all, the next what is new
+            self._closed.wait(max(_EVERY_S, took_s / _SHARE))
+
+    def _failed(self, trouble: str) -> None:
+        """Says, here and on the page, that a reading has failed."""
+        self._read_at = time.monotonic()
+        if trouble == self.trouble:
+            return
+        print(f"this reading failed, and the page shows the last one: {trouble}", file=sys.stderr)
+        with self._changed:
+            self.trouble = trouble
+            if self._edition is not None:
+                self._edition = replace(self._edition, number=self._edition.number + 1, trouble=trouble)
+            self._changed.notify_all()
 
     def _publish(self, view: View, sections: dict[str, str]) -> None:
         before, number = self._edition, 0
         if before is not None:
-            number = before.number + (sections != before.sections or view.news_at != before.view.news_at)
+            changed = sections != before.sections or view.news_at != before.view.news_at or bool(before.trouble)
+            number = before.number + changed
         since = {
             name: before.since[name] if before and before.sections.get(name) == html else number
             for name, html in sections.items()
@@ -223,7 +244,8 @@ class _Handler(BaseHTTPRequestHandler):
         elif name == "events":
             self._stream()
         elif (edition := self.server.reader.newest()) is None:
-            self._answer(HTTPStatus.SERVICE_UNAVAILABLE, _SOON, "text/html", {"Retry-After": "2"})
+            said = _SOON + escaped(self.server.reader.trouble and failed_reading(self.server.reader.trouble))
+            self._answer(HTTPStatus.SERVICE_UNAVAILABLE, said, "text/html", {"Retry-After": "2"})
         elif name == "news":
             tag = f'"{self.server.token[:6]}-{edition.number}"'
             if self.headers.get("If-None-Match") == tag:
@@ -231,7 +253,8 @@ class _Handler(BaseHTTPRequestHandler):
             else:
                 self._answer(HTTPStatus.OK, json.dumps(edition.news()), "application/json", {"ETag": tag})
         else:
-            self._answer(HTTPStatus.OK, live_page(edition.view, edition.sections), "text/html")
+            page = live_page(edition.view, edition.sections, edition.trouble, edition.read_s_ago)
+            self._answer(HTTPStatus.OK, page, "text/html")
 
     do_HEAD = do_GET
 

@@ -57,7 +57,7 @@ class Site:
         alone: The metric of a model that it has trained alone. Default: None.
         fixed: The metric of the model that was trained with fixed weights. Default: None.
         verdicts: How its model differs from others. Default: none.
-        uses: Which model it should use, in words. Default: "".
+        uses: Which model it should use, in few words. Default: "".
         bytes_sent: What it has sent to its neighbours, in bytes. Default: None.
         epsilon: The privacy budget that it has spent. Default: None.
         remarks: What else must be known of it, in sentences: broken data, a new key. Default: none.
@@ -109,7 +109,7 @@ class Wait:
     Args:
         site: Who waits.
         awaited: For whom.
-        seconds: Since when.
+        seconds: For how long.
         seen: Whether the node that is shown sees it itself; otherwise it is what `site` says. Default: True.
     """
 
@@ -117,6 +117,19 @@ class Wait:
     awaited: int
     seconds: float
     seen: bool = True
+
+
+@dataclass(frozen=True)
+class Missing:
+    """Sites whose announcements a node waits for outside the rounds.
+
+    Args:
+        sites: The sites.
+        seconds: For how long.
+    """
+
+    sites: tuple[int, ...]
+    seconds: float
 
 
 @dataclass(frozen=True)
@@ -302,6 +315,8 @@ class View:
         server: Whether sites talk to a server instead of each other. Default: False.
         waits: Who waits for whom. Default: none.
         chain: For whom this node waits, for whom that one waits, and so on; the last is where to look. Default: none.
+        missing: Whom this node waits for outside the rounds. Default: None.
+        quiet: Whether something that runs has written nothing for longer than it should. Default: False.
         curves: How the metric went on. Default: none.
         variants: The algorithms of a sweep. Default: none.
         replicas: How many replicas the numbers are means over. Default: 1.
@@ -310,6 +325,7 @@ class View:
         refusals: Whose messages are refused. Default: none.
         votes: What sites vote for. Default: none.
         log: The log's last lines, oldest first. Default: none.
+        advice: What to do with what a finished run has made. Default: "".
         says: What else to know or do, most important first, in sentences. Default: none.
         notes: What a reader must know about the numbers. Default: none.
         removed: Sites that were voted out. Default: none.
@@ -342,6 +358,8 @@ class View:
     server: bool = False
     waits: tuple[Wait, ...] = ()
     chain: tuple[int, ...] = ()
+    missing: Missing | None = None
+    quiet: bool = False
     curves: Curves = field(default_factory=Curves)
     variants: tuple[Variant, ...] = ()
     replicas: int = 1
@@ -350,6 +368,7 @@ class View:
     refusals: tuple[Refusal, ...] = ()
     votes: tuple[Vote, ...] = ()
     log: tuple[Line, ...] = ()
+    advice: str = ""
     says: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     removed: tuple[str, ...] = ()

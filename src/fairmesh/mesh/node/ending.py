@@ -30,10 +30,8 @@ from fairmesh.mesh.node.result import (
 from fairmesh.mesh.node.rounds import Rounds
 from fairmesh.mesh.node.store import LOCAL, RESULT, new_folder, put_in_place
 from fairmesh.mesh.wire.transport import FIRST_ROUND
-from fairmesh.storage.files import write_atomically
 from fairmesh.storage.occupied import PERSONAL
-from fairmesh.storage.run_folder import TRAFFIC, read_summary
-from fairmesh.storage.strict_json import as_json
+from fairmesh.storage.run_folder import read_summary
 from fairmesh.training.best_round import decided_in_words
 
 _FAREWELL_S = 60.0  # wait for the neighbours' last messages, once nobody needs anything from this node
@@ -171,19 +169,6 @@ def _write_site_model(rounds: Rounds, result: Path) -> None:
         into.write_model("site", flat.state_dict(flat.at_site(common, own.rows[0, 0].cpu())), about)
 
 
-def _write_traffic(node: Node) -> None:
-    """Writes what has gone over this site's connections since its node was started. It is next to the result and not in
-    it, since the result is the same at every site."""
-    path, edges = node.folder / TRAFFIC, node.generation.mailroom.view().values()
-    counts = {
-        f"{of}_{way}": sum(edge[f"{key}_{way}"] for edge in edges)
-        for way in ("out", "in")
-        for of, key in (("payload", "bytes"), ("overhead", "overhead"))
-    }
-    if not path.exists():
-        write_atomically(path, as_json({"site": node.membership.name} | counts).encode(), durable=False)
-
-
 def part(node: Node) -> str:
     """Stays until no neighbour needs anything. Then waits for their last messages, but not forever, since these may
     be lost."""
@@ -206,6 +191,5 @@ def part(node: Node) -> str:
                 node.log("warning", "finished; others still need messages of this node", sites=names)
     else:
         time.sleep(0.3)  # for last messages on their way
-    node.aside.tried("the count of bytes", lambda: _write_traffic(node), None)
     node.ledger.forget_earlier()
     return ""

@@ -26,6 +26,7 @@ from fairmesh.mesh.node.private_site import PrivateSite
 from fairmesh.mesh.node.start import Start
 from fairmesh.mesh.node.store import folder_of
 from fairmesh.mesh.node.table_agreement import TableAgreement
+from fairmesh.mesh.node.traffic import TrafficCount
 from fairmesh.mesh.node.watching import Aside, Log, Monitor
 from fairmesh.mesh.wire import greeting
 from fairmesh.mesh.wire.bulletin import Bulletin
@@ -88,6 +89,7 @@ class Node:
         self.measurements = Measurements(self.folder, membership.name, self.bulletin, self.aside)
         contract = membership.experiment.contract
         self.tables = TableAgreement(membership.name, self.own, self.bulletin, self.folder, contract)
+        self.traffic = TrafficCount(self.folder, membership.name)
         self.oversight = Oversight(self, alone, patience_s, monitor)
 
     def in_generation(self, generation: int) -> Membership:
@@ -102,7 +104,8 @@ class Node:
         around = self.membership.around
         if not first and Start.lost_messages(self.folder, journal, around):
             first = FIRST_ROUND
-        mailroom = Mailroom(around, journal, first, self.observe)
+        counters = {position: self.traffic.over(self.membership.mesh.names[position]) for position in around}
+        mailroom = Mailroom(around, journal, first, self.observe, counters)
         mailroom.other_machine = self.machines.difference(self.membership.mesh.generation, first) or ""
         self.oversight.oversee(mailroom)
         try:

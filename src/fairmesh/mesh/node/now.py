@@ -155,17 +155,15 @@ def _on_data(seen: Mapping[str, Any], age: float, site: Path | str) -> Now:
         names, first = listed(seen["unaccepted"], _NAMED), seen["unaccepted"][0]
         accept = f"fairmesh mesh accept {site} {first}"
         return Now(f"this node waits until somebody here accepts the data of {names}; if it is right: {accept}", ACT)
-    missing = _missing(seen)
-    absent = [name for name in missing if not seen["sites"].get(name)]
-    if absent:
-        began = f"not heard of yet: {listed(absent, _NAMED)}; ask their operators whether their nodes run"
-        return _waiting(seen, age, "the run begins when all sites are there", began)
+    if any(not seen["sites"].get(name) for name in _missing(seen)):
+        return _for_missing(seen, age, "the run begins when all sites are there")
     return _at_other_work(seen, age, site)
 
 
 def _in_rounds(seen: Mapping[str, Any], age: float, site: Path | str) -> Now:
     if seen["unconfirmed_wait"] and seen["paused_for"]:
-        return _waiting(seen, age, seen["unconfirmed_wait"], "look at both of these sites, and at their connection")
+        waited = f"{seen['unconfirmed_wait']}; this run has waited for {_waited(seen, age)}"
+        return _lasting(seen, age, f"{waited}; look at both of these sites, and at their connection")
     if seen["paused_for"]:
         return _paused(seen, age)
     state, done = life.state_in(seen["activity"]), f"round {seen['round']:,} of {seen['rounds']:,}"
@@ -189,20 +187,20 @@ def _paused(seen: Mapping[str, Any], age: float) -> Now:
     """Says for whom the run waits, and why, as far as it is known here."""
     chain = seen["waiting_chain"]
     last, told = chain[-1], seen["sites"].get(chain[-1]) or {}
-    lasting, edge = paused_s(seen) + age, seen["edges"].get(last)
+    lasting = paused_s(seen) + age
     through = f"; this node waits for {', which waits for '.join(chain[1:])}" if len(chain) > 2 else ""
     activity = told.get("activity", "")
-    if edge is None and (not told or is_silent(told, len(seen["sites"]))):
-        lasting = max(lasting, told["heard_s_ago"] + age) if told else lasting
-        unreachable = True
-    else:
-        unreachable = edge is not None and not edge["connected"]
-    if unreachable:
+    if is_away(last, seen):
+        if last not in seen["edges"] and told:
+            lasting = max(lasting, told["heard_s_ago"] + age)
         how = f"{last} has been unreachable for {duration(lasting)}{through}"
         return Now(f"{how}; nothing is lost; call its operator", ACT if lasting >= _LONG_S else LOOK)
     state = life.state_in(activity)
     if state and life.STATES[state].may_take_long:
         return Now(f"this run waits for {last}, which says that it is {activity}{through}; nothing to do", FINE)
+    if _repeats(last, seen):
+        done = f"round {told['round']:,} of the {seen['round']:,} that are done here"
+        return Now(f"{last} is back and repeats rounds: {done}{through}; nothing to do", FINE)
     says = f"is there and says that it is {activity}" if activity else "is there"
     how = f"this run has waited for {last} for {duration(lasting)}{through}; {last} {says}"
     ask = "ask its operator" if lasting >= _LONG_S else "if this lasts, ask its operator"
@@ -218,28 +216,33 @@ def paused_s(seen: Mapping[str, Any]) -> float:
 def _voting(seen: Mapping[str, Any], age: float, site: Path | str) -> Now:
     own = [decision for decision, voters in seen["votes"].items() if seen["site"] in voters]
     what = f"this site has voted to {own[0]}" if own else "this site has voted"
-    whom = listed(_missing(seen) or ["the others"], _NAMED)
-    return _waiting(seen, age, f"{what}; the run waits for the same vote of {whom}", "ask there")
+    whom = _all(_missing(seen) or ["the others"])
+    waited = f"the run has waited for the same vote of {whom} for {_waited(seen, age)}"
+    return _lasting(seen, age, f"{what}; {waited}; ask there")
 
 
 def _deciding(seen: Mapping[str, Any], age: float, site: Path | str) -> Now:
     missing = _missing(seen)
     if not missing:
         return Now("the sites have voted, and their nodes carry it out; nothing to do", FINE)
-    return _waiting(seen, age, "the sites have voted", f"their nodes wait for {listed(missing, _NAMED)}", FINE)
+    waited = f"their nodes have waited for {_all(missing)} for {_waited(seen, age)}"
+    return _lasting(seen, age, f"the sites have voted; {waited}", FINE)
 
 
 def _at_the_end(seen: Mapping[str, Any], age: float, site: Path | str) -> Now:
-    missing, done = _missing(seen), f"all {seen['rounds']:,} rounds are done"
-    if missing:
-        return _waiting(seen, age, f"{done}; {seen['activity']}", f"missing: {listed(missing, _NAMED)}", FINE)
-    return Now(f"{done}; this node is {seen['activity']}; let it run until it has finished", FINE)
+    done = f"all {seen['rounds']:,} rounds are done"
+    if _missing(seen):
+        return _for_missing(seen, age, done)
+    phase = seen["phase"]
+    doing = f"this node is {seen['activity']}"
+    if phase and phase["what"] == life.COMPARING:
+        doing = f"this site trains a model alone, to compare: {phase['done']:,} of {phase['of']:,} rounds"
+    return Now(f"{done}; {doing}; let it run until it has finished", FINE)
 
 
 def _at_other_work(seen: Mapping[str, Any], age: float, site: Path | str) -> Now:
-    missing = _missing(seen)
-    if missing:
-        return _waiting(seen, age, f"this node is {seen['activity']}", f"waiting for {listed(missing, _NAMED)}", FINE)
+    if _missing(seen):
+        return _for_missing(seen, age, f"this node is {seen['activity']}")
     return Now(f"this node is {seen['activity']}; nothing to do", FINE)
 
 
@@ -247,11 +250,85 @@ def _missing(seen: Mapping[str, Any]) -> Sequence[str]:
     return (seen.get("missing") or {"sites": ()})["sites"]
 
 
-def _waiting(seen: Mapping[str, Any], age: float, what: str, then: str, short: str = LOOK) -> Now:
-    """Says what is waited for and since when; somebody should act once that is long."""
+def _for_missing(seen: Mapping[str, Any], age: float, what: str) -> Now:
+    """Says whose announcements this node waits for, and why they do not come, as far as it is known here."""
+    missing = _missing(seen)
+    never = [name for name in missing if name in seen["sites"] and not seen["sites"][name]]
+    silent = [name for name in missing if name not in never and is_away(name, seen)]
+    if not never and not silent:
+        return _for_present(seen, age, what)
+    parts, long = [], False
+    if never:
+        parts.append(f"{_all(never)} {_have(never)} not been heard of for {_waited(seen, age)}")
+    if silent:
+        longest = max(seen["sites"][name]["heard_s_ago"] for name in silent) + age
+        parts.append(f"{_all(silent)} {_have(silent)} been unreachable for {duration(longest)}")
+        long = longest >= _LONG_S
+    operators = "its operator" if len(never + silent) == 1 else "their operators"
+    nodes = "its node runs" if len(never) == 1 else "their nodes run"
+    advice = f"nothing is lost; call {operators}" if silent else f"ask {operators} whether {nodes}"
+    said = _lasting(seen, age, "; ".join([what, *parts, advice]))
+    return said._replace(urgency=ACT) if long else said
+
+
+def _for_present(seen: Mapping[str, Any], age: float, what: str) -> Now:
+    """Says for which sites this node waits that are there. Some of their work takes long."""
+    missing = _missing(seen)
+    states = [life.state_in((seen["sites"].get(name) or {}).get("activity", "")) for name in missing]
+    said = f"{what}; this node has waited for {_all(missing)} for {_waited(seen, age)}"
+    if all(state and life.STATES[state].may_take_long for state in states):
+        whose = "which says" if len(missing) == 1 else "which say"
+        return Now(f"{said}, {whose} that this takes long: {_all(list(dict.fromkeys(states)))}; nothing to do", FINE)
+    return _lasting(seen, age, said, FINE)
+
+
+def is_away(name: str, seen: Mapping[str, Any]) -> bool:
+    """Returns whether a site is not there, as far as it is seen here: a neighbour that is not connected, or another
+    site that is silent or was never heard of.
+
+    Args:
+        name: The site. One that is not of the mesh, such as "the others", is not away.
+        seen: A status as `live_status` returns it.
+    """
+    if name in seen["edges"]:
+        return not seen["edges"][name]["connected"]
+    told = seen["sites"].get(name)
+    return name in seen["sites"] and (not told or is_silent(told, len(seen["sites"])))
+
+
+def _repeats(name: str, seen: Mapping[str, Any]) -> bool:
+    """Returns whether a site says that it is further behind than a site that waits can be, and gets on: its node was
+    started again, and computes rounds again that it had done."""
+    told, apart = seen["sites"].get(name) or {}, 1 if name in seen["edges"] else len(seen["sites"])
+    grew = told.get("grew_s_ago")
+    return grew is not None and grew < 2 * told["again_s"] + HANGS_S and told["round"] < seen["round"] - apart
+
+
+def _all(names: Sequence[str]) -> str:
+    """Returns some names in a sentence, of many the first few."""
+    if len(names) > _NAMED:
+        return listed(names, _NAMED)
+    *first, last = names
+    return f"{', '.join(first)} and {last}" if first else last
+
+
+def _have(names: Sequence[str]) -> str:
+    return "has" if len(names) == 1 else "have"
+
+
+def _waited_s(seen: Mapping[str, Any], age: float) -> float:
+    """Returns for how many seconds this node has waited for what is missing, or in the rounds."""
     missing = seen.get("missing")
-    seconds = age + (missing["seconds"] if missing else paused_s(seen))
-    return Now(f"{what}; {then} (for {duration(seconds)} now)", ACT if seconds >= _LONG_S else short)
+    return age + (missing["seconds"] if missing else paused_s(seen))
+
+
+def _waited(seen: Mapping[str, Any], age: float) -> str:
+    return duration(_waited_s(seen, age))
+
+
+def _lasting(seen: Mapping[str, Any], age: float, sentence: str, short: str = LOOK) -> Now:
+    """Says something about a wait; somebody should act once that is long."""
+    return Now(sentence, ACT if _waited_s(seen, age) >= _LONG_S else short)
 
 
 _IN_STATE: dict[str, Callable[[Mapping[str, Any], float, Path | str], Now]] = {

@@ -3,6 +3,7 @@
 import math
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -16,6 +17,7 @@ from fairmesh.mesh.fields import EPSILON, shortened
 from fairmesh.mesh.node import claims, divergence, life
 from fairmesh.mesh.node.measurements import Contradiction
 from fairmesh.mesh.node.membership import Membership
+from fairmesh.mesh.node.now import is_away
 from fairmesh.mesh.node.store import landmarks_in
 from fairmesh.mesh.node.watching import Cadence, Monitor, Waiting, waiting_chain, write_status
 from fairmesh.mesh.wire.mailroom import Mailroom
@@ -68,6 +70,21 @@ class Notices:
             return False
         self._next = waited + min(waited, _LONGEST_NOTICE_S)
         return True
+
+
+class Growth:
+    """Since when a number has not grown any more."""
+
+    def __init__(self):
+        self._last, self._grew_at = math.inf, math.nan
+
+    def seconds_since(self, number: float) -> float | None:
+        """Takes the newest number, and returns how many seconds ago it has grown last; None if it was never seen to
+        grow."""
+        if number > self._last:
+            self._grew_at = time.monotonic()
+        self._last = number
+        return None if math.isnan(self._grew_at) else time.monotonic() - self._grew_at
 
 
 class WeightWatch:
@@ -129,6 +146,7 @@ class Oversight(Observer):
         self._ended: dict[str, Any] | None = None  # why the node has ended early
         self._cadence = Cadence()
         self.told: Mapping[str, Any] = {}  # of the status, what other sites are told
+        self._growth: defaultdict[str, Growth] = defaultdict(Growth)  # of the rounds of each site
         self._taken: dict[tuple[str, str], tuple[Any, bool]] = {}  # whether refused messages were accepted here
         self._next_warning = self._refusing_at = -1e9
 
@@ -211,7 +229,7 @@ class Oversight(Observer):
             self._alone = Notices()
             self._log("info", what, rounds=of, **({"continued_at": done} if done else {}))
         self._phase = {"what": what, "done": done, "of": of}
-        self._life.interrupt(what, f"round {done:,} of {of:,} of its model alone")
+        self._life.interrupt(what, f"{done:,} of {of:,} rounds")
         if done == of or self._alone.due():
             self._log("info", what, done=done, of=of, seconds=round(self._alone.seconds, 1))
         try:
@@ -236,6 +254,7 @@ class Oversight(Observer):
                     self._show,
                     self._notice_waiting,
                     self._notice_certificate,
+                    self._node.traffic.keep,
                     self._announce_refusals,
                     self._answer_refusals,
                     self._notice_contradictions,
@@ -259,6 +278,7 @@ class Oversight(Observer):
             over.set()
             thread.join()
             self._node.aside.tried("the status", lambda: write_status(self._folder, self.status()), None)
+            self._node.aside.tried("the count of bytes", self._node.traffic.keep, None)
 
     def _show(self) -> None:
         status = self.status()
@@ -484,7 +504,14 @@ class Oversight(Observer):
     def _waiting(self, site: str, **own: Any) -> Waiting:
         """Returns the chain of waits from a site on, by what sites have announced, and by this one's own waits."""
         name = self._membership.name
-        return waiting_chain(site, self._bulletin.of_all("status") | ({name: own} if own else {}), name)
+        told = self._bulletin.of_all("status") | ({name: own} if own else {})
+        return waiting_chain(site, told, name, self._away())
+
+    def _away(self) -> set[str]:
+        """Returns the sites whose last announcement may not be so any more: neighbours that are not connected, and
+        sites that are silent."""
+        own, seen = self._membership.name, {"sites": self._told_by_sites(), "edges": self._by_site(Mailroom.view)}
+        return {name for name, told in seen["sites"].items() if told and name != own and is_away(name, seen)}
 
     def _told_by_sites(self) -> dict[str, dict[str, Any]]:
         """Returns what each present site has told last, and how many seconds ago; nothing of one that is not known."""
@@ -492,6 +519,8 @@ class Oversight(Observer):
         for site in self._membership.names:
             status = self._bulletin.of(site, "status")
             told[site] = {"heard_s_ago": ages[site]} | status if status and site in ages else {}
+            if told[site]:
+                told[site]["grew_s_ago"] = self._growth[site].seconds_since(status["round"])
             for kind in TOLD if told[site] else ():
                 told[site] |= self._bulletin.of(site, kind)
         return told
@@ -566,8 +595,8 @@ class Oversight(Observer):
             "paused_for": chain[1:] if long else [],
             "rounds_per_s": rate,
             "seconds_left": left / rate if rate and not long else None,
-            "bytes_out": sum(edge["bytes_out"] for edge in edges.values()),
-            "wire_out": sum(edge["wire_out"] for edge in edges.values()),
+            "bytes_out": self._node.traffic.total("bytes_out"),
+            "wire_out": self._node.traffic.total("wire_out"),
             "network_ms": self._mailroom.median_ms() if self._mailroom else None,
             "edges": edges,
             "refusing": self._refusing(),

@@ -7,7 +7,7 @@ import logging.handlers
 import math
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -224,7 +224,7 @@ class Waiting(NamedTuple):
     says: str  # what one end of the next wait says, and the other does not confirm; "" if nothing
 
 
-def waiting_chain(site: str, sites: Mapping[str, Mapping[str, Any]], own: str) -> Waiting:
+def waiting_chain(site: str, sites: Mapping[str, Mapping[str, Any]], own: str, away: Collection[str] = ()) -> Waiting:
     """Follows from a site whom each has waited for longest. A site that withholds its messages can say that it waits
     for any other. So what one says counts if the awaited one says itself that it has not sent that message.
 
@@ -233,13 +233,15 @@ def waiting_chain(site: str, sites: Mapping[str, Mapping[str, Any]], own: str) -
         sites: What each site has said last: its `round`, since when it waits for others (`waiting_for`), of how many
             rounds it has sent its messages (`rounds_sent`), and its `activity`.
         own: This site, whose waits this node sees itself.
+        away: Sites that are silent, or neighbours without a connection: what these have said last is not so any more.
+            The chain ends at such a site. Default: none.
     """
     chain = [site]
-    while others := sites.get(chain[-1], {}).get("waiting_for"):
+    while chain[-1] not in away and (others := sites.get(chain[-1], {}).get("waiting_for")):
         waits, awaited = chain[-1], min(others.items(), key=lambda item: item[1])[0]
         if awaited in chain:
             break
-        doubt = _doubt(sites[waits]["round"], sites.get(awaited))
+        doubt = "" if awaited in away else _doubt(sites[waits]["round"], sites.get(awaited))
         if doubt and waits != own:
             return Waiting(chain, f"{waits} says that it waits for {awaited}, which {doubt}")
         chain.append(awaited)

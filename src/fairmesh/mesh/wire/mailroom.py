@@ -14,6 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from fairmesh.compression import DecodeError
@@ -49,7 +50,7 @@ class Progress(NamedTuple):
 
 @dataclass
 class Counters:
-    """Traffic over one edge since the node was started."""
+    """Traffic over one edge since the site began, also before restarts of its node."""
 
     messages_out: int = 0
     messages_in: int = 0
@@ -123,9 +124,17 @@ class Mailroom:
         journal: Where messages are logged.
         first: The step that this node does next, according to its checkpoint.
         observe: Called at each point where tests let a node crash.
+        counters: What has gone over the edges before, by position. They go on counting. Default: nothing.
     """
 
-    def __init__(self, neighbours: Sequence[int], journal: Journal, first: int, observe: Observe):
+    def __init__(
+        self,
+        neighbours: Sequence[int],
+        journal: Journal,
+        first: int,
+        observe: Observe,
+        counters: Mapping[int, Counters] = MappingProxyType({}),
+    ):
         self._journal, self._observe, self.first = journal, observe, first
         self.largest = _BEFORE_THE_MODEL_IS_KNOWN  # bytes per message
         self.rounds = range(0)  # the steps that are rounds of the algorithm
@@ -135,7 +144,8 @@ class Mailroom:
         self._edges = {}
         for position in neighbours:
             durable, known = journal.missing_from(position, first), journal.acknowledged.get(position, 0)
-            self._edges[position] = _Edge(first, durable, known, next_post=first)
+            counted = counters.get(position) or Counters()
+            self._edges[position] = _Edge(first, durable, known, next_post=first, counters=counted)
             if durable < journal.next_from(position):  # a step in between is lost
                 self._edges[position].repeated = journal.next_from(position)
         for step in journal.steps_sent():

@@ -71,11 +71,16 @@ def scaled(estimates: Iterable[tuple[Any, Any]], unit: Unit) -> tuple[list[float
 
 def in_order(card: Json) -> Sequence[int]:
     """Returns the numbers of the sites in their own order; of many sites, those that are worse than alone come first,
-    then the worst."""
+    then the worst, both with the models that they are given."""
     sites = card["sites"]
     if len(sites) <= ROWS:
         return range(len(sites))
-    return sorted(card["worst_first"], key=lambda i: sites[i]["versus"].get(ALONE, {}).get("verdict") != "worse")
+    given = {one["name"]: one["versus"] for one in card["site_models"] or sites}
+
+    def is_not_worse(i: int) -> bool:
+        return given.get(sites[i]["name"], {}).get(ALONE, {}).get("verdict") != "worse"
+
+    return sorted(card["given_worst_first"], key=is_not_worse)
 
 
 @cache

@@ -16,7 +16,7 @@ PLACE = 12
 
 
 def shown(view: View) -> Iterable[str]:
-    card, worst = view.card, _worst(view)
+    card, worst = view.card, view.card["given_worst_first"][0]
     known = defined(card["sites"][worst]["metrics"][card["metric"]])
     rows = at_a_glance(card, view.order, worst if known else None)
     marked = {view.order.index(worst)} if known else ()
@@ -26,14 +26,6 @@ def shown(view: View) -> Iterable[str]:
     drawn = pictures([_values(view), weights(view), network(view)])
     beside = " beside" if len(card["sites"]) > ROWS else ""
     yield f'<div class="first{beside}"><div>{told}</div>{drawn}</div>'
-
-
-def _worst(view: View) -> int:
-    """Returns the number of the worst site, by the models that the sites are given."""
-    card = view.card
-    names = [site["name"] for site in card["sites"]]
-    by_own = card["site_models_worst"]
-    return names.index(by_own) if card["site_models"] and by_own in names else card["worst_first"][0]
 
 
 def _values(view: View) -> str:

@@ -11,9 +11,14 @@ PLACE = 20
 
 def told(run: Run, chosen: Run) -> Json:
     evidence = chosen.summary.get("site_models_evidence") or {}
-    worst = (evidence.get("worst") or {}).get("site")
     judged_by = evidence.get("metric", chosen.metric)
-    return {"site_models": site_models(chosen), "site_models_judged_by": judged_by, "site_models_worst": worst}
+    over = {what: evidence[what] for what in ("worst", "mean") if "value" in evidence.get(what, {})}
+    return {
+        "site_models": site_models(chosen),
+        "site_models_judged_by": judged_by,
+        "site_models_worst": (evidence.get("worst") or {}).get("site"),
+        "site_models_over": {what: {key: of[key] for key in ("value", "interval")} for what, of in over.items()},
+    }
 
 
 def shown(view: View) -> Iterable[str]:

@@ -13,7 +13,7 @@ PLACE = 30
 
 
 def shown(view: View) -> Iterable[str]:
-    card, worst, unit = view.card, view.card["worst_first"][0], view.unit
+    card, worst, unit = view.card, view.card["given_worst_first"][0], view.unit
     marked = {view.order.index(worst)} if defined(card["sites"][worst]["metrics"][card["metric"]]) else ()
     told = note(" ".join(captions(card))) + table(of_sites(card, view.order), marked)
     yield folded("The sites with all that they are compared with", told)
