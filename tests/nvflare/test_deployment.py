@@ -27,7 +27,7 @@ pytest.importorskip("nvflare", reason="NVFlare is not installed")
 
 ROUNDS = 240
 FILES = ("model.safetensors", "model-best.safetensors", "metrics.jsonl")
-ENVELOPE = rb'"dialled": "[0-9a-f]{32}"'  # in every call, inside what is sealed
+ENVELOPE = rb'"dialled": "[0-9a-f]{64}"'  # in every call, inside what is sealed
 
 
 def _exported(place: Project, run: str):

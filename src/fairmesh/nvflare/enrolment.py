@@ -80,6 +80,16 @@ class Enrolment:
         """Returns the certificate that a site has shown."""
         return self._certificates[site]
 
+    def signed(self, data: bytes) -> bytes:
+        """Returns this site's signature of data."""
+        return certificates.signature(read_bytes(self.home / f"{self._site}.key"), data)
+
+    def signed_by(self, site: str, data: bytes, signature: bytes) -> bool:
+        """Returns whether a site has signed the data, by the certificate that it has shown in this job."""
+        shown = self._certificates.get(site)
+        authority = self.home / AUTHORITY
+        return shown is not None and certificates.verified(shown, read_bytes(authority), site, data, signature)
+
     def _write(self, settings: Mapping[str, Any]) -> None:
         """Writes what the job brings. Refuses another experiment than the run was begun with."""
         mesh = Mesh.of(read_toml(self._mesh_text.decode(errors="replace"), MESH), MESH)

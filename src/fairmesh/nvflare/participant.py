@@ -80,7 +80,7 @@ class Participant:
         around = Mesh.read(home / "mesh.toml").neighbours(self.site)
         self._neighbours, self._since = around, time.monotonic()
         self._heard = dict[str, float]()  # when each site was reached last, by time.monotonic()
-        self._carrier = CallCarrier(self.job.run, self.site, self._deliver, self._enrolment.certificate_of)
+        self._carrier = CallCarrier(self.job.run, self.site, self._deliver, self._enrolment)
         self._lock, self._stop_node = threading.Lock(), None
         self._stopped_because = ""
         self.state, self._reason, self._missing = WAITING, "", list[str]()
