@@ -9,7 +9,7 @@ import typer
 
 from fairmesh.cli.node import seconds_of
 from fairmesh.cli.terminal import Json, print_json, readable_toml, say
-from fairmesh.errors import BadInput, listed, nearest
+from fairmesh.errors import BadInput, FairmeshError, listed, nearest
 
 nvflare = typer.Typer(
     help="Run inside an NVFlare deployment.\n\nWrite a job, prepare a site, keep a run alive.", no_args_is_help=True
@@ -56,8 +56,8 @@ def export(
         say(f"it carries {listed(code)}, so each site must let the submitter bring code (byoc)")
     else:
         say("it carries no code; each site allows the classes of the installed fairmesh")
-    say("1. at each site, once: pip install 'fairmesh[nvflare]'; fairmesh nvflare site WORKSPACE --data FILE")
-    say("   at the server, once: pip install 'fairmesh[nvflare]'; fairmesh nvflare site WORKSPACE")
+    say("1. at each site, once: pip install 'fairmesh[nvflare]'; fairmesh nvflare site WORKSPACE --data FILE --allow")
+    say("   at the server, once: pip install 'fairmesh[nvflare]'; fairmesh nvflare site WORKSPACE --allow")
     say(f"2. submit it: nvflare job submit -j {out} --startup-kit ADMIN")
     say(f"   or let it be submitted again after interruptions: fairmesh nvflare keep {out} --kit ADMIN")
 
@@ -132,11 +132,15 @@ def keep(
     run_of(job)
     log = job.resolve().with_name(f"{job.resolve().name}.keep.log")
 
-    def tell(line: str) -> None:
+    def note(line: str) -> str:
         stamped = f"{time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())} {line}"
-        say(stamped)
         with open(log, "a", encoding="utf-8") as file:
             file.write(stamped + "\n")
+        return stamped
 
-    with closing(Kit(kit, user)) as deployment:
-        Keeper(job, deployment, most, seconds_of(pause, "--pause"), tell).keep()
+    try:
+        with closing(Kit(kit, user)) as deployment:
+            Keeper(job, deployment, most, seconds_of(pause, "--pause"), lambda line: say(note(line))).keep()
+    except FairmeshError as error:
+        note(f"gave up: {error}")
+        raise
