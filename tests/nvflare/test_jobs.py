@@ -480,7 +480,7 @@ def raising(error: Exception):
 
 def test_site_toml_of_a_run_is_known_as_that_of_a_site(tmp_path):
     """By `fairmesh status`, `watch` and `report`, whose path the documentation names."""
-    _joined(exported(tmp_path), tmp_path / "workspace", simulated=True)
+    _joined(exported(tmp_path), tmp_path / "workspace", simulated=True)._enrolment.write()
     (file,) = (tmp_path / "workspace").rglob("site.toml")
     assert state_of(file) == (file.parent / "state", file)
     assert state_of(file.parent) == (file.parent / "state", file)
