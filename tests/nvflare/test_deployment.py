@@ -146,6 +146,7 @@ def test_simulator_of_nvflare_ends_where_fairmeshs_simulator_ends(tmp_path):
     file = tmp_path / "simulated.toml"
     file.write_text(EXPERIMENT.format(rounds=40))
     made.command("fairmesh", "nvflare", "export", file, tmp_path / "job", "--sites", 3, "--track", "tensorboard")
+    (tmp_path / "ws").mkdir()
     made.command("fairmesh", "nvflare", "site", tmp_path / "ws", "--allow")
     state = tmp_path / "states"
     (tmp_path / "ws" / "local" / "fairmesh.toml").write_text(

@@ -163,10 +163,14 @@ def test_site_without_a_file_or_of_another_run_is_refused_before_its_node_starts
     assert not (tmp_path / "fairmesh").exists()
 
 
-def test_sites_file_means_the_same_wherever_it_is_read(tmp_path, called):
+def test_sites_file_means_the_same_wherever_it_is_read(tmp_path, called, monkeypatch):
     local = tmp_path / "local"
+    monkeypatch.chdir(tmp_path)
     refused_command(called("site", tmp_path, "--data", "patients.csv"), tmp_path, "startup")
     local.mkdir()
+    refused_command(called("site", tmp_path, "--data", "patients.csv"), "no file", tmp_path / "patients.csv")
+    assert not (local / "fairmesh.toml").exists()
+    (tmp_path / "patients.csv").touch()
     written(tmp_path, "patients.csv", "")
     settings = settings_of(tmp_path)
     assert settings.state == tmp_path / "fairmesh"
@@ -177,6 +181,37 @@ def test_sites_file_means_the_same_wherever_it_is_read(tmp_path, called):
     settings = settings_of(tmp_path)
     assert settings.state.resolve() == tmp_path / "kept"
     assert settings.table["data"]["file"] == str(local / "patients.csv")
+
+
+def test_site_refuses_rubbish_in_its_file_by_name(tmp_path, called):
+    pytest.importorskip("nvflare", reason="NVFlare is not installed")
+    (tmp_path / "local").mkdir()
+    (tmp_path / "patients.csv").touch()
+    (tmp_path / "mine.py").touch()
+    file = tmp_path / "local" / "fairmesh.toml"
+    table = '[data]\nname = "table"\nfile = "../patients.csv"\n'
+    for content, told in (
+        ('largest_epsilon = "abc"\n' + table, "largest_epsilon"),
+        ("allow_revealing = 7\n" + table, "allow_revealing"),
+        (table.replace("table", "tabel"), "did you mean 'table'"),
+        (table.replace("file =", "fiel ="), "fiel"),
+        (table.replace('"../patients.csv"', "7"), "file"),
+        (table.replace("patients", "nosuch"), "nosuch.csv"),
+        (table.replace('"../patients.csv"', '["../patients.csv", "../other.csv"]'), "other.csv"),
+        ('data = "../nosuch.py:read"', "nosuch.py"),
+    ):
+        file.write_text(content)
+        refused_command(called("site", tmp_path, "--allow"), "fairmesh.toml", told)
+    for content in (table, 'data = "../mine.py:read"', 'data = "experiment"', table.replace("patients.csv", "*.csv")):
+        file.write_text(content)
+        code, _, err = called("site", tmp_path, "--allow")
+        assert code == 0, err
+
+
+def test_workspace_that_is_no_folder_is_refused_and_not_made(tmp_path, called):
+    pytest.importorskip("nvflare", reason="NVFlare is not installed")
+    refused_command(called("site", tmp_path / "typo", "--allow"), "no folder", "typo")
+    assert not (tmp_path / "typo").exists()
 
 
 def test_site_says_which_classes_it_does_not_allow_and_how_to_allow_them(tmp_path, called):

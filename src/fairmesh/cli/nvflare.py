@@ -93,24 +93,28 @@ def site(
 
     Writes local/fairmesh.toml with --data; without, checks what is there. Of the server, and of a workspace of
     NVFlare's simulator, only what is allowed is checked."""
+    from fairmesh.nvflare import site_file
     from fairmesh.nvflare.job import refuse_other_nvflare
-    from fairmesh.nvflare.site_file import FILE, allow_here, forbidden, how_to_allow, settings_of, written
 
     refuse_other_nvflare()
+    site_file.refuse_no_workspace(workspace)
+    file = workspace / "local" / site_file.FILE
     if data:
-        written(workspace, data, state)
+        site_file.written(workspace, data, state)
+    is_site = (workspace / "startup" / "fed_client.json").exists() or file.exists()
+    settings = site_file.settings_of(workspace) if is_site else None
+    if settings is not None:
+        site_file.refuse_other_data(settings, file)
     if allow:
-        say(f"{allow_here(workspace)} allows the classes of such jobs, from the next job on")
-    is_site = (workspace / "startup" / "fed_client.json").exists()
-    settings = settings_of(workspace) if is_site else None
-    missing = list(forbidden(workspace))
+        say(f"{site_file.allow_here(workspace)} allows the classes of such jobs, from the next job on")
+    missing = list(site_file.forbidden(workspace))
     if json_:
         kept = None if settings is None else str(settings.state)
-        print_json({"file": str(workspace / "local" / FILE), "state": kept, "forbidden": missing})
+        print_json({"file": str(file), "state": kept, "forbidden": missing})
     elif settings is not None:
-        say(f"{workspace / 'local' / FILE}: runs keep their state in {settings.state}; back it up as you do the data")
+        say(f"{file}: runs keep their state in {settings.state}; back it up as you do the data")
     if missing:
-        raise BadInput(f"this place does not allow {listed(missing)}: {how_to_allow(workspace)}")
+        raise BadInput(f"this place does not allow {listed(missing)}: {site_file.how_to_allow(workspace)}")
     if not json_:
         say("jobs of fairmesh without code of their own may run here")
 
