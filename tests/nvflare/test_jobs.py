@@ -80,6 +80,19 @@ def test_job_of_sixty_sites_has_them_all_and_no_code(experiment, called, tmp_pat
     assert mesh.count(b"[[site]]") == 60
 
 
+def test_measurements_go_to_the_server_only_with_track(experiment, called, tmp_path):
+    for options, tracked in (((), False), (("--keep-model-at-sites",), False), (("--track", "mlflow"), True)):
+        folder = tmp_path / f"job{len(options)}{tracked}"
+        called("export", experiment, folder, "--sites", ",".join(SITES), *options)
+        app = folder / "app"
+        asked: list[bool] = []
+        Participant(
+            SITES[0], app / "config", app / "custom", tmp_path / "site", lambda *_: b"", bool,
+            trackers=lambda first: asked.append(first) or (), simulated=True,
+        )  # fmt: skip
+        assert asked == [True] * tracked
+
+
 def test_code_of_the_experiment_is_compared_before_it_is_imported(tmp_path):
     ran = tmp_path / "ran"
     (tmp_path / "mine.py").write_text("def sites(nodes):\n    raise RuntimeError\n")

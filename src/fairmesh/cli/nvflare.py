@@ -44,7 +44,11 @@ def export(
         if which not in RECEIVERS:
             raise BadInput(f"--track {which}: NVFlare tracks with {', '.join(RECEIVERS)}{nearest(which, RECEIVERS)}")
     names = _names(sites)
-    settings = {"patience_s": seconds_of(patience, "--patience"), "model_to_server": not keep_model}
+    settings = {
+        "patience_s": seconds_of(patience, "--patience"),
+        "model_to_server": not keep_model,
+        "tracked": bool(track),
+    }
     job, contents = job_from(experiment, names, name, **settings)
     write_job(job, contents, out, track)
     code = sorted(file for file in job.files if file.endswith(".py"))

@@ -46,7 +46,8 @@ class Participant:
         workspace: The site's NVFlare workspace.
         ask: Calls another site, by fairmesh's name.
         aborted: Returns whether NVFlare has ended the job.
-        trackers: What the measurements of all sites are also written to, given whether this site is the first.
+        trackers: What the measurements of all sites are also written to if the job says so, given whether this site is
+            the first.
         simulated: Whether this is NVFlare's simulator. Default: False.
         stream: Where the node logs. Default: stderr.
     """
@@ -75,7 +76,7 @@ class Participant:
         self._private = "privacy" in read_toml(contents.get(EXPERIMENT, b"").decode(), EXPERIMENT)
         self.home, self.state_folder = home, home / "state"
         self._editable = str(workspace / "local" / FILE)  # what a person changes, instead of the run's site.toml
-        self._trackers = trackers(self.site == next(iter(self.job.sites)))
+        self._trackers = trackers(self.site == next(iter(self.job.sites))) if self.job.tracked else ()
         around = self._enrolment.mesh.neighbours(self.site)
         self._neighbours, self._since = around, time.monotonic()
         self._pings = dict[str, threading.Thread]()  # that last called each neighbour
