@@ -81,11 +81,12 @@ def test_job_of_sixty_sites_has_them_all_and_no_code(experiment, called, tmp_pat
 
 
 def test_measurements_go_to_the_server_only_with_track(experiment, called, tmp_path):
+    asked: list[bool] = []
     for options, tracked in (((), False), (("--keep-model-at-sites",), False), (("--track", "mlflow"), True)):
         folder = tmp_path / f"job{len(options)}{tracked}"
         called("export", experiment, folder, "--sites", ",".join(SITES), *options)
         app = folder / "app"
-        asked: list[bool] = []
+        asked.clear()
         Participant(
             SITES[0], app / "config", app / "custom", tmp_path / "site", lambda *_: b"", bool,
             trackers=lambda first: asked.append(first) or (), simulated=True,
