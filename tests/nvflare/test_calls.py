@@ -1,6 +1,7 @@
 """Connections that are made of calls: each frame arrives once, in order, whatever happens to the calls."""
 
 import asyncio
+import hashlib
 import json
 import threading
 import time
@@ -11,18 +12,35 @@ import pytest
 from fairmesh.mesh.wire.connections import CannotConnect, ConnectionLost
 from fairmesh.mesh.wire.frames import Kind, Refused, message
 from fairmesh.nvflare import calls
-from fairmesh.nvflare.calls import CallCarrier, CallFailed, Stopped, frames_of, unpacked
+from fairmesh.nvflare.calls import CallCarrier, CallConnection, CallFailed, Stopped, frames_of, head_of, unpacked
+from fairmesh.nvflare.seals import OPENS, Half
 from tests.nvflare.standin import until
 from tests.refusals import refused
 
 LARGEST = 1 << 20
 
 
+class Name:
+    """The identity of a site, whose signature is a digest of its name and the data."""
+
+    def __init__(self, name: str):
+        self.name = name
+
+    def certificate_of(self, site: str) -> bytes:
+        return b""
+
+    def signed(self, data: bytes) -> bytes:
+        return hashlib.sha256(self.name.encode() + data).digest()
+
+    def signed_by(self, site: str, data: bytes, signature: bytes) -> bool:
+        return Name(site).signed(data) == signature
+
+
 class Pair:
     """Two sites; `a` dials `b`. A test says what happens to calls by replacing `call`."""
 
     def __init__(self):
-        self.sites = {name: CallCarrier("run", name, self._caller(name), lambda site: b"") for name in "ab"}
+        self.sites = {name: CallCarrier("run", name, self._caller(name), Name(name)) for name in "ab"}
         self.call = self.pass_on
         self.there: list = []  # connections that b serves
         self.leave = asyncio.Event()
@@ -184,8 +202,7 @@ def test_call_that_waits_for_room_is_answered_when_the_site_closes():
         async with pair.connected() as (here, there):
             for _ in range(calls._FRAMES):
                 await here.send(b"\x05")
-            head = {"dialled": here.dialled, "answered": here.answered, "number": here._sent}
-            envelope = pair.sites["a"].packed("b", head, b"")
+            envelope = here.packed({"number": here._sent}, b"")
             threading.Thread(target=lambda: answers.append(pair.pass_on("a", "b", envelope)), daemon=True).start()
             await asyncio.sleep(0.1)
             assert there._arrived.qsize() == calls._FRAMES
@@ -196,15 +213,49 @@ def test_call_that_waits_for_room_is_answered_when_the_site_closes():
     assert json.loads(answers[0]).keys() & {"gone", "again"}
 
 
+def _opening(signer: str, half: Half) -> bytes:
+    head = head_of(**{"run": "run", "from": "a", "to": "b", "dialled": half.public, "answered": "", "number": -1})
+    return head + Name(signer).signed(OPENS + head)
+
+
+def test_relay_can_neither_open_a_connection_nor_answer_or_call_on_one_in_a_sites_name():
+    async def test(pair):
+        async with pair.opened():
+            b = pair.sites["b"]
+            forged = _opening("relay", Half())
+            assert "has not signed" in json.loads(await asyncio.to_thread(b.arrived, "a", forged))["gone"]
+            assert not b._connections
+            pair.call = lambda *_: json.dumps({"answered": Half().public, "signature": Name("relay").name}).encode()
+            with pytest.raises(CannotConnect, match="has not signed"):
+                await pair.sites["a"].dialled("", "b").__aenter__()
+
+    _run(test)
+
+
+def test_call_that_a_relay_makes_changes_or_splices_on_an_open_connection_is_refused():
+    async def test(pair):
+        async with pair.connected() as (here, there):
+            relay = CallConnection(pair.sites["a"], "b", here.dialled)  # it has seen both public keys
+            relay.agree(here.answered, Half().agreed(here.answered, b"", dialled=True))
+            whole, next_one = here.packed({"number": 0}, b""), here.packed({"number": 1}, b"")
+            changed, spliced = bytearray(whole), unpacked(next_one)[1] + unpacked(whole)[2]
+            changed[-1] ^= 1
+            end = relay.packed({"number": 0, "end": True}, b"")
+            for bad in (relay.packed({"number": 0}, b""), bytes(changed), spliced, end):
+                answer = json.loads(await asyncio.to_thread(pair.sites["b"].arrived, "a", bad))
+                assert "not sealed by its sender" in answer["gone"]
+            assert (there.ended, there._taken, there._arrived.empty()) == (False, 0, True)
+            assert json.loads(await asyncio.to_thread(pair.sites["b"].arrived, "a", whole)) == {"taken": 0}
+
+    _run(test)
+
+
 def test_peer_cannot_open_connections_without_end_or_keep_a_site_calling_without_pause():
     async def test(pair):
         async with pair.opened():
-            b, answers = pair.sites["b"], []
-            for k in range(3 * calls._OPEN):
-                opening = {"dialled": str(k), "answered": "", "number": -1}
-                answers.append(
-                    json.loads(await asyncio.to_thread(b.arrived, "a", pair.sites["a"].packed("b", opening, b"")))
-                )
+            b = pair.sites["b"]
+            openings = [_opening("a", Half()) for _ in range(3 * calls._OPEN)]
+            answers = [json.loads(await asyncio.to_thread(b.arrived, "a", opening)) for opening in openings]
             assert sum("answered" in answer for answer in answers) == len(b._connections) == calls._OPEN
             assert all("gone" in answer for answer in answers[calls._OPEN :])
 
@@ -225,6 +276,8 @@ def test_body_that_is_cut_short_too_long_or_of_too_many_frames_is_refused():
     for body, told in ((whole[:-1], "cut short"), (whole + b"\x01", "cut short")):
         with refused(told, error=Refused):
             frames_of(body, 10)
+    with refused("without a byte", error=Refused):
+        frames_of(whole + bytes(4), 10)
     for kind, length in ((Kind.FINISHED, 2), (Kind.MESSAGE, 10 + (1 << 20) + 1)):
         body = length.to_bytes(4, "little") + bytes([kind]) * length
         with refused("at most", error=Refused):

@@ -4,6 +4,7 @@ import json
 import subprocess
 import threading
 import time
+from contextlib import suppress
 from typing import NamedTuple
 
 import pytest
@@ -12,11 +13,12 @@ from safetensors.torch import load_file
 
 import fairmesh as fm
 from fairmesh.experiment import load_experiment
-from fairmesh.nvflare.keep import ABORTED, COMPLETED, Ended, GivenUp, Keeper
+from fairmesh.nvflare.keep import _REFUSALS, ABORTED, COMPLETED, Ended, GivenUp, Keeper, Kit
 from fairmesh.nvflare.outcome import INTERRUPTED
 from tests.mesh.fleet import KnowingSecrets, secret
-from tests.nvflare.deployment import SITES, Project, project
+from tests.nvflare.deployment import ADMIN, SITES, Project, project
 from tests.nvflare.standin import EXPERIMENT, until
+from tests.refusals import refused
 
 pytestmark = [
     pytest.mark.slow,
@@ -27,7 +29,7 @@ pytest.importorskip("nvflare", reason="NVFlare is not installed")
 
 ROUNDS = 240
 FILES = ("model.safetensors", "model-best.safetensors", "metrics.jsonl")
-ENVELOPE = rb'"dialled": "[0-9a-f]{32}"'  # in every call, inside what is sealed
+ENVELOPE = rb'"dialled": "[0-9a-f]{64}"'  # in every call, inside what is sealed
 
 
 def _exported(place: Project, run: str):
@@ -141,11 +143,39 @@ def test_keeper_gives_up_where_submitting_again_would_not_help(place):
         keeper.keep()
 
 
+def test_process_that_was_killed_is_named(lived):
+    (line,) = (line for line in lived.log if "did not reach" in line and "site-2" in line)
+    assert "NVFlare has ended the job" in line
+
+
+def test_keeper_names_the_site_that_does_not_allow_the_classes_of_the_job(place, undisturbed):
+    resources = place.home / "site-3" / "local" / "resources.json"
+    allowed = resources.read_text()
+    resources.write_text(json.dumps(json.loads(allowed) | {"class_allow_list": ["nvflare.app_common."]}))
+    log: list[str] = []
+    try:
+        with pytest.raises(GivenUp, match=r"site-3 does not allow .* fairmesh nvflare site WORKSPACE"):
+            Keeper(_exported(place, "forbidden"), place.kit, 5, 1.0, log.append).keep()
+    finally:
+        resources.write_text(allowed)
+    assert len([line for line in log if "submitted" in line]) == 2, log
+
+
+def test_admin_whom_the_project_does_not_know_is_refused(place, undisturbed):
+    kit = Kit(place.home / ADMIN, "nobody@nvidia.com")
+    for _ in range(_REFUSALS - 1):
+        with suppress(ConnectionError):
+            kit.heard()
+    with refused("nobody@nvidia.com", "--user"):
+        kit.heard()
+
+
 def test_simulator_of_nvflare_ends_where_fairmeshs_simulator_ends(tmp_path):
     made = Project(tmp_path)
     file = tmp_path / "simulated.toml"
     file.write_text(EXPERIMENT.format(rounds=40))
     made.command("fairmesh", "nvflare", "export", file, tmp_path / "job", "--sites", 3, "--track", "tensorboard")
+    (tmp_path / "ws").mkdir()
     made.command("fairmesh", "nvflare", "site", tmp_path / "ws", "--allow")
     state = tmp_path / "states"
     (tmp_path / "ws" / "local" / "fairmesh.toml").write_text(

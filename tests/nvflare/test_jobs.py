@@ -11,7 +11,8 @@ from types import SimpleNamespace
 import pytest
 
 from fairmesh.cli.main import main
-from fairmesh.errors import FairmeshError
+from fairmesh.errors import BadInput, FairmeshError
+from fairmesh.mesh.enrol.certificates import make_authority
 from fairmesh.nvflare import keep
 from fairmesh.nvflare.job import Job, job_from, refuse_other_nvflare
 from fairmesh.nvflare.keep import ABORTED, COMPLETED, Ended, GivenUp, Keeper, Kit
@@ -77,6 +78,20 @@ def test_job_of_sixty_sites_has_them_all_and_no_code(experiment, called, tmp_pat
     job, mesh, files = Job.read(config, tmp_path / "job" / "app" / "custom")
     assert (job.run, len(job.sites), list(files)) == ("trial", 60, ["experiment.toml"])
     assert mesh.count(b"[[site]]") == 60
+
+
+def test_measurements_go_to_the_server_only_with_track(experiment, called, tmp_path):
+    asked: list[bool] = []
+    for options, tracked in (((), False), (("--keep-model-at-sites",), False), (("--track", "mlflow"), True)):
+        folder = tmp_path / f"job{len(options)}{tracked}"
+        called("export", experiment, folder, "--sites", ",".join(SITES), *options)
+        app = folder / "app"
+        asked.clear()
+        Participant(
+            SITES[0], app / "config", app / "custom", tmp_path / "site", lambda *_: b"", bool,
+            trackers=lambda first: asked.append(first) or (), simulated=True,
+        )  # fmt: skip
+        assert asked == [True] * tracked
 
 
 def test_code_of_the_experiment_is_compared_before_it_is_imported(tmp_path):
@@ -162,10 +177,14 @@ def test_site_without_a_file_or_of_another_run_is_refused_before_its_node_starts
     assert not (tmp_path / "fairmesh").exists()
 
 
-def test_sites_file_means_the_same_wherever_it_is_read(tmp_path, called):
+def test_sites_file_means_the_same_wherever_it_is_read(tmp_path, called, monkeypatch):
     local = tmp_path / "local"
+    monkeypatch.chdir(tmp_path)
     refused_command(called("site", tmp_path, "--data", "patients.csv"), tmp_path, "startup")
     local.mkdir()
+    refused_command(called("site", tmp_path, "--data", "patients.csv"), "no file", tmp_path / "patients.csv")
+    assert not (local / "fairmesh.toml").exists()
+    (tmp_path / "patients.csv").touch()
     written(tmp_path, "patients.csv", "")
     settings = settings_of(tmp_path)
     assert settings.state == tmp_path / "fairmesh"
@@ -176,6 +195,37 @@ def test_sites_file_means_the_same_wherever_it_is_read(tmp_path, called):
     settings = settings_of(tmp_path)
     assert settings.state.resolve() == tmp_path / "kept"
     assert settings.table["data"]["file"] == str(local / "patients.csv")
+
+
+def test_site_refuses_rubbish_in_its_file_by_name(tmp_path, called):
+    pytest.importorskip("nvflare", reason="NVFlare is not installed")
+    (tmp_path / "local").mkdir()
+    (tmp_path / "patients.csv").touch()
+    (tmp_path / "mine.py").touch()
+    file = tmp_path / "local" / "fairmesh.toml"
+    table = '[data]\nname = "table"\nfile = "../patients.csv"\n'
+    for content, told in (
+        ('largest_epsilon = "abc"\n' + table, "largest_epsilon"),
+        ("allow_revealing = 7\n" + table, "allow_revealing"),
+        (table.replace("table", "tabel"), "did you mean 'table'"),
+        (table.replace("file =", "fiel ="), "fiel"),
+        (table.replace('"../patients.csv"', "7"), "file"),
+        (table.replace("patients", "nosuch"), "nosuch.csv"),
+        (table.replace('"../patients.csv"', '["../patients.csv", "../other.csv"]'), "other.csv"),
+        ('data = "../nosuch.py:read"', "nosuch.py"),
+    ):
+        file.write_text(content)
+        refused_command(called("site", tmp_path, "--allow"), "fairmesh.toml", told)
+    for content in (table, 'data = "../mine.py:read"', 'data = "experiment"', table.replace("patients.csv", "*.csv")):
+        file.write_text(content)
+        code, _, err = called("site", tmp_path, "--allow")
+        assert code == 0, err
+
+
+def test_workspace_that_is_no_folder_is_refused_and_not_made(tmp_path, called):
+    pytest.importorskip("nvflare", reason="NVFlare is not installed")
+    refused_command(called("site", tmp_path / "typo", "--allow"), "no folder", "typo")
+    assert not (tmp_path / "typo").exists()
 
 
 def test_site_says_which_classes_it_does_not_allow_and_how_to_allow_them(tmp_path, called):
@@ -254,6 +304,8 @@ class Server:
 
     def __init__(self, *ends: Ended | Exception):
         self.ends, self.submitted, self.lost = list(ends), 0, list[str]()
+        self.waiting, self.beats = False, 0.0
+        self.looks, self.looked = 0, 0  # how often each job is looked at before it ends
 
     def submit(self, job: Path) -> str:
         self.submitted += 1
@@ -265,12 +317,17 @@ class Server:
     def running(self, name: str) -> list[str]:
         return self.lost
 
-    def connected(self) -> list[str]:
-        return [*SITES[:2], "other"]
+    def waits(self, job_id: str) -> bool:
+        return self.waiting
+
+    def heard(self) -> dict[str, float]:
+        self.beats += 1
+        return {SITES[0]: self.beats, SITES[1]: 1.0, "other": self.beats}
 
     def ended(self, job_id: str) -> Ended | None:
         self.lost = []
-        return self.ends.pop(0)
+        self.looked = (self.looked + 1) % (self.looks + 1)
+        return None if self.looked else self.ends.pop(0)
 
 
 def _ended(state: str, round: int = 0, status: str = "FINISHED:EXECUTION_EXCEPTION") -> Ended:
@@ -280,7 +337,7 @@ def _ended(state: str, round: int = 0, status: str = "FINISHED:EXECUTION_EXCEPTI
 @pytest.fixture
 def slept(monkeypatch):
     waits = []
-    monkeypatch.setattr(keep, "time", SimpleNamespace(sleep=waits.append))
+    monkeypatch.setattr(keep, "time", SimpleNamespace(sleep=waits.append, monotonic=lambda: float(sum(waits))))
     return waits
 
 
@@ -308,7 +365,54 @@ def test_job_whose_id_was_lost_is_watched_and_not_submitted_twice(tmp_path, slep
     server = Server(ConnectionError("no answer"), _ended(INTERRUPTED), Ended(COMPLETED, None))
     log, last = _kept(tmp_path, server)
     assert (last.status, server.submitted) == (COMPLETED, 2)
-    assert not missing_from(log, "cannot be reached", "has the job lost", f"once {SITES[2]} is connected")
+    assert not missing_from(log, "cannot be reached", "has the job lost")
+
+
+def test_keeper_says_for_which_sites_a_job_waits_as_often_as_they_change(tmp_path, slept):
+    exported(tmp_path)
+    server = Server(Ended(COMPLETED, None))
+    server.waiting, server.looks = True, 30
+    log, _ = _kept(tmp_path, server)
+    assert len([line for line in log if f"once {SITES[2]} is connected" in line]) == 2
+    assert len([line for line in log if f"not heard {SITES[1]} for a minute" in line]) == 1
+
+
+def test_log_of_keep_has_why_it_gave_up(tmp_path, called):
+    pytest.importorskip("nvflare", reason="NVFlare is not installed")
+    refused_command(called("keep", exported(tmp_path), "--kit", tmp_path), "fed_admin.json")
+    assert not missing_from((tmp_path / "job.keep.log").read_text(), "gave up: ", "fed_admin.json")
+
+
+def test_job_without_an_outcome_that_ran_for_long_does_not_make_the_pause_grow(tmp_path, slept):
+    exported(tmp_path)
+    unsaid = Ended("FINISHED:EXECUTION_EXCEPTION", None)
+    server = Server(unsaid, unsaid, unsaid, Ended(COMPLETED, None))
+    server.looks = int(keep._LONG_S / keep._LOOK_S) + 1
+    _kept(tmp_path, server)
+    assert [pause for pause in slept if pause != keep._LOOK_S] == [2, 2, 2]
+
+
+def test_keeper_gives_up_after_two_jobs_that_ended_at_their_start_and_names_who_forbids_them(tmp_path, slept):
+    exported(tmp_path)
+    unsaid = Ended("FINISHED:EXECUTION_EXCEPTION", None)
+    for ends, told in (
+        ([unsaid, unsaid], ("fairmesh nvflare site WORKSPACE", "EXECUTION_EXCEPTION")),
+        ([unsaid, unsaid._replace(forbidding=["rome"])], ("rome does not allow", "fairmesh nvflare site WORKSPACE")),
+    ):
+        server = Server(*ends)
+        log, given_up = _kept(tmp_path, server)
+        assert server.submitted == 2
+        assert not missing_from(str(given_up), *told), given_up
+    server = Server(unsaid, _ended(INTERRUPTED), unsaid, Ended(keep._LOST, None), unsaid, Ended(COMPLETED, None))
+    log, last = _kept(tmp_path, server)
+    assert (last.status, server.submitted) == (COMPLETED, 6)
+    assert not missing_from(log, f"job 4: {keep._LOST}")
+
+
+def test_keeper_says_that_the_server_lacks_the_result(tmp_path, slept):
+    exported(tmp_path)
+    log, _ = _kept(tmp_path, Server(Ended(COMPLETED, {"state": "finished", "reason": "", "result_failure": "no room"})))
+    assert not missing_from(log, "no room", "fairmesh/trial/SITE/state/result")
 
 
 def test_keeper_gives_up_where_submitting_again_would_not_help(tmp_path, slept):
@@ -325,41 +429,107 @@ def test_keeper_gives_up_where_submitting_again_would_not_help(tmp_path, slept):
         Keeper(tmp_path, Server(), 1, 1.0, print).keep()
 
 
-def test_job_that_began_before_its_server_was_started_again_has_ended(tmp_path, monkeypatch):
-    monkeypatch.setattr(keep, "refuse_other_nvflare", lambda: None)
+@pytest.fixture
+def kit(tmp_path, monkeypatch):
+    pytest.importorskip("nvflare", reason="NVFlare is not installed")
     (tmp_path / "startup").mkdir()
     (tmp_path / "startup" / "fed_admin.json").touch()
+    return Kit(tmp_path)
+
+
+def test_job_that_began_before_its_server_was_started_again_has_ended(kit, tmp_path):
     meta = {"status": "RUNNING", "last_schedule_time": 100.0}
 
     def downloaded(job_id: str, folder: str) -> None:
-        (Path(folder) / OUTCOME).write_text('{"state": "finished"}')
+        (Path(folder) / OUTCOME).write_text('{"state": "finished", "reason": ""}')
 
-    kit = Kit(tmp_path)
     kit._session = session = SimpleNamespace(
         get_job_meta=lambda job_id: meta,
         get_system_info=lambda: SimpleNamespace(server_info=SimpleNamespace(start_time=50.0)),
         list_jobs=lambda: [{"job_id": "1", "job_name": "trial"}, {"job_id": "2", "job_name": "other"}],
         download_job_result=downloaded,
     )
-    pytest.importorskip("nvflare", reason="NVFlare is not installed")
     assert kit.ended("1") is None
+    assert not kit.waits("1")
     assert kit.running("trial") == ["1"]
     session.get_system_info = lambda: SimpleNamespace(server_info=SimpleNamespace(start_time=150.0))
     assert "server was started again" in kit.ended("1").status
     assert kit.running("trial") == []
     meta["status"] = COMPLETED
-    assert kit.ended("1") == Ended(COMPLETED, {"state": "finished"})
+    assert kit.ended("1") == Ended(COMPLETED, {"state": "finished", "reason": ""})
     meta["status"] = "SUBMITTED"
     assert kit.running("trial") == ["1"]
-    session.get_system_info = lambda: SimpleNamespace(client_info=[SimpleNamespace(name="berlin")])
-    assert kit.connected() == ["berlin"]
+    assert kit.waits("1")
+    berlin = SimpleNamespace(name="berlin", last_connect_time=7.0)
+    session.get_system_info = lambda: SimpleNamespace(client_info=[berlin])
+    assert kit.heard() == {"berlin": 7.0}
     with refused("startup/fed_admin.json"):
         Kit(tmp_path / "startup")
 
 
+def test_job_that_the_server_has_lost_has_ended(kit):
+    from nvflare.fuel.flare_api.api_spec import JobNotFound
+
+    kit._session = SimpleNamespace(get_job_meta=raising(JobNotFound("no such job")), list_jobs=list)
+    assert kit.ended("1") == Ended(keep._LOST, None)
+
+
+def test_result_is_asked_for_again_while_the_connection_fails_and_not_for_ever(kit, monkeypatch):
+    session = SimpleNamespace(
+        get_job_meta=lambda job_id: {"status": "FINISHED:EXECUTION_EXCEPTION"},
+        download_job_result=raising(TimeoutError("too slow")),
+        get_job_logs=lambda *_, **__: {
+            "logs": {"rome": "Component 'x' is not in allow_list", "berlin": "", "server": ""}
+        },
+        close=lambda: None,
+    )
+    monkeypatch.setattr("nvflare.fuel.flare_api.flare_api.new_secure_session", lambda *_: session)
+    for _ in range(keep._DOWNLOADS - 1):
+        with refused("too slow", error=ConnectionError):
+            kit.ended("1")
+    assert kit.ended("1") == Ended("FINISHED:EXECUTION_EXCEPTION", None, ["rome"])
+
+
+def test_admin_whom_the_server_goes_on_to_refuse_is_named_and_a_server_that_is_away_is_awaited(kit, monkeypatch):
+    from nvflare.fuel.flare_api.api_spec import AuthenticationError, AuthorizationError, NoConnection
+
+    def asked(*errors: Exception) -> list[type[Exception]]:
+        return [_raised_by(kit, monkeypatch, error) for error in errors]
+
+    away, nobody = NoConnection("no server"), AuthenticationError("who is this?")
+    unregistered = Exception("error:client_registration", Exception("error:client_registration no certificate"))
+    assert asked(away, nobody, unregistered, away, nobody, unregistered) == [ConnectionError] * 6
+    assert asked(AuthorizationError("submit_job")) == [BadInput]
+    with refused("--user", kit._folder.name, "lead"):
+        kit.heard()
+
+
+def test_certificate_of_the_admin_that_has_expired_is_named_once_the_server_cannot_be_reached(kit, monkeypatch):
+    made = make_authority(kit._folder / "startup", "lead", -1.0)
+    made.rename(made.with_name("client.crt"))
+    assert _raised_by(kit, monkeypatch, ConnectionError("bad handshake")) is BadInput
+    with refused("client.crt", "expired", "provision"):
+        kit.heard()
+
+
+def _raised_by(kit: Kit, monkeypatch, error: Exception) -> type[Exception]:
+    """Returns what is raised when a new session raises this."""
+    monkeypatch.setattr("nvflare.fuel.flare_api.flare_api.new_secure_session", raising(error))
+    with pytest.raises((ConnectionError, BadInput)) as raised:
+        kit.heard()
+    return raised.type
+
+
+def raising(error: Exception):
+    def raises(*_, **__):
+        raise error
+
+    return raises
+
+
 def test_site_toml_of_a_run_is_known_as_that_of_a_site(tmp_path):
     """By `fairmesh status`, `watch` and `report`, whose path the documentation names."""
-    _joined(exported(tmp_path), tmp_path / "workspace", simulated=True)
+    _joined(exported(tmp_path), tmp_path / "workspace", simulated=True)._enrolment.write()
     (file,) = (tmp_path / "workspace").rglob("site.toml")
     assert state_of(file) == (file.parent / "state", file)
     assert state_of(file.parent) == (file.parent / "state", file)

@@ -13,9 +13,10 @@ import fairmesh as fm
 from fairmesh.experiment import load_experiment
 from fairmesh.mesh.node.state_lock import running_since
 from fairmesh.nvflare import participant
-from fairmesh.nvflare.calls import packed, unpacked
+from fairmesh.nvflare.calls import head_of, unpacked
 from fairmesh.nvflare.job import Job
 from fairmesh.nvflare.outcome import FAILED, FINISHED, INTERRUPTED
+from fairmesh.nvflare.seals import OPENS, Half
 from tests.mesh.experiments import experiment
 from tests.mesh.fleet import KnowingSecrets
 from tests.nvflare.standin import NAMES, SITES, Engine, Faults, exported, until
@@ -122,20 +123,28 @@ def test_no_message_of_the_run_is_sent_to_a_site_that_is_no_neighbour_of_it(live
 
 def test_caller_that_lies_about_itself_or_about_the_run_is_turned_away(lived):
     there = lived.last.sites[SITES[1]]
-    head = {"run": "trial", "from": "site-a", "to": "site-b", "dialled": "00", "answered": "", "number": -1}
+    head = {"run": "trial", "from": "site-a", "to": "site-b", "dialled": Half().public, "answered": "", "number": -1}
     for key, value, told in (("from", "site-c", "site-c"), ("run", "other", "other"), ("to", "site-c", "site-c")):
-        answer = json.loads(there.arrived(SITES[0], "deliver", packed(head | {key: value}, b"")))
+        answer = json.loads(there.arrived(SITES[0], "deliver", head_of(**head | {key: value})))
         assert not missing_from(answer["gone"], "refused", told)
-    spliced = bytearray(packed(head, b"body"))
-    spliced[-1] ^= 1
-    assert "digest" in json.loads(there.arrived(SITES[0], "deliver", bytes(spliced)))["gone"]
-    for bad in (b"", b"\xff" * 3, b"\xff" * 40, packed({"run": "trial"}, b"")):
+    for bad in (b"", b"\xff" * 3, b"\xff" * 40, head_of(run="trial"), head_of(**head | {"dialled": "00"})):
         assert "gone" in json.loads(there.arrived(SITES[0], "deliver", bad))
     with refused("stranger", "Site_A"):
-        there.arrived("stranger", "deliver", packed(head, b""))
+        there.arrived("stranger", "deliver", head_of(**head))
     request = (lived.last.sites[SITES[2]].home / "site-c.csr").read_bytes()
     answer = lived.last.sites[SITES[0]].arrived(SITES[1], "enrol", request)  # asks in another's name
     assert b"refused" in answer
+
+
+def test_opening_is_known_by_the_key_that_its_site_has_shown(lived):
+    """Whatever the engine says about who calls: a server may say what it likes."""
+    opening, sites = head_of(run="trial"), lived.last.sites
+    signature = sites[SITES[2]]._enrolment.signed(OPENS + opening)
+    knows = sites[SITES[1]]._enrolment.signed_by
+    assert knows("site-c", OPENS + opening, signature)
+    assert not knows("site-a", OPENS + opening, signature)
+    assert not knows("site-c", OPENS + opening + b" ", signature)
+    assert not knows("nobody", OPENS + opening, signature)
 
 
 def test_site_whose_key_is_another_one_is_refused(lived, tmp_path):

@@ -28,6 +28,7 @@ def private(monkeypatch):
 
 
 def _ledger(engine: Engine, site: str):
+    engine.sites[site]._enrolment.write()
     return SiteFile.read(engine.sites[site].home / "site.toml").ledger_path
 
 
@@ -62,7 +63,7 @@ def test_errors_of_a_private_node_are_not_told_to_the_server(private, tmp_path, 
 
 def test_site_refuses_experiments_with_more_epsilon_than_it_allows(private, tmp_path):
     engine = Engine(exported(tmp_path), tmp_path, Faults())
-    engine.join(SITES[0])
+    engine.join(SITES[0])._enrolment.write()
     site = SiteFile.read(engine.sites[SITES[0]].home / "site.toml")
     told = tomllib.loads((site.folder / "experiment.toml").read_text())
     refuse_larger_budget(site, told)

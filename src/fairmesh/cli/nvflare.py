@@ -9,7 +9,7 @@ import typer
 
 from fairmesh.cli.node import seconds_of
 from fairmesh.cli.terminal import Json, print_json, readable_toml, say
-from fairmesh.errors import BadInput, listed, nearest
+from fairmesh.errors import BadInput, FairmeshError, listed, nearest
 
 nvflare = typer.Typer(
     help="Run inside an NVFlare deployment.\n\nWrite a job, prepare a site, keep a run alive.", no_args_is_help=True
@@ -44,7 +44,11 @@ def export(
         if which not in RECEIVERS:
             raise BadInput(f"--track {which}: NVFlare tracks with {', '.join(RECEIVERS)}{nearest(which, RECEIVERS)}")
     names = _names(sites)
-    settings = {"patience_s": seconds_of(patience, "--patience"), "model_to_server": not keep_model}
+    settings = {
+        "patience_s": seconds_of(patience, "--patience"),
+        "model_to_server": not keep_model,
+        "tracked": bool(track),
+    }
     job, contents = job_from(experiment, names, name, **settings)
     write_job(job, contents, out, track)
     code = sorted(file for file in job.files if file.endswith(".py"))
@@ -56,8 +60,8 @@ def export(
         say(f"it carries {listed(code)}, so each site must let the submitter bring code (byoc)")
     else:
         say("it carries no code; each site allows the classes of the installed fairmesh")
-    say("1. at each site, once: pip install 'fairmesh[nvflare]'; fairmesh nvflare site WORKSPACE --data FILE")
-    say("   at the server, once: pip install 'fairmesh[nvflare]'; fairmesh nvflare site WORKSPACE")
+    say("1. at each site, once: pip install 'fairmesh[nvflare]'; fairmesh nvflare site WORKSPACE --data FILE --allow")
+    say("   at the server, once: pip install 'fairmesh[nvflare]'; fairmesh nvflare site WORKSPACE --allow")
     say(f"2. submit it: nvflare job submit -j {out} --startup-kit ADMIN")
     say(f"   or let it be submitted again after interruptions: fairmesh nvflare keep {out} --kit ADMIN")
 
@@ -93,24 +97,28 @@ def site(
 
     Writes local/fairmesh.toml with --data; without, checks what is there. Of the server, and of a workspace of
     NVFlare's simulator, only what is allowed is checked."""
+    from fairmesh.nvflare import site_file
     from fairmesh.nvflare.job import refuse_other_nvflare
-    from fairmesh.nvflare.site_file import FILE, allow_here, forbidden, how_to_allow, settings_of, written
 
     refuse_other_nvflare()
+    site_file.refuse_no_workspace(workspace)
+    file = workspace / "local" / site_file.FILE
     if data:
-        written(workspace, data, state)
+        site_file.written(workspace, data, state)
+    is_site = (workspace / "startup" / "fed_client.json").exists() or file.exists()
+    settings = site_file.settings_of(workspace) if is_site else None
+    if settings is not None:
+        site_file.refuse_other_data(settings, file)
     if allow:
-        say(f"{allow_here(workspace)} allows the classes of such jobs, from the next job on")
-    is_site = (workspace / "startup" / "fed_client.json").exists()
-    settings = settings_of(workspace) if is_site else None
-    missing = list(forbidden(workspace))
+        say(f"{site_file.allow_here(workspace)} allows the classes of such jobs, from the next job on")
+    missing = list(site_file.forbidden(workspace))
     if json_:
         kept = None if settings is None else str(settings.state)
-        print_json({"file": str(workspace / "local" / FILE), "state": kept, "forbidden": missing})
+        print_json({"file": str(file), "state": kept, "forbidden": missing})
     elif settings is not None:
-        say(f"{workspace / 'local' / FILE}: runs keep their state in {settings.state}; back it up as you do the data")
+        say(f"{file}: runs keep their state in {settings.state}; back it up as you do the data")
     if missing:
-        raise BadInput(f"this place does not allow {listed(missing)}: {how_to_allow(workspace)}")
+        raise BadInput(f"this place does not allow {listed(missing)}: {site_file.how_to_allow(workspace)}")
     if not json_:
         say("jobs of fairmesh without code of their own may run here")
 
@@ -132,11 +140,15 @@ def keep(
     run_of(job)
     log = job.resolve().with_name(f"{job.resolve().name}.keep.log")
 
-    def tell(line: str) -> None:
+    def note(line: str) -> str:
         stamped = f"{time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())} {line}"
-        say(stamped)
         with open(log, "a", encoding="utf-8") as file:
             file.write(stamped + "\n")
+        return stamped
 
-    with closing(Kit(kit, user)) as deployment:
-        Keeper(job, deployment, most, seconds_of(pause, "--pause"), tell).keep()
+    try:
+        with closing(Kit(kit, user)) as deployment:
+            Keeper(job, deployment, most, seconds_of(pause, "--pause"), lambda line: say(note(line))).keep()
+    except FairmeshError as error:
+        note(f"gave up: {error}")
+        raise

@@ -1,16 +1,16 @@
 """Carries the frames of a mesh by confirmed calls from site to site, such as those of NVFlare's client-to-client API.
 
-A connection is a number that the dialling side draws and one that the answering side draws. Every call carries both,
-who calls whom, the run, and a digest of all of it, inside what the engine seals. So a relay that repeats or splices
-sealed calls is found out. Each direction has one call in flight, which is repeated until it is confirmed; the receiver
-takes each number once. What makes messages survive a restart is the mailroom: a message is kept until the neighbour has
-synced it to its disk, and is sent again over the next connection.
+A connection is a public key that the dialling side draws and one that the answering side draws. Each signs its own in
+its name. Every later call carries both, who calls whom and the run, and is sealed with the keys that follow from them.
+So a relay that makes, repeats or splices calls is found out, whatever the engine believes about who calls. Each
+direction has one call in flight, which is repeated until it is confirmed; the receiver takes each number once.
+
+What makes messages survive a restart is the mailroom: a message is kept until the neighbour has synced it to its disk,
+and is sent again over the next connection.
 """
 
 import asyncio
-import hashlib
 import json
-import os
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -22,6 +22,7 @@ from fairmesh.errors import FairmeshError, in_a_line
 from fairmesh.mesh.wire.carrier import Answer, Carrier, TurnedAway
 from fairmesh.mesh.wire.connections import FRAME_OVERHEAD_BYTES, CannotConnect, ConnectionLost
 from fairmesh.mesh.wire.frames import LENGTH, Refused, check_length, read_json
+from fairmesh.nvflare.seals import ANSWERS, OPENS, PUBLIC, Half, Identity, Seal
 
 CALL_S = 20.0  # a call that is not answered within this, and the time that its bytes take, is repeated
 _SLOWEST = 1 << 18  # bytes per second
@@ -35,8 +36,7 @@ _SMALL_BYTES = 1 << 20  # of small frames that may come in one call
 _CLOSING_S = 2.0
 _AT_ONCE = 100  # calls: one to each neighbour, and the ends of connections
 _HEAD = 1 << 12  # bytes of a call's head at most,
-_HEAD_BYTES = 300  # and about how many it has, with its digest
-_DIGEST = hashlib.sha256().digest_size
+_HEAD_BYTES = 300  # and about how many it has, with its seal
 
 Call = Callable[[str, bytes, float], bytes]  # (site, what to deliver, within seconds) -> its answer; raises CallFailed
 
@@ -49,32 +49,29 @@ class Stopped(FairmeshError):
     """The engine has ended the job: no call will get through any more."""
 
 
-def packed(head: Mapping[str, Any], body: bytes) -> bytes:
-    """Returns what one call delivers: its head, its digest over all, and its frames."""
-    text = json.dumps(head, sort_keys=True).encode()
-    length = LENGTH.pack(len(text))
-    return b"".join([length, text, hashlib.sha256(length + text + body).digest(), body])
+def head_of(**fields: Any) -> bytes:
+    """Returns how what one call delivers begins."""
+    text = json.dumps(fields, sort_keys=True).encode()
+    return LENGTH.pack(len(text)) + text
 
 
-def unpacked(envelope: bytes) -> tuple[dict[str, Any], bytes]:
-    """Returns head and body of what a call delivered. Raises Refused if it is not whole."""
+def unpacked(envelope: bytes) -> tuple[dict[str, Any], bytes, bytes]:
+    """Returns the head of what a call delivered, its bytes, and those after it: of an opening the signature, else the
+    sealed frames. Nothing of it is authenticated yet. Raises Refused if it is not whole."""
     if not isinstance(envelope, bytes | bytearray | memoryview) or len(envelope) < LENGTH.size:
         raise Refused("a call that delivers no bytes of fairmesh")
     envelope = bytes(envelope)
     length = LENGTH.unpack_from(envelope)[0]
     begins = LENGTH.size + length
-    if length > _HEAD or len(envelope) < begins + _DIGEST:
+    if length > _HEAD or len(envelope) < begins:
         raise Refused("a call whose head is cut short")
-    digest, body = envelope[begins : begins + _DIGEST], envelope[begins + _DIGEST :]
-    if hashlib.sha256(envelope[:begins] + body).digest() != digest:
-        raise Refused("a call whose digest is wrong: it was spliced or damaged on its way")
     try:
         head = read_json(envelope[LENGTH.size : begins])
     except ValueError as error:
         raise Refused("a call whose head cannot be read") from error
     if not isinstance(head, dict):
         raise Refused("a call whose head is no table")
-    return head, body
+    return head, envelope[:begins], envelope[begins:]
 
 
 def frames_of(body: bytes, largest: int) -> list[bytes]:
@@ -88,7 +85,9 @@ def frames_of(body: bytes, largest: int) -> list[bytes]:
         at += LENGTH.size
         if length > len(body) - at:
             raise Refused("a frame that is cut short")
-        check_length(body[at] if length else 0, length, largest + FRAME_OVERHEAD_BYTES)
+        if length == 0:
+            raise Refused("a frame without a byte")
+        check_length(body[at], length, largest + FRAME_OVERHEAD_BYTES)
         frames.append(body[at : at + length])
         at += length
     if len(frames) > 1 and len(body) > _SMALL_BYTES:
@@ -102,13 +101,15 @@ class CallConnection:
     Args:
         carrier: What makes its calls.
         peer: The name of the neighbour.
-        dialled: What the side that dials has drawn. With what the other side draws, it tells this connection from all
+        dialled: The public key of the side that dials. With that of the other side, it tells this connection from all
             others, also from those of earlier jobs.
-        answered: What the side that answers has drawn; "" at the side that dials, until it is told.
     """
 
-    def __init__(self, carrier: "CallCarrier", peer: str, dialled: str, answered: str):
-        self._carrier, self.peer, self.dialled, self.answered = carrier, peer, dialled, answered
+    def __init__(self, carrier: "CallCarrier", peer: str, dialled: str):
+        self._carrier, self.peer, self.dialled = carrier, peer, dialled
+        self.answered = ""  # the public key of the side that answers, once it has signed it
+        self._seal: Seal | None = None  # from then on
+        self.opened: dict[str, Any] = {}  # what this side has answered to the opening
         self.wire_in = self.wire_out = 0
         self._sent, self._taken = 0, 0  # the numbers of the next call in each direction
         self._sending = asyncio.Lock()
@@ -124,7 +125,11 @@ class CallConnection:
         return [self.peer]
 
     def peer_certificate(self) -> bytes:
-        return self._carrier.certificate_of(self.peer)
+        return self._carrier.identity.certificate_of(self.peer)
+
+    def agree(self, answered: str, seal: Seal) -> None:
+        """Takes the key of the side that answers. No call before this is taken."""
+        self.answered, self._seal = answered, seal
 
     async def __aenter__(self) -> "CallConnection":
         self._beat = asyncio.create_task(self._beating())
@@ -171,8 +176,7 @@ class CallConnection:
 
     async def _deliver(self, more: Mapping[str, Any], body: bytes) -> None:
         """Calls until the peer has taken this."""
-        head = {"dialled": self.dialled, "answered": self.answered, "number": self._sent, **more}
-        envelope = self._carrier.packed(self.peer, head, body)
+        envelope = self.packed({"number": self._sent, **more}, body)
         answer = await self._carrier.called(self.peer, envelope)
         self.wire_out += len(envelope)
         if "gone" in answer:
@@ -181,8 +185,22 @@ class CallConnection:
         self._sent += 1
         self._told_at = self._heard_at = time.monotonic()
 
-    async def take(self, head: Mapping[str, Any], body: bytes) -> dict[str, Any]:
-        """Takes what a call of the peer delivers, once. Returns the answer."""
+    def packed(self, fields: Mapping[str, Any], body: bytes) -> bytes:
+        """Returns what one call delivers: its head, and its frames, sealed."""
+        if self._seal is None:
+            raise ConnectionLost("it has not answered yet")
+        head = self._carrier.head_to(self.peer, dialled=self.dialled, answered=self.answered, **fields)
+        return head + self._seal.sealed(body, head)
+
+    async def take(self, head: Mapping[str, Any], begins: bytes, sealed: bytes) -> dict[str, Any]:
+        """Takes what a call of the peer delivers, once. Returns the answer. Raises Refused if it is not the peer's."""
+        if self._seal is None:
+            return {"again": True}  # the answer to this side's opening is on its way
+        if head.get("answered") != self.answered:
+            return {"gone": "it has closed this connection"}
+        return await self._take(head, self._seal.opened(sealed, begins))
+
+    async def _take(self, head: Mapping[str, Any], body: bytes) -> dict[str, Any]:
         number = head.get("number")
         if head.get("end") is True:
             self.end()
@@ -192,7 +210,8 @@ class CallConnection:
         if self.ended or number != self._taken:
             return {"gone": "this connection has ended"}
         frames = frames_of(body, self._carrier.largest)
-        if self._waiting_bytes and (self._arrived.qsize() >= _FRAMES or self._waiting_bytes + len(body) > _BYTES):
+        waiting = self._arrived.qsize()
+        if waiting and (waiting >= _FRAMES or self._waiting_bytes + len(body) > _BYTES):
             self._room.clear()
             with suppress(TimeoutError):
                 async with asyncio.timeout(_ROOM_S):
@@ -220,11 +239,11 @@ class CallCarrier(Carrier):
         run: The name of the run, which is part of every call.
         site: The name of this site.
         call: Calls another site. It may block; it is called in threads of its own.
-        certificate_of: Returns the certificate by which a site signs what it announces, as PEM.
+        identity: By which this site signs its openings, and knows those of the others.
     """
 
-    def __init__(self, run: str, site: str, call: Call, certificate_of: Callable[[str], bytes]):
-        self._run, self._site, self._call, self.certificate_of = run, site, call, certificate_of
+    def __init__(self, run: str, site: str, call: Call, identity: Identity):
+        self._run, self._site, self._call, self.identity = run, site, call, identity
         self._connections: dict[tuple[str, str], CallConnection] = {}  # by peer and what the dialling side drew
         self._loop: asyncio.AbstractEventLoop | None = None
         self._threads: ThreadPoolExecutor | None = None
@@ -252,28 +271,38 @@ class CallCarrier(Carrier):
 
     @asynccontextmanager
     async def dialled(self, address: str, name: str) -> AsyncIterator[CallConnection]:
-        connection = CallConnection(self, name, os.urandom(16).hex(), "")
-        self._connections[name, connection.dialled] = connection  # its first call may come before it has answered
-        opening = {"dialled": connection.dialled, "answered": "", "number": -1}
+        half = Half()
+        connection = CallConnection(self, name, half.public)
+        self._connections[name, half.public] = connection  # its first call may come before it has answered
+        opening = self.head_to(name, dialled=half.public, answered="", number=-1)
         try:
             try:
-                answer = await self.called(name, self.packed(name, opening, b""))
+                answer = await self.called(name, opening + self.identity.signed(OPENS + opening))
+                connection.agree(*self._agreed(name, half, opening, answer))
             except ConnectionLost as error:
                 raise CannotConnect(str(error), in_handshake=False) from None
-            answered = answer.get("answered")
-            if not isinstance(answered, str) or connection.answered not in ("", answered):
-                raise CannotConnect(str(answer.get("gone", "it gives no answer that this site knows"))[:300], True)
-            connection.answered = answered
+            except Refused as error:
+                raise CannotConnect(str(error), in_handshake=True) from None
             async with connection:
                 yield connection
         finally:
             self.forget(connection)
 
+    def _agreed(self, peer: str, half: Half, opening: bytes, answer: Mapping[str, Any]) -> tuple[str, Seal]:
+        """Returns the key of the side that has answered, and the seal. Raises Refused if it did not sign its answer."""
+        answered, signature = answer.get("answered"), answer.get("signature")
+        if not isinstance(answered, str) or not isinstance(signature, str):
+            raise Refused(str(answer.get("gone", "it gives no answer that this site knows"))[:300])
+        transcript = opening + answered.encode()
+        if not self.identity.signed_by(peer, ANSWERS + transcript, _bytes_of(signature)):
+            raise Refused(f"an answer that {peer} has not signed: somebody between the sites answers in its name")
+        return answered, half.agreed(answered, transcript, dialled=True)
+
     def forget(self, connection: CallConnection) -> None:
         self._connections.pop((connection.peer, connection.dialled), None)
 
-    def packed(self, peer: str, head: Mapping[str, Any], body: bytes) -> bytes:
-        return packed({"run": self._run, "from": self._site, "to": peer, **head}, body)
+    def head_to(self, peer: str, **fields: Any) -> bytes:
+        return head_of(run=self._run, to=peer, **{"from": self._site}, **fields)
 
     async def called(self, peer: str, envelope: bytes) -> dict[str, Any]:
         """Calls a site until it answers. Raises ConnectionLost after a minute without an answer."""
@@ -305,7 +334,7 @@ class CallCarrier(Carrier):
         """Takes a call. Can be called from any thread.
 
         Args:
-            caller: The site that calls, as the engine has authenticated it.
+            caller: The site that calls, as the engine says; its signature and its seal must say the same.
             envelope: What it delivers.
 
         Returns:
@@ -324,18 +353,19 @@ class CallCarrier(Carrier):
                 self._loop.call_soon_threadsafe(self._turned_away, caller, reason)
 
     def _answered(self, caller: str, envelope: bytes) -> dict[str, Any]:
-        head, body = unpacked(envelope)
+        head, begins, rest = unpacked(envelope)
         expected = {"run": self._run, "from": caller, "to": self._site}
         for what, value in expected.items():
             if head.get(what) != value:
                 raise Refused(f"a call of {caller} that says {what} = {str(head.get(what))[:80]!r}, not {value!r}")
         drawn = head.get("dialled")
-        if not isinstance(drawn, str) or len(drawn) > 64:
+        if not isinstance(drawn, str) or len(drawn) != PUBLIC:
             raise Refused(f"a call of {caller} without a connection")
         with self._lock:
             if self._loop is None:
                 return {"gone": "it is not ready yet"}
-            done: Future[dict[str, Any]] = asyncio.run_coroutine_threadsafe(self._taken(caller, head, body), self._loop)
+            taking = self._taken(caller, head, begins, rest)
+            done: Future[dict[str, Any]] = asyncio.run_coroutine_threadsafe(taking, self._loop)
         try:
             answer = done.result(CALL_S)
         except TimeoutError:
@@ -345,28 +375,40 @@ class CallCarrier(Carrier):
             return {"gone": "it has ended"}
         return answer
 
-    async def _taken(self, caller: str, head: Mapping[str, Any], body: bytes) -> dict[str, Any]:
-        drawn, answered, number = str(head["dialled"]), head.get("answered"), head.get("number")
-        connection = self._connections.get((caller, drawn))
-        if number == -1 and answered == "":
-            return self._opened(caller, drawn, connection)
-        if connection is None or (connection.answered or answered) != answered:
+    async def _taken(self, caller: str, head: Mapping[str, Any], begins: bytes, rest: bytes) -> dict[str, Any]:
+        connection = self._connections.get((caller, str(head["dialled"])))
+        if head.get("number") == -1:
+            return self._opened(caller, str(head["dialled"]), begins, rest, connection)
+        if connection is None:
             return {"gone": "it has closed this connection"}
-        connection.answered = str(answered)
-        return await connection.take(head, body)
+        return await connection.take(head, begins, rest)
 
-    def _opened(self, caller: str, drawn: str, known: CallConnection | None) -> dict[str, Any]:
+    def _opened(
+        self, caller: str, drawn: str, opening: bytes, signature: bytes, known: CallConnection | None
+    ) -> dict[str, Any]:
         """Begins a connection that a peer opens, unless it has begun and only the answer was lost."""
+        if not self.identity.signed_by(caller, OPENS + opening, signature):
+            raise Refused(f"an opening that {caller} has not signed: somebody between the sites calls in its name")
         if known is None:
             if sum(peer == caller for peer, _ in self._connections) >= _OPEN:
                 return {"gone": f"{caller} has {_OPEN} connections to this site, which it must close first"}
-            known = CallConnection(self, caller, drawn, os.urandom(16).hex())
+            half, known = Half(), CallConnection(self, caller, drawn)
+            transcript = opening + half.public.encode()
+            known.agree(half.public, half.agreed(drawn, transcript, dialled=False))
+            known.opened = {"answered": half.public, "signature": self.identity.signed(ANSWERS + transcript).hex()}
             self._connections[caller, drawn] = known
             task = asyncio.create_task(self._serve(known))
             self._serving.add(task)
             task.add_done_callback(self._serving.discard)
-        return {"answered": known.answered}
+        return known.opened
 
     async def _serve(self, connection: CallConnection) -> None:
         async with connection:
             await self._answer(connection)
+
+
+def _bytes_of(signature: str) -> bytes:
+    try:
+        return bytes.fromhex(signature)
+    except ValueError:
+        return b""

@@ -69,8 +69,12 @@ class Enrolment:
         self._mesh_text, self._founder = mesh, next(iter(job.sites))
         self._certificates: dict[str, bytes] = {}  # of all sites that have shown theirs in this job
         self._lock = threading.Lock()
-        self._keys: KnownKeys | None = None  # once this site has its files
-        self._write(settings)
+        self._keys: KnownKeys | None = None  # once this site has its certificate
+        self._signs = False  # once this site has its files, if it is the one that signs
+        self.mesh = self._checked()
+        self._site_table = {"name": site, "mesh": MESH, **settings}
+        SiteFile.of(home / SITE, self._site_table)  # refuses what it does not know
+        self._refuse_other_experiment()
 
     @property
     def site_file(self) -> Path:
@@ -80,23 +84,48 @@ class Enrolment:
         """Returns the certificate that a site has shown."""
         return self._certificates[site]
 
-    def _write(self, settings: Mapping[str, Any]) -> None:
-        """Writes what the job brings. Refuses another experiment than the run was begun with."""
+    def signed(self, data: bytes) -> bytes:
+        """Returns this site's signature of data."""
+        return certificates.signature(read_bytes(self.home / f"{self._site}.key"), data)
+
+    def signed_by(self, site: str, data: bytes, signature: bytes) -> bool:
+        """Returns whether a site has signed the data, by the certificate that it has shown in this job."""
+        shown = self._certificates.get(site)
+        authority = self.home / AUTHORITY
+        return shown is not None and certificates.verified(shown, read_bytes(authority), site, data, signature)
+
+    def _checked(self) -> Mesh:
+        """Returns the mesh of the job."""
         mesh = Mesh.of(read_toml(self._mesh_text.decode(errors="replace"), MESH), MESH)
         if (mesh.name, mesh.names) != (self._job.run, tuple(self._job.sites)):
             raise BadInput(f"the job's {MESH} is of other sites, or of another run; export the job and submit it again")
-        table = {"name": self._site, "mesh": MESH, **settings}
-        SiteFile.of(self.home / SITE, table)  # refuses what it does not know
+        return mesh
+
+    def write(self) -> None:
+        """Writes what the job brings, and makes this site's key. No other job of the run may be running here. Refuses
+        another experiment than the run was begun with."""
         with private_files():
             private_folder(self.home)
             self._refuse_other_experiment()
-            (self.home / MESH).write_bytes(self._mesh_text)
+            write_atomically(self.home / MESH, self._mesh_text)
             write_files(self.home, self._contents)
-            write_atomically(self.home / SITE, tomli_w.dumps(table).encode())
-            if not (self.home / f"{self._site}.key").exists():
-                certificates.make_key(self.home, self._site)
+            write_atomically(self.home / SITE, tomli_w.dumps(self._site_table).encode())
+            self._make_key()
             if self._site == self._founder:
                 self._found()
+                self._signs = True
+
+    def _make_key(self) -> None:
+        """Makes this site's key, unless there is one. The request is written last: without it, and without a
+        certificate, a power cut has left a part of a key that nobody has seen."""
+        if any((self.home / f"{self._site}{kind}").exists() for kind in (".csr", ".pem")):
+            return
+        key = self.home / f"{self._site}.key"
+        key.unlink(missing_ok=True)
+        secret = certificates.secret_of(key)
+        if secret.exists() and not read_bytes(secret):
+            secret.unlink()
+        certificates.make_key(self.home, self._site)
 
     def _refuse_other_experiment(self) -> None:
         before = self.home / MANIFEST
@@ -118,20 +147,22 @@ class Enrolment:
         """Makes the authority, unless there is one."""
         folder = self.home / _FOUNDER
         private_folder(folder)
-        mesh = Mesh.read(self.home / MESH)
         if not (folder / MANIFEST).exists():
-            if not (folder / AUTHORITY_KEY).exists():
-                certificates.make_authority(folder, mesh.name, _DAYS)
-            mesh.write(folder / MESH)
+            if not (folder / AUTHORITY).exists():  # which is written last
+                (folder / AUTHORITY_KEY).unlink(missing_ok=True)
+                certificates.make_authority(folder, self.mesh.name, _DAYS)
+            self.mesh.write(folder / MESH)
             write_files(folder, self._contents)
-            seal(folder, mesh, list(self._contents))
+            seal(folder, self.mesh, list(self._contents))
 
     # What other sites ask
 
     def sign(self, caller: str, request: bytes) -> bytes:
-        """Returns, at the site that signs, what a site gets that asks for its certificate."""
+        """Returns, at the site that signs, what a site gets that asks for its certificate; b"" while it cannot sign."""
         if self._site != self._founder:
             raise BadInput(f"{self._site} signs no certificates; {self._founder} does")
+        if not self._signs:
+            return b""
         if len(request) > _AT_MOST or certificates.requested_name(request) != caller:
             raise BadInput(f"{caller} asks for the certificate of another site")
         folder, shown = self.home / _FOUNDER, certificates.fingerprint(request)
@@ -140,14 +171,29 @@ class Enrolment:
                 refuse_other_key(folder, caller, shown)
             except BadInput as error:
                 raise BadInput(f"{caller} asks for a certificate of another key than before: {_LOST}") from error
-            made = certificates.sign(request, folder, Mesh.read(folder / MESH), _DAYS)
-            record_signed(folder, caller, made)
+            made = self._signed_before(caller, shown) or self._sign(caller, request)
         given = {
             "certificate": made,
             AUTHORITY: read_bytes(folder / AUTHORITY),
             MANIFEST: read_bytes(folder / MANIFEST),
         }
         return json.dumps({name: content.decode() for name, content in given.items()}).encode()
+
+    def _signed_before(self, site: str, shown: str) -> bytes:
+        """Returns the certificate that a site got for this key, while it is valid; else b""."""
+        path = self.home / _FOUNDER / f"{site}.pem"
+        certificate = read_bytes(path) if path.exists() else b""
+        authority = read_bytes(self.home / _FOUNDER / AUTHORITY)
+        if not certificate or certificates.check_certificate(certificate, authority, site):
+            return b""
+        return certificate if certificates.fingerprint(certificate) == shown else b""
+
+    def _sign(self, site: str, request: bytes) -> bytes:
+        folder = self.home / _FOUNDER
+        made = certificates.sign(request, folder, Mesh.read(folder / MESH), _DAYS)
+        record_signed(folder, site, made)
+        write_atomically(folder / f"{site}.pem", made)
+        return made
 
     def shown(self, caller: str, certificate: bytes) -> bytes:
         """Takes the certificate that a site shows. Returns this site's own; b"" if it has none yet."""

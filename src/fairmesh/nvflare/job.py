@@ -44,6 +44,7 @@ class Job:
         files: SHA-256 of mesh.toml and of the experiment's files.
         patience_s: How long a neighbour may be out of reach before the job ends as interrupted. Default: 120.0.
         model_to_server: Whether the server gets the model and the report at the end. Default: True.
+        tracked: Whether the server also gets what is measured at each site, as trackers write it. Default: False.
     """
 
     run: str
@@ -51,6 +52,7 @@ class Job:
     files: Mapping[str, str]
     patience_s: float = 120.0
     model_to_server: bool = True
+    tracked: bool = False
 
     def __post_init__(self):
         check_label(self.run, "run")

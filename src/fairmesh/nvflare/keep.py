@@ -4,33 +4,50 @@ this is what makes a run survive a reboot."""
 import json
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple, Protocol
 
 from fairmesh.errors import BadInput, FairmeshError, in_a_line, listed
+from fairmesh.mesh.enrol.certificates import valid_until
 from fairmesh.nvflare.job import FOLDER, JOB_FILE, refuse_other_nvflare
-from fairmesh.nvflare.outcome import FAILED, INTERRUPTED, OUTCOME
+from fairmesh.nvflare.outcome import FAILED, OUTCOME
+from fairmesh.storage.files import read_bytes
 
 ABORTED, COMPLETED = "FINISHED:ABORTED", "FINISHED:COMPLETED"  # statuses of NVFlare's jobs
 _BEGUN = ("DISPATCHED", "RUNNING")
-_NOT_ENDED = ("SUBMITTED", "APPROVED", *_BEGUN)
-_UNSAID = (
-    ", and no site could say why. If this was at the start, run fairmesh nvflare site WORKSPACE at the server and at "
-    "each site: it says whether jobs of fairmesh are allowed there"
+_WAITING = ("SUBMITTED", "APPROVED")
+_LOST = "lost by the server, which knows no such job any more"
+_CHECK = (
+    "run fairmesh nvflare site WORKSPACE at the server and at each site: it says whether jobs of fairmesh are allowed "
+    "there, and what to do"
 )
 _LOOK_S = 5.0
+_LOOK_FOR_SITES_S = 60.0
 _LONGEST_PAUSE_S = 600.0
+_AT_THE_START_S, _LONG_S = 60.0, 120.0  # how long a job has run that ended at its start, or that has done rounds
+_ERRORS, _NOT_ALLOWED = "error_log.txt", "is not in allow_list"  # NVFlare's log of a job, and what it writes there
+_UNREGISTERED = "error:client_registration "  # how NVFlare begins why the server does not know an admin
+_REFUSALS = 3  # of new sessions, one after the other
+_DOWNLOADS = 5  # attempts to download the result of a job that has ended
 
 
 class Ended(NamedTuple):
-    """How a job has ended: NVFlare's status, and what fairmesh's server object says; None where it said nothing."""
+    """How a job has ended.
+
+    Args:
+        status: NVFlare's status.
+        outcome: What fairmesh's server object says; None where it said nothing.
+        forbidding: Where NVFlare's log says that the classes of the job are not allowed. Default: ().
+    """
 
     status: str
     outcome: dict[str, Any] | None
+    forbidding: Sequence[str] = ()
 
 
 class Deployment(Protocol):
@@ -48,8 +65,12 @@ class Deployment(Protocol):
         """Returns how a job has ended; None while it has not."""
         ...
 
-    def connected(self) -> list[str]:
-        """Returns the sites that are connected to the server."""
+    def waits(self, job_id: str) -> bool:
+        """Returns whether a job waits for its start."""
+        ...
+
+    def heard(self) -> Mapping[str, float]:
+        """Returns when the server heard each site last that is connected, in seconds by the server's clock."""
         ...
 
 
@@ -81,28 +102,45 @@ class Keeper:
     def keep(self) -> Ended:
         """Submits the job until the run has finished. Returns how its last job has ended. Raises GivenUp."""
         name, _ = run_of(self.job)
-        pause, reached = self.pause_s, -1
+        pause, reached, unsaid = self.pause_s, -1, 0
         while True:
             job_id = self._reached(lambda: self._begun(name))
-            ended = self._awaited(job_id)
+            ended, ran_s = self._awaited(job_id)
             if ended.status == COMPLETED:
-                self.tell(f"the run {name} has finished")
+                self._say_finished(name, ended)
                 return ended
-            outcome = ended.outcome or {"state": INTERRUPTED, "reason": f"NVFlare says {ended.status}{_UNSAID}"}
-            if ended.status == ABORTED:  # NVFlare gives failures and lost processes other names
-                raise GivenUp(
-                    f"job {job_id} was aborted by a person; nothing is lost, and `fairmesh nvflare keep {self.job}` "
-                    "continues the run"
-                )
-            if outcome["state"] == FAILED:
-                raise GivenUp(f"job {job_id} failed, and would fail again: {outcome['reason']}")
-            done = max((int(one.get("round") or 0) for one in outcome.get("sites", {}).values()), default=0)
-            pause = self.pause_s if done > reached else min(2 * pause, _LONGEST_PAUSE_S)
+            self._refuse_to_go_on(job_id, ended)
+            unsaid = unsaid + 1 if _ended_at_the_start(ended, ran_s) else 0
+            reason = _reason(ended)
+            if unsaid == 2:
+                raise GivenUp(f"job {job_id} ended at its start, as the one before, and would again: {reason}")
+            done = _round_of(ended)
+            gained = done > reached or (ended.outcome is None and ran_s >= _LONG_S)
+            pause = self.pause_s if gained else min(2 * pause, _LONGEST_PAUSE_S)
             reached = max(done, reached)
-            self.tell(f"job {job_id}: {outcome['reason']}")
+            self.tell(f"job {job_id}: {reason}")
             if self._submitted < self.most:
                 self.tell(f"again in {pause:.0f} s")
                 time.sleep(pause)
+
+    def _say_finished(self, name: str, ended: Ended) -> None:
+        self.tell(f"the run {name} has finished")
+        outcome = ended.outcome or {}
+        if outcome.get("result_failure"):
+            self.tell(
+                f"its result could not be brought to the server ({outcome['result_failure']}); each site has it, in "
+                f"fairmesh/{name}/SITE/state/result of its workspace"
+            )
+
+    def _refuse_to_go_on(self, job_id: str, ended: Ended) -> None:
+        """Raises GivenUp if the run would not go on in another job. NVFlare gives lost processes other names."""
+        if ended.status == ABORTED:
+            raise GivenUp(
+                f"job {job_id} was aborted by a person; nothing is lost, and `fairmesh nvflare keep {self.job}` "
+                "continues the run"
+            )
+        if ended.outcome is not None and ended.outcome["state"] == FAILED:
+            raise GivenUp(f"job {job_id} failed, and would fail again: {ended.outcome['reason']}")
 
     def _begun(self, name: str) -> str:
         """Submits the job, unless one of this run has not ended: a person's, or one whose id was lost on its way."""
@@ -114,18 +152,37 @@ class Keeper:
         job_id = self.deployment.submit(self.job)
         self._submitted += 1
         self.tell(f"submitted, for the {self._submitted}. time: job {job_id}")
-        absent = sorted(set(run_of(self.job)[1]) - set(self.deployment.connected()))
-        if absent:
-            self.tell(
-                f"NVFlare starts it once {listed(absent)} is connected, which is not so now; if this is no site of the "
-                "project, abort the job, and export it with --sites"
-            )
         return job_id
 
-    def _awaited(self, job_id: str) -> Ended:
+    def _awaited(self, job_id: str) -> tuple[Ended, float]:
+        """Returns how a job has ended, and for how many seconds it has run."""
+        heard, said, look_at = dict[str, float](), list[str](), -math.inf
+        began_at: float | None = None
         while (ended := self._reached(lambda: self.deployment.ended(job_id))) is None:
+            now = time.monotonic()
+            if began_at is None and not self._reached(lambda: self.deployment.waits(job_id)):
+                began_at = now
+            if began_at is None and now >= look_at:
+                look_at, before, heard = now + _LOOK_FOR_SITES_S, heard, dict(self._reached(self.deployment.heard))
+                said = self._say_absent(said, before, heard)
             time.sleep(_LOOK_S)
-        return ended
+        return ended, 0.0 if began_at is None else time.monotonic() - began_at
+
+    def _say_absent(self, said: list[str], before: Mapping[str, float], now: Mapping[str, float]) -> list[str]:
+        """Says, unless it has been said, which sites a job waits for. Returns them."""
+        _, sites = run_of(self.job)
+        gone = sorted(site for site in sites if site not in now)
+        silent = sorted(site for site in sites if site in now and now[site] == before.get(site))
+        if gone and gone + silent != said:
+            self.tell(
+                f"NVFlare starts it once {listed(gone)} is connected, which is not so now; if this is no site of the "
+                "project, abort the job, and export it with --sites"
+            )
+        if silent and gone + silent != said:
+            self.tell(
+                f"the server has not heard {listed(silent)} for a minute; NVFlare starts the job once it is there again"
+            )
+        return gone + silent
 
     def _reached(self, ask: Callable[[], Any]) -> Any:
         """Returns an answer of the deployment; waits as long as it cannot be reached."""
@@ -141,6 +198,27 @@ class Keeper:
                 pause = min(2 * pause, 60.0)
 
 
+def _ended_at_the_start(ended: Ended, ran_s: float) -> bool:
+    """Returns whether NVFlare ended a job before fairmesh could say anything."""
+    return ended.outcome is None and ended.status.startswith("FINISHED") and ran_s < _AT_THE_START_S
+
+
+def _reason(ended: Ended) -> str:
+    if ended.outcome is not None:
+        return str(ended.outcome["reason"])
+    if ended.forbidding:
+        return f"{listed(ended.forbidding)} does not allow its classes; {_CHECK}"
+    if ended.status == _LOST:
+        return _LOST
+    return f"NVFlare says {ended.status}, and no site could say why. If this was at the start, {_CHECK}"
+
+
+def _round_of(ended: Ended) -> int:
+    """Returns the last round that a site has told."""
+    sites = (ended.outcome or {}).get("sites", {})
+    return max((int(site.get("round") or 0) for site in sites.values()), default=0)
+
+
 def run_of(job: Path) -> tuple[str, list[str]]:
     """Returns the name of a job's run, and NVFlare's names of its sites."""
     try:
@@ -148,6 +226,10 @@ def run_of(job: Path) -> tuple[str, list[str]]:
         return str(found["run"]), list(found["sites"].values())
     except (StopIteration, OSError, ValueError, KeyError) as error:
         raise BadInput(f"{job} is not a job of fairmesh; make one: fairmesh nvflare export FILE {job}") from error
+
+
+class NoSuchJob(BadInput):
+    """The server knows no job of this id."""
 
 
 class Kit:
@@ -164,6 +246,8 @@ class Kit:
             raise BadInput(f"{folder} is not the folder of an NVFlare admin: it has no startup/fed_admin.json")
         self._folder, self._user = folder.resolve(), user or folder.resolve().name
         self._session: Any = None
+        self._refused = 0  # how often in a row the server has refused a new session
+        self._downloads: dict[str, int] = {}  # failed ones, by job
 
     def submit(self, job: Path) -> str:
         return str(self._asked(lambda session: session.submit_job(str(job.resolve()))))
@@ -171,11 +255,14 @@ class Kit:
     def running(self, name: str) -> list[str]:
         jobs = self._asked(lambda session: session.list_jobs())
         of_run = [str(job["job_id"]) for job in jobs if job.get("name", job.get("job_name")) == name]
-        return [job_id for job_id in of_run if self._status(job_id) in _NOT_ENDED]
+        return [job_id for job_id in of_run if self._status(job_id) in (*_WAITING, *_BEGUN)]
 
     def _status(self, job_id: str) -> str:
         """Returns the status of a job. A server that was killed goes on to say that its jobs are running."""
-        meta = self._asked(lambda session: session.get_job_meta(job_id))
+        try:
+            meta = self._asked(lambda session: session.get_job_meta(job_id))
+        except NoSuchJob:
+            return _LOST
         status = str(meta["status"])
         if status in _BEGUN:
             server = self._asked(lambda session: session.get_system_info()).server_info
@@ -183,35 +270,83 @@ class Kit:
                 return f"{status}, but the server was started again since"
         return status
 
+    def waits(self, job_id: str) -> bool:
+        return self._status(job_id) in _WAITING
+
     def ended(self, job_id: str) -> Ended | None:
         status = self._status(job_id)
-        if status in _NOT_ENDED:
+        if status in (*_WAITING, *_BEGUN):
             return None
+        outcome = None if status == _LOST else self._outcome(job_id)
+        return Ended(status, outcome, self._forbidding(job_id) if outcome is None and status != _LOST else ())
+
+    def _outcome(self, job_id: str) -> dict[str, Any] | None:
+        """Returns what fairmesh's server object says of a job that has ended; None if it said nothing."""
         with TemporaryDirectory() as folder:
             try:
                 self._asked(lambda session: session.download_job_result(job_id, folder))
                 found = next(Path(folder).rglob(OUTCOME))
-                return Ended(status, json.loads(found.read_text(encoding="utf-8")))
+                outcome = json.loads(found.read_text(encoding="utf-8"))
+                return outcome if isinstance(outcome, dict) and {"state", "reason"} <= outcome.keys() else None
+            except ConnectionError:
+                failed = self._downloads[job_id] = self._downloads.get(job_id, 0) + 1
+                if failed < _DOWNLOADS:
+                    raise
+                return None
             except (StopIteration, OSError, ValueError, FairmeshError):
-                return Ended(status, None)
+                return None
 
-    def connected(self) -> list[str]:
-        return [client.name for client in self._asked(lambda session: session.get_system_info()).client_info]
+    def _forbidding(self, job_id: str) -> list[str]:
+        """Returns where NVFlare's error log of a job says that a class is not allowed, as far as the server has it."""
+        with suppress(ConnectionError, FairmeshError):
+            logs = self._asked(lambda session: session.get_job_logs(job_id, "all", log_file_name=_ERRORS))["logs"]
+            return sorted(place for place, log in logs.items() if _NOT_ALLOWED in str(log))
+        return []
+
+    def heard(self) -> dict[str, float]:
+        clients = self._asked(lambda session: session.get_system_info()).client_info
+        return {client.name: float(client.last_connect_time) for client in clients}
 
     def _asked(self, ask: Callable[[Any], Any]) -> Any:
         """Asks over a session, a new one after a failure."""
         from nvflare.fuel.flare_api.api_spec import InvalidJobDefinition, JobNotFound
         from nvflare.fuel.flare_api.flare_api import new_secure_session
 
+        is_new = self._session is None
         try:
-            if self._session is None:
+            if is_new:
                 self._session = new_secure_session(self._user, str(self._folder))
-            return ask(self._session)
-        except (InvalidJobDefinition, JobNotFound) as error:
+            answer = ask(self._session)
+        except InvalidJobDefinition as error:
             raise BadInput(f"NVFlare refuses the job: {in_a_line(error)}") from error
+        except JobNotFound as error:
+            raise NoSuchJob(f"NVFlare has no such job: {in_a_line(error)}") from error
         except Exception as error:
             self.close()
+            self._refuse_what_stays(error, is_new)
             raise ConnectionError(in_a_line(error)) from error
+        self._refused = 0
+        return answer
+
+    def _refuse_what_stays(self, error: Exception, is_new: bool) -> None:
+        """Raises BadInput if the server goes on to refuse this admin. One refusal may be of a server that is just
+        starting."""
+        from nvflare.fuel.flare_api.api_spec import AuthenticationError, AuthorizationError
+
+        refused = isinstance(error, AuthenticationError | AuthorizationError) or _UNREGISTERED in str(error)
+        self._refused = self._refused + 1 if refused and is_new else self._refused if refused else 0
+        if self._refused >= _REFUSALS:
+            raise BadInput(
+                f"NVFlare's server refuses the admin {self._user} ({in_a_line(error)}). Name with --user the one that "
+                f"{self._folder} was provisioned for; it needs a role that may submit jobs, download them and see the "
+                "system, such as project_admin or lead"
+            ) from error
+        certificate = self._folder / "startup" / "client.crt"
+        if certificate.exists() and (ended := valid_until(read_bytes(certificate))) < datetime.now(UTC):
+            raise BadInput(
+                f"{certificate} expired on {ended:%Y-%m-%d}; look at this machine's clock, and else let the project's "
+                "owner provision the kit again"
+            ) from error
 
     def close(self) -> None:
         """Ends the session, whose threads would keep this process alive."""

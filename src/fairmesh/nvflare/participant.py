@@ -13,13 +13,12 @@ from typing import Any
 from fairmesh.config.overrides import read_toml
 from fairmesh.errors import BadInput, FairmeshError, Interrupted, in_a_line, listed
 from fairmesh.mesh.enrol.manifest import EXPERIMENT
-from fairmesh.mesh.enrol.roster import Mesh
 from fairmesh.mesh.node.membership import Membership
 from fairmesh.mesh.node.running import run_node
 from fairmesh.mesh.node.state_lock import locked, running_since
 from fairmesh.mesh.node.store import RESULT
 from fairmesh.mesh.node.watching import live_status
-from fairmesh.nvflare.calls import CallCarrier, CallFailed, Stopped
+from fairmesh.nvflare.calls import CallCarrier, Stopped
 from fairmesh.nvflare.enrolment import SITE, Ask, Enrolment, Missing, read_answer, refused_in_words
 from fairmesh.nvflare.job import Job
 from fairmesh.nvflare.outcome import ENDED, FAILED, FINISHED, INTERRUPTED, RUNNING, WAITING
@@ -47,7 +46,8 @@ class Participant:
         workspace: The site's NVFlare workspace.
         ask: Calls another site, by fairmesh's name.
         aborted: Returns whether NVFlare has ended the job.
-        trackers: What the measurements of all sites are also written to, given whether this site is the first.
+        trackers: What the measurements of all sites are also written to if the job says so, given whether this site is
+            the first.
         simulated: Whether this is NVFlare's simulator. Default: False.
         stream: Where the node logs. Default: stderr.
     """
@@ -76,11 +76,12 @@ class Participant:
         self._private = "privacy" in read_toml(contents.get(EXPERIMENT, b"").decode(), EXPERIMENT)
         self.home, self.state_folder = home, home / "state"
         self._editable = str(workspace / "local" / FILE)  # what a person changes, instead of the run's site.toml
-        self._trackers = trackers(self.site == next(iter(self.job.sites)))
-        around = Mesh.read(home / "mesh.toml").neighbours(self.site)
+        self._trackers = trackers(self.site == next(iter(self.job.sites))) if self.job.tracked else ()
+        around = self._enrolment.mesh.neighbours(self.site)
         self._neighbours, self._since = around, time.monotonic()
+        self._pings = dict[str, threading.Thread]()  # that last called each neighbour
         self._heard = dict[str, float]()  # when each site was reached last, by time.monotonic()
-        self._carrier = CallCarrier(self.job.run, self.site, self._deliver, self._enrolment.certificate_of)
+        self._carrier = CallCarrier(self.job.run, self.site, self._deliver, self._enrolment)
         self._lock, self._stop_node = threading.Lock(), None
         self._stopped_because = ""
         self.state, self._reason, self._missing = WAITING, "", list[str]()
@@ -162,7 +163,7 @@ class Participant:
         self._raise_if_stopped()
         answer = self._ask(site, method, what, seconds)
         self._heard[site] = time.monotonic()
-        return answer if method == "deliver" else read_answer(answer)
+        return answer if method in ("deliver", "ping") else read_answer(answer)
 
     def _raise_if_stopped(self) -> None:
         if self._aborted():
@@ -199,6 +200,7 @@ class Participant:
         patience_s, has_rows = self.job.patience_s, False
         try:
             with self._alone() as lock:
+                self._enrolment.write()
                 self._enrolment.settle(self._asked, patience_s, self._enrolling)
                 self._since, has_rows = time.monotonic(), True
                 run_node(
@@ -235,17 +237,23 @@ class Participant:
                 self.stop("NVFlare has ended the job")
                 return
             for name in self._neighbours:
-                self._look_after(name)
-
-    def _look_after(self, name: str) -> None:
-        """Calls a neighbour that has not been heard for a while, since it may be busy with its data."""
-        patience_s = self.job.patience_s
-        if self._silent_s(name) > min(_PING_S, patience_s / 4):
-            with suppress(CallFailed, Stopped):
-                self._asked(name, "ping", b"", min(_PING_S, patience_s / 4))
-        if self._silent_s(name) > patience_s and self._stop_node is not None:
+                self._ping(name)
+            patience_s = self.job.patience_s
             gone = [name for name in self._neighbours if self._silent_s(name) > patience_s]
-            self.stop(f"{listed(gone)} could not be reached for {patience_s:.0f} s", gone)
+            if gone and self._stop_node is not None:
+                self.stop(f"{listed(gone)} could not be reached for {patience_s:.0f} s", gone)
+
+    def _ping(self, name: str) -> None:
+        """Calls a neighbour that has not been heard for a while, since it may be busy with its data. Does not wait."""
+        seconds = min(_PING_S, self.job.patience_s / 4)
+        before = self._pings.get(name)
+        if self._silent_s(name) > seconds and (before is None or not before.is_alive()):
+            self._pings[name] = threading.Thread(target=self._pinged, args=(name, seconds), daemon=True)
+            self._pings[name].start()
+
+    def _pinged(self, name: str, seconds: float) -> None:
+        with suppress(FairmeshError):
+            self._asked(name, "ping", b"", seconds)
 
     def _silent_s(self, name: str) -> float:
         return time.monotonic() - max(self._since, self._heard.get(name, 0.0))

@@ -11,14 +11,17 @@ from pathlib import Path
 from typing import Any
 
 from fairmesh.config.overrides import read_toml, resolved_files
+from fairmesh.config.registry import IMPORT
+from fairmesh.config.tables import from_table
 from fairmesh.data.site_files import in_folder
-from fairmesh.errors import BadInput, nearest, optional
-from fairmesh.mesh.enrol.roster import OF_THE_EXPERIMENT, SiteFile
+from fairmesh.errors import BadInput, listed, nearest, optional
+from fairmesh.mesh.enrol.roster import MESH, OF_THE_EXPERIMENT, SiteFile
 from fairmesh.nvflare.job import CLASSES
 from fairmesh.storage.files import write_atomically
 
 FILE = "fairmesh.toml"
 STATE = "fairmesh"  # in the site's workspace, next to `local` and `startup`
+_OF_CODE = re.compile(r"([^:]+\.py):[\w.]+")
 _OF_A_MESH = {"path", "name", "mesh", "experiment", "key", "certificate", "authority", "listen"}  # the job has them
 _KEYS = sorted(SiteFile.__dataclass_fields__.keys() - _OF_A_MESH)
 _ALLOWED_BY_PREFIX = ("fairmesh.nvflare.", "nvflare.collab.")
@@ -66,7 +69,34 @@ def settings_of(workspace: Path, simulated: bool = False) -> SiteSettings:
     table["data"] = _absolute(table["data"], path.parent)
     if table.get("ledger"):
         table["ledger"] = str(path.parent / str(table["ledger"]))
+    SiteFile.of(path, {"name": "site", "mesh": MESH, **table})  # refuses values that mean nothing
     return SiteSettings(path.parent / state, table)
+
+
+def refuse_other_data(settings: SiteSettings, path: Path) -> None:
+    """Refuses data that nothing could be read from: an unknown kind or setting, or a file that is not there."""
+    from fairmesh.data.datasets.base import Data
+    from fairmesh.mesh.enrol.agreement import of_one_site
+
+    given = settings.table["data"]
+    if isinstance(given, Mapping) and given.get("name") != IMPORT:  # a class is imported in a job only
+        target = {"target": "as the experiment says"} if given.get("name") == "table" else {}
+        from_table(Data, {**target, **of_one_site(given)}, f"{path}: data")
+    missing = [file for file in _files_in(given) if not re.search(r"[*?]", file) and not Path(file).exists()]
+    if missing:
+        raise BadInput(f"{path}: data: {listed(missing)} is not there; name this site's data, or put it there")
+
+
+def _files_in(data: Any) -> Iterator[str]:
+    """Yields the files and folders that a site's data names, as `_absolute` has made them."""
+    if isinstance(data, str) and (named := _OF_CODE.fullmatch(data)):
+        yield named[1]
+    for key, value in data.items() if isinstance(data, Mapping) else ():
+        if key in ("file", "folder"):
+            files = value.values() if isinstance(value, Mapping) else value
+            yield from [files] if isinstance(files, str) else files
+        else:
+            yield from _files_in(value)
 
 
 def _absolute(data: Any, folder: Path) -> Any:
@@ -75,7 +105,7 @@ def _absolute(data: Any, folder: Path) -> Any:
     if not isinstance(found, Mapping):
         return found
     made = {key: _absolute(value, folder) if isinstance(value, Mapping) else value for key, value in found.items()}
-    for key in {"file", "folder"} & data.keys():
+    for key in {key for key in ("file", "folder") if isinstance(data.get(key), str | list | Mapping)}:
         made[key] = in_folder(data[key], folder)
     return made
 
@@ -102,12 +132,18 @@ def written(workspace: Path, data: str, state: str) -> Path:
         raise BadInput(
             f"{path} exists already and is not overwritten; edit it, or check it: fairmesh nvflare site {workspace}"
         )
+    file = data.rpartition(":")[0] if _OF_CODE.fullmatch(data) else data
+    if data != OF_THE_EXPERIMENT and not Path(file).exists():
+        raise BadInput(
+            f"--data: there is no file {Path(file).absolute()}; name a table (.csv, .parquet), file.py:function, or "
+            f"'{OF_THE_EXPERIMENT}' for the experiment's own data, in a trial"
+        )
     lines = ["# What this site decides about jobs of fairmesh. Relative paths start at this file's folder."]
     if state:
         lines.append(f"state = {json.dumps(str(Path(state).absolute()))}")
     if data == OF_THE_EXPERIMENT:
         lines.append(f"data = {json.dumps(data)}")
-    elif re.fullmatch(r"[^:]+\.py:[\w.]+", data):
+    elif _OF_CODE.fullmatch(data):
         file, _, function = data.rpartition(":")
         lines.append(f"data = {json.dumps(f'{Path(file).absolute()}:{function}')}")
     else:
@@ -118,6 +154,15 @@ def written(workspace: Path, data: str, state: str) -> Path:
     except OSError as error:
         raise BadInput(f"cannot write {path}: {error.strerror or error}") from error
     return path
+
+
+def refuse_no_workspace(workspace: Path) -> None:
+    """Refuses a path that is no folder, which `allow_here` would make."""
+    if not workspace.is_dir():
+        raise BadInput(
+            f"there is no folder {workspace}; name an NVFlare workspace, which has `local` and `startup`. For the "
+            "simulator of NVFlare make the folder first"
+        )
 
 
 def forbidden(workspace: Path) -> Iterator[str]:

@@ -143,10 +143,16 @@ def _data_of(site_file: SiteFile, experiment: Experiment) -> Data | None:
     given = resolved_files(site_file.data, folder)
     if isinstance(given, str):
         return None
-    if given.get("name") == "table" and not {"site", "partition"} & given.keys():
-        given = {**given, "partition": {"name": "even", "nodes": 1}}  # all rows are this site's
+    given = of_one_site(given)
     settled = given if contract is None else contract.settled(given)
     return _in_folder(from_table(Data, settled, "data"), folder)
+
+
+def of_one_site(given: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Returns the settings of a site's own data: all rows of a table are this site's, unless they say otherwise."""
+    if given.get("name") == "table" and not {"site", "partition"} & given.keys():
+        return {**given, "partition": {"name": "even", "nodes": 1}}
+    return given
 
 
 def _called(path: str) -> Site:
