@@ -55,7 +55,7 @@ class TrafficCount:
 
 def _read(path: Path) -> dict[str, Counters]:
     """Returns the counters by neighbour; none if there is no file, or a damaged one, since they only inform."""
-    with suppress(OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    with suppress(OSError, ValueError, OverflowError, KeyError, TypeError, AttributeError, RecursionError):
         told: Mapping[str, Mapping[str, Any]] = json.loads(path.read_bytes())["neighbours"]
         names = [field.name for field in fields(Counters)]
         return {str(name): Counters(**{key: max(0, int(one[key])) for key in names}) for name, one in told.items()}
