@@ -184,8 +184,8 @@ def play(folder: Path) -> None:
 # nothing that counts, and in mesh.toml addresses may change.
 ONLY_WRITTEN = (
     "*.csr", "state/lock", "state/log.jsonl", "state/status.json", "state/progress/*", "state/metrics-generation-*",
-    "state/generation-1/*", "state/local/*", "state/result/experiment.toml", "state/result/preprocessing.json",
-    "state/result/summary.json", "mesh.toml",
+    "state/generation-1/*", "state/local/*", "state/personal/*", "state/result/experiment.toml",
+    "state/result/preprocessing.json", "state/result/summary.json", "mesh.toml",
 )  # fmt: skip
 
 

@@ -6,6 +6,7 @@ import pytest
 
 from fairmesh.mesh.node.traffic import TrafficCount
 from fairmesh.storage.run_folder import TRAFFIC
+from tests.mesh.test_damaged_files import DAMAGES, damage
 
 
 def _sent(count: TrafficCount, whom: str, size: int) -> None:
@@ -38,8 +39,14 @@ def test_count_is_written_only_if_it_has_changed(tmp_path):
     assert not (tmp_path / TRAFFIC).exists()
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"neighbours": {"east": {"bytes_out": "x"}}}', "\x00"])
+@pytest.mark.parametrize("how", DAMAGES)
 @pytest.mark.quick_cases("all")
-def test_file_that_is_damaged_ends_no_node(tmp_path, text):
-    (tmp_path / TRAFFIC).write_text(text)
-    assert TrafficCount(tmp_path, "north").total("wire_out") == 0
+def test_damaged_count_begins_again_and_is_known_as_damaged(tmp_path, how):
+    count = TrafficCount(tmp_path, "north")
+    _sent(count, "east", 100)
+    count.keep()
+    assert not TrafficCount(tmp_path, "north").damaged
+    damage(tmp_path / TRAFFIC, how)
+    again = TrafficCount(tmp_path, "north")
+    assert again.damaged
+    assert again.total("wire_out") == 0

@@ -179,7 +179,7 @@ def _sentences(seen: dict[str, Any], site: Path, age: float) -> Iterator[str | N
     if weights := seen["lambda"]:
         done = weights["round"]
         yield f"lambda: each site's share of the weights in round {done}, the last one that all sites have measured"
-    if seen["uses"]:
+    if seen.get("uses"):
         yield f"this site uses {seen['uses']}"
     if privacy := seen.get("privacy"):
         spent = "not known yet" if privacy["epsilon"] is None else f"{privacy['epsilon']:.3g}"

@@ -125,7 +125,9 @@ def text(at_most: int = _SHORT, printable: bool = True) -> Field:
         lambda value, terms: (
             isinstance(value, str) and len(value) <= at_most and (value.isprintable() if printable else value.isascii())
         ),
-        lambda draws, terms: draws.choice(["", "a", "loss", "<b>", "\N{SNOWMAN}", "x" * at_most]),
+        lambda draws, terms: draws.choice(
+            ["", "a", "loss", "<b>", "\N{SNOWMAN}" if printable else "\n", "x" * at_most]
+        ),
         f"a text of at most {at_most:,} characters",
     )
 

@@ -39,6 +39,7 @@ from fairmesh.mesh.wire.mailroom import Mailroom, Observe
 from fairmesh.mesh.wire.transport import FIRST_ROUND
 from fairmesh.problems.prepared import Prepared
 from fairmesh.storage.files import write_atomically
+from fairmesh.storage.run_folder import TRAFFIC
 from fairmesh.trackers import Tracker
 
 if TYPE_CHECKING:
@@ -90,6 +91,8 @@ class Node:
         contract = membership.experiment.contract
         self.tables = TableAgreement(membership.name, self.own, self.bulletin, self.folder, contract)
         self.traffic = TrafficCount(self.folder, membership.name)
+        if self.traffic.damaged:
+            log("warning", "what this site has sent before is not known: its count begins again", damaged=TRAFFIC)
         self.oversight = Oversight(self, alone, patience_s, monitor)
 
     def in_generation(self, generation: int) -> Membership:

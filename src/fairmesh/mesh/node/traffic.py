@@ -2,17 +2,14 @@
 
 It is counted in memory and written every second, so a node that is killed forgets the last second."""
 
-import json
-from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from fairmesh.errors import BadInput
 from fairmesh.mesh.wire.mailroom import Counters
-from fairmesh.storage.files import write_atomically
+from fairmesh.storage.files import read_record, write_record
 from fairmesh.storage.run_folder import TRAFFIC
-from fairmesh.storage.strict_json import as_json
 
 
 class TrafficCount:
@@ -25,7 +22,9 @@ class TrafficCount:
 
     def __init__(self, folder: Path, site: str):
         self._path, self._site = folder / TRAFFIC, site
-        self._edges, self._written = _read(self._path), ""
+        known = _read(self._path)
+        self.damaged = known is None  # so that what was counted before is lost
+        self._edges, self._written = known or {}, {}
 
     def over(self, neighbour: str) -> Counters:
         """Returns the counters of the connection to a neighbour, which go on counting."""
@@ -37,10 +36,10 @@ class TrafficCount:
 
     def keep(self) -> None:
         """Writes the counts, if they have changed. A power cut may lose the newest, which only inform."""
-        text = as_json(self._table())
-        if text != self._written:
-            write_atomically(self._path, text.encode(), durable=False)
-            self._written = text
+        table = self._table()
+        if table != self._written:
+            write_record(self._path, table, durable=False)
+            self._written = table
 
     def _table(self) -> dict[str, Any]:
         edges = dict(self._edges)
@@ -50,13 +49,12 @@ class TrafficCount:
             for way in ("out", "in")
             for of, key in (("payload", "bytes"), ("overhead", "overhead"))
         }
-        return {"site": self._site} | counts | {"neighbours": {name: vars(one) for name, one in edges.items()}}
+        return {"site": self._site} | counts | {"neighbours": {name: dict(vars(one)) for name, one in edges.items()}}
 
 
-def _read(path: Path) -> dict[str, Counters]:
-    """Returns the counters by neighbour; none if there is no file, or a damaged one, since they only inform."""
-    with suppress(OSError, ValueError, OverflowError, KeyError, TypeError, AttributeError, RecursionError):
-        told: Mapping[str, Mapping[str, Any]] = json.loads(path.read_bytes())["neighbours"]
-        names = [field.name for field in fields(Counters)]
-        return {str(name): Counters(**{key: max(0, int(one[key])) for key in names}) for name, one in told.items()}
-    return {}
+def _read(path: Path) -> dict[str, Counters] | None:
+    """Returns the counters by neighbour; {} if there is no file, None if it is damaged."""
+    with suppress(BadInput):
+        neighbours = read_record(path, "remove it: it only counts").get("neighbours", {})
+        return {name: Counters(**counts) for name, counts in neighbours.items()}
+    return None
