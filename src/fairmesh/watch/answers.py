@@ -134,7 +134,10 @@ def _worth(view: View) -> Answer:
         }
         if found:
             of = {kind: [name for name, verdict in found.items() if verdict == kind] for kind in ("better", "worse")}
-            answer = f"Better than {against} at {len(of['better'])} of {counted(len(found), 'site')}"
+            sites = counted(len(found), "site")
+            if not of["better"] and not of["worse"]:
+                return Answer(question, f"No clear difference from {against}", f"At none of {sites}.")
+            answer = f"Better than {against} at {len(of['better'])} of {sites}"
             if of["worse"]:
                 return Answer(question, answer, f"Worse at {listed(of['worse'], _NAMED)}.", "look")
             return Answer(question, answer, "", "good" if of["better"] else "")
