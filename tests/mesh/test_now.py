@@ -6,7 +6,7 @@ import pytest
 
 from fairmesh.mesh.node import life
 from fairmesh.mesh.node.now import ACT, FINE, LOOK, further, now
-from fairmesh.mesh.node.oversight import Growth
+from fairmesh.mesh.node.oversight import Repetition
 from tests.mesh.statuses import NAMES, NOW, seen, told, waiting
 from tests.refusals import missing_from
 
@@ -127,12 +127,12 @@ def _edges(**cut) -> dict:
             ["this site trains a model alone, to compare: 4,832 of 20,000 rounds; let it run"],
         ),
         (
-            waiting("north", sites=seen()["sites"] | {"north": told("north", round=900, grew_s_ago=2.0)}),
+            waiting("north", sites=seen()["sites"] | {"north": told("north", round=900, repeats_s_ago=2.0)}),
             FINE,
             ["north is back and repeats rounds: round 900 of the 1,840", "nothing to do"],
         ),
         (
-            waiting("north", sites=seen()["sites"] | {"north": told("north", round=900, grew_s_ago=200.0)}),
+            waiting("north", sites=seen()["sites"] | {"north": told("north", round=900, repeats_s_ago=200.0)}),
             ACT,
             ["north is there and says", "ask its operator"],
         ),
@@ -179,12 +179,13 @@ def test_own_clock_that_was_set_back_makes_no_time_negative(age):
         assert "-" not in now(status, NOW + age).sentence
 
 
-def test_growth_of_a_number_is_known_since_it_was_seen_to_grow():
-    growth = Growth()
-    assert [growth.seconds_since(number) for number in (9, 9, 3)] == [None] * 3
-    assert growth.seconds_since(4) < 60
-    growth._grew_at -= 100
-    assert growth.seconds_since(4) >= 100
+def test_site_repeats_rounds_while_it_gets_on_below_the_highest_that_it_has_announced():
+    repetition = Repetition()
+    assert [repetition.grew_s_ago(done) for done in (7, 9, 9, 3, 3)] == [None] * 5
+    assert repetition.grew_s_ago(4) < 60
+    repetition._grew_at -= 100
+    assert repetition.grew_s_ago(4) >= 100
+    assert [repetition.grew_s_ago(done) for done in (9, 10)] == [None] * 2
 
 
 def test_what_further_is_said_has_claims_votes_keys_and_certificates_with_what_to_do():

@@ -205,6 +205,12 @@ def test_answers_of_a_finished_run_say_whether_it_was_worth_it_and_what_it_cost(
     assert "epsilon 7.4 of 8" in answer(view, "How much")
 
 
+def test_answer_of_a_run_without_a_clear_difference_at_any_site_says_that():
+    run, unclear = private(), Verdict("alone", "unclear", "no clear difference from alone")
+    view = replace(run, sites=tuple(replace(site, verdicts=(unclear,)) for site in run.sites))
+    assert answer(view, "Is it worth it") == "No clear difference from alone. At none of 4 sites."
+
+
 def test_answer_on_what_has_left_a_site_is_all_that_went_over_the_wire():
     assert answer(node(), "How much has left") == "19 MB. of it 18.2 MB model messages; no rows"
     assert answer(simulation(), "How much leaves").startswith("48.2 MB. model messages by the busiest site; no rows")

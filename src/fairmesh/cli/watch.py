@@ -6,7 +6,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -48,10 +48,10 @@ def watch(
     from fairmesh.watch.server import serving
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    with serving(source, port) as server, _redirecting(server.address) as page:
+    with serving(source, port) as server, ExitStack() as ends:
         put(server.address)
         sys.stdout.flush()
-        if not no_browser and not _opened(page.as_uri()):
+        if not no_browser and not _opened(ends.enter_context(_redirecting(server.address)).as_uri()):
             say("no browser was found: open this address in one on this machine")
         say("Ctrl-C ends the page; what it shows goes on")
         try:

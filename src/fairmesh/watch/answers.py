@@ -57,11 +57,8 @@ def _running(view: View) -> Answer:
     question = "Is it running?"
     of = f" of {view.rounds:,}" if view.rounds else ""
     at = f"round {view.round:,}{of}"
-    if view.state in (UNSEEN, GONE):
-        return Answer(question, "Not known", f"{at} when it was seen last" if view.round else "", "look")
     if not view.live:
-        failed = view.state not in ("finished", "ended")
-        return Answer(question, f"No: {view.state}", f"{at} done" if view.round else "", "bad" if failed else "good")
+        return _not_running(question, view, at)
     if view.quiet:
         return Answer(question, f"Perhaps: no news for {duration(view.age_s or 0.0)}", at, "look")
     speed = rate_in_words(view.rounds_per_s) if view.rounds_per_s else ""
@@ -78,6 +75,13 @@ def _running(view: View) -> Answer:
             question, "Yes, but it does not go on" if view.urgency == "act" else "Yes, but it waits", detail, "look"
         )
     return Answer(question, f"Yes: {view.state}", detail, "good")
+
+
+def _not_running(question: str, view: View, at: str) -> Answer:
+    if view.state in (UNSEEN, GONE):
+        return Answer(question, "Not known", f"{at} when it was seen last" if view.round else "", "look")
+    failed = view.state not in ("finished", "ended")
+    return Answer(question, f"No: {view.state}", f"{at} done" if view.round else "", "bad" if failed else "good")
 
 
 def _held_up(view: View) -> Answer:
@@ -129,15 +133,8 @@ def _worth(view: View) -> Answer:
         return _worth_here("Is it worth it for us?", view, own)
     question = "Is it worth it for the sites?"
     for against in ("alone", "fixed weights"):
-        found = {
-            site.name: verdict.verdict for site in view.sites for verdict in site.verdicts if verdict.against == against
-        }
-        if found:
-            of = {kind: [name for name, verdict in found.items() if verdict == kind] for kind in ("better", "worse")}
-            answer = f"Better than {against} at {len(of['better'])} of {counted(len(found), 'site')}"
-            if of["worse"]:
-                return Answer(question, answer, f"Worse at {listed(of['worse'], _NAMED)}.", "look")
-            return Answer(question, answer, "", "good" if of["better"] else "")
+        if compared := [site for site in view.sites if any(one.against == against for one in site.verdicts)]:
+            return _worth_against(question, against, compared)
     if view.metric is None or view.worst is None:
         return Answer(question, "Not known yet", "No site has measured the model.")
     worst = "" if view.worst_site is None else f" at {view.sites[view.worst_site].name}"
@@ -147,6 +144,18 @@ def _worth(view: View) -> Answer:
         "Not known yet",
         f"Worst{worst}: {view.metric.with_interval(view.worst.value, view.worst.interval)}{mean}",
     )
+
+
+def _worth_against(question: str, against: str, compared: Sequence[Site]) -> Answer:
+    found = {site.name: one.verdict for site in compared for one in site.verdicts if one.against == against}
+    better, worse = ([name for name, verdict in found.items() if verdict == kind] for kind in ("better", "worse"))
+    sites = counted(len(found), "site")
+    if not better and not worse:
+        return Answer(question, f"No clear difference from {against}", f"At none of {sites}.")
+    answer = f"Better than {against} at {len(better)} of {sites}"
+    if worse:
+        return Answer(question, answer, f"Worse at {listed(worse, _NAMED)}.", "look")
+    return Answer(question, answer, "", "good")
 
 
 def _worth_here(question: str, view: View, own: Site) -> Answer:

@@ -188,22 +188,23 @@ def told_of(run: "Run") -> dict[str, Any]:
         "mean": mean,
         "edges": [] if graph.get("placed") else graph["edges"],
         "server": graph["name"] == "server",
-        "variants": [
-            {
-                "name": ", ".join(f"{key} = {value}" for key, value in one.summary["variants"][0]["changes"].items()),
-                "worst": (one.over_sites("worst"), None),
-                "mean": (one.over_sites("mean"), None),
-                "diverged": len(one.summary["diverged"]),
-                "shown": one is variants[0],
-            }
-            for one in variants
-        ]
-        if len(variants) > 1
-        else [],
+        "variants": [_told_variant(one, one is variants[0]) for one in variants] if len(variants) > 1 else [],
         "privacy": privacy
         and {key: privacy[key] for key in ("epsilon", "budget", "delta", "unit")}
         | {"sentences": privacy_sentences(privacy)},
         "bytes": (found["traffic"]["bytes_busiest_node"], found["traffic"]["bytes_total"]),
+    }
+
+
+def _told_variant(variant: "Run", shown: bool) -> dict[str, Any]:
+    """Returns what the report says of an algorithm of a sweep."""
+    changes = variant.summary["variants"][0]["changes"]
+    return {
+        "name": ", ".join(f"{key} = {value}" for key, value in changes.items()),
+        "worst": (variant.over_sites("worst"), None),
+        "mean": (variant.over_sites("mean"), None),
+        "diverged": len(variant.summary["diverged"]),
+        "shown": shown,
     }
 
 

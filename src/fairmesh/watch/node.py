@@ -118,7 +118,7 @@ class NodeSource:
             edges=tuple(_edges(seen, place)),
             waits=() if ended else tuple(_waits(seen, place, age)),
             chain=tuple(place[name] for name in seen["waiting_chain"] if name in place) if seen["paused_for"] else (),
-            missing=_missing(seen, place, age) if seen["running"] else None,
+            missing=_missing(seen, place, age),
             quiet=seen["running"] and age >= HANGS_S,
             curves=curves if len(curves.sites) in (0, len(sites)) else replace(curves, sites=()),
             privacy=_privacy(seen.get("privacy")),
@@ -269,7 +269,7 @@ def _waits(seen: Mapping[str, Any], place: Mapping[str, int], age: float) -> Ite
 
 
 def _missing(seen: Mapping[str, Any], place: Mapping[str, int], age: float) -> Missing | None:
-    missing = seen["missing"] or {"sites": (), "seconds": 0.0}
+    missing = (seen["missing"] if seen["running"] else None) or {"sites": (), "seconds": 0.0}
     sites = tuple(place[name] for name in missing["sites"] if name in place)  # it may be "the others"
     return Missing(sites, missing["seconds"] + age) if sites else None
 

@@ -63,10 +63,15 @@ def now(status: Mapping[str, Any], at: float, *, worst: Worst | None = None, sav
 
 def left_s(status: Mapping[str, Any], at: float) -> float | None:
     """Returns in how many seconds the last round is expected; None if that is not known, or if it is not running."""
-    rate = status["rounds_per_s"]
-    if not rate or status["phase"] or not status["alive"] or is_quiet(status, at):
+    rate = rate_now(status, at)
+    if not rate or status["phase"]:
         return None
     return max(0.0, (status["rounds"] - status["round"]) / rate - max(0.0, at - status["time"]))
+
+
+def rate_now(status: Mapping[str, Any], at: float) -> float | None:
+    """Returns how many rounds per second a run does; None if that is not known, or if it may do none now."""
+    return status["rounds_per_s"] if status["alive"] and not is_quiet(status, at) else None
 
 
 def is_quiet(status: Mapping[str, Any], at: float) -> bool:
@@ -78,7 +83,7 @@ def is_quiet(status: Mapping[str, Any], at: float) -> bool:
     """
     rate = status["rounds_per_s"]
     longest = max(_QUIET_S, _ROUNDS_QUIET / rate if rate else 0.0)
-    return not status["phase"] and at - status["time"] > longest
+    return bool(status["alive"]) and not status["phase"] and at - status["time"] > longest
 
 
 def _running(status: Mapping[str, Any], age: float, worst: Worst | None, quiet: bool) -> Now:

@@ -12,7 +12,7 @@ from fairmesh.metrics.units import Unit
 from fairmesh.storage.occupied import CHECKPOINT, DIVERGED, METRICS, STATUS, SUMMARY
 from fairmesh.storage.run_status import read_run_status, version_of_status
 from fairmesh.watch.finished import Finished
-from fairmesh.watch.now import FINISHED, GONE, UNSEEN, Now, Worst, is_quiet, left_s, now
+from fairmesh.watch.now import FINISHED, GONE, UNSEEN, Now, Worst, is_quiet, left_s, now, rate_now
 from fairmesh.watch.records import Records, mean_of
 from fairmesh.watch.view import Edge, Estimate, Kind, Line, Phase, Privacy, Site, Traffic, Variant, View
 
@@ -68,7 +68,7 @@ class RunSource:
         done = max(facts["round"], max((record["round"] for record in self._records.newest), default=0))
         facts = {**facts, "round": facts["round"] or min(done, facts["rounds"] or done)}
         said = _said(self._folder, facts, at, worst, metric)
-        curves, quiet = self._records.curves, bool(facts["alive"]) and is_quiet(facts, at)
+        curves, quiet = self._records.curves, is_quiet(facts, at)
         kind: Kind = "sweep" if len(facts["variants"]) > 1 else "run"
         return View(
             kind=kind,
@@ -82,7 +82,7 @@ class RunSource:
             algorithm=facts["algorithm"],
             round=facts["round"],
             rounds=facts["rounds"],
-            rounds_per_s=facts["rounds_per_s"] if facts["alive"] and not quiet else None,
+            rounds_per_s=rate_now(facts, at),
             quiet=quiet,
             seconds_left=left_s(facts, at),
             phase=_phase(facts["phase"]),
@@ -100,7 +100,7 @@ class RunSource:
             variants=variants if kind == "sweep" else (),
             replicas=max(1, len(replicas)),
             privacy=self._privacy(facts, replicas),
-            traffic=self._traffic(facts, replicas),
+            traffic=self._traffic(replicas, rate_now(facts, at)),
             log=tuple(Line(str(one["time"]), "info", str(one["text"])) for one in facts["log"]),
             notes=_notes(facts, self._records.newest, len(replicas)),
         )
@@ -155,11 +155,11 @@ class RunSource:
         spent = max(self._records.values("epsilon", replicas), default=None)
         return Privacy(spent, privacy["budget"], privacy["delta"], privacy["unit"])
 
-    def _traffic(self, facts: Mapping[str, Any], replicas: Sequence[int]) -> Traffic | None:
+    def _traffic(self, replicas: Sequence[int], rate: float | None) -> Traffic | None:
         sent, total = (max(self._records.values(f"bytes_{of}", replicas), default=None) for of in _OF_BYTES)
         if sent is None:
             return None
-        done, rate = self._records.newest[0]["round"], facts["rounds_per_s"] if facts["alive"] else None
+        done = self._records.newest[0]["round"]
         return Traffic("the busiest site", sent, total=total, per_s=sent / done * rate if rate and done else None)
 
 

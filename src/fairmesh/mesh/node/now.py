@@ -297,10 +297,10 @@ def is_away(name: str, seen: Mapping[str, Any]) -> bool:
 
 
 def _repeats(name: str, seen: Mapping[str, Any]) -> bool:
-    """Returns whether a site says that it is further behind than a site that waits can be, and gets on: its node was
-    started again, and computes rounds again that it had done."""
+    """Returns whether a site is further behind than a site that waits can be, since its node was started again, and
+    gets on with rounds that it had done before, as far as it says."""
     told, apart = seen["sites"].get(name) or {}, 1 if name in seen["edges"] else len(seen["sites"])
-    grew = told.get("grew_s_ago")
+    grew = told.get("repeats_s_ago")
     return grew is not None and grew < 2 * told["again_s"] + HANGS_S and told["round"] < seen["round"] - apart
 
 

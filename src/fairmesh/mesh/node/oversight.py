@@ -72,19 +72,19 @@ class Notices:
         return True
 
 
-class Growth:
-    """Since when a number has not grown any more."""
+class Repetition:
+    """Whether the rounds that a site announces have fallen back, as after a restart, and grow again."""
 
     def __init__(self):
-        self._last, self._grew_at = math.inf, math.nan
+        self._last, self._highest, self._grew_at = -1, -1, -math.inf
 
-    def seconds_since(self, number: float) -> float | None:
-        """Takes the newest number, and returns how many seconds ago it has grown last; None if it was never seen to
-        grow."""
-        if number > self._last:
-            self._grew_at = time.monotonic()
-        self._last = number
-        return None if math.isnan(self._grew_at) else time.monotonic() - self._grew_at
+    def grew_s_ago(self, done: int) -> float | None:
+        """Takes the newest round, and returns how many seconds ago it has grown last, if the site is below the highest
+        round that it has announced."""
+        self._grew_at = time.monotonic() if done > self._last else -math.inf if done < self._last else self._grew_at
+        self._last, self._highest = done, max(self._highest, done)
+        since = time.monotonic() - self._grew_at
+        return since if done < self._highest and math.isfinite(since) else None
 
 
 class WeightWatch:
@@ -146,7 +146,7 @@ class Oversight(Observer):
         self._ended: dict[str, Any] | None = None  # why the node has ended early
         self._cadence = Cadence()
         self.told: Mapping[str, Any] = {}  # of the status, what other sites are told
-        self._growth: defaultdict[str, Growth] = defaultdict(Growth)  # of the rounds of each site
+        self._repetitions = defaultdict[str, Repetition](Repetition)  # of each site, in this generation
         self._taken: dict[tuple[str, str], tuple[Any, bool]] = {}  # whether refused messages were accepted here
         self._next_warning = self._refusing_at = -1e9
 
@@ -163,6 +163,7 @@ class Oversight(Observer):
         """Watches the messages of this generation from now on."""
         with self._votes_lock:
             self._mailroom, self._deciding, self._interruption = mailroom, False, None
+            self._repetitions = defaultdict[str, Repetition](Repetition)
         if self.stopping:
             mailroom.stop(self.stopping)
 
@@ -520,7 +521,7 @@ class Oversight(Observer):
             status = self._bulletin.of(site, "status")
             told[site] = {"heard_s_ago": ages[site]} | status if status and site in ages else {}
             if told[site]:
-                told[site]["grew_s_ago"] = self._growth[site].seconds_since(status["round"])
+                told[site]["repeats_s_ago"] = self._repetitions[site].grew_s_ago(status["round"])
             for kind in TOLD if told[site] else ():
                 told[site] |= self._bulletin.of(site, kind)
         return told
