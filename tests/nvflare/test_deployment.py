@@ -1,10 +1,11 @@
 """Jobs in a provisioned project on this machine, whose processes are killed, and in NVFlare's simulator."""
 
 import json
+import shutil
 import subprocess
 import threading
 import time
-from contextlib import suppress
+from contextlib import closing, suppress
 from typing import NamedTuple
 
 import pytest
@@ -162,12 +163,18 @@ def test_keeper_names_the_site_that_does_not_allow_the_classes_of_the_job(place,
 
 
 def test_admin_whom_the_project_does_not_know_is_refused(place, undisturbed):
-    kit = Kit(place.home / ADMIN, "nobody@nvidia.com")
-    for _ in range(_REFUSALS - 1):
-        with suppress(ConnectionError):
-            kit.heard()
-    with refused("nobody@nvidia.com", "--user"):
-        kit.heard()
+    admin = place.folder / "admins" / ADMIN
+    shutil.copytree(place.home / ADMIN, admin)
+    file = admin / "startup" / "fed_admin.json"  # in a provisioned project admins name themselves
+    file.write_text(file.read_text().replace('"uid_source": "cert"', '"uid_source": "user_input"'))
+    with closing(Kit(admin)) as known:
+        assert known.heard().keys() == set(SITES)
+    with closing(Kit(admin, "nobody@nvidia.com")) as unknown:
+        for _ in range(_REFUSALS - 1):
+            with suppress(ConnectionError):
+                unknown.heard()
+        with refused("nobody@nvidia.com", "--user"):
+            unknown.heard()
 
 
 def test_simulator_of_nvflare_ends_where_fairmeshs_simulator_ends(tmp_path):

@@ -474,13 +474,14 @@ def test_job_that_the_server_has_lost_has_ended(kit):
     assert kit.ended("1") == Ended(keep._LOST, None)
 
 
-def test_result_is_asked_for_again_while_the_connection_fails_and_not_for_ever(kit, monkeypatch):
+def test_result_is_asked_for_again_while_the_connection_fails_and_not_for_ever(kit, tmp_path, monkeypatch):
+    (tmp_path / "components").mkdir()
+    (tmp_path / "components" / "ERRORLOG_rome").write_text("Component 'x' is not in allow_list")
+    (tmp_path / "components" / "ERRORLOG_berlin").write_text("other")
     session = SimpleNamespace(
         get_job_meta=lambda job_id: {"status": "FINISHED:EXECUTION_EXCEPTION"},
         download_job_result=raising(TimeoutError("too slow")),
-        get_job_logs=lambda *_, **__: {
-            "logs": {"rome": "Component 'x' is not in allow_list", "berlin": "", "server": ""}
-        },
+        download_job_components=lambda job_id: str(tmp_path / "components"),
         close=lambda: None,
     )
     monkeypatch.setattr("nvflare.fuel.flare_api.flare_api.new_secure_session", lambda *_: session)
@@ -491,17 +492,22 @@ def test_result_is_asked_for_again_while_the_connection_fails_and_not_for_ever(k
 
 
 def test_admin_whom_the_server_goes_on_to_refuse_is_named_and_a_server_that_is_away_is_awaited(kit, monkeypatch):
+    from nvflare.apis.fl_exception import FLCommunicationError
     from nvflare.fuel.flare_api.api_spec import AuthenticationError, AuthorizationError, NoConnection
 
     def asked(*errors: Exception) -> list[type[Exception]]:
         return [_raised_by(kit, monkeypatch, error) for error in errors]
 
     away, nobody = NoConnection("no server"), AuthenticationError("who is this?")
-    unregistered = Exception("error:client_registration", Exception("error:client_registration no certificate"))
+    unregistered = FLCommunicationError("error:client_registration")
+    unregistered.__context__ = FLCommunicationError("error:client_registration no certificate")
     assert asked(away, nobody, unregistered, away, nobody, unregistered) == [ConnectionError] * 6
-    assert asked(AuthorizationError("submit_job")) == [BadInput]
+    assert asked(nobody) == [BadInput]
     with refused("--user", kit._folder.name, "lead"):
         kit.heard()
+    kit._session = SimpleNamespace(submit_job=raising(AuthorizationError("not authorized")), close=lambda: None)
+    with refused("not authorized", "a role that may submit jobs"):
+        kit.submit(kit._folder)
 
 
 def test_certificate_of_the_admin_that_has_expired_is_named_once_the_server_cannot_be_reached(kit, monkeypatch):

@@ -1,9 +1,10 @@
 """How the sites of a job become the members of a mesh: keys, certificates and the files of the run at each site.
 
-NVFlare authenticates who calls. The first site signs a certificate for each caller, in the caller's own name. Each site
-then shows its certificate to each other one in a call of its own, and each keeps the key that it was shown: so neither
-the first site nor anybody who passes announcements on can speak in another's name. What a site has is kept in its
-folder of the run, for the next job of this run.
+The first site signs a certificate for each caller, in the name by which NVFlare knows the caller. Each site then shows
+its certificate to each other one in a call of its own, and each keeps the key that it was shown: so neither the first
+site nor anybody who passes announcements on can speak in another's name. What a site has is kept in its folder of the
+run, for the next job of this run. NVFlare's server could call in any name, so the first job of a run is taken on trust;
+later ones are refused if they bring other keys.
 """
 
 import json

@@ -4,7 +4,7 @@ this is what makes a run survive a reboot."""
 import json
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -30,7 +30,7 @@ _LOOK_S = 5.0
 _LOOK_FOR_SITES_S = 60.0
 _LONGEST_PAUSE_S = 600.0
 _AT_THE_START_S, _LONG_S = 60.0, 120.0  # how long a job has run that ended at its start, or that has done rounds
-_ERRORS, _NOT_ALLOWED = "error_log.txt", "is not in allow_list"  # NVFlare's log of a job, and what it writes there
+_ERRORS, _NOT_ALLOWED = "ERRORLOG_", "is not in allow_list"  # a site's log of a job, and what NVFlare writes there
 _UNREGISTERED = "error:client_registration "  # how NVFlare begins why the server does not know an admin
 _REFUSALS = 3  # of new sessions, one after the other
 _DOWNLOADS = 5  # attempts to download the result of a job that has ended
@@ -228,6 +228,13 @@ def run_of(job: Path) -> tuple[str, list[str]]:
         raise BadInput(f"{job} is not a job of fairmesh; make one: fairmesh nvflare export FILE {job}") from error
 
 
+def _said_in(error: BaseException | None) -> Iterator[str]:
+    """Yields what an error of NVFlare says, and those that it was raised for, whose reasons it leaves out."""
+    while error is not None:
+        yield str(getattr(error, "message", error))
+        error = error.__cause__ or error.__context__
+
+
 class NoSuchJob(BadInput):
     """The server knows no job of this id."""
 
@@ -297,11 +304,15 @@ class Kit:
                 return None
 
     def _forbidding(self, job_id: str) -> list[str]:
-        """Returns where NVFlare's error log of a job says that a class is not allowed, as far as the server has it."""
-        with suppress(ConnectionError, FairmeshError):
-            logs = self._asked(lambda session: session.get_job_logs(job_id, "all", log_file_name=_ERRORS))["logs"]
-            return sorted(place for place, log in logs.items() if _NOT_ALLOWED in str(log))
-        return []
+        """Returns the sites whose error log of a job says that a class is not allowed, of those that the server has."""
+        found = []
+        with suppress(OSError, FairmeshError):
+            folder = Path(self._asked(lambda session: session.download_job_components(job_id)))
+            for log in folder.glob(f"{_ERRORS}*"):
+                if _NOT_ALLOWED in log.read_text(encoding="utf-8", errors="replace"):
+                    found.append(log.name.removeprefix(_ERRORS))
+                log.unlink()
+        return sorted(found)
 
     def heard(self) -> dict[str, float]:
         clients = self._asked(lambda session: session.get_system_info()).client_info
@@ -329,15 +340,19 @@ class Kit:
         return answer
 
     def _refuse_what_stays(self, error: Exception, is_new: bool) -> None:
-        """Raises BadInput if the server goes on to refuse this admin. One refusal may be of a server that is just
-        starting."""
+        """Raises BadInput if the server does not let this admin do what is asked, or goes on to refuse the admin: it
+        may do so once if it is just starting, and always over a session of before its start."""
         from nvflare.fuel.flare_api.api_spec import AuthenticationError, AuthorizationError
 
-        refused = isinstance(error, AuthenticationError | AuthorizationError) or _UNREGISTERED in str(error)
-        self._refused = self._refused + 1 if refused and is_new else self._refused if refused else 0
-        if self._refused >= _REFUSALS:
+        unregistered = [said for said in _said_in(error) if said.startswith(_UNREGISTERED)]
+        if unregistered or isinstance(error, AuthenticationError):
+            self._refused += is_new
+        else:
+            self._refused = 0
+        if self._refused >= _REFUSALS or isinstance(error, AuthorizationError):
+            why = (*unregistered, in_a_line(error))[0]
             raise BadInput(
-                f"NVFlare's server refuses the admin {self._user} ({in_a_line(error)}). Name with --user the one that "
+                f"NVFlare's server refuses the admin {self._user} ({why}). Name with --user the one that "
                 f"{self._folder} was provisioned for; it needs a role that may submit jobs, download them and see the "
                 "system, such as project_admin or lead"
             ) from error
