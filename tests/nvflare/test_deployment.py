@@ -144,11 +144,6 @@ def test_keeper_gives_up_where_submitting_again_would_not_help(place):
         keeper.keep()
 
 
-def test_process_that_was_killed_is_named(lived):
-    (line,) = (line for line in lived.log if "did not reach" in line and "site-2" in line)
-    assert "NVFlare has ended the job" in line
-
-
 def test_keeper_names_the_site_that_does_not_allow_the_classes_of_the_job(place, undisturbed):
     resources = place.home / "site-3" / "local" / "resources.json"
     allowed = resources.read_text()
