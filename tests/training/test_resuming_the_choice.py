@@ -85,8 +85,8 @@ def straight(tmp_path_factory) -> fm.Result:
     ("words", "after", "again"),
     [
         ("training with fixed weights", 30, ["all fixed", "all robust"]),
-        ("training without a fold, with robust weights", 30, [*ASIDE, "all robust"]),
-        ("training without a fold, with fixed weights", 30, ["folds fixed", "all fixed", "all robust"]),
+        ("trying robust weights on held-out rows", 30, [*ASIDE, "all robust"]),
+        ("trying fixed weights on held-out rows", 30, ["folds fixed", "all fixed", "all robust"]),
         ("choosing a model", 15, ["all robust"]),  # which has no round left
     ],
 )

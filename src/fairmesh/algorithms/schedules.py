@@ -239,7 +239,7 @@ class Measured(Linear):
         >>> import torch
         >>> import fairmesh as fm
         >>> step = fm.schedules.Measured(factor=0.5).with_run_length(4).with_curvature(20.0)
-        >>> step.at(torch.arange(5)).tolist()
+        >>> [round(size, 6) for size in step.at(torch.arange(5)).tolist()]
         [0.025, 0.01875, 0.0125, 0.00625, 0.0]
     """
 
