@@ -15,11 +15,21 @@ from fairmesh.problems.problem import prepare
 SECRET, ROWS, CLASSES = b"s" * 32, 60, 3
 
 
-def _problem(inputs, labels, units=None):
+class Weighed:
+    """A loss with a number that its code does not show."""
+
+    def __init__(self, weight):
+        self.weight = weight
+
+    def __call__(self, outputs, targets):
+        return self.weight * nn.functional.cross_entropy(outputs, targets)
+
+
+def _problem(inputs, labels, units=None, **settings):
     train = (torch.randn(30, 4), torch.arange(30) % CLASSES)
     test = fm.data.Samples(inputs, labels, units=units)
     privacy = fm.Privacy(epsilon=4, delta=1e-4)
-    return prepare(fm.Problem(nn.Linear(4, CLASSES), [fm.Site(train, test=test)], privacy=privacy))
+    return prepare(fm.Problem(nn.Linear(4, CLASSES), [fm.Site(train, test=test)], privacy=privacy, **settings))
 
 
 @pytest.fixture
@@ -81,6 +91,17 @@ def test_same_model_and_generation_have_the_same_noise_and_others_do_not(rows):
         NoisedEvaluation(problem, 0, 0.2, b"t" * 32).of(row, 1),
     ]
     assert len({one["accuracy"] for one in [told, *different]}) == 4
+
+
+def test_noise_and_the_ledgers_digest_follow_the_loss_and_what_it_holds(rows):
+    inputs, labels, units = rows
+    row, digests, noise = torch.zeros(CLASSES * 5), set(), []
+    for weight in (1.0, 1.5):
+        evaluation = NoisedEvaluation(_problem(inputs, labels, units, loss=Weighed(weight)), 0, 1.0, SECRET)
+        digests.add(evaluation.digest(row))
+        noise.append(evaluation.of(row, 0)["accuracy"])
+    assert len(digests) == 2
+    assert noise[0] != noise[1]  # of the same accuracy
 
 
 def test_what_is_told_is_a_possible_metric(rows):

@@ -4,7 +4,9 @@ import copy
 import functools
 import itertools
 import math
+from collections import deque
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -415,10 +417,59 @@ class Shifted(nn.Module):
         return self.layer(x) + self._shift
 
 
+class Slotted:
+    __slots__ = ("number",)
+
+    def __init__(self, number: float):
+        self.number = number
+
+
+class Holding:
+    """A loss that holds something."""
+
+    constant = 0.0
+
+    def __init__(self, held, constant: float = 0.0):
+        self.held = held
+        type(self).constant = constant
+
+    def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return nn.functional.mse_loss(outputs.squeeze(-1), targets)
+
+
+def _with_global(number: float):
+    globals()["_WEIGHT"] = number
+    return _weighed
+
+
+def _weighed(outputs: Tensor, targets: Tensor) -> Tensor:
+    return _WEIGHT * nn.functional.mse_loss(outputs.squeeze(-1), targets)
+
+
+_WEIGHT = 1.0
+
+
+def _hooked(number: float) -> nn.Module:
+    model = nn.Linear(50, 1, bias=False)
+    nn.init.zeros_(model.weight)
+    model.register_forward_hook(functools.partial(_times_output, by=number))
+    return model
+
+
+def _times_output(module, inputs, output, by):
+    return by * output
+
+
 HOLDS = {
     "a loss": lambda number: {"loss": Scaled(number)},
     "a method": lambda number: {"loss": Scaled(number).__call__},
     "a model": lambda number: {"model": Shifted(number)},
+    "an array": lambda number: {"loss": Holding(np.float64(number))},
+    "settings": lambda number: {"loss": Holding(SimpleNamespace(weight=deque([number])))},
+    "a slot": lambda number: {"loss": Holding(Slotted(number))},
+    "a class": lambda number: {"loss": Holding(None, number)},
+    "a global": lambda number: {"loss": _with_global(number)},
+    "a hook": lambda number: {"model": _hooked(number)},
     "an augmentation": lambda number: {"augment": functools.partial(_times, by=torch.tensor(number))},
 }
 

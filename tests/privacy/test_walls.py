@@ -2,6 +2,7 @@
 
 import dataclasses
 import inspect
+import itertools
 import json
 import types
 from collections.abc import Iterator
@@ -11,14 +12,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch import Tensor, nn
 
 import fairmesh as fm
 from fairmesh.data.samples import Samples
-from fairmesh.data.sealed import SealedRows
+from fairmesh.data.sealed import SealedRows, noun_of
 from fairmesh.mesh.node.membership import facts
 from fairmesh.problems.problem import prepare
-from fairmesh.report.runs import Run
+from fairmesh.report.runs import Run, ranked
 from fairmesh.report.text import run_in_words
 from fairmesh.report.writing import write_report
 from fairmesh.training.plan import Plan
@@ -295,6 +297,68 @@ def test_settings_that_let_single_rows_decide_about_all_are_refused(tmp_path):
             fm.Experiment(data, contract=contract, privacy=PRIVACY).problem()
     corrupted = fm.data.Corrupted(fm.data.Digits(nodes=3))
     assert fm.Experiment(corrupted, privacy=PRIVACY).problem().classes == 10
+
+
+def test_sites_tell_what_single_rows_have_decided_whoever_makes_them(tmp_path):
+    for place, kind in itertools.product("AB", ("healthy", "ill")):
+        (tmp_path / place / kind).mkdir(parents=True)
+        for k in range(12):
+            Image.new("L", (4, 4), 20 * k).save(tmp_path / place / kind / f"{place}{k}.png")
+    folder, model = str(tmp_path), nn.Sequential(nn.Flatten(), nn.Linear(16, 2))
+    named = fm.data.ImageFolder(folder, classes=("healthy", "ill"), channels=1)
+    assert prepare(problem(named.sites(), model)).classes == 2
+    for data, said in (
+        (fm.data.ImageFolder(folder, channels=1), "data.classes"),
+        (fm.data.ImageFolder(folder, classes=("healthy", "ill")), "data.channels"),
+        (fm.data.Corrupted(named, how="inputs"), "smallest"),
+        (fm.data.Fewer(dataclasses.replace(named, unit="^(.[0-9]+)"), train=9), "data.train"),
+    ):
+        with refused(said, "A"):
+            problem(data.sites(), model)
+    inputs, target = fm.data.Arrays((4, 4)), fm.data.Column("ill", "label", classes=("healthy", "ill"))
+    shaped = fm.data.Contract(inputs=inputs, target=target)
+    unnamed = fm.data.ImageFolder(folder, classes=("healthy", "ill"))
+    assert fm.Experiment(unnamed, contract=shaped, privacy=PRIVACY, sampling=fm.Sampling(batch=8)).problem().n == 2
+
+
+@pytest.mark.parametrize("of", ["train", "test"])
+def test_tokens_beyond_a_vocabulary_are_refused_without_a_word_on_the_row(of):
+    """Models that are stacked look them up in the table of the next model or unit, whose gradient they would change."""
+
+    def texts(token: int) -> list[fm.Site]:
+        tokens = torch.randint(0, 10, (2, 3, 40, 5), generator=torch.Generator().manual_seed(0))
+        labels = torch.arange(40) % 2
+        tokens[("train", "test").index(of), 0, 7, 2] = token
+        return [fm.Site((a, labels), test=(b, labels), name=f"site {k}") for k, (a, b) in enumerate(zip(*tokens))]
+
+    model = nn.Sequential(nn.Embedding(10, 3), nn.Flatten(), nn.Linear(15, 2))
+    assert prepare(problem(texts(9), model)).n == 3
+    for token in (10, -1):
+        with pytest.raises(fm.BadInput, match="vocabulary") as caught:
+            problem(texts(token), model)
+        assert f"{of} row of site 0" in str(caught.value)
+        assert str(token) not in str(caught.value)
+    with refused("augment", "whole numbers"):
+        fm.train(problem(texts(9), model, augment=lambda inputs, draw: inputs.flip(-1)), rounds=1)
+
+
+def test_units_have_a_noun_of_their_own():
+    assert [noun_of(name) for name in ("patient_id", "Patient ID", " PatientID ")] == ["patient"] * 3
+    assert noun_of("row_id") == "unit"  # else it would be taken for rows without units
+
+
+def test_report_of_a_private_sweep_shows_the_first_variant_and_ranks_none(tmp_path):
+    made = experiment(tmp_path, sweep={"algorithm.primal_step": (0.1, 1.0)}, algorithm=fm.algorithms.DSGD())
+    fm.run(made, out=tmp_path / "run")
+    run = Run.from_folder(tmp_path / "run")
+    variants, ranked_on = ranked(run)
+    steps = [variant.summary["variants"][0]["changes"] for variant in variants]
+    assert ranked_on == ""
+    assert [list(changes.values()) for changes in steps] == [[0.1], [1.0]]
+    write_report([run], tmp_path / "run", "a run")
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert "no private run is chosen by them" in page
+    assert "best first" not in page
 
 
 def test_the_model_of_a_sweep_is_not_chosen_by_rows_that_have_no_noise():

@@ -226,7 +226,9 @@ class Contract:
                     f"{site.name or 'a site'}: the contract says unit = {self.unit!r}, but these samples do not say "
                     "which of them belong together; give them in fm.Site(..., units=...)"
                 )
-        named = [replace(site, unit=self.unit or site.unit) for site in sites]
+        shaped = self.inputs is not None and self.inputs.shape is not None
+        left = [{k: told for k, told in site.left_to_rows.items() if not (shaped and k == "form")} for site in sites]
+        named = [replace(site, unit=self.unit or site.unit, left_to_rows=of) for site, of in zip(sites, left)]
         return with_sets(named, lambda samples, where: self._taken(Samples.of(samples, where), where).parts())
 
     def _taken(self, samples: Samples, where: str) -> Samples:

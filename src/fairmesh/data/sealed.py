@@ -32,8 +32,10 @@ class SealedRows:
 
 
 def noun_of(unit: str) -> str:
-    """Returns what a unit is called, from what its column is called: "patient" of "patient_id"."""
-    return re.sub(r"[_ -]?id$", "", unit, flags=re.IGNORECASE) or unit
+    """Returns what a unit is called, from what its column is called: "patient" of "Patient_ID". It is never "row", as
+    where there are no units."""
+    noun = (re.sub(r"[_ -]?id$", "", unit.strip(), flags=re.IGNORECASE) or unit).lower()
+    return "unit" if noun == "row" else noun
 
 
 def unit_of(samples: Samples) -> str:

@@ -1,7 +1,7 @@
 """One site: the data that a node holds."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 
@@ -36,8 +36,8 @@ class Site:
             may have rows in two sets: `fm.data.split` makes a test set of whole units. None if every row is a unit of
             its own. Default: None.
         unit: What a unit is called, such as "patient", where a private run says what it protects. Default: "unit".
-        fitted: Whether inputs were made with numbers of other rows, such as features of inputs that were scaled by all
-            rows. A private run refuses them. `fm.models.frozen_features` sets it. Default: False.
+        left_to_rows: What single rows have decided about all others, such as how they are scaled, each with what to do;
+            a private run refuses it. `fm.data` and `fm.models.frozen_features` set it. Default: {}.
 
     Example:
         >>> import torch
@@ -58,7 +58,7 @@ class Site:
     rows: Any = None
     units: Any = None
     unit: Any = "unit"
-    fitted: bool = False
+    left_to_rows: Mapping[str, str] = field(default_factory=dict, hash=False)
 
 
 def with_sets(

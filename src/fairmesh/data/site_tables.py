@@ -109,7 +109,7 @@ def is_fitted(site: Site) -> bool:
 
 def follows_rows(site: Site) -> bool:
     """Returns whether anything about the inputs or the classes of a site follows from values in its table's rows."""
-    return site.fitted or (bool(site.table) and (site.table.plan.open or not site.table.declared))
+    return bool(site.table) and (site.table.plan.open or not site.table.declared)
 
 
 def fitted_sites(sites: Sequence[Site]) -> list[Site]:

@@ -99,7 +99,12 @@ def frozen_features(
         return _features(encoder, Samples.of(source, what, targets), what, of_encoder, kept_in, batch)
 
     named = [site if isinstance(site, Site) else Site(site) for site in sites]
-    return with_sets([replace(site, table=None, fitted=follows_rows(site)) for site in named], features_of)
+    return with_sets([replace(site, table=None, left_to_rows=_left_to_rows(site)) for site in named], features_of)
+
+
+def _left_to_rows(site: Site) -> dict[str, str]:
+    table = "its features are of a table that is scaled or filled by all rows; give the table a [contract]"
+    return {**site.left_to_rows, **({"table": table} if follows_rows(site) else {})}
 
 
 # Fingerprints

@@ -9,8 +9,12 @@ import math
 import os
 import re
 import sys
-from collections.abc import Iterator, Mapping
-from types import CellType, CodeType, FunctionType, MethodType
+from argparse import Namespace
+from collections import deque
+from collections.abc import Mapping
+from numbers import Number
+from pathlib import PurePath
+from types import CellType, CodeType, FunctionType, MethodType, ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -39,6 +43,7 @@ NOT_PART: dict[str, tuple[str, ...]] = {
     "PackedLoss": ("packing",),  # follows from the model's outputs
 }
 _DEPTH = 3  # functions and objects that hold others, at most
+_OF_MODULES = frozenset(vars(nn.Module()))
 
 
 def identity_of(problem: "Prepared", of_sites: Mapping[int, str]) -> dict[str, Any]:
@@ -136,46 +141,83 @@ def _object_in_words(value: Any, depth: int, folder: str) -> Any:
 
 
 def held_values(problem: "Prepared") -> str:
-    """Returns a digest of the numbers, texts and tensors that a problem's model, loss and other objects hold as
-    attributes now. An identity leaves them out, since they may change while the objects are used."""
+    """Returns a digest of the numbers, texts and tensors that a problem's model, loss and other objects hold now. An
+    identity leaves them out, since they may change while the objects are used."""
     settings = {name: value for name, value in problem.settings().items() if name not in NOT_PART["Problem"]}
-    return hashed(*_held([problem.initial_model(0), settings], set()))
+    hasher, seen, left = hashlib.sha256(), set[int](), [("", [problem.initial_model(0), settings])]
+    while left:  # no recursion, since objects may hold each other
+        name, thing = left.pop()
+        parts = _parts_of(thing)
+        hash_into(hasher, name, _alone(thing) if parts is None else type(thing).__qualname__, "\0")
+        if parts and id(thing) not in seen:
+            seen.add(id(thing))
+            left += sorted(((_anywhere(str(key)), part) for key, part in parts.items()), key=lambda pair: pair[0])
+    return hasher.hexdigest()
 
 
-def _held(thing: Any, seen: set[int]) -> Iterator[str]:
-    if isinstance(thing, bool | int | float | complex | str | bytes | None):
-        yield repr(thing)
-    elif isinstance(thing, Tensor | np.ndarray):
-        yield hashed(torch.as_tensor(thing)) if isinstance(thing, Tensor) or thing.dtype.kind in "biuf" else ""
-    elif id(thing) not in seen:
-        seen.add(id(thing))
-        inner = _parts_of(thing)
-        for key in sorted(inner, key=str):
-            yield f"{key}: "
-            yield from _held(inner[key], seen)
+def _alone(thing: Any) -> str:
+    """Returns a number, a text or a tensor as text, without folders and addresses; of other things their kind."""
+    if isinstance(thing, np.ndarray | np.generic):
+        values = thing.tobytes() if thing.dtype.kind in "biufcSUmM" else str(thing.tolist()).encode()
+        return f"{thing.dtype.str}{thing.shape}{hashlib.sha256(values).hexdigest()}"
+    if isinstance(thing, Tensor):
+        try:
+            return hashed(thing.resolve_conj().to_dense())
+        except (RuntimeError, NotImplementedError):  # without values, or nested
+            return f"{thing.dtype}{thing.layout}"
+    if isinstance(thing, str | PurePath) and os.path.isabs(thing):
+        return os.path.basename(thing)
+    if isinstance(thing, str | bytes | bool | None | Number | range | PurePath):
+        return _anywhere(repr(thing))
+    return type(thing).__qualname__
 
 
-def _parts_of(thing: Any) -> Mapping[Any, Any]:
-    """Returns what an object holds, by name; nothing of one that is not the user's own."""
+def _parts_of(thing: Any) -> Mapping[Any, Any] | None:
+    """Returns what an object holds, by name; None for one that holds nothing of the user's own."""
     if isinstance(thing, Mapping):
         return thing
     if isinstance(thing, set | frozenset):
-        thing = sorted(thing, key=str)
-    if isinstance(thing, tuple | list):
+        return dict(enumerate(sorted(thing, key=str)))
+    if isinstance(thing, tuple | list | deque):
         return dict(enumerate(thing))
     if isinstance(thing, functools.partial):
         return {"function": thing.func, "args": thing.args, "keywords": thing.keywords}
     if isinstance(thing, MethodType):
         return {"self": thing.__self__, "function": thing.__func__}
     if isinstance(thing, FunctionType):
-        closure = dict(zip(thing.__code__.co_freevars, thing.__closure__ or ()))
-        cells = {name: cell.cell_contents for name, cell in closure.items() if cell != CellType()}
-        return {"defaults": thing.__defaults__, "keywords": thing.__kwdefaults__, "closure": cells}
+        return _parts_of_function(thing)
+    if isinstance(thing, type):
+        own = _is_own(thing) and not _is_installed(thing)
+        return {name: value for name, value in vars(thing).items() if name[:2] != "__"} if own else None
     if isinstance(thing, nn.Module):  # parameters and buffers are in the identity
-        own = {name: value for name, value in vars(thing).items() if name not in vars(nn.Module())}
-        return own | {"modules": thing._modules}
+        kept = ("_modules", "_forward_hooks", "_forward_pre_hooks")
+        held = {name: value for name, value in vars(thing).items() if name not in _OF_MODULES or name in kept}
+        return {key: list(value.values()) if "hooks" in key else value for key, value in held.items()} | _class_of(
+            thing
+        )
     own = _is_own(type(thing)) and not _is_installed(type(thing))
-    return vars(thing) if (own or dataclasses.is_dataclass(thing)) and hasattr(thing, "__dict__") else {}
+    if own or dataclasses.is_dataclass(thing) or isinstance(thing, SimpleNamespace | Namespace):
+        slots = [
+            name for base in type(thing).__mro__ for name in getattr(base, "__slots__", ()) if hasattr(thing, name)
+        ]
+        held = {name: getattr(thing, name) for name in slots if not name.startswith("__")}
+        return held | getattr(thing, "__dict__", {}) | (_class_of(thing) if own else {})
+    return None
+
+
+def _class_of(thing: Any) -> dict[str, Any]:
+    return {"class": type(thing)} if _is_own(type(thing)) else {}
+
+
+def _parts_of_function(function: FunctionType) -> dict[str, Any]:
+    """Returns defaults, what the function has from the function around it, and the plain globals that it names."""
+    if not _is_own(function):
+        return {}
+    closure = dict(zip(function.__code__.co_freevars, function.__closure__ or ()))
+    cells = {name: cell.cell_contents for name, cell in closure.items() if cell != CellType()}
+    named = {name: function.__globals__[name] for name in function.__code__.co_names if name in function.__globals__}
+    plain = {name: value for name, value in named.items() if not isinstance(value, ModuleType | type | FunctionType)}
+    return {"defaults": function.__defaults__, "keywords": function.__kwdefaults__, "closure": cells, "globals": plain}
 
 
 def _values(thing: Any) -> dict[str, Any]:

@@ -10,13 +10,14 @@ from torch import Tensor
 
 from fairmesh.data.contract import Contract
 from fairmesh.data.datasets.base import Data
+from fairmesh.data.rows import SampleRows
 from fairmesh.data.samples import Samples
 from fairmesh.data.site import Site
 from fairmesh.data.site_tables import follows_rows
 from fairmesh.data.units import units_of
 from fairmesh.errors import BadInput, in_a_line, listed
 from fairmesh.numerics import trees
-from fairmesh.problems.row_loss import BoundModelLoss
+from fairmesh.problems.row_loss import BoundModelLoss, answering, as_floats
 
 if TYPE_CHECKING:
     from fairmesh.problems.prepared import Prepared
@@ -24,12 +25,16 @@ if TYPE_CHECKING:
 _MOVED = 0.1  # standard deviation of parameters around the initial ones, at which a model may show that it mixes rows
 _CLOSE = 1e-3  # share of the largest output by which outputs may differ between batches: rounding errors
 _TRIED = 4  # samples
+_AT_ONCE = 256  # rows that are tried together
 WHERE = "(docs/concepts/privacy.md lists what goes with privacy)"
 
 
 def check_private_data(problem: "Prepared") -> None:
     """Raises BadInput if training rows would show in another way than by noised sums, or have no gradients by unit."""
     refuse_open_tables(problem.sites)
+    for site in problem.sites:
+        for told in site.left_to_rows.values():
+            raise BadInput(f"privacy: {site.name}: {told} {WHERE}")
     _refuse_shared_memory(problem.sites)
     for i, site in enumerate(problem.sites):
         where = f"site {i} ({site.name})"
@@ -47,6 +52,7 @@ def check_private_data(problem: "Prepared") -> None:
             "of fm.losses.ModelLoss return one number per sample (samples,)"
         )
     _refuse_mixing(problem)
+    _refuse_failing_rows(problem)
 
 
 def refuse_open_tables(sites: Sequence[Site]) -> None:
@@ -142,6 +148,40 @@ def _refuse_mixing(problem: "Prepared") -> None:
                 "has no gradient of its own; leave out statistics of the batch, such as BatchNorm (batch_norm = "
                 f'"convert" makes GroupNorm of it), and attention over the batch {WHERE}'
             )
+
+
+def _refuse_failing_rows(problem: "Prepared") -> None:
+    """Refuses whole numbers that the model or the loss cannot take, such as tokens beyond a vocabulary: in a round they
+    would end the run, or change the gradients of other units, since torch looks them up in one table of all units."""
+    answers = answering(problem.flat_model, problem.loss, problem.at_once(torch.device("cpu")))
+    row = problem.probe.row.float().unsqueeze(0)
+    for site in problem.sites:
+        for what in ("train", "test", "validation"):
+            samples = getattr(site, what)
+            if samples is None or not samples.here or samples.sealed or samples.stream or not _looks_up(samples):
+                continue
+            for _, pair in SampleRows([samples], torch.device("cpu")).chunks(0, len(samples), _AT_ONCE):
+                inputs, targets = (as_floats(part, torch.float32) for part in pair)
+                try:
+                    with torch.no_grad():
+                        answers(row, inputs, targets)
+                except Exception:  # whatever the user's model raises; it may quote the row
+                    raise BadInput(
+                        f"privacy: the model or the loss fails on a {what} row of {site.name}, which has whole numbers "
+                        "that they do not take, such as tokens beyond the vocabulary; leave such rows out, or make the "
+                        "model's table larger"
+                    ) from None
+
+
+def _looks_up(samples: Samples) -> bool:
+    """Returns whether samples have whole numbers that are no bytes of images."""
+    leaves = [*trees.leaves(samples.inputs), *trees.leaves(samples.targets)]
+    return any(not part.is_floating_point() and part.dtype != torch.uint8 for part in leaves)
+
+
+def has_tokens(problem: "Prepared") -> bool:
+    """Returns whether inputs have whole numbers."""
+    return any(not part.is_floating_point() for part in trees.leaves(problem.probe.inputs))
 
 
 def _moved(part: Tensor, generator: torch.Generator) -> Tensor:

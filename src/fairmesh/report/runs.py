@@ -341,8 +341,10 @@ def check_comparable(runs: Sequence[Run]) -> None:
 def ranked(run: Run) -> tuple[list[Run], str]:
     """Returns the variants of a run and what they are ranked on: "validation", or else what they are judged on. First
     comes the one whose models the run gives to its user, then the best at the worst site (of equals, on average), and
-    those that diverged last."""
+    those that diverged last. Of a private run they keep their order, and are ranked on nothing: ""."""
     variants = run.variants()
+    if run.summary.get("privacy"):  # metrics have no noise, so that an order by them would tell of rows
+        return variants, ""
     validated = all(math.isfinite(one.over_sites("worst", "validation")) for one in variants if one.alive)
     split, sign = "validation" if validated else "test", -1 if run.higher_is_better else 1
     chosen = run.summary.get("chosen")
@@ -374,6 +376,12 @@ def choices_in_words(runs: Sequence[Run]) -> list[str]:
             continue
         tried = [variant.summary["variants"][0]["changes"] for variant in variants]
         settings = ", ".join(f"{key} {value}" for key, value in tried[0].items())
+        if not ranked_on:
+            said.append(
+                f"{run.label}: {settings} is the first of {len(variants)} candidates, and is shown; a private run is "
+                "not chosen by metrics, which have no noise"
+            )
+            continue
         text = f"{run.label}: {settings} is the best of {len(variants)} candidates on {ranked_on} data"
         text += "" if ranked_on == "validation" else ", so its numbers are too good"
         for key, value in tried[0].items():

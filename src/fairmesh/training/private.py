@@ -14,7 +14,7 @@ from fairmesh.privacy.accounting import Releases
 from fairmesh.problems.batches import Sampling
 from fairmesh.problems.objective import Objective
 from fairmesh.problems.prepared import Prepared
-from fairmesh.problems.private_data import WHERE
+from fairmesh.problems.private_data import WHERE, has_tokens
 from fairmesh.problems.private_run import PrivateRun
 from fairmesh.storage.files import private_files, write_atomically
 from fairmesh.storage.occupied import SUMMARY
@@ -83,6 +83,7 @@ def _on_model(problem: Prepared) -> list[_Rule]:
     )
     of_batches = len(problem.flat_model.momenta) > 0 or problem.batch_norm in ("local", "shared")
     together = problem.augmenter is not None and not problem.augmenter.with_model
+    tokens = "of whole numbers may make some that the model does not know, which would change other units; leave it out"
     untested = "would be measured on training rows; give each site, or the problem, a test set"
     not_stacked = f"has no gradients of single units, since torch.vmap cannot run it: {problem.why_not_stacked}"
     return [
@@ -90,6 +91,7 @@ def _on_model(problem: Prepared) -> list[_Rule]:
         _Rule(of_batches, "batch_norm", 'has statistics over a batch, which mix units; use "frozen" or "convert"'),
         _Rule(problem.flat_model.own_dim > 0, "parts", "keeps parts at a site, which are trained without noise"),
         _Rule(together, "augment", "changes rows outside of the mechanism; use a function (inputs, draw) -> inputs"),
+        _Rule(problem.augmenter is not None and has_tokens(problem), "augment", tokens),
         _Rule(not problem.held_out("test")[1], "a problem without test samples", untested),
         _Rule(bool(problem.why_not_stacked), "this model", not_stacked),
     ]

@@ -218,9 +218,12 @@ class Fewer(Data):
 
     def sites(self) -> list[Site]:
         made = with_units(self.data.sites())
+        of_units = [getattr(site.train, "units", None) is not None for site in made]
         for name, count in (("train", self.train), ("test", self.test)):
             made = with_sets(made, partial(_first, count), (name,))
-        return [replace(site, table=_changed(site)) for site in made]
+        few = {"few": "data.train keeps the first rows, so that a unit with many pushes out others; leave fewer out"}
+        told = [{**site.left_to_rows, **(few if units else {})} for site, units in zip(made, of_units)]
+        return [replace(site, table=_changed(site), left_to_rows=told[i]) for i, site in enumerate(made)]
 
 
 def _first(count: int, samples: Any, what: str) -> Any:
@@ -257,12 +260,14 @@ class Corrupted(Data):
             raise BadInput(f"corrupted lists different sites by their numbers from 0, got {list(self.corrupted)}")
 
     def left_to_rows(self) -> dict[str, str]:
-        found = self.data.left_to_rows()
+        return self.data.left_to_rows() | self._noise_by_rows()
+
+    def _noise_by_rows(self) -> dict[str, str]:
         if self.how == "inputs":
-            found["noise"] = 'data.how = "inputs" draws between the smallest and the largest value; use "labels"'
-        elif not self.settled_classes():
-            found["noise"] = "labels are drawn from those that the rows have; name the classes of the data"
-        return found
+            return {"noise": 'data.how = "inputs" draws between the smallest and the largest value; use "labels"'}
+        if self.settled_classes():
+            return {}
+        return {"noise": "labels are drawn from those that the rows have; name the classes of the data"}
 
     def sites(self) -> list[Site]:
         made = with_units(self.data.sites())
@@ -287,7 +292,7 @@ class Corrupted(Data):
                 targets = self._drawn(i, len(targets), classes)
             noisy = replace(samples[i], inputs=inputs, targets=targets)
             made[i] = replace(made[i], train=noisy.parts(), group="corrupted", table=_changed(made[i]))
-        return made
+        return [replace(site, left_to_rows={**site.left_to_rows, **self._noise_by_rows()}) for site in made]
 
     def _drawn(self, i: int, count: int, below: int) -> Tensor:
         return random_streams.integers(self._key(i), count, torch.tensor(below)).flatten()

@@ -199,6 +199,9 @@ class ImageFolder(Data):
         return ({} if self.classes else {"numbers": number}) | ({"form": form} if self.channels is None else {})
 
     def sites(self) -> list[Site]:
+        return [replace(site, left_to_rows=self.left_to_rows()) for site in self._dealt()]
+
+    def _dealt(self) -> list[Site]:
         files = _image_files(Path(self.folder))
         labels = torch.from_numpy(labels_of([path.parent.name for path in files], self.classes, self.folder))
         names = [path.parent.parent.name for path in files]

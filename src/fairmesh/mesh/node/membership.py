@@ -47,7 +47,7 @@ _ALIKE = {"inputs": ("are", _SAME_FORM), "targets": ("are", _SAME_FORM)}  # fact
 _PRIVATELY = {
     "unit": (
         "that privacy protects is",
-        "all sites must protect the same; name it as unit in the [contract], or in [data]",
+        "all sites must protect the same; name it as unit in the [contract], in [data], or as Site(unit=...)",
     )
 }
 

@@ -12,7 +12,7 @@ from fairmesh.mesh.wire.frames import Refused
 # Sites may run different versions of fairmesh, and upgrade during a run, as long as this number is the same. It changes
 # only with what a run in progress could not survive: other numbers from the same messages (also by another default
 # value), other messages or announcements, or other checkpoints. A new field whose default keeps the numbers does not.
-COMPATIBILITY = 7
+COMPATIBILITY = 8
 _COMPATIBILITY = "compatibility number of fairmesh"
 APART_S = 300.0  # seconds that do no harm: certificates begin that much in the past
 

@@ -15,5 +15,5 @@ def shown(view: View) -> Iterable[str]:
     if card["headline"]:
         yield items(text.split(": ", 1) for text in card["headline"])
     if card["sweep"]:
-        yield note(f"{card['sweep']['choice']}. All variants are ranked below.")
+        yield note(f"{card['sweep']['choice']}. All variants are below.")
     yield from map(note, [*card["notes"], *card["hints"]])

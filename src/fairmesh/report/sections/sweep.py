@@ -14,6 +14,7 @@ _SAID = {
     False: "There are no validation samples, so the variants are ranked on the {judged_on} samples, and the numbers of "
     "the first one are too good. Give sites validation samples.",
 }
+_PRIVATE = "They are in the order in which they were given: metrics have no noise, so no private run is chosen by them."
 
 
 def told(run: Run, chosen: Run) -> Json:
@@ -37,9 +38,10 @@ def shown(view: View) -> Iterable[str]:
     sweep = view.card["sweep"]
     if not sweep:
         return
-    yield f"<h3>{len(sweep['variants'])} variants, the best first</h3>"
+    ranked_on = sweep["ranked_on"]
+    yield f"<h3>{len(sweep['variants'])} variants{', the best first' if ranked_on else ''}</h3>"
     yield table(_rows(view), {0}, fold=12)
-    said = _SAID[sweep["ranked_on"] == "validation"].format(judged_on=view.card["judged_on"])
+    said = _SAID[ranked_on == "validation"].format(judged_on=view.card["judged_on"]) if ranked_on else _PRIVATE
     yield note(f"{said} All else on this page is about the first one.")
 
 
