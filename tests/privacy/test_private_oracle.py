@@ -449,10 +449,11 @@ def _weighed(outputs: Tensor, targets: Tensor) -> Tensor:
 _WEIGHT = 1.0
 
 
-def _hooked(number: float) -> nn.Module:
+def _hooked(number: float, own=()) -> nn.Module:
     model = nn.Linear(50, 1, bias=False)
     nn.init.zeros_(model.weight)
     model.register_forward_hook(functools.partial(_times_output, by=number))
+    model.hooks = own
     return model
 
 
@@ -469,6 +470,7 @@ HOLDS = {
     "a slot": lambda number: {"loss": Holding(Slotted(number))},
     "a class": lambda number: {"loss": Holding(None, number)},
     "a global": lambda number: {"loss": _with_global(number)},
+    "a list called hooks": lambda number: {"model": _hooked(1.0, [number])},
     "a hook": lambda number: {"model": _hooked(number)},
     "an augmentation": lambda number: {"augment": functools.partial(_times, by=torch.tensor(number))},
 }

@@ -226,10 +226,16 @@ class Contract:
                     f"{site.name or 'a site'}: the contract says unit = {self.unit!r}, but these samples do not say "
                     "which of them belong together; give them in fm.Site(..., units=...)"
                 )
-        shaped = self.inputs is not None and self.inputs.shape is not None
-        left = [{k: told for k, told in site.left_to_rows.items() if not (shaped and k == "form")} for site in sites]
-        named = [replace(site, unit=self.unit or site.unit, left_to_rows=of) for site, of in zip(sites, left)]
+        named = [
+            replace(site, unit=self.unit or site.unit, left_to_rows=self.not_settled(site.left_to_rows))
+            for site in sites
+        ]
         return with_sets(named, lambda samples, where: self._taken(Samples.of(samples, where), where).parts())
+
+    def not_settled(self, left_to_rows: Mapping[str, str]) -> dict[str, str]:
+        """Returns what is still left to single rows: not the form of inputs whose shape the contract has."""
+        shaped = self.inputs is not None and self.inputs.shape is not None
+        return {name: told for name, told in left_to_rows.items() if not (shaped and name == "form")}
 
     def _taken(self, samples: Samples, where: str) -> Samples:
         if not (isinstance(samples.inputs, Tensor) and isinstance(samples.targets, Tensor)):

@@ -140,17 +140,23 @@ def _object_in_words(value: Any, depth: int, folder: str) -> Any:
     return f"{type(value).__qualname__} {_anywhere(repr(value), folder)}"
 
 
-def held_values(problem: "Prepared") -> str:
+def digest_of_now(problem: "Prepared") -> str:
+    """Returns a digest of all that gradients and losses follow from besides rows, as it is now: model, loss and
+    settings, also the numbers inside of the user's objects."""
+    return digest_of(identity_of(problem, {}) | {"held": _held_values(problem)})
+
+
+def _held_values(problem: "Prepared") -> str:
     """Returns a digest of the numbers, texts and tensors that a problem's model, loss and other objects hold now. An
     identity leaves them out, since they may change while the objects are used."""
     settings = {name: value for name, value in problem.settings().items() if name not in NOT_PART["Problem"]}
-    hasher, seen, left = hashlib.sha256(), set[int](), [("", [problem.initial_model(0), settings])]
+    hasher, seen, left = hashlib.sha256(), dict[int, Any](), [("", [problem.initial_model(0), settings])]
     while left:  # no recursion, since objects may hold each other
         name, thing = left.pop()
         parts = _parts_of(thing)
         hash_into(hasher, name, _alone(thing) if parts is None else type(thing).__qualname__, "\0")
         if parts and id(thing) not in seen:
-            seen.add(id(thing))
+            seen[id(thing)] = thing  # kept alive, so that no other object gets its number
             left += sorted(((_anywhere(str(key)), part) for key, part in parts.items()), key=lambda pair: pair[0])
     return hasher.hexdigest()
 
@@ -190,11 +196,9 @@ def _parts_of(thing: Any) -> Mapping[Any, Any] | None:
         own = _is_own(thing) and not _is_installed(thing)
         return {name: value for name, value in vars(thing).items() if name[:2] != "__"} if own else None
     if isinstance(thing, nn.Module):  # parameters and buffers are in the identity
-        kept = ("_modules", "_forward_hooks", "_forward_pre_hooks")
-        held = {name: value for name, value in vars(thing).items() if name not in _OF_MODULES or name in kept}
-        return {key: list(value.values()) if "hooks" in key else value for key, value in held.items()} | _class_of(
-            thing
-        )
+        own = {name: value for name, value in vars(thing).items() if name not in _OF_MODULES}
+        hooks = [*thing._forward_hooks.values(), *thing._forward_pre_hooks.values()]  # their keys count all hooks
+        return own | {"modules": thing._modules, "hooks of torch": hooks} | _class_of(thing)
     own = _is_own(type(thing)) and not _is_installed(type(thing))
     if own or dataclasses.is_dataclass(thing) or isinstance(thing, SimpleNamespace | Namespace):
         slots = [

@@ -1,7 +1,7 @@
 """What a private run asks of data, model and loss. It is checked when a problem is prepared, before the training rows
 are sealed."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -33,8 +33,7 @@ def check_private_data(problem: "Prepared") -> None:
     """Raises BadInput if training rows would show in another way than by noised sums, or have no gradients by unit."""
     refuse_open_tables(problem.sites)
     for site in problem.sites:
-        for told in site.left_to_rows.values():
-            raise BadInput(f"privacy: {site.name}: {told} {WHERE}")
+        _refuse_left_to_rows(site.left_to_rows, f"{site.name}: ")
     _refuse_shared_memory(problem.sites)
     for i, site in enumerate(problem.sites):
         where = f"site {i} ({site.name})"
@@ -71,10 +70,12 @@ def refuse_open_tables(sites: Sequence[Site]) -> None:
 def refuse_left_to_rows(data: Data, contract: Contract | None) -> None:
     """Raises BadInput if the settings of the data let single rows decide something about all others."""
     left = data.left_to_rows()
-    if contract is not None and contract.inputs is not None and contract.inputs.shape:
-        left.pop("form", None)
-    for told in left.values():
-        raise BadInput(f"privacy: {told} {WHERE}")
+    _refuse_left_to_rows(left if contract is None else contract.not_settled(left))
+
+
+def _refuse_left_to_rows(left: Mapping[str, str], whose: str = "") -> None:
+    if left:
+        raise BadInput(f"privacy: {whose}{next(iter(left.values()))} {WHERE}")
 
 
 def _check_units(samples: Samples, unit: str, where: str) -> None:

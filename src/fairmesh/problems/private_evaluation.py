@@ -10,7 +10,7 @@ from fairmesh.numerics import SECRET_BYTES, trees
 from fairmesh.privacy.accounting import noise_for
 from fairmesh.privacy.secret_draws import ModelDigests, SecretDraws
 from fairmesh.privacy.settings import Privacy
-from fairmesh.problems.identity import digest_of, fingerprint, held_values, identity_of
+from fairmesh.problems.identity import digest_of_now, fingerprint
 from fairmesh.problems.prepared import Prepared
 from fairmesh.problems.private_run import loss_clip_of
 from fairmesh.problems.row_loss import answering, as_floats
@@ -47,8 +47,8 @@ class NoisedEvaluation:
             raise ValueError("a site without test rows, or a problem without privacy, has no noised evaluation")
         self._problem, self._test, self._noise = problem, test, noise
         self._loss_clip = loss_clip_of(problem, problem.privacy)
-        what = f"{digest_of(identity_of(problem, {}))} {held_values(problem)}"  # model and loss
-        bound = f"evaluation {problem.privacy} {noise} {self._loss_clip} {fingerprint(test)} {what}".encode()
+        of_model = f"{fingerprint(test)} {digest_of_now(problem)}"
+        bound = f"evaluation {problem.privacy} {noise} {self._loss_clip} {of_model}".encode()
         self._key = hashlib.blake2b(bound, digest_size=SECRET_BYTES, key=secret).digest()
 
     def digest(self, row: Tensor) -> str:

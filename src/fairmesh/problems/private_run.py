@@ -18,7 +18,7 @@ from fairmesh.errors import BadInput
 from fairmesh.numerics import SECRET_BYTES, trees
 from fairmesh.privacy.accounting import ACCOUNTANT, Releases, epsilon_of, noise_for, static_shape
 from fairmesh.privacy.settings import Privacy
-from fairmesh.problems.identity import digest_of, fingerprint, held_values, identity_of
+from fairmesh.problems.identity import digest_of_now, fingerprint
 from fairmesh.problems.model_for_sites import shape_of
 
 if TYPE_CHECKING:
@@ -99,10 +99,7 @@ class PrivateRun:
         (replicas, count), sites, seeds = nodes.shape, nodes.sites.tolist(), nodes.seeds.tolist()
         own = len(self.secrets) > 1 or self.charge is not None  # a secret for each site, as between organisations
         secrets = itertools.cycle(self.secrets)
-        # What gradients follow from besides rows: model, loss, augmentation, also numbers inside of the user's objects.
-        problems = [
-            digest_of(identity_of(split, {}) | {"held": held_values(split)}) for split in nodes.problem.every_split
-        ]
+        problems = [digest_of_now(split) for split in nodes.problem.every_split]
         keys = []
         for r, i in itertools.product(range(replicas), range(count)):
             samples, site = nodes.site(r, i)[1].train, sites[r][i]

@@ -223,7 +223,7 @@ class Fewer(Data):
             made = with_sets(made, partial(_first, count), (name,))
         few = {"few": "data.train keeps the first rows, so that a unit with many pushes out others; leave fewer out"}
         told = [{**site.left_to_rows, **(few if units else {})} for site, units in zip(made, of_units)]
-        return [replace(site, table=_changed(site), left_to_rows=told[i]) for i, site in enumerate(made)]
+        return [replace(site, table=_changed(site), left_to_rows=left) for site, left in zip(made, told)]
 
 
 def _first(count: int, samples: Any, what: str) -> Any:
