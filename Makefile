@@ -13,9 +13,10 @@ demo: $(INSTALLED)
 	$(BIN)/fairmesh demo
 
 # Two processes of one thread each: with more threads than cores, small tensor operations wait for each other. A file's
-# tests stay together, since many share a mesh or ranks that take long to start. Bytecode is kept even where the
-# environment says otherwise: without it, every process of the tests compiles the package and its own tests again.
-PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
+# tests stay together, since many share a mesh or ranks that take long to start; they run in the order of
+# tests/conftest.py. Bytecode is kept even where the environment says otherwise: without it, every process of the tests
+# compiles the package and its own tests again.
+PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 # At most five minutes on two cores: a cover of every product of parameters, and one run of each kind over processes.
 # The checks run next to the tests, since the type checker uses one core.

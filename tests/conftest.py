@@ -14,6 +14,8 @@ load_profile()
 
 
 QUICK_CASES = 3  # of a test with more than that many, unless it says otherwise
+# Their files have few tests that take long. They begin first: one that begins last leaves the other processes idle.
+LONG = ("tests/journeys/", "tests/mesh/", "tests/nvflare/", "tests/cluster/", "tests/docs/")
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -21,7 +23,8 @@ def pytest_collection_modifyitems(items):
     """Marks as slow all but some cases of each test with many. The quick ones are the first of `QUICK_CASES` equal
     shares of its cases, in the order in which they are written down. `@pytest.mark.quick_cases(count)` asks for another
     number, and `quick_cases("all")` for all that are not marked as slow themselves. No member of a family depends on
-    this rule: tests/contracts/test_every_member.py has a quick case of each. What `tests/api` checks costs nothing."""
+    this rule: tests/contracts/test_every_member.py has a quick case of each. What `tests/api` checks costs nothing.
+    Then puts files of long tests first."""
     cases = defaultdict(list)
     for item in items:
         marker = item.get_closest_marker("quick_cases")
@@ -32,6 +35,7 @@ def pytest_collection_modifyitems(items):
         quick = {k * len(of_one_test) // count for k in range(count)}
         for k in set(range(len(of_one_test))) - quick:
             of_one_test[k].add_marker(pytest.mark.slow)
+    items.sort(key=lambda item: not item.nodeid.startswith(LONG))
 
 
 @pytest.fixture(autouse=True)
