@@ -65,6 +65,25 @@ def test_units_count_as_the_means_over_their_rows(rows):
     assert float(_sums(problem, row)["accuracy"]) == pytest.approx(float((2 * right - 1).sum()))
 
 
+def _cross_entropy_of_shares(outputs, targets):
+    return nn.functional.binary_cross_entropy(outputs.squeeze(-1), targets)
+
+
+def test_rows_on_which_the_users_code_raises_count_as_the_worst():
+    """It does not raise at the initial model. Else one of them would end the run, which others see."""
+    inputs, clip, model = torch.linspace(-0.4, 0.4, 10).unsqueeze(1).repeat(1, 4), 3.0, nn.Linear(4, 1)
+    nn.init.zeros_(model.weight)
+    nn.init.constant_(model.bias, 0.5)
+    inputs[[2, 7]] = 9.0
+    train, test = (torch.zeros(30, 4), torch.zeros(30)), fm.data.Samples(inputs, torch.ones(10))
+    settings = {"privacy": fm.Privacy(4, 1e-4, loss_clip=clip), "loss": _cross_entropy_of_shares}
+    problem = prepare(fm.Problem(model, [fm.Site(train, test=test)], **settings))
+    losses = -(inputs[:, 0].double() + 0.5).log()
+    losses[[2, 7]] = clip
+    found = _sums(problem, torch.tensor([1.0, 0.0, 0.0, 0.0, 0.5]))
+    assert float(found["loss"]) == pytest.approx(float((2 * losses.clamp(0, clip) / clip - 1).sum()), rel=1e-5)
+
+
 def test_noise_has_the_deviation_that_the_ledger_was_charged_for(rows):
     inputs, labels, units = rows
     problem, row, noise = _problem(inputs, labels, units), torch.zeros(CLASSES * 5), 0.3

@@ -194,6 +194,43 @@ def test_rows_of_one_unit_never_change_what_another_one_contributes(lengths):
     assert float((sums[1] - (len(lengths) - 1) / len(lengths) * sums[0]).norm()) <= CLIP * 1.001
 
 
+def _shares(weight: float, bias: float) -> tuple[nn.Module, Tensor]:
+    """Returns a model that guesses one half, and parameters at which it does not. Its loss raises beyond 0 and 1."""
+    model = nn.Linear(3, 1)
+    nn.init.zeros_(model.weight)
+    nn.init.constant_(model.bias, 0.5)
+    return model, torch.tensor([weight, 0.0, 0.0, bias]).expand(1, 2, -1)
+
+
+def _cross_entropy_of_shares(outputs: Tensor, targets: Tensor) -> Tensor:
+    return nn.functional.binary_cross_entropy(outputs.squeeze(-1), targets)
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+def test_units_on_which_the_users_code_raises_contribute_nothing_and_end_no_run(rows):
+    """It did not raise at the initial model. Had a single unit ended the run, its end would tell of the unit."""
+    model, models = _shares(1.0, 0.5)
+    x, y = torch.linspace(-0.4, 0.4, 12 * rows).unsqueeze(1).repeat(1, 3), torch.ones(12 * rows)
+    units, bad = np.arange(12 * rows) // rows, x.clone()
+    bad[2 * rows], bad[7 * rows] = 9.0, -9.0
+    kept = np.isin(units, (2, 7), invert=True)
+
+    def sums(x: Tensor, y: Tensor, units: np.ndarray) -> Tensor:
+        sites = [fm.Site((x, y), units=units)] * 2
+        of = problem(model, sites, privacy=PRIVACY, loss=_cross_entropy_of_shares)
+        return len(np.unique(units)) * released(oracle_of(of, private_run(of, NOISELESS)), models)[1][0].double()
+
+    assert torch.allclose(sums(bad, y, units), sums(x[kept], y[kept], units[kept]), atol=1e-4)
+
+
+def test_code_that_raises_whatever_the_rows_are_is_not_hidden():
+    model, models = _shares(0.0, 2.0)
+    sites = [fm.Site((torch.zeros(8, 3), torch.ones(8)))] * 2
+    of = problem(model, sites, privacy=PRIVACY, loss=_cross_entropy_of_shares)
+    with pytest.raises(RuntimeError, match="between 0 and 1"):
+        released(oracle_of(of, private_run(of, NOISELESS)), models)
+
+
 @pytest.mark.parametrize("draws", [False, True], ids=["augmentation", "dropout"])
 def test_how_many_rows_one_unit_has_changes_no_other_units_gradient(draws):
     """Rows are repeated up to a fixed number, which augmentation sees, and public draws have the shape of."""
@@ -449,6 +486,26 @@ def _weighed(outputs: Tensor, targets: Tensor) -> Tensor:
 _WEIGHT = 1.0
 
 
+def _with_function(number: float):
+    globals()["_called"] = _once if number == 1.0 else _more
+    return _calling
+
+
+def _once(outputs: Tensor) -> Tensor:
+    return outputs
+
+
+def _more(outputs: Tensor) -> Tensor:
+    return (1.0 + 1e-6) * outputs
+
+
+def _calling(outputs: Tensor, targets: Tensor) -> Tensor:
+    return nn.functional.mse_loss(_called(outputs).squeeze(-1), targets)
+
+
+_called = None
+
+
 def _hooked(number: float, own=()) -> nn.Module:
     model = nn.Linear(50, 1, bias=False)
     nn.init.zeros_(model.weight)
@@ -470,6 +527,7 @@ HOLDS = {
     "a slot": lambda number: {"loss": Holding(Slotted(number))},
     "a class": lambda number: {"loss": Holding(None, number)},
     "a global": lambda number: {"loss": _with_global(number)},
+    "a function that it calls": lambda number: {"loss": _with_function(number)},
     "a list called hooks": lambda number: {"model": _hooked(1.0, [number])},
     "a hook": lambda number: {"model": _hooked(number)},
     "an augmentation": lambda number: {"augment": functools.partial(_times, by=torch.tensor(number))},

@@ -312,6 +312,7 @@ def test_sites_tell_what_single_rows_have_decided_whoever_makes_them(tmp_path):
         (fm.data.ImageFolder(folder, classes=("healthy", "ill")), "data.channels"),
         (fm.data.Corrupted(named, how="inputs"), "smallest"),
         (fm.data.Fewer(dataclasses.replace(named, unit="^(.[0-9]+)"), train=9), "data.train"),
+        (fm.data.Corrupted(dataclasses.replace(named, unit="^(.[0-9]+)")), "place of a row"),
     ):
         with refused(said, "A"):
             problem(data.sites(), model)
@@ -319,6 +320,16 @@ def test_sites_tell_what_single_rows_have_decided_whoever_makes_them(tmp_path):
     shaped = fm.data.Contract(inputs=inputs, target=target)
     unnamed = fm.data.ImageFolder(folder, classes=("healthy", "ill"))
     assert fm.Experiment(unnamed, contract=shaped, privacy=PRIVACY, sampling=fm.Sampling(batch=8)).problem().n == 2
+
+
+@pytest.mark.filterwarnings("ignore::fairmesh.data.units.LeftOutWarning")
+def test_dates_of_one_unit_do_not_leave_out_rows_of_others(tmp_path):
+    made = experiment(tmp_path)
+    arrays = dict(np.load(made.data.file))
+    np.savez(made.data.file, day=np.arange(180) % 7, **arrays)
+    with refused("data.time", "patient", "leave time out"):
+        dataclasses.replace(made, data=dataclasses.replace(made.data, time="day")).problem()
+    assert made.problem().n == 3
 
 
 @pytest.mark.parametrize("of", ["train", "test"])
@@ -340,6 +351,34 @@ def test_tokens_beyond_a_vocabulary_are_refused_without_a_word_on_the_row(of):
         assert str(token) not in str(caught.value)
     with refused("augment", "whole numbers"):
         fm.train(problem(texts(9), model, augment=lambda inputs, draw: inputs.flip(-1)), rounds=1)
+
+
+class Coded(nn.Module):
+    """A model that looks up a column of a table of floats."""
+
+    def __init__(self):
+        super().__init__()
+        self.codes, self.layer = nn.Embedding(4, 3), nn.Linear(FEATURES + 2, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(torch.cat([x[:, 1:], self.codes(x[:, 0].long())], dim=1))
+
+
+def test_codes_that_a_model_reads_from_floats_are_refused_beyond_its_table():
+    def sites(code: float) -> list[fm.Site]:
+        inputs = torch.randn(2, 40, FEATURES, generator=torch.Generator().manual_seed(0))
+        inputs[:, :, 0] = torch.arange(40) % 4
+        inputs[0, 7, 0] = code
+        return [fm.Site((part, part[:, 1:2]), test=(part + 0, part[:, 1:2])) for part in inputs]
+
+    privacy = dataclasses.replace(PRIVACY, loss_clip=4.0)
+    assert prepare(problem(sites(3.0), Coded(), privacy=privacy)).n == 2
+    for code in (4.0, -1.0):
+        with refused("train row of node 0", "vocabulary"):
+            problem(sites(code), Coded(), privacy=privacy)
+    with refused("augment", "whole numbers"):
+        augmented = problem(sites(3.0), Coded(), privacy=privacy, augment=lambda inputs, draw: 1.0 * inputs)
+        fm.train(augmented, rounds=1)
 
 
 def test_units_have_a_noun_of_their_own():
@@ -599,7 +638,7 @@ def test_server_that_does_not_weigh_by_losses_spends_nothing_on_them():
 
 
 def test_records_tell_at_least_what_any_site_has_spent():
-    sites = [site(k, patients=count) for k, count in enumerate((24, 60, 900))]
+    sites = [site(k, patients=count) for k, count in enumerate((24, 25, 60, 61, 62, 900))]
     private = Plan.of(problem(sites, sampling=fm.Sampling(batch=20)), rounds=40).private
     for rounds in (1, 5, 20, 39):
         assert private.spent(rounds) >= private.largest_spent(rounds)

@@ -256,7 +256,9 @@ class Grouped(NamedTuple):
         if self.identifiers is None:
             return site
         named = {k: self.identifiers[np.asarray(some)] for k, some in rows.items() if some is not None}
-        return replace(site, units=named, unit=self.unit)
+        dates = f"data.time leaves out rows of each {self.unit} by when others were first there; leave time out"
+        left = {} if self.times is None else {"time": dates}
+        return replace(site, units=named, unit=self.unit, left_to_rows={**site.left_to_rows, **left})
 
     def division(
         self, rows: np.ndarray, targets: Tensor, share: float, generator: np.random.Generator

@@ -18,7 +18,7 @@ _CUT = 1e-5  # chance that a draw has more units than the static shape holds; ac
 _INTERVAL = 2e-3  # of the discretized privacy loss, which is rounded up: epsilon is less than 0.1 % too large
 _COARSE = 4e-3  # relative; how much larger epsilon is, about, on the grid on which noise is sought
 _COARSEST = 8  # intervals of the usual grid in one of a coarser grid
-_TOLERANCE = 3e-3  # relative; the noise that is found spends at most the budget, and at least this share less
+TOLERANCE = 3e-3  # relative; the noise that is found spends at most the budget, and at least this share less
 _LARGEST_NOISE = 1e6
 ACCOUNTANT = "dp-accounting, privacy loss distributions of truncated Poisson sampling"
 
@@ -115,12 +115,12 @@ def _noise(epsilon: float, delta: float, units: int, batch: int, count: int, bef
     noise, less = _by_limit(epsilon, delta, rate, count), _by_limit(1.1 * epsilon, delta, rate, count)
     slope = math.log(1.1) / math.log(less / noise) if 0 < less < noise else -1.0
     noise = min(max(noise, 2 * low), high / 2)
-    target = math.log(epsilon * (1 - _TOLERANCE / 2))
+    target = math.log(epsilon * (1 - TOLERANCE / 2))
     points: list[tuple[float, float]] = []
     for _ in range(60):
         found = spent(noise)
         low, high = (low, noise) if found <= epsilon else (noise, high)
-        if found <= epsilon <= found * (1 + _TOLERANCE) or high / low < 1 + 1e-5:
+        if found <= epsilon <= found * (1 + TOLERANCE) or high / low < 1 + 1e-5:
             break
         points.append((math.log(noise), math.log(max(found, 1e-9)) if found < math.inf else math.inf))
         noise = _next(points, target, low, high, slope)

@@ -135,7 +135,7 @@ def _object_in_words(value: Any, depth: int, folder: str) -> Any:
         if not _is_own(value):
             return f"{value.__module__}.{name}"
         return f"{name} {hashed(code_in_words(value, depth))}" if depth < _DEPTH else name
-    if _is_own(type(value)) and not _is_installed(type(value)) and hasattr(value, "__dict__"):
+    if _is_users(type(value)) and hasattr(value, "__dict__"):
         return {"class": described(type(value), depth), "attributes": sorted(vars(value))}
     return f"{type(value).__qualname__} {_anywhere(repr(value), folder)}"
 
@@ -193,13 +193,13 @@ def _parts_of(thing: Any) -> Mapping[Any, Any] | None:
     if isinstance(thing, FunctionType):
         return _parts_of_function(thing)
     if isinstance(thing, type):
-        own = _is_own(thing) and not _is_installed(thing)
+        own = _is_users(thing)
         return {name: value for name, value in vars(thing).items() if name[:2] != "__"} if own else None
     if isinstance(thing, nn.Module):  # parameters and buffers are in the identity
         own = {name: value for name, value in vars(thing).items() if name not in _OF_MODULES}
         hooks = [*thing._forward_hooks.values(), *thing._forward_pre_hooks.values()]  # their keys count all hooks
         return own | {"modules": thing._modules, "hooks of torch": hooks} | _class_of(thing)
-    own = _is_own(type(thing)) and not _is_installed(type(thing))
+    own = _is_users(type(thing))
     if own or dataclasses.is_dataclass(thing) or isinstance(thing, SimpleNamespace | Namespace):
         slots = [
             name for base in type(thing).__mro__ for name in getattr(base, "__slots__", ()) if hasattr(thing, name)
@@ -214,14 +214,27 @@ def _class_of(thing: Any) -> dict[str, Any]:
 
 
 def _parts_of_function(function: FunctionType) -> dict[str, Any]:
-    """Returns defaults, what the function has from the function around it, and the plain globals that it names."""
+    """Returns the code, defaults, what the function has from the function around it, and the globals that it names:
+    values, and the user's own functions and classes, also those of a module of the user's own."""
     if not _is_own(function):
         return {}
     closure = dict(zip(function.__code__.co_freevars, function.__closure__ or ()))
     cells = {name: cell.cell_contents for name, cell in closure.items() if cell != CellType()}
-    named = {name: function.__globals__[name] for name in function.__code__.co_names if name in function.__globals__}
-    plain = {name: value for name, value in named.items() if not isinstance(value, ModuleType | type | FunctionType)}
-    return {"defaults": function.__defaults__, "keywords": function.__kwdefaults__, "closure": cells, "globals": plain}
+    names = _names_in(function.__code__)
+    named = {name: function.__globals__[name] for name in names if name in function.__globals__}
+    modules = {name: vars(value) for name, value in named.items() if isinstance(value, ModuleType) and _is_users(value)}
+    for alias, inside in modules.items():
+        named |= {f"{alias}.{name}": inside[name] for name in names if name in inside}
+    held = {name: value for name, value in named.items() if not isinstance(value, ModuleType)}
+    held = {k: v for k, v in held.items() if not isinstance(v, type | FunctionType) or _is_users(v)}
+    around = {"defaults": function.__defaults__, "keywords": function.__kwdefaults__, "closure": cells}
+    return around | {"globals": held, "code": _text(function.__code__)}
+
+
+def _names_in(code: CodeType) -> set[str]:
+    """Returns the names that code uses, also that of functions inside of it."""
+    inside = [_names_in(const) for const in code.co_consts if isinstance(const, CodeType)]
+    return {*code.co_names}.union(*inside)
 
 
 def _values(thing: Any) -> dict[str, Any]:
@@ -253,13 +266,19 @@ def _module_in_words(module: nn.Module) -> str:
 
 def _is_own(function: Any) -> bool:
     """Returns whether a function or class is the user's own, or of a package other than torch and fairmesh."""
-    return (getattr(function, "__module__", None) or "").split(".")[0] not in ("torch", "fairmesh", "builtins")
+    return _module_of(function).split(".")[0] not in ("torch", "fairmesh", "builtins")
 
 
-def _is_installed(kind: type) -> bool:
-    file = getattr(sys.modules.get(kind.__module__), "__file__", None) or ""
-    standard = kind.__module__.split(".")[0] in sys.stdlib_module_names
-    return standard or "site-packages" in file or "dist-packages" in file
+def _is_users(thing: Any) -> bool:
+    """Returns whether a function, a class or a module is the user's own, and of no installed package."""
+    name = _module_of(thing)
+    file = getattr(sys.modules.get(name), "__file__", None) or ""
+    installed = name.split(".")[0] in sys.stdlib_module_names or "site-packages" in file or "dist-packages" in file
+    return _is_own(thing) and not installed
+
+
+def _module_of(thing: Any) -> str:
+    return thing.__name__ if isinstance(thing, ModuleType) else getattr(thing, "__module__", None) or ""
 
 
 def code_in_words(function: Any, depth: int = 0) -> str:
@@ -285,7 +304,7 @@ def class_in_words(kind: type, depth: int = 0) -> str:
     not from one of an installed package."""
     texts = []
     for base in kind.__mro__:
-        if base is kind or (_is_own(base) and not _is_installed(base)):
+        if base is kind or _is_users(base):
             functions = {name: value for name, value in vars(base).items() if isinstance(value, FunctionType)}
             texts.append(f"{base.__qualname__} {[code_in_words(functions[name], depth) for name in sorted(functions)]}")
     return " ".join(texts)

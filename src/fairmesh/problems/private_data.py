@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fairmesh.data.contract import Contract
 from fairmesh.data.datasets.base import Data
@@ -152,14 +152,15 @@ def _refuse_mixing(problem: "Prepared") -> None:
 
 
 def _refuse_failing_rows(problem: "Prepared") -> None:
-    """Refuses whole numbers that the model or the loss cannot take, such as tokens beyond a vocabulary: in a round they
-    would end the run, or change the gradients of other units, since torch looks them up in one table of all units."""
+    """Refuses rows that the model or the loss cannot take, such as codes beyond a vocabulary, also those that a model
+    reads from floats: in a round they would end the run, or change the gradients of other units, since torch looks them
+    up in one table of all units."""
     answers = answering(problem.flat_model, problem.loss, problem.at_once(torch.device("cpu")))
     row = problem.probe.row.float().unsqueeze(0)
     for site in problem.sites:
         for what in ("train", "test", "validation"):
             samples = getattr(site, what)
-            if samples is None or not samples.here or samples.sealed or samples.stream or not _looks_up(samples):
+            if samples is None or not samples.here or samples.sealed or samples.stream:
                 continue
             for _, pair in SampleRows([samples], torch.device("cpu")).chunks(0, len(samples), _AT_ONCE):
                 inputs, targets = (as_floats(part, torch.float32) for part in pair)
@@ -168,21 +169,16 @@ def _refuse_failing_rows(problem: "Prepared") -> None:
                         answers(row, inputs, targets)
                 except Exception:  # whatever the user's model raises; it may quote the row
                     raise BadInput(
-                        f"privacy: the model or the loss fails on a {what} row of {site.name}, which has whole numbers "
-                        "that they do not take, such as tokens beyond the vocabulary; leave such rows out, or make the "
+                        f"privacy: the model or the loss fails on a {what} row of {site.name}, which has numbers that "
+                        "they do not take, such as tokens beyond the vocabulary; leave such rows out, or make the "
                         "model's table larger"
                     ) from None
 
 
-def _looks_up(samples: Samples) -> bool:
-    """Returns whether samples have whole numbers that are no bytes of images."""
-    leaves = [*trees.leaves(samples.inputs), *trees.leaves(samples.targets)]
-    return any(not part.is_floating_point() and part.dtype != torch.uint8 for part in leaves)
-
-
 def has_tokens(problem: "Prepared") -> bool:
-    """Returns whether inputs have whole numbers."""
-    return any(not part.is_floating_point() for part in trees.leaves(problem.probe.inputs))
+    """Returns whether inputs have whole numbers, or the model looks some up."""
+    tables = any(isinstance(layer, nn.Embedding | nn.EmbeddingBag) for layer in problem.initial_model(0).modules())
+    return tables or any(not part.is_floating_point() for part in trees.leaves(problem.probe.inputs))
 
 
 def _moved(part: Tensor, generator: torch.Generator) -> Tensor:

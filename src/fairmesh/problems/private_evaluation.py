@@ -74,20 +74,32 @@ class NoisedEvaluation:
         """Returns the sum over the units of each number, which lies in [-1, 1] for every unit."""
         problem, test = self._problem, self._test
         answers = answering(problem.flat_model, problem.loss, problem.at_once(torch.device("cpu")))
-        rows, of_rows = row.detach().cpu().float().unsqueeze(0), dict[str, list[Tensor]]()
-        for first in range(0, len(test), _AT_ONCE):
-            here = slice(first, first + _AT_ONCE)
-            inputs, targets = (as_floats(trees.at(part, here), torch.float32) for part in (test.inputs, test.targets))
-            outputs, losses = answers(rows, inputs, targets)
+        rows, worst = row.detach().cpu().float().unsqueeze(0), {"loss": 1.0, "accuracy": 0.0}
+        names = ("loss", "accuracy") if problem.classes else ("loss",)
+
+        def numbers(first: int, end: int) -> list[Tensor]:
+            """Returns the numbers of rows, the worst ones where the model or the loss raises: else a single row would
+            end the run."""
+            parts = (trees.at(part, slice(first, end)) for part in (test.inputs, test.targets))
+            inputs, targets = (as_floats(part, torch.float32) for part in parts)
+            try:
+                outputs, losses = answers(rows, inputs, targets)
+            except Exception:  # whatever the user's code raises
+                if end - first == 1:
+                    return [torch.tensor([worst[name]], dtype=torch.float64) for name in names]
+                middle = (first + end) // 2
+                return [torch.cat(pair) for pair in zip(numbers(first, middle), numbers(middle, end))]
             bounded = torch.where(losses[0].isfinite(), losses[0].double(), self._loss_clip)
-            of_rows.setdefault("loss", []).append(bounded.clamp(0.0, self._loss_clip) / self._loss_clip)
-            if problem.classes:
-                of_rows.setdefault("accuracy", []).append(problem.right(outputs[0], targets).double())
+            share = bounded.clamp(0.0, self._loss_clip) / self._loss_clip
+            return [share, problem.right(outputs[0], targets).double()] if problem.classes else [share]
+
+        starts = range(0, len(test), _AT_ONCE)
+        chunks = [numbers(first, min(first + _AT_ONCE, len(test))) for first in starts]
         owners = torch.arange(len(test)) if test.units is None else test.units.unique(return_inverse=True)[1]
         counts = owners.bincount().double()
 
-        def summed(shares: list[Tensor]) -> Tensor:
+        def summed(shares: tuple[Tensor, ...]) -> Tensor:
             means = torch.zeros(len(counts), dtype=torch.float64).index_add_(0, owners, torch.cat(shares)) / counts
             return (2 * means.clamp(0.0, 1.0) - 1).sum()
 
-        return {name: summed(shares) for name, shares in of_rows.items()}
+        return {name: summed(shares) for name, shares in zip(names, zip(*chunks))}

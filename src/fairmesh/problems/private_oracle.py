@@ -5,7 +5,9 @@ and divides by the number of units that it expects. Gradient and loss come from 
 happens to them later, such as weights, momentum, compression and gossip, uses no rows.
 """
 
+import contextlib
 import functools
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, NoReturn
 
@@ -19,6 +21,7 @@ from fairmesh.errors import BadInput
 from fairmesh.numerics import random_streams, trees
 from fairmesh.numerics.random_streams import Draw, SecretIdentities
 from fairmesh.numerics.round_cache import RoundCache
+from fairmesh.numerics.tracing import values_readable
 from fairmesh.privacy.accounting import shared_noise
 from fairmesh.privacy.secret_draws import ModelDigests, SecretDraws
 from fairmesh.problems.batches import RowSource
@@ -192,12 +195,36 @@ class PrivateOracle:
         for first in range(0, count, at_once):
             here = slice(first, first + at_once)
             taken = self._units.taken(numbers[:, here], None if offsets is None else offsets[:, here])
-            batch = UnitBatch(*taken, unit_keys[:, here])
-            factors = functools.partial(mechanism.factors, present=present[:, here])
-            sums, values = self._gradients.sums(rows, batch, factors)
+            sums, values = self._summed(rows, UnitBatch(*taken, unit_keys[:, here]), present[:, here])
             gradients += sums
             losses += mechanism.clipped_losses(values, present[:, here]).sum(dim=1, keepdim=True)
         return Clipped(gradients, losses)
+
+    def _summed(self, rows: Tensor, batch: UnitBatch, present: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns the sums (nodes, dim) of the units' clipped gradients, and the units' losses (nodes, units). Where
+        the model or the loss raises, as it may on numbers that it has not met before, units are evaluated one by one,
+        and those on which it raises count as if their gradients were not finite: else a single unit would decide when
+        the run ends."""
+
+        def sums(rows: Tensor, batch: UnitBatch, present: Tensor) -> tuple[Tensor, Tensor]:
+            return self._gradients.sums(rows, batch, functools.partial(self._mechanism.factors, present=present))
+
+        try:
+            return sums(rows, batch, present)
+        except Exception:  # whatever the user's code raises
+            if not values_readable(rows):
+                raise
+            first = batch.at(slice(None), slice(1))
+            blank = [trees.mapped(torch.zeros_like, part) for part in (first.inputs, first.targets)]
+            sums(rows, UnitBatch(*blank, first.weights, first.keys), present[:, :1])  # raises if rows are not why
+        gradients = torch.zeros(rows.shape, dtype=torch.float64)
+        losses = torch.full(present.shape, torch.nan, dtype=rows.dtype)
+        for k, j in itertools.product(*map(range, present.shape)):
+            node, unit = slice(k, k + 1), slice(j, j + 1)
+            with contextlib.suppress(Exception):
+                summed, losses[node, unit] = sums(rows[node], batch.at(node, unit), present[node, unit])
+                gradients[node] += summed
+        return gradients, losses
 
 
 def _refused(what: str) -> Callable[..., Any]:

@@ -16,7 +16,7 @@ from fairmesh.data.sealed import sealed
 from fairmesh.data.site import Site
 from fairmesh.errors import BadInput
 from fairmesh.numerics import SECRET_BYTES, trees
-from fairmesh.privacy.accounting import ACCOUNTANT, Releases, epsilon_of, noise_for, static_shape
+from fairmesh.privacy.accounting import ACCOUNTANT, TOLERANCE, Releases, epsilon_of, noise_for, static_shape
 from fairmesh.privacy.settings import Privacy
 from fairmesh.problems.identity import digest_of_now, fingerprint
 from fairmesh.problems.model_for_sites import shape_of
@@ -112,10 +112,14 @@ class PrivateRun:
     def spent(self, rounds: int) -> float:
         """Returns the largest epsilon of any site after so many rounds, for records. Within the run it is rounded up to
         that of the next fiftieth, since each number takes long to compute. Of sites whose noise is for one budget,
-        either the one with the highest sampling rate has spent most or the one with the lowest."""
+        either the one with the highest sampling rate has spent most or the one with the lowest, up to the tolerance
+        of that noise."""
         slowest, *_, fastest = sorted((*self.releases, *self.releases), key=lambda release: release.rate)
         step = math.ceil(self.rounds / _FRACTIONS)
-        return self._spent_by([slowest, fastest], math.ceil(rounds / step) * step)
+        rounded = math.ceil(rounds / step) * step
+        if rounded >= self.rounds:
+            return self.largest_spent(self.rounds)
+        return min(self._spent_by([slowest, fastest], rounded) * (1 + TOLERANCE), self.privacy.epsilon)
 
     def largest_spent(self, rounds: int) -> float:
         """Returns the largest epsilon of any site after so many rounds."""

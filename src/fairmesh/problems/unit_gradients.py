@@ -36,6 +36,10 @@ class UnitBatch(NamedTuple):
     weights: Tensor  # what each row counts in its unit (nodes, units, rows)
     keys: Tensor  # of the model's public random numbers (nodes, units)
 
+    def at(self, nodes: slice, units: slice) -> "UnitBatch":
+        """Returns some units of some nodes."""
+        return UnitBatch(*(trees.at(part, (nodes, units)) for part in self))
+
 
 class UnitGradients(ABC):
     """Computes the gradients of units. No unit's gradient depends on the rows of another one."""

@@ -292,7 +292,11 @@ class Corrupted(Data):
                 targets = self._drawn(i, len(targets), classes)
             noisy = replace(samples[i], inputs=inputs, targets=targets)
             made[i] = replace(made[i], train=noisy.parts(), group="corrupted", table=_changed(made[i]))
-        return [replace(site, left_to_rows={**site.left_to_rows, **self._noise_by_rows()}) for site in made]
+        moved = "data = corrupted draws labels by the place of a row, which depends on the rows of other units"
+        of_units = {"noise": f"{moved}; change the labels in the files instead, or name no unit"}
+        left = [of_units if samples[i].units is not None and i in self.corrupted else {} for i in range(len(made))]
+        noise = self._noise_by_rows()
+        return [replace(site, left_to_rows={**site.left_to_rows, **here, **noise}) for site, here in zip(made, left)]
 
     def _drawn(self, i: int, count: int, below: int) -> Tensor:
         return random_streams.integers(self._key(i), count, torch.tensor(below)).flatten()

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 _HEAD = "privacy.json"  # in the state folder: how long the ledger was at the last checkpoint
 _LEAST = 0.1  # of the budget; with less of it left, a new run would learn nothing
 _PUT_BACK = "put the ledger of the run back, or have this site voted out"
+_STATE_BACK = "it says how long the ledger was: put the state folder back from a backup, or have this site voted out"
 
 
 class PrivateSite:
@@ -56,7 +57,7 @@ class PrivateSite:
         self.ledger = PrivacyLedger(path)
         with ExitStack() as opened:
             opened.callback(self.ledger.close)
-            if not self.ledger.has(read_record(self._head, "it only says how long the ledger was; remove it")):
+            if not self.ledger.has(read_record(self._head, _STATE_BACK)):
                 raise BadInput(f"{path} is older than this site's state, or another file; {_PUT_BACK}")
             refuse_spent(self.ledger, membership)
             opened.pop_all()

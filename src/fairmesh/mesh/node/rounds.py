@@ -2,6 +2,7 @@
 
 import functools
 import hashlib
+import math
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
@@ -339,7 +340,7 @@ class _SiteMeasuring(Observer):
         if not self.run.measure_due:
             return
         models = training.whole_models(state)[:, 0]
-        values = {name: float(value[0, number]) for name, value in self._judge.of_sites(models).items()}
+        values = self._measured(models)
         duals, own = training.view.duals(state.algorithm), training.view.own_weights(state.algorithm)
         weight = None if own is None else float(own[0, 0, 0]) / training.problem.n
         weight = weight if duals is None else float(duals[0, 0, number])
@@ -359,6 +360,17 @@ class _SiteMeasuring(Observer):
             record[name] = {"worst": value, "mean": value, "best": value, "gap": 0.0, "sites": [value]}
         self.run.new_records = [record | {"bytes_total": sent[1]}]
         self.run.records += self.run.new_records
+
+    def _measured(self, models: Tensor) -> dict[str, float]:
+        """Returns each metric of this node's model at its site. Where one row makes the user's code raise, a private
+        node goes on, since others would see that it has stopped."""
+        try:
+            return {name: float(value[0, self._number]) for name, value in self._judge.of_sites(models).items()}
+        except Exception as error:
+            if self._private is None:
+                raise
+            self._node.log("warning", "its own rows cannot be measured", error=type(error).__name__)
+            return dict.fromkeys(self._judge.names, math.nan)
 
 
 class _Checkpointing(Observer):
