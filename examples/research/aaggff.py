@@ -13,9 +13,7 @@ import torch
 from torch import Tensor
 
 import fairmesh as fm
-from fairmesh.algorithms.schedules import Limited
-from fairmesh.algorithms.server import LocalSteps, ServerState, by_position
-from fairmesh.config.ranges import Positive
+from fairmesh.algorithms import Limited, LocalSteps, Positive, ServerState, by_position
 
 _ITERATIONS = 40  # of the decision's minimisation, which starts at the decision before
 _LEAST = 1e-10  # of a mean loss

@@ -13,11 +13,7 @@ from typing import NamedTuple
 import torch
 
 import fairmesh as fm
-from fairmesh.algorithms import plain, prior_rows
-from fairmesh.algorithms.base import Sent
-from fairmesh.algorithms.settings import STRUCTURAL
-from fairmesh.config.ranges import Positive, Share
-from fairmesh.errors import BadInput
+from fairmesh.algorithms import STRUCTURAL, Positive, Sent, Share, plain, prior_rows
 
 
 class AdaptiveState(NamedTuple):
@@ -63,7 +59,9 @@ class DAdaST(fm.algorithms.Algorithm):
     def check(self, prior, dim):
         self.regularizer.check(prior)
         if self.alpha <= self.beta:
-            raise BadInput(f"beta must be below alpha, or ascent is slower than descent; got {self.beta}, {self.alpha}")
+            raise fm.BadInput(
+                f"beta must be below alpha, or ascent is slower than descent; got {self.beta}, {self.alpha}"
+            )
 
     def keeps_node_rows(self) -> bool:
         return True

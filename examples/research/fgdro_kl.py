@@ -13,9 +13,7 @@ import torch
 from torch import Tensor
 
 import fairmesh as fm
-from fairmesh.algorithms.base import fresh_share
-from fairmesh.algorithms.settings import EXACT, STRUCTURAL
-from fairmesh.config.ranges import Count, Memory, Positive
+from fairmesh.algorithms import EXACT, STRUCTURAL, Count, Memory, Positive, fresh_share
 
 _TINY = 1e-8  # added to roots of squares, so that a coordinate without a gradient does not move
 _LARGEST_EXPONENT = 60.0  # exp of it is a float32, and so is its inverse

@@ -18,7 +18,7 @@ from fairmesh.nvflare.job import Job, job_from, refuse_other_nvflare
 from fairmesh.nvflare.keep import ABORTED, COMPLETED, Ended, GivenUp, Keeper, Kit
 from fairmesh.nvflare.outcome import FAILED, INTERRUPTED, OUTCOME, report_of
 from fairmesh.nvflare.participant import Participant
-from fairmesh.nvflare.site_file import forbidden, settings_of, written
+from fairmesh.nvflare.site_file import forbidden, refuse_forbidden, settings_of, written
 from fairmesh.watch.sources import state_of
 from tests.nvflare.standin import EXPERIMENT, NAMES, SITES, exported
 from tests.refusals import missing_from, refused, refused_command
@@ -52,6 +52,7 @@ def test_experiment_that_cannot_be_a_job_is_refused_with_what_to_do(experiment, 
         ("Site_A,site-a", ("", ""), ("Site_A", "site-a", "another name")),
         ("berlin,berlin", ("", ""), ("--sites", "berlin", "twice")),
         ("berlin", ("", ""), ("--sites", "two")),
+        ("berlin,../paris,rome", ("", ""), ("../paris", "no name of NVFlare")),
         ("", ("", ""), ("--sites", "two")),
     ]
     for sites, (before, after), told in cases:
@@ -228,6 +229,15 @@ def test_workspace_that_is_no_folder_is_refused_and_not_made(tmp_path, called):
     assert not (tmp_path / "typo").exists()
 
 
+def test_server_is_no_site_with_data(tmp_path, called):
+    pytest.importorskip("nvflare", reason="NVFlare is not installed")
+    for name in ("local", "startup"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "startup" / "fed_server.json").write_text("{}")
+    refused_command(called("site", tmp_path, "--data", "experiment"), "server", "leave --data out")
+    assert not (tmp_path / "local" / "fairmesh.toml").exists()
+
+
 def test_site_says_which_classes_it_does_not_allow_and_how_to_allow_them(tmp_path, called):
     pytest.importorskip("nvflare", reason="NVFlare is not installed")
     local = tmp_path / "local"
@@ -235,8 +245,11 @@ def test_site_says_which_classes_it_does_not_allow_and_how_to_allow_them(tmp_pat
     default = local / "resources.json.default"
     default.write_text(json.dumps({"class_allow_list": ["nvflare.app_common."], "components": [7]}))
     refused_command(called("site", tmp_path), "fairmesh.nvflare.client.SiteProcess", "--allow", "class_allow_list")
+    with refused("this site does not allow", "fairmesh.nvflare.client.SiteProcess", "--allow"):
+        refuse_forbidden(tmp_path)
     code, _, err = called("site", tmp_path, "--allow")
     assert (code, list(forbidden(tmp_path))) == (0, []), err
+    refuse_forbidden(tmp_path)
     allowed = json.loads((local / "resources.json").read_text())
     assert not missing_from(allowed["class_allow_list"], "nvflare.app_common.", "fairmesh.nvflare.")
     assert allowed["components"] == [7]
@@ -267,15 +280,15 @@ def test_server_refuses_other_clients_than_the_jobs_and_says_who_is_missing():
     pytest.importorskip("nvflare", reason="NVFlare is not installed")
     from fairmesh.nvflare.server import JobEnded, _judged, _refuse_other_sites
 
-    job = Job("trial", {"site-a": "Site A", "site-b": "Site B", "c": "c"}, {"mesh.toml": "0" * 64})
-    with refused("without Site B, c", "with d", "--sites", error=JobEnded):
-        _refuse_other_sites(job, ["Site A", "d"])
+    job = Job("trial", {"site-a": "Site-A", "site-b": "Site-B", "c": "c"}, {"mesh.toml": "0" * 64})
+    with refused("without Site-B, c", "with d", "--sites", error=JobEnded):
+        _refuse_other_sites(job, ["Site-A", "d"])
     gone = {"state": INTERRUPTED, "reason": "c could not be reached for 3 s", "missing": ["c"]}
-    state, reason = _judged(job, {"Site A": gone, "Site B": gone | {"missing": ["site-b"]}, "c": {"state": "finished"}})
+    state, reason = _judged(job, {"Site-A": gone, "Site-B": gone | {"missing": ["site-b"]}, "c": {"state": "finished"}})
     assert state == INTERRUPTED
-    assert not missing_from(reason, "missing: c, Site B", "Site A, Site B: c could not", "submit the same job again")
-    state, reason = _judged(job, {"Site A": gone, "Site B": {"state": FAILED, "reason": "no data"}})
-    assert (state, reason) == (FAILED, "Site B: no data")
+    assert not missing_from(reason, "missing: c, Site-B", "Site-A, Site-B: c could not", "submit the same job again")
+    state, reason = _judged(job, {"Site-A": gone, "Site-B": {"state": FAILED, "reason": "no data"}})
+    assert (state, reason) == (FAILED, "Site-B: no data")
 
 
 def test_report_of_a_site_keeps_what_it_can_mean_whatever_the_site_says():

@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 
 import fairmesh as fm
 from fairmesh.experiment import load_experiment
+from fairmesh.mesh.node.running import run_node
 from fairmesh.mesh.node.state_lock import running_since
 from fairmesh.nvflare import participant
 from fairmesh.nvflare.calls import head_of, unpacked
@@ -100,6 +101,7 @@ def test_neighbour_that_cannot_be_reached_ends_the_job_as_interrupted_and_is_nam
 def test_second_job_of_a_run_fails_while_the_first_runs_on(lived):
     assert lived.twin["state"] == FAILED
     assert not missing_from(lived.twin["reason"], "another job of the run trial", "nvflare job abort")
+    assert "round" not in lived.twin  # those of the other job
     assert {one["state"] for one in lived.aborted.values()} == {INTERRUPTED}
     assert all(one["round"] < ROUNDS for one in lived.aborted.values())
 
@@ -158,6 +160,29 @@ def test_run_is_not_continued_with_another_experiment(lived, tmp_path):
     shutil.copytree(lived.last.folder / SITES[0], tmp_path / SITES[0], dirs_exist_ok=True)
     with refused("trial was begun", "another experiment", "experiment.toml", "--name"):
         Engine(other, tmp_path, Faults()).join(SITES[0])
+
+
+def test_experiment_that_failed_before_its_first_round_is_replaced_under_the_same_name(tmp_path, monkeypatch):
+    def fails(*_, **__):
+        raise fm.BadInput("the experiment's data has 5 sites, but the mesh has 3")
+
+    with monkeypatch.context() as failing:
+        failing.setattr(participant, "run_node", fails)
+        engine = Engine(exported(tmp_path, 3), tmp_path, Faults())
+        engine.start()
+        assert {told["state"] for told in engine.wait().values()} == {FAILED}
+    homes = [engine.sites[site].home for site in SITES]
+    keys = [(home / f"{home.name}.key").read_bytes() for home in homes]
+    assert all("5 sites" in (home / "failure.txt").read_text() for home in homes)
+    (tmp_path / "corrected").mkdir()
+    engine = Engine(exported(tmp_path / "corrected", 4), tmp_path, Faults())
+    engine.start()
+    assert {told["state"] for told in engine.wait().values()} == {FINISHED}
+    assert {told["rounds"] for told in engine.wait().values()} == {4}
+    assert [(home / f"{home.name}.key").read_bytes() for home in homes] == keys
+    assert not any((home / "failure.txt").exists() for home in homes)
+    with refused("is of a run inside NVFlare", "fairmesh nvflare keep"):
+        run_node(homes[0] / "site.toml")
 
 
 def test_job_s_files_are_compared_with_their_digests(tmp_path):

@@ -57,7 +57,8 @@ def test_errors_of_a_private_node_are_not_told_to_the_server(private, tmp_path, 
     for site, told in engine.wait().items():
         assert told["state"] == FAILED
         assert "leukaemia" not in json.dumps(told)
-        assert not missing_from(told["reason"], "private", "NVFlare's client")
+        assert not missing_from(told["reason"], "private", "failure.txt")
+        assert "leukaemia" in (engine.sites[site].home / "failure.txt").read_text()
         assert "leukaemia" in engine.sites[site]._stream.getvalue()
 
 

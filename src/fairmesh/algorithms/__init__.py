@@ -1,7 +1,8 @@
 """[algorithm] Training algorithms, each written once over a stack of nodes. Public as `fm.algorithms`.
 
 The ways to weigh nodes are in `fm.weighting`, the step size schedules in `fm.schedules`. What authors of algorithms
-need is here too (docs/howto/extending.md): `plain`, `Part`, `prior_weights`, `prior_rows`, the steps of CHOCO gossip.
+need is here too (docs/howto/extending.md): `plain`, `Part`, `prior_weights`, `prior_rows`, the steps of CHOCO gossip,
+the base of algorithms with a server, marks of settings, and the ranges of their numbers.
 """
 
 from fairmesh.algorithms.ad_gda import ADGDA
@@ -9,6 +10,7 @@ from fairmesh.algorithms.afl import AFL
 from fairmesh.algorithms.base import Algorithm, Round
 from fairmesh.algorithms.base import GossipSettings as GossipSettings
 from fairmesh.algorithms.base import Sent as Sent
+from fairmesh.algorithms.base import fresh_share as fresh_share
 from fairmesh.algorithms.base import plain as plain
 from fairmesh.algorithms.base import prior_rows as prior_rows
 from fairmesh.algorithms.base import prior_weights as prior_weights
@@ -27,8 +29,18 @@ from fairmesh.algorithms.gossip import zero_copies as zero_copies
 from fairmesh.algorithms.local import Local
 from fairmesh.algorithms.pooled import Pooled
 from fairmesh.algorithms.q_ffl import QFFL
+from fairmesh.algorithms.schedules import Limited as Limited
+from fairmesh.algorithms.server import LocalSteps as LocalSteps
+from fairmesh.algorithms.server import ServerState as ServerState
+from fairmesh.algorithms.server import by_position as by_position
+from fairmesh.algorithms.settings import EXACT as EXACT
+from fairmesh.algorithms.settings import STRUCTURAL as STRUCTURAL
 from fairmesh.algorithms.term import TERM
 from fairmesh.algorithms.tracked_ad_gda import TrackedADGDA
+from fairmesh.config.ranges import Count as Count
+from fairmesh.config.ranges import Memory as Memory
+from fairmesh.config.ranges import Positive as Positive
+from fairmesh.config.ranges import Share as Share
 from fairmesh.config.tables import register
 from fairmesh.networks.base import Delivery as Delivery
 from fairmesh.networks.base import Part as Part

@@ -12,6 +12,7 @@ from fairmesh.nvflare.calls import CallFailed, Stopped
 from fairmesh.nvflare.job import refuse_other_nvflare
 from fairmesh.nvflare.outcome import FAILED
 from fairmesh.nvflare.participant import Participant
+from fairmesh.nvflare.site_file import refuse_forbidden
 from fairmesh.nvflare.tracking import Analytics
 
 with optional("nvflare"):
@@ -51,6 +52,8 @@ class SiteProcess:
         try:
             refuse_other_nvflare()
             simulated = job_id == _SIMULATED
+            if not simulated:
+                refuse_forbidden(Path(workspace.get_root_dir()))
             calls = _Calls(context, simulated)
             self._participant = Participant(
                 collab.site_name,

@@ -25,6 +25,7 @@ from fairmesh.mesh.enrol.keys import KnownKeys, record_signed, refuse_other_key
 from fairmesh.mesh.enrol.manifest import MANIFEST, Handout, handed_out, seal, write_files
 from fairmesh.mesh.enrol.roster import MESH, Mesh, SiteFile
 from fairmesh.mesh.fields import shortened
+from fairmesh.mesh.node.store import RESULT
 from fairmesh.mesh.wire.frames import read_json
 from fairmesh.nvflare.calls import CallFailed
 from fairmesh.nvflare.job import Job
@@ -73,7 +74,7 @@ class Enrolment:
         self._keys: KnownKeys | None = None  # once this site has its certificate
         self._signs = False  # once this site has its files, if it is the one that signs
         self.mesh = self._checked()
-        self._site_table = {"name": site, "mesh": MESH, **settings}
+        self._site_table = {"name": site, "mesh": MESH, "engine": "nvflare", **settings}
         SiteFile.of(home / SITE, self._site_table)  # refuses what it does not know
         self._refuse_other_experiment()
 
@@ -104,10 +105,11 @@ class Enrolment:
 
     def write(self) -> None:
         """Writes what the job brings, and makes this site's key. No other job of the run may be running here. Refuses
-        another experiment than the run was begun with."""
+        another experiment than the run was begun with; one that has done no round here is replaced."""
         with private_files():
             private_folder(self.home)
-            self._refuse_other_experiment()
+            if self._refuse_other_experiment():
+                self._forget()
             write_atomically(self.home / MESH, self._mesh_text)
             write_files(self.home, self._contents)
             write_atomically(self.home / SITE, tomli_w.dumps(self._site_table).encode())
@@ -128,21 +130,29 @@ class Enrolment:
             secret.unlink()
         certificates.make_key(self.home, self._site)
 
-    def _refuse_other_experiment(self) -> None:
+    def _refuse_other_experiment(self) -> list[str]:
+        """Returns what differs from an experiment that this run had here before, without having done a round."""
         before = self.home / MANIFEST
         if not before.exists():
-            return
+            return []
         signed = json.loads(read_bytes(before))
         given = {name: digest for name, digest in self._job.files.items() if name != MESH}
         changed = [name for name in {**signed["files"], **given} if signed["files"].get(name) != given.get(name)]
         if (self.home / MESH).exists() and read_bytes(self.home / MESH) != self._mesh_text:
             changed.append("the sites or their graph")
-        if changed:
+        state = self.home / "state"
+        if changed and ((state / RESULT).exists() or any(state.glob("generation-*/*"))):
             raise BadInput(
                 f"the run {self._job.run} was begun here with another experiment; this is not the same there: "
                 f"{listed(sorted(changed))}. To continue it, submit the job that it was begun with; for a new run, "
                 "export the job with another --name"
             )
+        return changed
+
+    def _forget(self) -> None:
+        """Removes what was agreed on for an experiment that has done no round. Keys stay as they are."""
+        for path in (self.home / MANIFEST, self.home / f"{self._site}.pem", self.home / _FOUNDER / MANIFEST):
+            path.unlink(missing_ok=True)
 
     def _found(self) -> None:
         """Makes the authority, unless there is one."""

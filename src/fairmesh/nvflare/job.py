@@ -124,6 +124,8 @@ def labels(sites: Sequence[str]) -> dict[str, str]:
     """Returns NVFlare's names of sites by names that fairmesh can use in certificates: small letters, digits and -."""
     found: dict[str, str] = {}
     for site in sites:
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*", site):
+            raise BadInput(f"site {site!r}: no name of NVFlare, which has letters, digits, '-', '_' and '.'")
         label = re.sub(r"[^a-z0-9]+", "-", site.lower()).strip("-")
         check_label(label, f"site {site!r}:")
         if label in found:

@@ -15,12 +15,13 @@ from typing import Any, NamedTuple, Protocol
 from fairmesh.errors import BadInput, FairmeshError, in_a_line, listed
 from fairmesh.mesh.enrol.certificates import valid_until
 from fairmesh.nvflare.job import FOLDER, JOB_FILE, refuse_other_nvflare
-from fairmesh.nvflare.outcome import FAILED, OUTCOME
+from fairmesh.nvflare.outcome import FAILED, GO_ON, OUTCOME
 from fairmesh.storage.files import read_bytes
 
 ABORTED, COMPLETED = "FINISHED:ABORTED", "FINISHED:COMPLETED"  # statuses of NVFlare's jobs
 _BEGUN = ("DISPATCHED", "RUNNING")
 _WAITING = ("SUBMITTED", "APPROVED")
+_RESTARTED = ", but the server was started again since"
 _LOST = "lost by the server, which knows no such job any more"
 _CHECK = (
     "run fairmesh nvflare site WORKSPACE at the server and at each site: it says whether jobs of fairmesh are allowed "
@@ -189,7 +190,10 @@ class Keeper:
         told, pause = False, 1.0
         while True:
             try:
-                return ask()
+                answer = ask()
+                if told:
+                    self.tell("NVFlare's server answers again")
+                return answer
             except ConnectionError as error:
                 if not told:
                     self.tell(f"NVFlare's server cannot be reached ({in_a_line(error)}); trying again")
@@ -210,6 +214,8 @@ def _reason(ended: Ended) -> str:
         return f"{listed(ended.forbidding)} does not allow its classes; {_CHECK}"
     if ended.status == _LOST:
         return _LOST
+    if ended.status.endswith(_RESTARTED):
+        return f"NVFlare's server was started again while this job ran. {GO_ON}"
     return f"NVFlare says {ended.status}, and no site could say why. If this was at the start, {_CHECK}"
 
 
@@ -274,7 +280,7 @@ class Kit:
         if status in _BEGUN:
             server = self._asked(lambda session: session.get_system_info()).server_info
             if float(meta.get("last_schedule_time") or math.inf) < float(server.start_time):
-                return f"{status}, but the server was started again since"
+                return status + _RESTARTED
         return status
 
     def waits(self, job_id: str) -> bool:

@@ -9,6 +9,7 @@ from fairmesh.mesh.fields import count, number, text
 WAITING, RUNNING = "waiting", "running"
 FINISHED, INTERRUPTED, FAILED = "finished", "interrupted", "failed"
 ENDED = (FINISHED, INTERRUPTED, FAILED)
+GO_ON = "All that the run has done is kept; submit the same job again to continue"
 OUTCOME = "fairmesh.json"  # in the server's folder of the job
 _LONGEST = 2000  # characters of a reason
 _PROGRESS = {

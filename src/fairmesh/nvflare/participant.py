@@ -23,15 +23,17 @@ from fairmesh.nvflare.enrolment import SITE, Ask, Enrolment, Missing, read_answe
 from fairmesh.nvflare.job import Job
 from fairmesh.nvflare.outcome import ENDED, FAILED, FINISHED, INTERRUPTED, RUNNING, WAITING
 from fairmesh.nvflare.site_file import FILE, settings_of
+from fairmesh.storage.files import private_files, write_atomically
 from fairmesh.trackers import Tracker
 
 _LOOK_S = 0.5
 _PING_S = 10.0
 _PIECE = 1 << 22  # bytes of a result's file per call
 _SAVING_S = 60.0  # for what a node writes when it stops
+_FAILURE = "failure.txt"  # in the site's folder of the run: why its last job has failed
 _NOT_TOLD = (
-    "its node ended with an error that it tells nobody, since the run is private and an error may quote rows; the "
-    "output of NVFlare's client at this site has it"
+    "its node ended with an error that it tells nobody, since the run is private and an error may quote rows; "
+    f"{_FAILURE} in this site's folder of the run has it"
 )
 _LEFT_S = 30.0  # for the processes of a job that has just ended
 
@@ -84,6 +86,7 @@ class Participant:
         self._carrier = CallCarrier(self.job.run, self.site, self._deliver, self._enrolment)
         self._lock, self._stop_node = threading.Lock(), None
         self._stopped_because = ""
+        self._has_state = False  # once no other job of the run has this site's state
         self.state, self._reason, self._missing = WAITING, "", list[str]()
         self._thread = threading.Thread(target=self._work, name="fairmesh", daemon=True)
         self._watch = threading.Thread(target=self._watching, name="fairmesh-watch", daemon=True)
@@ -119,6 +122,8 @@ class Participant:
     def report(self) -> dict[str, Any]:
         """Returns how far this site is, for the server: its state, why it has ended, and whom it misses."""
         said: dict[str, Any] = {"state": self.state, "reason": self._reason, "missing": self._missing}
+        if not self._has_state:
+            return said
         with suppress(FairmeshError):
             status = live_status(self.state_folder)
             for key in ("activity", "round", "rounds", "worst", "mean", "metric_name"):
@@ -200,6 +205,8 @@ class Participant:
         patience_s, has_rows = self.job.patience_s, False
         try:
             with self._alone() as lock:
+                self._has_state = True
+                (self.home / _FAILURE).unlink(missing_ok=True)
                 self._enrolment.write()
                 self._enrolment.settle(self._asked, patience_s, self._enrolling)
                 self._since, has_rows = time.monotonic(), True
@@ -225,6 +232,9 @@ class Participant:
         for name in (str(self.home / SITE), SITE):
             reason = reason.replace(name, self._editable)
         self._log("info" if state == FINISHED else "warning", f"this site has {state}", reason=reason)
+        if state == FAILED and self._has_state:
+            with suppress(OSError), private_files():
+                write_atomically(self.home / _FAILURE, f"{reason}\n".encode())
         with self._lock:
             self.state = state
             self._reason = _NOT_TOLD if state == FAILED and self._private and has_rows else reason

@@ -5,6 +5,7 @@ import json
 import logging
 import time
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from fairmesh.errors import FairmeshError, in_a_line, listed, optional
 from fairmesh.mesh.wire.frames import read_json
 from fairmesh.nvflare.client import folders
 from fairmesh.nvflare.job import Job, refuse_other_nvflare
-from fairmesh.nvflare.outcome import ENDED, FAILED, FINISHED, INTERRUPTED, OUTCOME, WAITING, report_of
+from fairmesh.nvflare.outcome import ENDED, FAILED, FINISHED, GO_ON, INTERRUPTED, OUTCOME, WAITING, report_of
 from fairmesh.storage.files import write_atomically
 
 with optional("nvflare"):
@@ -20,7 +21,6 @@ with optional("nvflare"):
 
 RESULT, GLOBAL_MODEL = "fairmesh", "FL_global_model.pt"
 _ASK_S, _LOOK_S, _SAY_S = 20.0, 1.0, 30.0
-_GO_ON = "All that the run has done is kept; submit the same job again to continue"
 _SILENT = "silent"  # the state of a site that did not answer
 _SAVING_S = 60.0  # for sites to save, once one has stopped
 _AT_MOST, _FILES = 8 << 30, 1000  # bytes of a result, and files
@@ -171,7 +171,7 @@ def for_nvflare(result: Path, run_folder: Path, run: str) -> None:
     model = result / "model.safetensors"
     if model.exists():
         torch.save({"model": load_file(model)}, run_folder / GLOBAL_MODEL)
-    write_report([Run.from_folder(result)], result, run)
+    write_report([replace(Run.from_folder(result), label=run)], result, run)
 
 
 def _refuse_other_sites(job: Job, clients: Sequence[str]) -> None:
@@ -196,14 +196,14 @@ def _judged(job: Job, sites: Mapping[str, Mapping[str, Any]]) -> tuple[str, str]
         return FINISHED, ""
     gone = sorted({site for one in stopped.values() for site in one.get("missing", ())})
     whom = f"missing: {listed([job.sites.get(name, name) for name in gone])}; " if gone else ""
-    return INTERRUPTED, f"{whom}{_reasons(stopped)}. {_GO_ON}"
+    return INTERRUPTED, f"{whom}{_reasons(stopped)}. {GO_ON}"
 
 
 def _when_broken(why: str, silent: Collection[str], sites: Mapping[str, Mapping[str, Any]]) -> str:
     """Returns why a job has ended before all its sites have, with the sites that the server did not reach last."""
     ended = {name: one for name, one in sites.items() if one["state"] in (INTERRUPTED, FAILED)}
     whom = f"; the server did not reach {listed(sorted(silent))} any more" if silent else ""
-    return f"{why}{whom}{f'; {_reasons(ended)}' if ended else ''}. {_GO_ON}"
+    return f"{why}{whom}{f'; {_reasons(ended)}' if ended else ''}. {GO_ON}"
 
 
 def _reasons(sites: Mapping[str, Mapping[str, Any]]) -> str:

@@ -22,7 +22,8 @@ from fairmesh.storage.files import write_atomically
 FILE = "fairmesh.toml"
 STATE = "fairmesh"  # in the site's workspace, next to `local` and `startup`
 _OF_CODE = re.compile(r"([^:]+\.py):[\w.]+")
-_OF_A_MESH = {"path", "name", "mesh", "experiment", "key", "certificate", "authority", "listen"}  # the job has them
+# What the job has:
+_OF_A_MESH = {"path", "name", "mesh", "experiment", "key", "certificate", "authority", "listen", "engine"}
 _KEYS = sorted(SiteFile.__dataclass_fields__.keys() - _OF_A_MESH)
 _ALLOWED_BY_PREFIX = ("fairmesh.nvflare.", "nvflare.collab.")
 _RESOURCES = ("resources.json", "resources.json.default")  # the first that exists counts
@@ -127,6 +128,8 @@ def written(workspace: Path, data: str, state: str) -> Path:
             f"{workspace} has no folder `local`, so it is no NVFlare workspace of a site; name the folder that has "
             "`local` and `startup`"
         )
+    if (workspace / "startup" / "fed_server.json").exists():
+        raise BadInput(f"{workspace} is the server's, which has no data; leave --data out, and name data at each site")
     path = local / FILE
     if path.exists():
         raise BadInput(
@@ -201,6 +204,13 @@ def _resources(workspace: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise BadInput(f"{path} cannot be read: {error}") from error
     return {_ALLOW: list(DEFAULT_CLASS_ALLOW_LIST)} | resources
+
+
+def refuse_forbidden(workspace: Path) -> None:
+    """Refuses a job at a site that does not allow its classes. NVFlare itself does not look at those of a job that
+    brings code."""
+    if missing := list(forbidden(workspace)):
+        raise BadInput(f"this site does not allow {listed(missing)}: {how_to_allow(workspace)}")
 
 
 def how_to_allow(workspace: Path) -> str:

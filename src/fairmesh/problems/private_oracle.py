@@ -215,8 +215,8 @@ class PrivateOracle:
             if not values_readable(rows):
                 raise
             first = batch.at(slice(None), slice(1))
-            blank = [trees.mapped(torch.zeros_like, part) for part in (first.inputs, first.targets)]
-            sums(rows, UnitBatch(*blank, first.weights, first.keys), present[:, :1])  # raises if rows are not why
+            inputs, targets = (trees.mapped(torch.zeros_like, part) for part in (first.inputs, first.targets))
+            sums(rows, first._replace(inputs=inputs, targets=targets), present[:, :1])  # raises if rows are not why
         gradients = torch.zeros(rows.shape, dtype=torch.float64)
         losses = torch.full(present.shape, torch.nan, dtype=rows.dtype)
         for k, j in itertools.product(*map(range, present.shape)):

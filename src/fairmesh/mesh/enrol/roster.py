@@ -277,6 +277,7 @@ class SiteFile:
     compare_with_local: bool = True  # train a model of its own at the end, and tell how the common one compares
     largest_epsilon: float | None = None  # the most that an experiment may ask for; None: any, or no privacy
     largest_delta: float | None = None  # likewise
+    engine: Literal["", "nvflare"] = ""  # what starts this site's node; "": `fairmesh node`
     ledger: str = ""  # the file of what this site has spent of its privacy, in all its meshes; "": next to the key
     options: Mapping[str, Any] = field(default_factory=dict)  # those of the experiment that each site sets for itself
 
@@ -312,6 +313,13 @@ class SiteFile:
     def folder(self) -> Path:
         """Returns the folder that paths in the file are relative to."""
         return self.path.parent
+
+    @property
+    def start(self) -> str:
+        """Returns how this site's node is started."""
+        if self.engine:
+            return "submit the job of this run again, at NVFlare's admin: fairmesh nvflare keep JOB --kit ADMIN"
+        return f"start its node again: fairmesh node {self.path}"
 
     @property
     def ledger_path(self) -> Path:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 import fairmesh
+from fairmesh.errors import BadInput
 from fairmesh.mesh.enrol.approval import approved_at
 from fairmesh.mesh.enrol.certificates import fingerprint
 from fairmesh.mesh.enrol.roster import host_and_port
@@ -70,6 +71,8 @@ def run_node(
         Interrupted: After `patience_s`, on Ctrl-C and on SIGTERM. All that a restart needs is on disk.
     """
     membership = Membership.read(path)
+    if membership.site.engine and carrier_of is over_tls:
+        raise BadInput(f"{path} is of a run inside NVFlare, which starts its nodes: {membership.site.start}")
     state = membership.site.state
     with private_files(), lock or locked(state, LEFT_S):
         membership = membership.with_secret()

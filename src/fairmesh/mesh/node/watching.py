@@ -264,7 +264,8 @@ def read_status(folder: Path) -> dict[str, Any]:
     status = read_record(path, "its node writes it anew, within seconds after it is started")
     if not status:
         raise BadInput(
-            f"there is no {path}: this node has not been started, or ended at once; run `fairmesh node`, which says why"
+            f"there is no {path}: this node has not been started, or ended at once; run `fairmesh node`, which says "
+            f"why, or see failure.txt in {folder.parent}, if a job of NVFlare starts it"
         )
     return status
 
