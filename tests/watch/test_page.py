@@ -133,6 +133,16 @@ def test_network_shows_long_waits_only():
     assert "waited for" not in rendered(sixty())["network"]  # 3 seconds, as in every round
 
 
+def test_network_draws_as_connected_only_what_the_node_sees():
+    made = rendered(node())["network"]
+    assert "5 sites, 3 connections. Open at this site: 1 of 2." in made
+    assert "not seen from here" in made  # east and south, of which only they know
+    over = replace(node(), edges=tuple(replace(edge, connected=None) for edge in node().edges))
+    assert "Open at this site" not in rendered(over)["network"]
+    for view in (simulation(), replace(over, state="finished")):  # here it says who talks to whom, or has
+        assert "not seen from here" not in rendered(view)["network"]
+
+
 def test_sweep_shows_its_variants():
     curves = Curves((0, 10), Curve((0.5, 0.6)), Curve((0.6, 0.7)))
     variants = (

@@ -11,6 +11,7 @@ from importlib.resources import files
 from typing import Any
 
 from fairmesh.errors import counted, duration, listed
+from fairmesh.mesh.node.life import FINISHED
 from fairmesh.metrics.units import Unit, defined
 from fairmesh.report import charts
 from fairmesh.report.charts import Dots, Line, Node, escaped
@@ -38,6 +39,7 @@ _MARKS: dict[SiteState, str] = {
     "ended": "✓",
     "diverged": "✕",
     "stopped": "–",
+    "died": "✕",
 }
 _KINDS = {"run": "Simulation", "sweep": "Sweep", "node": "Node"}
 
@@ -170,15 +172,18 @@ def _network(view: View) -> str:
             ", ".join(filter(None, (site.state, site.doing))),
             site.own,
             i == view.worst_site,
-            site.state in ("silent", "unreachable", "stopped"),
+            site.state in ("silent", "unreachable", "stopped", "died"),
         )
         for i, site in enumerate(view.sites)
     ]
     arrows = [charts.Wait(wait.site, wait.awaited, duration(wait.seconds)) for wait in waits]
     broken = [edge.ends for edge in view.edges if edge.connected is False]
-    drawn = charts.network(nodes, [edge.ends for edge in view.edges], "the network of the sites", arrows, broken)
-    caption = f"Who talks to whom: {counted(count, 'site')}, {counted(len(view.edges), 'connection')}"
-    caption += "." if view.kind != "node" else " known here."
+    edges, alive = [edge.ends for edge in view.edges], view.kind == "node" and view.state != FINISHED
+    unseen = [edge.ends for edge in view.edges if alive and edge.connected is None]
+    drawn = charts.network(nodes, edges, "the network of the sites", arrows, broken, unseen=unseen)
+    caption = f"Who talks to whom: {counted(count, 'site')}, {counted(len(edges), 'connection')}."
+    if alive and len(edges) > len(unseen):
+        caption += f" Open at this site: {len(edges) - len(unseen) - len(broken)} of {len(edges) - len(unseen)}."
     return _heading("network") + figure(drawn, caption) + _list(view, [wait_in_words(view, wait) for wait in waits])
 
 

@@ -12,7 +12,7 @@ from fairmesh.metrics.units import Unit
 Kind = Literal["run", "sweep", "node"]
 Urgency = Literal["fine", "look", "act"]
 """Whether somebody must do something: nothing to do; keep an eye on it; somebody must act, or it does not go on."""
-SiteState = Literal["at work", "waits", "silent", "unreachable", "unknown", "stopped", "ended", "diverged"]
+SiteState = Literal["at work", "waits", "silent", "unreachable", "unknown", "stopped", "ended", "diverged", "died"]
 
 
 @dataclass(frozen=True)
