@@ -171,6 +171,29 @@ def test_answers_name_the_sites_that_are_missing_outside_the_rounds():
     assert answer(short, "Is it running").startswith("Yes: training")
 
 
+def test_answers_name_all_sites_that_cannot_be_reached_when_one_of_them_holds_a_node_up():
+    away = {"east": "unreachable", "south": "silent"}
+    sites = tuple(replace(site, state=away.get(site.name, "waits")) for site in node().sites)
+    assert answer(replace(node(), sites=sites), "Who holds it up").startswith("east, south. west has waited for east")
+    there = tuple(replace(site, state="at work" if site.name == "east" else site.state) for site in sites)
+    assert answer(replace(node(), sites=there), "Who holds it up").startswith("east. ")
+
+
+@pytest.mark.parametrize("state", ["died", "stopped", "diverged"])
+@pytest.mark.quick_cases("all")
+def test_answers_of_a_node_that_has_ended_early_say_that_the_others_wait_for_it(state):
+    sites = tuple(replace(site, state=state if site.own else "unknown") for site in node().sites)
+    ended = replace(node(), sites=sites, live=False, chain=(), waits=())
+    assert answer(ended, "Who holds it up") == "This site. The others wait for it."
+    voted_out = replace(ended, sites=tuple(replace(site, own=False) for site in sites))
+    assert answer(voted_out, "Who holds it up") == "Nobody. Nothing runs."
+
+
+def test_answer_on_what_to_keep_an_eye_on_is_the_sentence():
+    view = replace(node(), urgency="look", says=("something else",))
+    assert answer(view, "What should I do") == f"Keep an eye on it. {view.sentence}"
+
+
 def test_answers_of_a_run_that_cannot_be_seen_are_not_known():
     view = replace(simulation(), state=UNSEEN, live=False, urgency="look")
     assert answer(view, "Is it running").startswith("Not known")
