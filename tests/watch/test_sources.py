@@ -197,6 +197,7 @@ def test_what_is_no_run_is_refused_with_what_to_give(tmp_path, folder):
     (tmp_path / "notes").mkdir()
     (tmp_path / "notes" / "a.txt").touch()
     (tmp_path / "exp.toml").write_text('rounds = 4\ndata = "digits"\n')
+    (tmp_path / "mesh.toml").write_text('[mesh]\nname = "clinics"\ngeneration = 1\n\n[[site]]\nname = "north"\n')
     (tmp_path / "old").mkdir()
     (tmp_path / "old" / "summary.json").write_text('{"accuracy": 0.5}')
     for name, words in {
@@ -204,6 +205,7 @@ def test_what_is_no_run_is_refused_with_what_to_give(tmp_path, folder):
         "empty": ["is empty"],
         "notes": ["no run's folder"],
         "exp.toml": ["experiment", "runs/exp"],
+        "mesh.toml": ["about all sites of a mesh", "north/site.toml"],
         "old": ["summary.json", "version"],
         ".": ["wards"],
     }.items():
