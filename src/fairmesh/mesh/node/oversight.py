@@ -555,13 +555,10 @@ class Oversight(Observer):
         waits, clock = self._by_site(lambda mailroom: mailroom.waiting_for), time.time() - time.monotonic()
         waiting = {site: clock + since for site, since in waits.items()}
         slow_disk = self._disk_notices is not None and self._disk_notices.seconds > _FIRST_NOTICE_S
-        known = self._told_by_sites()
         chain, says = self._waiting(membership.name, round=self._round, waiting_for=waiting)
         long = any(time.time() - since > _FIRST_NOTICE_S for since in waiting.values())
         rate, left = self._pace.rounds_per_s(), membership.experiment.rounds - self._round
-        values = [one["metric"] for one in known.values() if one.get("metric") is not None]
-        worst = (min if self._higher_is_better else max)(values, default=None)
-        return {
+        status = {
             "time": time.time(),
             "mesh": membership.mesh.name,
             "generation": membership.mesh.generation,
@@ -609,7 +606,20 @@ class Oversight(Observer):
             "votes": self._ledger.votes(),
             "keys": self._node.keys.view(),
             "certificate_days": self.certificate_days(),
-            "worst": worst,  # over the sites that have announced a value, each of a recent round
+        }
+        known = with_newest(self._told_by_sites(), status)
+        values = [one["metric"] for one in known.values() if one.get("metric") is not None]
+        return status | {
+            "worst": (min if self._higher_is_better else max)(values, default=None),  # each of a recent round
             "mean": sum(value / len(values) for value in values) if values else None,  # does not overflow
             "sites": known,
         }
+
+
+def with_newest(known: dict[str, dict[str, Any]], status: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Returns what each site has told last, where this site has told what its status says now: what it has announced is
+    older, since it announces its rounds rarely."""
+    if known.get(status["site"]):
+        newest = {field: status[field] for field in KINDS["status"].fields if field in status}
+        known[status["site"]] |= newest | {"heard_s_ago": 0.0}
+    return known
