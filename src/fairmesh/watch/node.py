@@ -187,13 +187,13 @@ def _site(name: str, seen: Mapping[str, Any], age: float) -> Site:
     )
     if not told:
         return site
-    value = told["metric"]
+    value, interval = told["metric"], told.get("interval")
     return replace(
         site,
         doing="" if site.state == "ended" else f"was {told['activity']}" if site.state in _GONE else told["activity"],
         round=told["round"],
         heard_s_ago=0.0 if own else max(0.0, told["heard_s_ago"] + age),
-        value=None if value is None else Estimate(value),
+        value=None if value is None else Estimate(value, None if interval is None else tuple(interval)),
         value_round=told["metric_round"],
         bytes_sent=told["wire_out"],
     )

@@ -179,8 +179,8 @@ def _worst(seen: Mapping[str, Any]) -> str:
     name = worst_site(seen)
     if name is None:
         return ""
-    claimed = "" if name == seen["site"] else " by its own word"
-    return f"; worst {named(name)}, {unit_of(seen).shown(seen['sites'][name]['metric'])}{claimed}"
+    told, claimed = seen["sites"][name], "" if name == seen["site"] else " by its own word"
+    return f"; worst {named(name)}, {unit_of(seen).with_interval(told['metric'], told.get('interval'))}{claimed}"
 
 
 def _paused(seen: Mapping[str, Any], age: float) -> Now:

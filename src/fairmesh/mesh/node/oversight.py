@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import fairmesh
 from fairmesh.errors import BadInput, Diverged, FairmeshError, Interrupted
+from fairmesh.evidence import Share
 from fairmesh.mesh.announcements import KINDS, TOLD
 from fairmesh.mesh.enrol.certificates import SOON_DAYS, valid_until
 from fairmesh.mesh.fields import EPSILON, shortened
@@ -514,6 +515,15 @@ class Oversight(Observer):
         own, seen = self._membership.name, {"sites": self._told_by_sites(), "edges": self._by_site(Mailroom.view)}
         return {name for name, told in seen["sites"].items() if told and name != own and is_away(name, seen)}
 
+    def _interval(self, site: str, value: float | None) -> tuple[float, float] | None:
+        """Returns the interval of a site's accuracy, a share of the test rows of which it has told how many there are.
+        Of other metrics, of rows that belong to units, and of values with noise it is not known."""
+        if value is None or self._measured_by != "accuracy" or self._membership.experiment.privacy is not None:
+            return None
+        facts = self._node.facts.get(site, {})
+        known = facts.get("unit") == "row" and facts["test"] and 0 <= value <= 1
+        return Share(value, facts["test"]).interval() if known else None
+
     def _told_by_sites(self) -> dict[str, dict[str, Any]]:
         """Returns what each present site has told last, and how many seconds ago; nothing of one that is not known."""
         ages, told = self._bulletin.ages("status"), {}
@@ -608,6 +618,8 @@ class Oversight(Observer):
             "certificate_days": self.certificate_days(),
         }
         known = with_newest(self._told_by_sites(), status)
+        for site, told in known.items():
+            told |= {"interval": self._interval(site, told["metric"])} if told else {}
         values = [one["metric"] for one in known.values() if one.get("metric") is not None]
         return status | {
             "worst": (min if self._higher_is_better else max)(values, default=None),  # each of a recent round
