@@ -11,7 +11,7 @@ import pytest
 from fairmesh.watch.answers import answers, in_bytes
 from fairmesh.watch.now import UNSEEN
 from fairmesh.watch.page import SCRIPT, STYLE, live_page, rendered, snapshot
-from fairmesh.watch.view import Curve, Curves, Estimate, Missing, Privacy, Site, SiteState, Variant, Verdict, View
+from fairmesh.watch.view import Curve, Curves, Estimate, Line, Missing, Privacy, Site, SiteState, Variant, Verdict, View
 from tests.report.pages import Page
 from tests.watch.examples import HOSTILE, NOW, VIEWS, node, private, simulation, sixty
 
@@ -141,6 +141,14 @@ def test_network_draws_as_connected_only_what_the_node_sees():
     assert "Open at this site" not in rendered(over)["network"]
     for view in (simulation(), replace(over, state="finished")):  # here it says who talks to whom, or has
         assert "not seen from here" not in rendered(view)["network"]
+
+
+def test_refusals_of_the_log_have_a_place_of_their_own():
+    refused = (Line("2030-03-17T17:34:42Z", "warning", f"refused: address {HOSTILE}, reason no handshake"),)
+    made = rendered(replace(node(), refusals=(), votes=(), refused=refused))["refusals"]
+    assert f"refused: address {HOSTILE}" in text_of(made)
+    assert HOSTILE not in made
+    assert not rendered(replace(node(), refusals=(), votes=()))["refusals"]
 
 
 def test_sweep_shows_its_variants():

@@ -19,7 +19,7 @@ from fairmesh.watch import finished
 from fairmesh.watch.answers import answers
 from fairmesh.watch.now import DIED, FINISHED, GONE, TRAINING, UNSEEN
 from fairmesh.watch.sources import source_of
-from fairmesh.watch.view import View
+from fairmesh.watch.view import Estimate, View
 from tests import toys
 from tests.mesh.statuses import seen, waiting
 from tests.refusals import missing_from, refused
@@ -395,6 +395,29 @@ def test_warnings_that_repeat_each_other_are_one_line_with_a_count(state):
         "connected: site south",
         "cannot connect: site south",
     ]
+
+
+def test_node_shows_what_its_log_says_of_refusals_also_when_newer_lines_follow(state):
+    head = {"time": "2030-03-17T17:00:00Z", "level": "warning"}
+    refusal = head | {"what": "refused", "address": "10.0.0.7", "reason": "a certificate of another authority"}
+    message = head | {"what": "refuses a site's messages; told to all sites", "site": "south"}
+    newer = [head | {"level": "info", "what": "connected", "site": f"s{k}"} for k in range(40)]
+    (state / "log.jsonl").write_text("\n".join(map(json.dumps, [refusal, message, *newer, refusal])) + "\n")
+    texts = [line.text for line in _node(state, seen()).refused]
+    assert len(texts) == 2
+    assert missing_from(texts[0], "refuses a site's messages", "south") == []
+    assert missing_from(texts[1], "refused: address 10.0.0.7", "another authority", "2 times") == []
+    (state / "log.jsonl").write_text("\n".join(map(json.dumps, newer)) + "\n")
+    assert _node(state, seen()).refused == ()
+
+
+def test_node_shows_the_intervals_of_all_sites(state):
+    status = seen()
+    status["sites"]["north"] |= {"interval": [0.64, 0.77]}
+    view = _node(state, status)
+    assert view.worst == view.sites[1].value == Estimate(0.71, (0.64, 0.77))
+    assert view.sites[0].value == Estimate(0.84)
+    assert "71.0 % (64.0 to 77.0) by its own word" in view.sentence
 
 
 def test_wrong_clock_at_a_site_makes_no_wait_negative(state):

@@ -37,6 +37,7 @@ PROGRESS, RESULT = "progress", "result"  # folders of the run so far, and of its
 CLAIMED = frozenset({"doing", "round", "value", "value_round", "weight", "bytes_sent", "epsilon"})
 _SHORT_WAIT_S = 2.0  # such waits are part of every round
 _LINES, _LOG_TAIL = 20, 1 << 16  # of the log, where lines that repeat each other count as one
+_REFUSES = "refuse"  # begins what the log says of connections and messages that are refused
 _COUNTS = ("time", "seconds", "since", "more_times")  # in which lines differ that repeat each other
 _GONE = ("silent", "unreachable", "unknown")  # what such a site has said that it does is over, or may be
 _RATE_S = 30.0  # over which bytes per second are counted
@@ -68,7 +69,7 @@ class NodeSource:
             seen = live_status(self._state)
         except BadInput as error:
             return self._unreadable(at, str(error))
-        said = now(seen, at, self._site)
+        said, events = now(seen, at, self._site), _events(self._state / LOG)
         view = View(
             kind="node",
             title=seen.get("mesh", self._state.resolve().parent.name),
@@ -78,7 +79,10 @@ class NodeSource:
             seen_at=at,
             news_at=seen["time"],
             live=seen["running"],
-            log=tuple(_log(self._state / LOG)),
+            log=tuple(_without_repetitions(events))[-_LINES:],
+            refused=tuple(_without_repetitions([event for event in events if str(event["what"]).startswith(_REFUSES)]))[
+                -_LINES:
+            ],
         )
         if "sites" not in seen:
             return view
@@ -291,21 +295,20 @@ def _phase(phase: Mapping[str, Any] | None) -> Phase | None:
     return Phase(phase["what"], phase["done"], phase["of"]) if phase else None
 
 
-def _log(path: Path) -> Iterator[Line]:
-    """Yields the last lines of a node's log."""
+def _events(path: Path) -> list[dict[str, Any]]:
+    """Returns the last events of a node's log."""
     try:
         with open(path, "rb") as file:
             size = os.fstat(file.fileno()).st_size
             file.seek(max(0, size - _LOG_TAIL))
             lines = file.read(_LOG_TAIL).splitlines()
     except OSError:
-        return
+        return []
     events = []
     for line in lines:
         with suppress(ValueError, RecursionError):  # one that is cut
             events.append(json.loads(line))
-    whole = [event for event in events if isinstance(event, dict) and {"time", "level", "what"} <= event.keys()]
-    yield from list(_without_repetitions(whole))[-_LINES:]
+    return [event for event in events if isinstance(event, dict) and {"time", "level", "what"} <= event.keys()]
 
 
 def _without_repetitions(events: Sequence[Mapping[str, Any]]) -> Iterator[Line]:

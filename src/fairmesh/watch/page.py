@@ -19,6 +19,7 @@ from fairmesh.report.elements import ROWS, UNFOLDED, figure, note, pictures
 from fairmesh.training.rounds_per_second import rate_in_words
 from fairmesh.watch.answers import answers, in_bytes, long_waits, wait_in_words
 from fairmesh.watch.view import Curve, Site, SiteState, View
+from fairmesh.watch.view import Line as LogLine
 
 STYLE = "\n".join(
     files(package).joinpath("page.css").read_text(encoding="utf-8") for package in ("fairmesh.report", "fairmesh.watch")
@@ -273,16 +274,22 @@ def _refusals(view: View) -> str:
     if view.votes:
         votes = [f"{vote.decision}: {listed(vote.voters, 10)}" for vote in view.votes[:_LINES]]
         made += "<h3>Votes</h3>" + _list(view, votes)
+    if view.refused:
+        made += f"<h3>What this node's log says of refusals, newest first</h3>{_lines(view.refused)}"
     return _heading("refusals") + made if made else ""
 
 
 def _log(view: View) -> str:
-    lines = [
+    return _heading("log") + _lines(view.log) if view.log else ""
+
+
+def _lines(lines: Sequence[LogLine]) -> str:
+    shown = [
         f'<li class="{escaped(line.level)}"><time>{escaped(line.time.replace("T", " ").removesuffix("Z"))}</time> '
         f"<b>{escaped(line.level)}</b> {escaped(line.text)}</li>"
-        for line in view.log[-_LINES:]
+        for line in lines[-_LINES:]
     ]
-    return _heading("log") + f'<ol class="log">{"".join(reversed(lines))}</ol>' if lines else ""
+    return f'<ol class="log">{"".join(reversed(shown))}</ol>'
 
 
 _SECTIONS: dict[str, Callable[[View], str]] = {
