@@ -270,6 +270,16 @@ def test_row_of_a_site_whose_clock_is_wrong_shows_when_it_was_heard(lived, ahead
     assert (shown["reported"], shown["waits for"]) == ("30 s ago", "c (70 s)")
 
 
+def test_status_has_of_its_own_site_what_it_says_elsewhere_and_not_what_was_announced_before(lived):
+    status = lived[1]["status"]
+    here = status["sites"]["a"]
+    newest = ("time", "round", "rounds_sent", "activity", "metric", "metric_round", "weight", "waiting_for", "wire_out")
+    assert {field: here[field] for field in newest} == {field: status[field] for field in newest}
+    assert here["heard_s_ago"] == 0.0
+    for told in filter(None, status["sites"].values()):  # by the rows that each has announced
+        assert told["interval"][0] < told["metric"] < told["interval"][1]
+
+
 def test_status_of_a_finished_node_does_not_ask_whether_it_runs(lived, capsys):
     ended = read_status(lived[0] / "a" / "state")
     shown = _shown_with(lived, capsys, **(ended | {"time": time.time() - 3600}))

@@ -34,7 +34,16 @@ def _edges(**cut) -> dict:
             ACT,
             ["north has been unreachable for 12 minutes", "nothing is lost"],
         ),
-        (waiting("north", seconds=9, edges=_edges(north=CUT)), LOOK, ["unreachable for 9 seconds"]),
+        (
+            waiting("north", seconds=9, edges=_edges(north=CUT)),
+            LOOK,
+            ["unreachable for 9 seconds; nothing is lost; if this lasts, call its operator"],
+        ),
+        (
+            waiting("north", edges=_edges(north=CUT, south=CUT)),
+            ACT,
+            ["north and south have been unreachable for 12 minutes; nothing is lost; call their operators"],
+        ),
         (waiting("north", "east"), ACT, ["waited for east for 12 minutes", "waits for north, which waits for east"]),
         (
             waiting("north", "east", sites=seen()["sites"] | {"east": told("east", heard_s_ago=730.0)}),
@@ -97,7 +106,7 @@ def _edges(**cut) -> dict:
                 missing={"sites": ["south", "east"], "seconds": 9.0},
             ),
             LOOK,
-            ["south and east have not been heard of for 9 seconds; ask their operators whether their nodes run"],
+            ["south and east have not been heard of for 9 seconds; if this lasts, ask their operators whether their"],
         ),
         (
             seen(

@@ -191,6 +191,14 @@ def test_network_shows_who_waits_for_whom_and_since_when():
     assert legend(text) == ["this site", "worst site", "cannot be reached", "waits for", "not connected"]
 
 
+def test_network_tells_edges_that_nobody_sees_from_those_that_are_open_or_not():
+    text = charts.network([Node(name) for name in "abc"], [(0, 1), (1, 2), (0, 2)], "", (), [(0, 2)], unseen=[(2, 1)])
+    assert len(of_class(text, "edge")) - 2 == 3  # two are in the legend
+    assert [len(of_class(text, look)) for look in ("broken", "unseen")] == [2, 2]
+    assert legend(text) == ["not connected", "not seen from here"]
+    assert all(f".{look}{{stroke-dasharray" in STYLE for look in ("broken", "unseen"))
+
+
 def test_network_ignores_numbers_of_no_site():
     text = charts.network([Node("a"), Node("b")], [(0, 1), (0, 7), (-1, 0), (1, 1), (0,)], "network", [Wait(0, 9)])
     assert len(of_class(text, "edge")) == 1

@@ -11,7 +11,7 @@ import pytest
 from fairmesh.watch.answers import answers, in_bytes
 from fairmesh.watch.now import UNSEEN
 from fairmesh.watch.page import SCRIPT, STYLE, live_page, rendered, snapshot
-from fairmesh.watch.view import Curve, Curves, Estimate, Missing, Privacy, Site, SiteState, Variant, Verdict, View
+from fairmesh.watch.view import Curve, Curves, Estimate, Line, Missing, Privacy, Site, SiteState, Variant, Verdict, View
 from tests.report.pages import Page
 from tests.watch.examples import HOSTILE, NOW, VIEWS, node, private, simulation, sixty
 
@@ -133,6 +133,24 @@ def test_network_shows_long_waits_only():
     assert "waited for" not in rendered(sixty())["network"]  # 3 seconds, as in every round
 
 
+def test_network_draws_as_connected_only_what_the_node_sees():
+    made = rendered(node())["network"]
+    assert "5 sites, 3 connections. Open at this site: 1 of 2." in made
+    assert "not seen from here" in made  # east and south, of which only they know
+    over = replace(node(), edges=tuple(replace(edge, connected=None) for edge in node().edges))
+    assert "Open at this site" not in rendered(over)["network"]
+    for view in (simulation(), replace(over, state="finished")):  # here it says who talks to whom, or has
+        assert "not seen from here" not in rendered(view)["network"]
+
+
+def test_refusals_of_the_log_have_a_place_of_their_own():
+    refused = (Line("2030-03-17T17:34:42Z", "warning", f"refused: address {HOSTILE}, reason no handshake"),)
+    made = rendered(replace(node(), refusals=(), votes=(), refused=refused))["refusals"]
+    assert f"refused: address {HOSTILE}" in text_of(made)
+    assert HOSTILE not in made
+    assert not rendered(replace(node(), refusals=(), votes=()))["refusals"]
+
+
 def test_sweep_shows_its_variants():
     curves = Curves((0, 10), Curve((0.5, 0.6)), Curve((0.6, 0.7)))
     variants = (
@@ -159,6 +177,29 @@ def test_answers_name_the_sites_that_are_missing_outside_the_rounds():
     assert answer(before, "Who holds it up").startswith("east, south.")
     short = replace(at_the_end, missing=Missing((3,), 4.0))
     assert answer(short, "Is it running").startswith("Yes: training")
+
+
+def test_answers_name_all_sites_that_cannot_be_reached_when_one_of_them_holds_a_node_up():
+    away = {"east": "unreachable", "south": "silent"}
+    sites = tuple(replace(site, state=away.get(site.name, "waits")) for site in node().sites)
+    assert answer(replace(node(), sites=sites), "Who holds it up").startswith("east, south. west has waited for east")
+    there = tuple(replace(site, state="at work" if site.name == "east" else site.state) for site in sites)
+    assert answer(replace(node(), sites=there), "Who holds it up").startswith("east. ")
+
+
+@pytest.mark.parametrize("state", ["died", "stopped", "diverged"])
+@pytest.mark.quick_cases("all")
+def test_answers_of_a_node_that_has_ended_early_say_that_the_others_wait_for_it(state):
+    sites = tuple(replace(site, state=state if site.own else "unknown") for site in node().sites)
+    ended = replace(node(), sites=sites, live=False, chain=(), waits=())
+    assert answer(ended, "Who holds it up") == "This site. The others wait for it."
+    voted_out = replace(ended, sites=tuple(replace(site, own=False) for site in sites))
+    assert answer(voted_out, "Who holds it up") == "Nobody. Nothing runs."
+
+
+def test_answer_on_what_to_keep_an_eye_on_is_the_sentence():
+    view = replace(node(), urgency="look", says=("something else",))
+    assert answer(view, "What should I do") == f"Keep an eye on it. {view.sentence}"
 
 
 def test_answers_of_a_run_that_cannot_be_seen_are_not_known():

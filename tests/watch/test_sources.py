@@ -16,9 +16,10 @@ from fairmesh.cli.node import status as node_status
 from fairmesh.storage.files import write_record
 from fairmesh.storage.run_status import locked
 from fairmesh.watch import finished
+from fairmesh.watch.answers import answers
 from fairmesh.watch.now import DIED, FINISHED, GONE, TRAINING, UNSEEN
 from fairmesh.watch.sources import source_of
-from fairmesh.watch.view import View
+from fairmesh.watch.view import Estimate, View
 from tests import toys
 from tests.mesh.statuses import seen, waiting
 from tests.refusals import missing_from, refused
@@ -197,6 +198,7 @@ def test_what_is_no_run_is_refused_with_what_to_give(tmp_path, folder):
     (tmp_path / "notes").mkdir()
     (tmp_path / "notes" / "a.txt").touch()
     (tmp_path / "exp.toml").write_text('rounds = 4\ndata = "digits"\n')
+    (tmp_path / "mesh.toml").write_text('[mesh]\nname = "clinics"\ngeneration = 1\n\n[[site]]\nname = "north"\n')
     (tmp_path / "old").mkdir()
     (tmp_path / "old" / "summary.json").write_text('{"accuracy": 0.5}')
     for name, words in {
@@ -204,6 +206,7 @@ def test_what_is_no_run_is_refused_with_what_to_give(tmp_path, folder):
         "empty": ["is empty"],
         "notes": ["no run's folder"],
         "exp.toml": ["experiment", "runs/exp"],
+        "mesh.toml": ["about all sites of a mesh", "north/site.toml"],
         "old": ["summary.json", "version"],
         ".": ["wards"],
     }.items():
@@ -236,7 +239,7 @@ def state(tmp_path):
     return tmp_path / "north"
 
 
-def _node(state: Path, status: dict, running: bool = True) -> View:
+def _node(state: Path, status: dict, running: bool = True, lock_time: float = 0.0) -> View:
     from fairmesh.mesh.node.state_lock import locked as node_locked
 
     table = {key: value for key, value in status.items() if key not in ("running", "uses")}
@@ -247,7 +250,7 @@ def _node(state: Path, status: dict, running: bool = True) -> View:
         shift = time.time() - seen()["time"]
         waits = {name: since + shift for name, since in status["waiting_for"].items()}
         write_record(state / "status.json", table | {"time": status["time"] + shift, "waiting_for": waits})
-        os.utime(state / "lock", (0, 0))
+        os.utime(state / "lock", (lock_time, lock_time))
         return source_of(state).view()
 
 
@@ -288,16 +291,61 @@ def test_node_that_waits_shows_for_whom_since_when_and_who_cannot_be_reached(sta
 
 def test_node_that_died_stopped_or_starts_is_shown_as_that(state):
     died = _node(state, seen(), running=False)
-    assert (died.state, died.live, died.sites[0].state) == ("not running", False, "stopped")
+    assert (died.state, died.live, died.sites[0].state) == ("not running", False, "died")
     assert died.waits == ()
     stopped = _node(state, seen(activity="stopped", ended={"reason": "asked", "diverged": False}), running=False)
-    assert (stopped.state, stopped.urgency) == ("stopped", "act")
+    assert (stopped.state, stopped.urgency, stopped.sites[0].state) == ("stopped", "act", "stopped")
     finished = _node(state, seen(activity="finished"), running=False)
     assert (finished.state, finished.urgency, {site.state for site in finished.sites}) == (
         "finished",
         "fine",
         {"ended"},
     )
+
+
+def _before_its_end() -> dict:
+    """The status that west has written last, while it and south waited."""
+    status = waiting("north", "east", phase={"what": "finding reference losses", "done": 1, "of": 2})
+    status["sites"]["west"] |= {"waiting_for": {"north": status["time"] - 720.0}}
+    status["sites"]["south"] |= {"waiting_for": {"east": status["time"] - 103.0}}
+    return status
+
+
+def test_waits_and_connections_of_before_are_not_those_of_a_node_that_has_died_or_starts_again(state):
+    for running in (False, True):
+        view = _node(state, _before_its_end() | {"time": seen()["time"] - 180}, running, time.time() + 9)
+        assert view.state == ("starting" if running else "not running")
+        assert (view.waits, view.chain, view.missing, view.phase, view.rounds_per_s) == ((), (), None, None, None)
+        assert {edge.connected for edge in view.edges} == {None}
+        assert {site.state for site in view.sites[1:]} == {"unknown"}
+        assert not view.quiet
+        made = [answer.answer for answer in answers(view)]
+        assert made[:2] == (["Yes: starting", "Not known yet"] if running else ["No: not running", "This site"])
+
+
+def test_status_of_a_node_that_has_died_says_how_old_its_news_is_and_no_connection_or_wait(state, capsys):
+    write_record(state / "status.json", _before_its_end() | {"time": time.time() - 97})
+    node_status(state)
+    lines = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
+    rows, edges = ([dict(zip(lines[k], line)) for line in lines[k + 1 : end]] for k, end in ((0, 5), (5, 8)))
+    assert [row["site"] for row in rows] == ["west", "north", "east", "south"]
+    assert {(row["waits for"], row["reported"]) for row in rows} == {("", "100 s ago")}  # 3 seconds old at that time
+    assert {edge["neighbour"]: edge["connected"] for edge in edges} == {"north": "", "south": ""}
+
+
+def test_wait_of_a_site_that_is_away_or_silent_is_over(state):
+    """It had said so before it died, and would not know for whom it waits now."""
+    waits = {"waiting_for": {"west": seen()["time"] - 60.0}}
+    status = seen(edges={"north": seen()["edges"]["north"] | {"connected": False}, "south": seen()["edges"]["south"]})
+    for name in ("north", "east", "south"):
+        status["sites"][name] |= waits
+    status["sites"]["east"] |= {"heard_s_ago": 400.0}
+    view = _node(state, status)
+    assert [site.state for site in view.sites] == ["at work", "unreachable", "silent", "waits"]
+    assert [(wait.site, wait.awaited) for wait in view.waits] == [(3, 0)]
+    assert view.sites[1].doing == "was training"
+    status["sites"]["south"] |= {"heard_s_ago": 400.0}  # it has a connection, and says nothing
+    assert _node(state, status).waits == ()
 
 
 def test_status_of_a_finished_node_says_the_sentence_of_its_page(state, ended, capsys):
@@ -347,6 +395,29 @@ def test_warnings_that_repeat_each_other_are_one_line_with_a_count(state):
         "connected: site south",
         "cannot connect: site south",
     ]
+
+
+def test_node_shows_what_its_log_says_of_refusals_also_when_newer_lines_follow(state):
+    head = {"time": "2030-03-17T17:00:00Z", "level": "warning"}
+    refusal = head | {"what": "refused", "address": "10.0.0.7", "reason": "a certificate of another authority"}
+    message = head | {"what": "refuses a site's messages; told to all sites", "site": "south"}
+    newer = [head | {"level": "info", "what": "connected", "site": f"s{k}"} for k in range(40)]
+    (state / "log.jsonl").write_text("\n".join(map(json.dumps, [refusal, message, *newer, refusal])) + "\n")
+    texts = [line.text for line in _node(state, seen()).refused]
+    assert len(texts) == 2
+    assert missing_from(texts[0], "refuses a site's messages", "south") == []
+    assert missing_from(texts[1], "refused: address 10.0.0.7", "another authority", "2 times") == []
+    (state / "log.jsonl").write_text("\n".join(map(json.dumps, newer)) + "\n")
+    assert _node(state, seen()).refused == ()
+
+
+def test_node_shows_the_intervals_of_all_sites(state):
+    status = seen()
+    status["sites"]["north"] |= {"interval": [0.64, 0.77]}
+    view = _node(state, status)
+    assert view.worst == view.sites[1].value == Estimate(0.71, (0.64, 0.77))
+    assert view.sites[0].value == Estimate(0.84)
+    assert "71.0 % (64.0 to 77.0) by its own word" in view.sentence
 
 
 def test_wrong_clock_at_a_site_makes_no_wait_negative(state):

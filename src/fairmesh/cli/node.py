@@ -99,9 +99,9 @@ def status(path: Watched, json_: Json = False) -> None:
     for: for whom, and for how long; sent: all bytes that it has sent since it began; reported: how long ago its last
     news arrived.
 
-    Of each neighbour: connected: whether there is a connection now; last seen: how long ago anything came over it;
-    messages: model messages since this site began; payload: their bytes; overhead: all other bytes of the connection,
-    such as encryption and news."""
+    Of each neighbour: connected: whether there is a connection now, empty if the node does not run; last seen: how long
+    ago anything came over it; messages: model messages since this site began; payload: their bytes; overhead: all other
+    bytes of the connection, such as encryption and news."""
     leave_out_torch()
     from fairmesh.watch.sources import source_of, state_of
 
@@ -110,6 +110,7 @@ def status(path: Watched, json_: Json = False) -> None:
         _status_of_run(source_of(path), json_)
         return
     from fairmesh.mesh.node.life import FINISHED, state_in
+    from fairmesh.mesh.node.now import age_of
     from fairmesh.mesh.node.now import now as now_of
     from fairmesh.mesh.node.watching import live_status
 
@@ -125,12 +126,13 @@ def status(path: Watched, json_: Json = False) -> None:
     say(f"{said.sentence}{_as_of(at - seen['time']) if seen['running'] else ''}")
     if "sites" not in seen:
         return
-    of_sites = few(_site_rows(seen, seen["metric_name"]), _by_concern(seen))
+    age = age_of(seen, at)
+    of_sites = few(_site_rows(seen, seen["metric_name"], age), _by_concern(seen))
     show_table(of_sites, f"mesh {seen['mesh']}, seen from {seen['site']}")
     show_table(few(_edge_rows(seen, at)), "edges of this node")
     if seen["refusing"]:
         show_table(few(_refusal_rows(seen, at)), "refused messages")
-    for sentence in filter(None, _sentences(seen, site or Path("SITE"), max(0.0, at - seen["time"]))):
+    for sentence in filter(None, _sentences(seen, site or Path("SITE"), age)):
         say(sentence)
 
 
@@ -212,7 +214,7 @@ def _expected_end(seen: dict[str, Any], age: float) -> str | None:
     return f"expected end: in {_ago(left)}, {moment}, at {rate_in_words(seen['rounds_per_s'])}"
 
 
-def _site_rows(seen: dict[str, Any], metric: str) -> list[list[str]]:
+def _site_rows(seen: dict[str, Any], metric: str, status_age: float = 0.0) -> list[list[str]]:
     from fairmesh.mesh.announcements import SHOWN
     from fairmesh.mesh.node.life import FINISHED
     from fairmesh.mesh.node.now import is_silent
@@ -224,7 +226,9 @@ def _site_rows(seen: dict[str, Any], metric: str) -> list[list[str]]:
         if not reported:
             rows.append([name, "", "not heard of yet", *[""] * (7 + len(SHOWN))])
             continue
-        age = reported["heard_s_ago"]  # by this site's clock; a difference of the other's own moments is exact too
+        age = (
+            reported["heard_s_ago"] + status_age
+        )  # by this site's clock; a difference of the other's own moments is exact too
         silent = is_silent(reported, len(seen["sites"]))
         awaited = {} if ended else reported["waiting_for"]
         waits = ", ".join(f"{who} ({_ago(max(0.0, reported['time'] - t + age))})" for who, t in awaited.items())
@@ -247,7 +251,8 @@ def _edge_rows(seen: dict[str, Any], now: float) -> list[list[str]]:
     for name, edge in seen["edges"].items():
         last = "never" if edge["last_seen"] is None else f"{_ago(now - edge['last_seen'])} ago"
         counts = [edge[f"{of}_{way}"] for way in ("out", "in") for of in ("messages", "bytes", "overhead")]
-        rows.append([name, "yes" if edge["connected"] else "no", last, *(f"{count:,}" for count in counts)])
+        connected = {True: "yes", False: "no"}.get(edge["connected"], "")
+        rows.append([name, connected, last, *(f"{count:,}" for count in counts)])
     return rows
 
 

@@ -239,6 +239,7 @@ def network(
     waits: Sequence[Wait] = (),
     broken: Iterable[Sequence[int]] = (),
     shades: str = "",
+    unseen: Iterable[Sequence[int]] = (),
 ) -> str:
     """Returns a chart of who talks to whom, with the sites on a circle, and of who waits for whom.
 
@@ -249,6 +250,7 @@ def network(
         waits: Who waits for whom. Default: ().
         broken: Those of the edges that have no connection now. Default: ().
         shades: What the shades of the sites are, in the legend. Default: no entry.
+        unseen: Those of the edges of which nobody here sees whether they have a connection. Default: ().
     """
     count = len(nodes)
     if not count:
@@ -256,9 +258,10 @@ def network(
     radius, size, height, flat = _circle(count)
     turns, middle = [2 * math.pi * i / count for i in range(count)], height / 2
     at = [(_WIDTH / 2 + radius * math.sin(a), middle - radius * math.cos(a)) for a in turns]
-    drawn, without = _pairs(edges, count), _pairs(broken, count)
+    drawn, without, unknown = (_pairs(those, count) for those in (edges, broken, unseen))
     sparse = " many" if len(drawn) > 300 else ""
-    parts = [_path(f"edge{sparse}", [at[i], at[j]]) for i, j in sorted(drawn - without)]
+    parts = [_path(f"edge{sparse}", [at[i], at[j]]) for i, j in sorted(drawn - without - unknown)]
+    parts += [_path(f"edge unseen{sparse}", [at[i], at[j]]) for i, j in sorted(unknown)]
     parts += [_path("edge broken", [at[i], at[j]]) for i, j in sorted(without)]
     arrows = [wait for wait in waits if _pairs([(wait.who, wait.whom)], count)]
     parts += [_waiting(wait, nodes, at, size + 1) for wait in arrows]
@@ -266,7 +269,7 @@ def network(
     parts += [_name(nodes[i].name, turns[i], at[i], size, flat and count > 1) for i in _named(nodes, arrows)]
     if flat and len(arrows) <= 6:
         parts += [_since(wait.since, at[wait.who], at[wait.whom]) for wait in arrows if wait.since]
-    return _chart(title, height, parts, _network_entries(nodes, bool(arrows), bool(without), shades))
+    return _chart(title, height, parts, _network_entries(nodes, bool(arrows), bool(without), bool(unknown), shades))
 
 
 def _circle(count: int) -> tuple[float, float, float, bool]:
@@ -294,7 +297,9 @@ def _waiting(wait: Wait, nodes: Sequence[Node], at: Sequence[tuple[float, float]
     return f"<g><title>{escaped(text)}</title>{_bent(at[wait.who], at[wait.whom], gap)}</g>"
 
 
-def _network_entries(nodes: Sequence[Node], waiting: bool, broken: bool, shades: str) -> list[tuple[str, str]]:
+def _network_entries(
+    nodes: Sequence[Node], waiting: bool, broken: bool, unseen: bool, shades: str
+) -> list[tuple[str, str]]:
     kinds = {
         "this site": Node("", own=True),
         "worst site": Node("", worst=True),
@@ -306,6 +311,8 @@ def _network_entries(nodes: Sequence[Node], waiting: bool, broken: bool, shades:
         entries.append((_arrow("wait", (1, 6), (26, 6)), "waits for"))
     if broken:
         entries.append((_path("edge broken", [(1, 6), (27, 6)]), "not connected"))
+    if unseen:
+        entries.append((_path("edge unseen", [(1, 6), (27, 6)]), "not seen from here"))
     if shades and any(node.shade is not None for node in nodes):
         ramp = "".join(_node(Node("", shade=k / 4), 4 + 5 * k, 6, 2.5) for k in range(5))
         entries.append((ramp, shades))

@@ -5,6 +5,7 @@ from itertools import pairwise
 from typing import Literal, NamedTuple
 
 from fairmesh.errors import counted, duration, listed
+from fairmesh.mesh.node.life import STARTING
 from fairmesh.training.rounds_per_second import left_in_words, rate_in_words
 from fairmesh.watch.now import GONE, UNSEEN
 from fairmesh.watch.view import Missing, Site, View, Wait
@@ -13,6 +14,8 @@ Tone = Literal["", "good", "look", "bad"]
 _SHORT_S = 20.0  # waits that are part of every round
 _NAMED = 4
 _AWAY = ("silent", "unreachable")
+_NOT_THERE = (*_AWAY, "unknown")
+_ENDED_EARLY = ("died", "stopped", "diverged")
 
 
 class Answer(NamedTuple):
@@ -89,15 +92,20 @@ def _held_up(view: View) -> Answer:
     if view.state in (UNSEEN, GONE):
         return Answer(question, "Not known", "", "look")
     if not view.live:
+        if any(site.own and site.state in _ENDED_EARLY for site in sites):
+            return Answer(question, "This site", "The others wait for it.", "bad")
         return Answer(question, "Nobody", "Nothing runs.")
+    if view.kind == "node" and view.state == STARTING:
+        return Answer(question, "Not known yet", "This site's node is starting.")
     if len(view.chain) > 1:
         last = sites[view.chain[-1]]
+        away = [site.name for site in sites if last.state in _NOT_THERE and site.state in _NOT_THERE]
         lasting = [wait.seconds for wait in view.waits if (wait.site, wait.awaited) == tuple(view.chain[:2])]
         names = [sites[i].name for i in view.chain]
         said = [f"{who} waits for {whom}" for who, whom in pairwise(names)]
         if lasting:
             said[0] = f"{names[0]} has waited for {names[1]} for {duration(lasting[0])}"
-        return Answer(question, last.name, "; ".join(said), _tone(last))
+        return Answer(question, listed(dict.fromkeys([last.name, *away]), _NAMED), "; ".join(said), _tone(last))
     if missing := _holding_up(view):
         return _missing(question, view, missing)
     if waits := long_waits(view):
@@ -118,7 +126,7 @@ def _holding_up(view: View) -> Missing | None:
 def _missing(question: str, view: View, missing: Missing) -> Answer:
     sites, lasting = [view.sites[i] for i in missing.sites], duration(missing.seconds)
     own = next((site.name for site in view.sites if site.own), "this node")
-    away = [site.name for site in sites if site.state in (*_AWAY, "unknown")]
+    away = [site.name for site in sites if site.state in _NOT_THERE]
     said = f"{own} has waited for {lasting}" + (f"; not heard of: {listed(away, _NAMED)}" if away else "")
     return Answer(question, listed([site.name for site in sites], _NAMED), said, "bad" if away else "look")
 
@@ -179,7 +187,7 @@ def _to_do(view: View) -> Answer:
     if view.urgency == "act":
         return Answer(question, "Act now", view.sentence, "bad")
     if view.urgency == "look":
-        return Answer(question, "Keep an eye on it", first if first != view.sentence else "", "look")
+        return Answer(question, "Keep an eye on it", view.sentence, "look")
     return Answer(question, view.advice or "Nothing", first, "good")
 
 

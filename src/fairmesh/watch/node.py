@@ -13,7 +13,7 @@ from typing import Any
 from fairmesh.errors import BadInput
 from fairmesh.mesh.node import claims, life
 from fairmesh.mesh.node.now import HANGS_S, age_of, few_of_a_kind, further, is_silent, now, unit_of, worst_site
-from fairmesh.mesh.node.watching import LOG, event_in_words, live_status
+from fairmesh.mesh.node.watching import LOG, event_in_words, is_current, live_status
 from fairmesh.storage.occupied import SUMMARY
 from fairmesh.watch.finished import Finished
 from fairmesh.watch.records import Records
@@ -37,7 +37,9 @@ PROGRESS, RESULT = "progress", "result"  # folders of the run so far, and of its
 CLAIMED = frozenset({"doing", "round", "value", "value_round", "weight", "bytes_sent", "epsilon"})
 _SHORT_WAIT_S = 2.0  # such waits are part of every round
 _LINES, _LOG_TAIL = 20, 1 << 16  # of the log, where lines that repeat each other count as one
+_REFUSES = "refuse"  # begins what the log says of connections and messages that are refused
 _COUNTS = ("time", "seconds", "since", "more_times")  # in which lines differ that repeat each other
+_GONE = ("silent", "unreachable", "unknown")  # what such a site has said that it does is over, or may be
 _RATE_S = 30.0  # over which bytes per second are counted
 
 
@@ -67,7 +69,7 @@ class NodeSource:
             seen = live_status(self._state)
         except BadInput as error:
             return self._unreadable(at, str(error))
-        said = now(seen, at, self._site)
+        said, events = now(seen, at, self._site), _events(self._state / LOG)
         view = View(
             kind="node",
             title=seen.get("mesh", self._state.resolve().parent.name),
@@ -77,7 +79,10 @@ class NodeSource:
             seen_at=at,
             news_at=seen["time"],
             live=seen["running"],
-            log=tuple(_log(self._state / LOG)),
+            log=tuple(_without_repetitions(events))[-_LINES:],
+            refused=tuple(_without_repetitions([event for event in events if str(event["what"]).startswith(_REFUSES)]))[
+                -_LINES:
+            ],
         )
         if "sites" not in seen:
             return view
@@ -95,8 +100,7 @@ class NodeSource:
         place = {name: i for i, name in enumerate(names)}
         ended, worst = view.state == life.FINISHED, worst_site(seen)
         sites = tuple(_site(name, seen, age) for name in names)
-        rate = seen["rounds_per_s"] if seen["running"] and not seen["paused_for"] else None
-        left = seen["seconds_left"] if seen["running"] else None
+        rate, left = None if seen["paused_for"] else seen["rounds_per_s"], seen["seconds_left"]
         records = self._records[RESULT if ended else PROGRESS]
         records.read(seen["metric_name"] or "", [[0]])
         curves = records.curves
@@ -119,7 +123,7 @@ class NodeSource:
             waits=() if ended else tuple(_waits(seen, place, age)),
             chain=tuple(place[name] for name in seen["waiting_chain"] if name in place) if seen["paused_for"] else (),
             missing=_missing(seen, place, age),
-            quiet=seen["running"] and age >= HANGS_S,
+            quiet=is_current(seen) and age >= HANGS_S,
             curves=curves if len(curves.sites) in (0, len(sites)) else replace(curves, sites=()),
             privacy=_privacy(seen.get("privacy")),
             traffic=self._traffic(seen),
@@ -187,13 +191,13 @@ def _site(name: str, seen: Mapping[str, Any], age: float) -> Site:
     )
     if not told:
         return site
-    value = told["metric"]
+    value, interval = told["metric"], told.get("interval")
     return replace(
         site,
-        doing="" if site.state == "ended" else told["activity"],
+        doing="" if site.state == "ended" else f"was {told['activity']}" if site.state in _GONE else told["activity"],
         round=told["round"],
         heard_s_ago=0.0 if own else max(0.0, told["heard_s_ago"] + age),
-        value=None if value is None else Estimate(value),
+        value=None if value is None else Estimate(value, None if interval is None else tuple(interval)),
         value_round=told["metric_round"],
         bytes_sent=told["wire_out"],
     )
@@ -206,12 +210,13 @@ def _state(name: str, seen: Mapping[str, Any]) -> SiteState:
     if life.FINISHED in (state, life.state_in(seen["activity"])):
         return "ended"
     if own and not seen["running"]:
-        return "diverged" if (seen.get("ended") or {}).get("diverged") else "stopped"
+        died = life.state_in(seen["activity"]) == life.NOT_RUNNING
+        return "died" if died else "diverged" if (seen.get("ended") or {}).get("diverged") else "stopped"
     if state == life.DIVERGED or name in {claim["by"] for claim in seen["diverged"]}:
         return "diverged"
-    if not own and seen["running"] and edge is not None and not edge["connected"]:
+    if edge is not None and edge["connected"] is False:
         return "unreachable"
-    if not told:
+    if not told or not (own or is_current(seen)):
         return "unknown"
     if not own and is_silent(told, len(seen["sites"])):
         return "silent"
@@ -247,18 +252,16 @@ def _edges(seen: Mapping[str, Any], place: Mapping[str, int]) -> Iterator[Edge]:
         if edge is None:
             yield Edge(ends)
         else:
-            open_now = bool(edge["connected"]) if seen["running"] else None
-            yield Edge(ends, open_now, edge["bytes_out"], edge["bytes_in"])
+            yield Edge(ends, edge["connected"], edge["bytes_out"], edge["bytes_in"])
 
 
 def _waits(seen: Mapping[str, Any], place: Mapping[str, int], age: float) -> Iterator[Wait]:
     """Yields who waits for whom. A wait is as long as the site that waits says, by its own clock alone, and lasts since
     its report arrived here."""
     own = seen["site"]
-    if seen["running"]:
-        for name, since in seen["waiting_for"].items():
-            if name in place:
-                yield Wait(place[own], place[name], max(0.0, seen["time"] - since) + age)
+    for name, since in seen["waiting_for"].items():
+        if name in place:
+            yield Wait(place[own], place[name], max(0.0, seen["time"] - since) + age)
     for name, told in seen["sites"].items():
         if name == own or not told:
             continue
@@ -269,7 +272,7 @@ def _waits(seen: Mapping[str, Any], place: Mapping[str, int], age: float) -> Ite
 
 
 def _missing(seen: Mapping[str, Any], place: Mapping[str, int], age: float) -> Missing | None:
-    missing = (seen["missing"] if seen["running"] else None) or {"sites": (), "seconds": 0.0}
+    missing = seen["missing"] or {"sites": (), "seconds": 0.0}
     sites = tuple(place[name] for name in missing["sites"] if name in place)  # it may be "the others"
     return Missing(sites, missing["seconds"] + age) if sites else None
 
@@ -292,21 +295,20 @@ def _phase(phase: Mapping[str, Any] | None) -> Phase | None:
     return Phase(phase["what"], phase["done"], phase["of"]) if phase else None
 
 
-def _log(path: Path) -> Iterator[Line]:
-    """Yields the last lines of a node's log."""
+def _events(path: Path) -> list[dict[str, Any]]:
+    """Returns the last events of a node's log."""
     try:
         with open(path, "rb") as file:
             size = os.fstat(file.fileno()).st_size
             file.seek(max(0, size - _LOG_TAIL))
             lines = file.read(_LOG_TAIL).splitlines()
     except OSError:
-        return
+        return []
     events = []
     for line in lines:
         with suppress(ValueError, RecursionError):  # one that is cut
             events.append(json.loads(line))
-    whole = [event for event in events if isinstance(event, dict) and {"time", "level", "what"} <= event.keys()]
-    yield from list(_without_repetitions(whole))[-_LINES:]
+    return [event for event in events if isinstance(event, dict) and {"time", "level", "what"} <= event.keys()]
 
 
 def _without_repetitions(events: Sequence[Mapping[str, Any]]) -> Iterator[Line]:

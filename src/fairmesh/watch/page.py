@@ -11,6 +11,7 @@ from importlib.resources import files
 from typing import Any
 
 from fairmesh.errors import counted, duration, listed
+from fairmesh.mesh.node.life import FINISHED
 from fairmesh.metrics.units import Unit, defined
 from fairmesh.report import charts
 from fairmesh.report.charts import Dots, Line, Node, escaped
@@ -18,6 +19,7 @@ from fairmesh.report.elements import ROWS, UNFOLDED, figure, note, pictures
 from fairmesh.training.rounds_per_second import rate_in_words
 from fairmesh.watch.answers import answers, in_bytes, long_waits, wait_in_words
 from fairmesh.watch.view import Curve, Site, SiteState, View
+from fairmesh.watch.view import Line as LogLine
 
 STYLE = "\n".join(
     files(package).joinpath("page.css").read_text(encoding="utf-8") for package in ("fairmesh.report", "fairmesh.watch")
@@ -38,6 +40,7 @@ _MARKS: dict[SiteState, str] = {
     "ended": "✓",
     "diverged": "✕",
     "stopped": "–",
+    "died": "✕",
 }
 _KINDS = {"run": "Simulation", "sweep": "Sweep", "node": "Node"}
 
@@ -170,15 +173,18 @@ def _network(view: View) -> str:
             ", ".join(filter(None, (site.state, site.doing))),
             site.own,
             i == view.worst_site,
-            site.state in ("silent", "unreachable", "stopped"),
+            site.state in ("silent", "unreachable", "stopped", "died"),
         )
         for i, site in enumerate(view.sites)
     ]
     arrows = [charts.Wait(wait.site, wait.awaited, duration(wait.seconds)) for wait in waits]
     broken = [edge.ends for edge in view.edges if edge.connected is False]
-    drawn = charts.network(nodes, [edge.ends for edge in view.edges], "the network of the sites", arrows, broken)
-    caption = f"Who talks to whom: {counted(count, 'site')}, {counted(len(view.edges), 'connection')}"
-    caption += "." if view.kind != "node" else " known here."
+    edges, alive = [edge.ends for edge in view.edges], view.kind == "node" and view.state != FINISHED
+    unseen = [edge.ends for edge in view.edges if alive and edge.connected is None]
+    drawn = charts.network(nodes, edges, "the network of the sites", arrows, broken, unseen=unseen)
+    caption = f"Who talks to whom: {counted(count, 'site')}, {counted(len(edges), 'connection')}."
+    if alive and len(edges) > len(unseen):
+        caption += f" Open at this site: {len(edges) - len(unseen) - len(broken)} of {len(edges) - len(unseen)}."
     return _heading("network") + figure(drawn, caption) + _list(view, [wait_in_words(view, wait) for wait in waits])
 
 
@@ -268,16 +274,22 @@ def _refusals(view: View) -> str:
     if view.votes:
         votes = [f"{vote.decision}: {listed(vote.voters, 10)}" for vote in view.votes[:_LINES]]
         made += "<h3>Votes</h3>" + _list(view, votes)
+    if view.refused:
+        made += f"<h3>What this node's log says of refusals, newest first</h3>{_lines(view.refused)}"
     return _heading("refusals") + made if made else ""
 
 
 def _log(view: View) -> str:
-    lines = [
+    return _heading("log") + _lines(view.log) if view.log else ""
+
+
+def _lines(lines: Sequence[LogLine]) -> str:
+    shown = [
         f'<li class="{escaped(line.level)}"><time>{escaped(line.time.replace("T", " ").removesuffix("Z"))}</time> '
         f"<b>{escaped(line.level)}</b> {escaped(line.text)}</li>"
-        for line in view.log[-_LINES:]
+        for line in lines[-_LINES:]
     ]
-    return _heading("log") + f'<ol class="log">{"".join(reversed(lines))}</ol>' if lines else ""
+    return f'<ol class="log">{"".join(reversed(shown))}</ol>'
 
 
 _SECTIONS: dict[str, Callable[[View], str]] = {

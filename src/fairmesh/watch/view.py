@@ -12,7 +12,7 @@ from fairmesh.metrics.units import Unit
 Kind = Literal["run", "sweep", "node"]
 Urgency = Literal["fine", "look", "act"]
 """Whether somebody must do something: nothing to do; keep an eye on it; somebody must act, or it does not go on."""
-SiteState = Literal["at work", "waits", "silent", "unreachable", "unknown", "stopped", "ended", "diverged"]
+SiteState = Literal["at work", "waits", "silent", "unreachable", "unknown", "stopped", "ended", "diverged", "died"]
 
 
 @dataclass(frozen=True)
@@ -325,6 +325,7 @@ class View:
         refusals: Whose messages are refused. Default: none.
         votes: What sites vote for. Default: none.
         log: The log's last lines, oldest first. Default: none.
+        refused: Those of them, and older ones, that say what was refused and from whom. Default: none.
         advice: What to do with what a finished run has made. Default: "".
         says: What else to know or do, most important first, in sentences. Default: none.
         notes: What a reader must know about the numbers. Default: none.
@@ -368,6 +369,7 @@ class View:
     refusals: tuple[Refusal, ...] = ()
     votes: tuple[Vote, ...] = ()
     log: tuple[Line, ...] = ()
+    refused: tuple[Line, ...] = ()
     advice: str = ""
     says: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()

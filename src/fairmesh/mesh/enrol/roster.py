@@ -337,6 +337,8 @@ class SiteFile:
         try:
             if "path" in table:
                 raise BadInput("path: unknown key")
+            if isinstance(table.get("mesh"), Mapping):
+                raise BadInput("this file is about all sites of a mesh; give that of one site, such as north/site.toml")
             return from_table(SiteFile, named | files | {"path": path})
         except BadInput as error:
             raise BadInput(f"{path}: {error}") from error

@@ -163,7 +163,7 @@ def _on_data(seen: Mapping[str, Any], age: float, site: Path | str) -> Now:
 def _in_rounds(seen: Mapping[str, Any], age: float, site: Path | str) -> Now:
     if seen["unconfirmed_wait"] and seen["paused_for"]:
         waited = f"{seen['unconfirmed_wait']}; this run has waited for {_waited(seen, age)}"
-        return _lasting(seen, age, f"{waited}; look at both of these sites, and at their connection")
+        return _lasting(waited, _waited_s(seen, age), "look at both of these sites, and at their connection")
     if seen["paused_for"]:
         return _paused(seen, age)
     state, done = life.state_in(seen["activity"]), f"round {seen['round']:,} of {seen['rounds']:,}"
@@ -179,8 +179,8 @@ def _worst(seen: Mapping[str, Any]) -> str:
     name = worst_site(seen)
     if name is None:
         return ""
-    claimed = "" if name == seen["site"] else " by its own word"
-    return f"; worst {named(name)}, {unit_of(seen).shown(seen['sites'][name]['metric'])}{claimed}"
+    told, claimed = seen["sites"][name], "" if name == seen["site"] else " by its own word"
+    return f"; worst {named(name)}, {unit_of(seen).with_interval(told['metric'], told.get('interval'))}{claimed}"
 
 
 def _paused(seen: Mapping[str, Any], age: float) -> Now:
@@ -193,8 +193,10 @@ def _paused(seen: Mapping[str, Any], age: float) -> Now:
     if is_away(last, seen):
         if last not in seen["edges"] and told:
             lasting = max(lasting, told["heard_s_ago"] + age)
-        how = f"{last} has been unreachable for {duration(lasting)}{through}"
-        return Now(f"{how}; nothing is lost; call its operator", ACT if lasting >= _LONG_S else LOOK)
+        others = [name for name in seen["sites"] if name not in (last, seen["site"])]
+        away = [last, *(name for name in others if is_away(name, seen))]
+        how = f"{_all(away)} {_have(away)} been unreachable for {duration(lasting)}{through}"
+        return _lasting(f"{how}; nothing is lost", lasting, f"call {_operators(away)}")
     state = life.state_in(activity)
     if state and life.STATES[state].may_take_long:
         return Now(f"this run waits for {last}, which says that it is {activity}{through}; nothing to do", FINE)
@@ -203,8 +205,7 @@ def _paused(seen: Mapping[str, Any], age: float) -> Now:
         return Now(f"{last} is back and repeats rounds: {done}{through}; nothing to do", FINE)
     says = f"is there and says that it is {activity}" if activity else "is there"
     how = f"this run has waited for {last} for {duration(lasting)}{through}; {last} {says}"
-    ask = "ask its operator" if lasting >= _LONG_S else "if this lasts, ask its operator"
-    return Now(f"{how}; nothing is lost; {ask}", ACT if lasting >= _LONG_S else LOOK)
+    return _lasting(f"{how}; nothing is lost", lasting, "ask its operator")
 
 
 def paused_s(seen: Mapping[str, Any]) -> float:
@@ -218,7 +219,7 @@ def _voting(seen: Mapping[str, Any], age: float, site: Path | str) -> Now:
     what = f"this site has voted to {own[0]}" if own else "this site has voted"
     whom = _all(_missing(seen) or ["the others"])
     waited = f"the run has waited for the same vote of {whom} for {_waited(seen, age)}"
-    return _lasting(seen, age, f"{what}; {waited}; ask there")
+    return _lasting(f"{what}; {waited}", _waited_s(seen, age), "ask there")
 
 
 def _deciding(seen: Mapping[str, Any], age: float, site: Path | str) -> Now:
@@ -226,7 +227,7 @@ def _deciding(seen: Mapping[str, Any], age: float, site: Path | str) -> Now:
     if not missing:
         return Now("the sites have voted, and their nodes carry it out; nothing to do", FINE)
     waited = f"their nodes have waited for {_all(missing)} for {_waited(seen, age)}"
-    return _lasting(seen, age, f"the sites have voted; {waited}", FINE)
+    return _lasting(f"the sites have voted; {waited}", _waited_s(seen, age), short=FINE)
 
 
 def _at_the_end(seen: Mapping[str, Any], age: float, site: Path | str) -> Now:
@@ -257,18 +258,16 @@ def _for_missing(seen: Mapping[str, Any], age: float, what: str) -> Now:
     silent = [name for name in missing if name not in never and is_away(name, seen)]
     if not never and not silent:
         return _for_present(seen, age, what)
-    parts, long = [], False
+    parts, lasting = [what], _waited_s(seen, age)
     if never:
-        parts.append(f"{_all(never)} {_have(never)} not been heard of for {_waited(seen, age)}")
+        parts.append(f"{_all(never)} {_have(never)} not been heard of for {duration(lasting)}")
     if silent:
         longest = max(seen["sites"][name]["heard_s_ago"] for name in silent) + age
-        parts.append(f"{_all(silent)} {_have(silent)} been unreachable for {duration(longest)}")
-        long = longest >= _LONG_S
-    operators = "its operator" if len(never + silent) == 1 else "their operators"
+        parts += [f"{_all(silent)} {_have(silent)} been unreachable for {duration(longest)}", "nothing is lost"]
+        lasting = max(lasting, longest)
     nodes = "its node runs" if len(never) == 1 else "their nodes run"
-    advice = f"nothing is lost; call {operators}" if silent else f"ask {operators} whether {nodes}"
-    said = _lasting(seen, age, "; ".join([what, *parts, advice]))
-    return said._replace(urgency=ACT) if long else said
+    operators = _operators([*never, *silent])
+    return _lasting("; ".join(parts), lasting, f"call {operators}" if silent else f"ask {operators} whether {nodes}")
 
 
 def _for_present(seen: Mapping[str, Any], age: float, what: str) -> Now:
@@ -279,7 +278,7 @@ def _for_present(seen: Mapping[str, Any], age: float, what: str) -> Now:
     if all(state and life.STATES[state].may_take_long for state in states):
         whose = "which says" if len(missing) == 1 else "which say"
         return Now(f"{said}, {whose} that this takes long: {_all(list(dict.fromkeys(states)))}; nothing to do", FINE)
-    return _lasting(seen, age, said, FINE)
+    return _lasting(said, _waited_s(seen, age), short=FINE)
 
 
 def is_away(name: str, seen: Mapping[str, Any]) -> bool:
@@ -316,6 +315,10 @@ def _have(names: Sequence[str]) -> str:
     return "has" if len(names) == 1 else "have"
 
 
+def _operators(names: Sequence[str]) -> str:
+    return "its operator" if len(names) == 1 else "their operators"
+
+
 def _waited_s(seen: Mapping[str, Any], age: float) -> float:
     """Returns for how many seconds this node has waited for what is missing, or in the rounds."""
     missing = seen.get("missing")
@@ -326,9 +329,11 @@ def _waited(seen: Mapping[str, Any], age: float) -> str:
     return duration(_waited_s(seen, age))
 
 
-def _lasting(seen: Mapping[str, Any], age: float, sentence: str, short: str = LOOK) -> Now:
-    """Says something about a wait; somebody should act once that is long."""
-    return Now(sentence, ACT if _waited_s(seen, age) >= _LONG_S else short)
+def _lasting(sentence: str, seconds: float, advice: str = "", short: str = LOOK) -> Now:
+    """Says something about a wait. Once it is long, somebody should do what is advised."""
+    long = seconds >= _LONG_S
+    asked = advice if long or not advice else f"if this lasts, {advice}"
+    return Now("; ".join(filter(None, (sentence, asked))), ACT if long else short)
 
 
 _IN_STATE: dict[str, Callable[[Mapping[str, Any], float, Path | str], Now]] = {

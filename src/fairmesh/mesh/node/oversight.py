@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import fairmesh
 from fairmesh.errors import BadInput, Diverged, FairmeshError, Interrupted
+from fairmesh.evidence import Share
 from fairmesh.mesh.announcements import KINDS, TOLD
 from fairmesh.mesh.enrol.certificates import SOON_DAYS, valid_until
 from fairmesh.mesh.fields import EPSILON, shortened
@@ -514,6 +515,15 @@ class Oversight(Observer):
         own, seen = self._membership.name, {"sites": self._told_by_sites(), "edges": self._by_site(Mailroom.view)}
         return {name for name, told in seen["sites"].items() if told and name != own and is_away(name, seen)}
 
+    def _interval(self, site: str, value: float | None) -> tuple[float, float] | None:
+        """Returns the interval of a site's accuracy, a share of the test rows of which it has told how many there are.
+        Of other metrics, of rows that belong to units, and of values with noise it is not known."""
+        if value is None or self._measured_by != "accuracy" or self._membership.experiment.privacy is not None:
+            return None
+        facts = self._node.facts.get(site, {})
+        known = facts.get("unit") == "row" and facts["test"] and 0 <= value <= 1
+        return Share(value, facts["test"]).interval() if known else None
+
     def _told_by_sites(self) -> dict[str, dict[str, Any]]:
         """Returns what each present site has told last, and how many seconds ago; nothing of one that is not known."""
         ages, told = self._bulletin.ages("status"), {}
@@ -555,13 +565,10 @@ class Oversight(Observer):
         waits, clock = self._by_site(lambda mailroom: mailroom.waiting_for), time.time() - time.monotonic()
         waiting = {site: clock + since for site, since in waits.items()}
         slow_disk = self._disk_notices is not None and self._disk_notices.seconds > _FIRST_NOTICE_S
-        known = self._told_by_sites()
         chain, says = self._waiting(membership.name, round=self._round, waiting_for=waiting)
         long = any(time.time() - since > _FIRST_NOTICE_S for since in waiting.values())
         rate, left = self._pace.rounds_per_s(), membership.experiment.rounds - self._round
-        values = [one["metric"] for one in known.values() if one.get("metric") is not None]
-        worst = (min if self._higher_is_better else max)(values, default=None)
-        return {
+        status = {
             "time": time.time(),
             "mesh": membership.mesh.name,
             "generation": membership.mesh.generation,
@@ -609,7 +616,22 @@ class Oversight(Observer):
             "votes": self._ledger.votes(),
             "keys": self._node.keys.view(),
             "certificate_days": self.certificate_days(),
-            "worst": worst,  # over the sites that have announced a value, each of a recent round
+        }
+        known = with_newest(self._told_by_sites(), status)
+        for site, told in known.items():
+            told |= {"interval": self._interval(site, told["metric"])} if told else {}
+        values = [one["metric"] for one in known.values() if one.get("metric") is not None]
+        return status | {
+            "worst": (min if self._higher_is_better else max)(values, default=None),  # each of a recent round
             "mean": sum(value / len(values) for value in values) if values else None,  # does not overflow
             "sites": known,
         }
+
+
+def with_newest(known: dict[str, dict[str, Any]], status: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Returns what each site has told last, where this site has told what its status says now: what it has announced is
+    older, since it announces its rounds rarely."""
+    if known.get(status["site"]):
+        newest = {field: status[field] for field in KINDS["status"].fields if field in status}
+        known[status["site"]] |= newest | {"heard_s_ago": 0.0}
+    return known

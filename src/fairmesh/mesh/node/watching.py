@@ -14,7 +14,8 @@ from typing import Any, NamedTuple, TypeVar
 
 from fairmesh.errors import BadInput, in_a_line, optional, printable
 from fairmesh.mesh.announcements import QUIET_AT_MOST_S
-from fairmesh.mesh.node.life import FINISHED, NOT_RUNNING, SLOW_DISK, STARTING, STOPPED, described
+from fairmesh.mesh.node.life import FINISHED, NOT_RUNNING, SLOW_DISK, STARTING, STOPPED, described, state_in
+from fairmesh.mesh.node.now import is_away, is_silent
 from fairmesh.mesh.node.state_lock import running_since
 from fairmesh.mesh.wire.connections import keep_from_forks
 from fairmesh.mesh.wire.limits import Report
@@ -271,8 +272,9 @@ def read_status(folder: Path) -> dict[str, Any]:
 
 
 def live_status(folder: Path) -> dict[str, Any]:
-    """Returns the status that a node has written last, with whether it runs now (`running`) and what it does. A node
-    that has just been started has only these, and since when it runs (`time`)."""
+    """Returns the status that a node has written last, with whether it runs now (`running`) and what it does, and
+    without what is not so any more. A node that has just been started has only these, and since when it runs
+    (`time`)."""
     since = running_since(folder)
     if since is not None and not (folder / STATUS).exists():
         return {"time": since, "running": True, "activity": described(STARTING)}
@@ -284,7 +286,38 @@ def live_status(folder: Path) -> dict[str, Any]:
         status["activity"] = described(STARTING)
     if status["sites"].get(status["site"]):
         status["sites"][status["site"]]["activity"] = status["activity"]
+    return _without_what_is_over(status)
+
+
+def is_current(status: Mapping[str, Any]) -> bool:
+    """Returns whether the process that runs now has written a status, as `live_status` returns it: not one that has
+    ended, also if the node was started again since."""
+    return status["running"] and state_in(status["activity"]) != STARTING
+
+
+def _without_what_is_over(status: dict[str, Any]) -> dict[str, Any]:
+    """Returns a status without what was so when it was written or said, and may be over: if its process has ended, all
+    connections and waits; and of sites that are away or silent, for whom they say that they wait."""
+    current, sites, own = is_current(status), status["sites"], status["site"]
+    if not current:
+        edges = {name: edge | {"connected": None} for name, edge in status.get("edges", {}).items()}
+        status |= _NO_WAITS | {"waiting_chain": [own], "edges": edges}
+    for name, told in sites.items():
+        gone = not current or (name != own and told and (is_away(name, status) or is_silent(told, len(sites))))
+        if told and gone:
+            told["waiting_for"] = {}
     return status
+
+
+_NO_WAITS: dict[str, Any] = {
+    "waiting_for": {},
+    "paused_for": [],
+    "unconfirmed_wait": "",
+    "missing": None,
+    "phase": None,
+    "rounds_per_s": None,
+    "seconds_left": None,
+}
 
 
 _USES = {
