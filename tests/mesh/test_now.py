@@ -68,6 +68,11 @@ def _edges(**cut) -> dict:
             ["was stopped in round 1,840", "nothing is lost", "fairmesh node a/site.toml"],
         ),
         (
+            seen(**ENDED, activity="stopped", ended={"reason": "aborted", "diverged": False}, engine="nvflare"),
+            ACT,
+            ["was stopped in round 1,840", "nothing is lost; submit its job again"],
+        ),
+        (
             seen(**ENDED, activity="stopped", ended={"reason": "compare the units", "diverged": True}),
             ACT,
             ["diverged", "compare the units"],

@@ -89,7 +89,7 @@ def worst_site(seen: Mapping[str, Any]) -> str | None:
 def _ended(seen: Mapping[str, Any], age: float, site: Path | str) -> Now:
     """Says of a node that has ended early how, and what to do."""
     ended, where = seen.get("ended"), f"in round {seen['round']:,} of {seen['rounds']:,}, {duration(age)} ago"
-    again = f"start it again: fairmesh node {site}"
+    again = "submit its job again" if seen.get("engine") else f"start it again: fairmesh node {site}"
     if life.state_in(seen["activity"]) == life.NOT_RUNNING or not ended:
         return Now(f"this node is not running: it was killed or has failed {where}; look at its log, and {again}", ACT)
     if ended["diverged"]:

@@ -575,6 +575,7 @@ class Oversight(Observer):
             "removed": list(membership.mesh.removed),
             "graph": [list(edge) for edge in membership.mesh.edges],
             "site": membership.name,
+            "engine": membership.site.engine,
             "version": fairmesh.__version__,
             "versions": dict(self.versions),
             "clocks": dict(self.clocks),
