@@ -19,6 +19,7 @@ from fairmesh.nvflare.outcome import INTERRUPTED
 from tests.mesh.fleet import KnowingSecrets, secret
 from tests.nvflare.deployment import ADMIN, SITES, Project, project
 from tests.nvflare.standin import EXPERIMENT, until
+from tests.nvflare.test_results import DATA, MODEL, TEXT
 from tests.refusals import refused
 
 pytestmark = [
@@ -144,17 +145,30 @@ def test_keeper_gives_up_where_submitting_again_would_not_help(place):
         keeper.keep()
 
 
-def test_keeper_names_the_site_that_does_not_allow_the_classes_of_the_job(place, undisturbed):
+@pytest.fixture
+def forbidding(place):
+    """A site that no longer allows jobs of fairmesh."""
     resources = place.home / "site-3" / "local" / "resources.json"
     allowed = resources.read_text()
     resources.write_text(json.dumps(json.loads(allowed) | {"class_allow_list": ["nvflare.app_common."]}))
+    yield "site-3"
+    resources.write_text(allowed)
+
+
+def test_keeper_names_the_site_that_does_not_allow_the_classes_of_the_job(place, undisturbed, forbidding):
     log: list[str] = []
-    try:
-        with pytest.raises(GivenUp, match=r"site-3 does not allow .* fairmesh nvflare site WORKSPACE"):
-            Keeper(_exported(place, "forbidden"), place.kit, 5, 1.0, log.append).keep()
-    finally:
-        resources.write_text(allowed)
+    with pytest.raises(GivenUp, match=f"{forbidding} does not allow .* fairmesh nvflare site WORKSPACE"):
+        Keeper(_exported(place, "forbidden"), place.kit, 5, 1.0, log.append).keep()
     assert len([line for line in log if "submitted" in line]) == 2, log
+
+
+def test_site_that_does_not_allow_the_classes_refuses_jobs_with_code_too(place, undisturbed, forbidding):
+    """NVFlare itself does not look at the list for such a job."""
+    (place.folder / "mine.py").write_text(DATA + MODEL)
+    (place.folder / "coded.toml").write_text(TEXT)
+    place.command("fairmesh", "nvflare", "export", place.folder / "coded.toml", place.folder / "coded", "--sites", 3)
+    with pytest.raises(GivenUp, match=f"{forbidding}: this site does not allow fairmesh.nvflare.client.SiteProcess"):
+        Keeper(place.folder / "coded", place.kit, 5, 1.0, lambda line: None).keep()
 
 
 def test_admin_whom_the_project_does_not_know_is_refused(place, undisturbed):
