@@ -103,6 +103,7 @@ def _with(view: View, told: Mapping[str, Any]) -> View:
     variants = tuple(
         _variant(one, told["variants"][names.index(one.name)]) for one in view.variants if one.name in names
     )
+    curves = next((one.curves for one in variants if one.shown), view.curves)
     traffic = view.traffic or Traffic("the busiest site")
     return replace(
         view,
@@ -119,6 +120,7 @@ def _with(view: View, told: Mapping[str, Any]) -> View:
         edges=(tuple(Edge((i, j)) for i, j in told["edges"]) if fits else ()) or view.edges,
         server=told["server"],
         variants=variants,
+        curves=curves if len(curves.sites) in (0, len(view.sites)) else replace(curves, sites=()),
         privacy=Privacy(**privacy | {"sentences": tuple(privacy["sentences"])}) if privacy else None,
         traffic=replace(traffic, sent=told["bytes"][0], total=told["bytes"][1]),
     )
@@ -181,7 +183,11 @@ def told_of(run: "Run") -> dict[str, Any]:
         "urgency": "look" if found["diverged"] else "fine",
         "says": [*found["headline"], *found["hints"]],
         "advice": found["advice"],
-        "notes": [*found["notes"], *([_OF_OWN_MODELS] if models else [])],
+        "notes": [
+            *([f"{found['sweep']['choice']}."] if found["sweep"] else []),
+            *found["notes"],
+            *([_OF_OWN_MODELS] if models else []),
+        ],
         "sites": sites,
         "worst_first": found["given_worst_first"],
         "worst": worst,
@@ -198,11 +204,13 @@ def told_of(run: "Run") -> dict[str, Any]:
 
 def _told_variant(variant: "Run", shown: bool) -> dict[str, Any]:
     """Returns what the report says of an algorithm of a sweep."""
-    changes = variant.summary["variants"][0]["changes"]
+    from fairmesh.report.runs import estimates_of
+
+    changes, found = variant.summary["variants"][0]["changes"], estimates_of(variant)
     return {
         "name": ", ".join(f"{key} = {value}" for key, value in changes.items()),
-        "worst": (variant.over_sites("worst"), None),
-        "mean": (variant.over_sites("mean"), None),
+        "worst": found["worst"],
+        "mean": found["mean"],
         "diverged": len(variant.summary["diverged"]),
         "shown": shown,
     }

@@ -7,6 +7,7 @@ import base64
 import hashlib
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from importlib.resources import files
 from typing import Any
 
@@ -38,6 +39,7 @@ _MARKS: dict[SiteState, str] = {
     "ended": "✓",
     "diverged": "✕",
     "stopped": "–",
+    "died": "✕",
 }
 _KINDS = {"run": "Simulation", "sweep": "Sweep", "node": "Node"}
 
@@ -174,6 +176,8 @@ def _network(view: View) -> str:
         )
         for i, site in enumerate(view.sites)
     ]
+    if view.kind != "node":  # in a simulation no site is away from the others, also if all have stopped
+        nodes = [replace(node, away=False) for node in nodes]
     arrows = [charts.Wait(wait.site, wait.awaited, duration(wait.seconds)) for wait in waits]
     broken = [edge.ends for edge in view.edges if edge.connected is False]
     drawn = charts.network(nodes, [edge.ends for edge in view.edges], "the network of the sites", arrows, broken)

@@ -12,7 +12,7 @@ from fairmesh.metrics.units import Unit
 Kind = Literal["run", "sweep", "node"]
 Urgency = Literal["fine", "look", "act"]
 """Whether somebody must do something: nothing to do; keep an eye on it; somebody must act, or it does not go on."""
-SiteState = Literal["at work", "waits", "silent", "unreachable", "unknown", "stopped", "ended", "diverged"]
+SiteState = Literal["at work", "waits", "silent", "unreachable", "unknown", "stopped", "ended", "diverged", "died"]
 
 
 @dataclass(frozen=True)
@@ -194,7 +194,7 @@ class Variant:
 
     Args:
         name: What it differs in from the others, such as "step_size = 0.1".
-        curves: How it went on; without the sites.
+        curves: How it went on.
         worst: The worst site at the end of them, over its replicas. Default: None.
         mean: The mean over sites. Default: None.
         diverged: How many of its replicas have diverged. Default: 0.
