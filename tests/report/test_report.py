@@ -385,6 +385,15 @@ def test_verdicts_lead_the_page_and_the_json():
     assert [known.get("class") for known in read.of("b")[:4]] == ["better", "worse", None, None]
 
 
+def test_worst_site_has_one_interval_in_the_sentence_the_table_and_on_the_page():
+    run = _evidence(_run([0.9, 0.5, 0.8, 0.7]), COMPARED)
+    run.summary["evidence"]["worst"]["interval"] = [0.31, 0.71]  # of the lowest of all sites, whichever that is
+    told = told_of(run)
+    assert told["worst"] == told["sites"][1]["value"] == (0.5, [0.4, 0.6])
+    assert "50.0 % (40.0 to 60.0)" in card(run)["sentence"]
+    assert "31.0" not in page([run], "a run")
+
+
 def test_counts_that_did_not_travel_are_not_invented():
     run = _evidence(_run([0.9, 0.5, 0.8, 0.7], support=[{}, {}, {}, {}]), COMPARED)
     for site in run.summary["evidence"]["sites"][:2]:

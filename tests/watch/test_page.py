@@ -167,6 +167,11 @@ def test_answers_of_a_run_that_cannot_be_seen_are_not_known():
     assert answer(view, "Who holds it up").startswith("Not known")
 
 
+def test_answers_do_not_say_that_nothing_is_measured_where_nothing_says_what_was_measured():
+    view = replace(EMPTY, state=UNSEEN, urgency="look")
+    assert "No site has measured" not in answer(view, "Is it worth it")
+
+
 def test_answers_of_a_run_without_news_do_not_say_that_it_goes_on():
     view = replace(simulation(), news_at=NOW - 720, quiet=True)
     assert answer(view, "Is it running") == "Perhaps: no news for 12 minutes. round 1,840 of 4,000"

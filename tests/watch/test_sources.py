@@ -17,6 +17,7 @@ from fairmesh.cli.node import status as node_status
 from fairmesh.storage.files import write_record
 from fairmesh.storage.run_status import DIVERGED, FAILED, STOPPED, locked
 from fairmesh.watch import finished
+from fairmesh.watch.answers import answers
 from fairmesh.watch.finished import Finished
 from fairmesh.watch.now import DIED, FINISHED, GONE, TRAINING, UNSEEN
 from fairmesh.watch.page import rendered
@@ -395,6 +396,8 @@ def test_page_says_that_a_report_is_being_read(ended, monkeypatch):
     read.set()
     assert view.state == FINISHED
     assert "report of this run is being read" in view.says[-1]
+    assert rendered(view)["network"] == ""  # whose connections are not known yet
+    assert "Not known yet" in [one.answer for one in answers(view) if one.question.startswith("What should I do")]
 
 
 def test_report_of_other_sites_than_the_view_has_changes_no_site(ended, monkeypatch):

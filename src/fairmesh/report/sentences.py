@@ -66,16 +66,14 @@ def network_sentence(card: Mapping[str, Any]) -> str:
     if not defined(over["worst"]):
         return "diverged: no replica has a result" if card["diverged"] else f"{metric} is not defined at any site"
     measured = [site for site in sites if defined(site["metrics"][metric])]
-    worst = sites[card["worst_first"][0]]["name"]
-    intervals, unit = card["intervals"], unit_of(card)
-    parts = []
+    worst, unit = sites[card["worst_first"][0]], unit_of(card)  # with its own interval, as tables of sites have it
+    mean = card["intervals"].get("mean") or {"value": over["mean"], "interval": None}
     with_common = "With the common model, worst" if card["headline"] else "Worst"
-    for what, name in (
-        ("worst", f"{with_common} at {worst}: {metric} "),
-        ("mean", f"Mean over {len(measured)} sites: "),
-    ):
-        known = intervals.get(what) or {"value": over[what], "interval": None}
-        parts.append(f"{name}{unit.with_interval(known['value'], known['interval'])}.")
+    at_worst = unit.with_interval(worst["metrics"][metric], worst["interval"])
+    parts = [
+        f"{with_common} at {worst['name']}: {metric} {at_worst}.",
+        f"Mean over {len(measured)} sites: {unit.with_interval(mean['value'], mean['interval'])}.",
+    ]
     counts = verdicts(sites)
     if counts:
         total = sum(counts.values())

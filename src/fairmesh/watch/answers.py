@@ -135,6 +135,8 @@ def _worth(view: View) -> Answer:
     for against in ("alone", "fixed weights"):
         if compared := [site for site in view.sites if any(one.against == against for one in site.verdicts)]:
             return _worth_against(question, against, compared)
+    if view.metric is None and view.state in (UNSEEN, GONE):
+        return Answer(question, "Not known", "This folder does not say how its measurements are to be read.", "look")
     if view.metric is None or view.worst is None:
         return Answer(question, "Not known yet", "No site has measured the model.")
     worst = "" if view.worst_site is None else f" at {view.sites[view.worst_site].name}"
@@ -180,6 +182,8 @@ def _to_do(view: View) -> Answer:
         return Answer(question, "Act now", view.sentence, "bad")
     if view.urgency == "look":
         return Answer(question, "Keep an eye on it", first if first != view.sentence else "", "look")
+    if view.pending:
+        return Answer(question, "Not known yet", first)
     return Answer(question, view.advice or "Nothing", first, "good")
 
 

@@ -57,7 +57,7 @@ class Finished:
             self._asking.join()
         told = self._told
         if not told:
-            return replace(view, says=(*view.says, _BEING_READ))
+            return replace(view, says=(*view.says, _BEING_READ), pending=True)
         if "why_not" in told:
             return replace(view, notes=(*view.notes, f"The report cannot read this run: {told['why_not']}"))
         return _with(view, told)
@@ -176,7 +176,6 @@ def told_of(run: "Run") -> dict[str, Any]:
             "fixed": (site["references"].get("average"), None),
             "epsilon": epsilons[i] if i < len(epsilons) else of_network,
         }
-    worst, mean = _over_models(found) if models else _over_sites(found)
     stopped = f" ({found['stopped_early']})" if found.get("stopped_early") else ""
     return {
         "sentence": f"finished after {found['rounds']:,} rounds{stopped}; {_begun(found['conclusion'])}",
@@ -190,8 +189,8 @@ def told_of(run: "Run") -> dict[str, Any]:
         ],
         "sites": sites,
         "worst_first": found["given_worst_first"],
-        "worst": worst,
-        "mean": mean,
+        "worst": sites[found["given_worst_first"][0]]["value"],
+        "mean": _mean_over_models(found) if models else _mean_over_sites(found),
         "edges": [] if graph.get("placed") else graph["edges"],
         "server": graph["name"] == "server",
         "variants": [_told_variant(one, one is variants[0]) for one in variants] if len(variants) > 1 else [],
@@ -257,23 +256,19 @@ def _verdicts(versus: Mapping[str, Any], unit: Unit, compared: Mapping[str, int]
     ]
 
 
-def _over_sites(found: Mapping[str, Any]) -> list[tuple[float, Sequence[float] | None]]:
-    """Returns the worst and the mean of the sites with the common model, with their intervals."""
-    known = found["intervals"]
-    over = {what: (value, None) for what, value in found["over_sites"].items()}
-    over |= {what: (known[what]["value"], known[what]["interval"]) for what in ("worst", "mean") if what in known}
-    return [over["worst"], over["mean"]]
+def _mean_over_sites(found: Mapping[str, Any]) -> tuple[float, Sequence[float] | None]:
+    """Returns the mean of the sites with the common model, with its interval."""
+    known = found["intervals"].get("mean")
+    return (known["value"], known["interval"]) if known else (found["over_sites"]["mean"], None)
 
 
-def _over_models(found: Mapping[str, Any]) -> list[tuple[float, Sequence[float] | None]]:
-    """Returns the worst and the mean of the sites with the models that they are given, with their intervals."""
-    values = {model["name"]: model["personal"] for model in found["site_models"]}
-    worst = found["sites"][found["given_worst_first"][0]]["name"]
-    known = [value for value in values.values() if defined(value)]
-    over = {"worst": (values.get(worst), None), "mean": (sum(known) / len(known) if known else None, None)}
-    if found["site_models_judged_by"] == found["metric"]:
-        over |= {what: (one["value"], one["interval"]) for what, one in found["site_models_over"].items()}
-    return [over["worst"], over["mean"]]
+def _mean_over_models(found: Mapping[str, Any]) -> tuple[float | None, Sequence[float] | None]:
+    """Returns the mean of the sites with the models that they are given, with its interval."""
+    known = found["site_models_over"].get("mean")
+    if known and found["site_models_judged_by"] == found["metric"]:
+        return known["value"], known["interval"]
+    values = [model["personal"] for model in found["site_models"] if defined(model["personal"])]
+    return sum(values) / len(values) if values else None, None
 
 
 def _begun(sentence: str) -> str:

@@ -161,7 +161,7 @@ def _sites(view: View) -> str:
 
 
 def _network(view: View) -> str:
-    if not view.sites:
+    if not view.sites or (view.pending and not view.edges):
         return ""
     count, waits = len(view.sites), long_waits(view)
     if view.server:

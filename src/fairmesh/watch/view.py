@@ -329,6 +329,7 @@ class View:
         says: What else to know or do, most important first, in sentences. Default: none.
         notes: What a reader must know about the numbers. Default: none.
         removed: Sites that were voted out. Default: none.
+        pending: Whether more will be known in a moment: the report of a finished run is being read. Default: False.
     """
 
     kind: Kind
@@ -372,6 +373,7 @@ class View:
     says: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     removed: tuple[str, ...] = ()
+    pending: bool = False
 
     @property
     def age_s(self) -> float | None:
