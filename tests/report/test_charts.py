@@ -52,7 +52,7 @@ def all_charts(names, values, label="loss"):
     yield charts.curves([Line(label, values, values, values, values, step=True)], label, label, label)
     yield charts.curves([Line(name, ROUNDS, values, faint=True) for name in names], label, label, label, label)
     yield charts.dots(names, [Dots(label, values, pairs, values[::-1], style=k) for k in range(3)], label, label)
-    yield charts.weights(names, values, values[::-1], label, label)
+    yield charts.weights(names, values, values[::-1], label)
     nodes = [Node(name, name, k == 0, k == 1, k == 2, value) for k, (name, value) in enumerate(zip(names, values))]
     waits = [Wait(k, (k + 1) % count, label) for k in range(count)]
     edges = [(k, (k + 3) % count) for k in range(count)]
@@ -168,7 +168,7 @@ def test_dots_have_an_interval_only_where_both_ends_are_known():
 
 
 def test_weights_have_a_bar_each_and_the_numbers_in_words():
-    text = charts.weights(["north", "east"], [0.4, 0.6], [0.1, 0.9], "weights", "share of all rows")
+    text = charts.weights(["north", "east"], [0.4, 0.6], [0.1, 0.9], "weights")
     bars = {
         kind: [bar for bar in drawn(text).iter("path") if bar.get("class") == kind] for kind in ("bar c0", "bar prior")
     }

@@ -21,8 +21,11 @@ from fairmesh.report.model_card import model_card
 from fairmesh.report.network_picture import network
 from fairmesh.report.runs import Run, ranked, rows_of
 from fairmesh.watch.finished import told_of
+from fairmesh.watch.page import rendered
+from fairmesh.watch.view import Estimate
 from tests.refusals import missing_from, refused
 from tests.report.pages import Page
+from tests.watch.examples import simulation
 
 NAMES = ["north", "south <b>$x$</b>", "east", "west"]
 
@@ -331,6 +334,26 @@ def test_page_of_a_finished_run_compares_the_models_that_sites_are_given_with_al
     assert [site["verdicts"][0]["verdict"] for site in told["sites"]] == ["better", "better", "better", "worse"]
     assert north["verdicts"][0]["against"] == "alone"
     assert told["advice"] == "Every site should use a model adapted from the common one."
+
+
+def test_models_and_curves_look_as_on_the_live_page():
+    live = replace(simulation(), replicas=1)
+    live = replace(live, sites=tuple(replace(one, fixed=Estimate(0.5), uses="own") for one in live.sites))
+    weights = {"sites": {name: {"fixed": 0.4, "outcome": "hurt"} for name in NAMES}}
+    record = _record(0, [0.9, 0.5, 0.8, 0.7], **{"lambda": [0.1, 0.2, 0.3, 0.4]})
+    run = _own_models_run()
+    run = replace(run, records=[record], summary=run.summary | {"weights": weights, "final": [record]})
+    pages = rendered(live)["pictures"], page([run], "a run")
+    for label in ("its model", "alone", "fixed weights", "mean over sites", "worst site", "prior", "weight λ"):
+        here, there = (_looks(text, label) for text in pages)
+        assert here == there != set(), label
+
+
+def _looks(text, label):
+    """Returns how lines, marks and bars look that legends name so: their colours, and whether they are dashed."""
+    keys = re.findall(r'<li><svg class="key"[^>]*>(.*?)</svg>([^<]*)', text)
+    looks = {look for key, name in keys if name == label for look in re.findall(r'class="([^"]*)"', key)}
+    return {look for look in looks if not look.startswith("band")}
 
 
 def test_default_comes_first_and_its_rivals_are_folded():

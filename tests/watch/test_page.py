@@ -124,7 +124,7 @@ def test_table_of_sixty_sites_shows_the_first_dozen_in_the_order_of_concern_and_
 
 def test_table_has_only_columns_with_something_in_them():
     heads = set(re.findall(r'scope="col"[^>]*>([^<]*)', rendered(simulation())["sites"]))
-    assert {"site", "state", "round", "accuracy", "alone", "weight λ", "share of rows"} == heads
+    assert {"site", "state", "round", "accuracy", "alone", "weight λ", "prior"} == heads
 
 
 def test_network_shows_long_waits_only():

@@ -16,6 +16,7 @@ from fairmesh.metrics.units import Unit, defined
 from fairmesh.report import charts
 from fairmesh.report.charts import Dots, Line, Node, escaped
 from fairmesh.report.elements import ROWS, UNFOLDED, figure, note, pictures
+from fairmesh.report.style import STYLES
 from fairmesh.training.rounds_per_second import rate_in_words
 from fairmesh.watch.answers import answers, in_bytes, long_waits, wait_in_words
 from fairmesh.watch.view import Curve, Site, SiteState, View
@@ -394,7 +395,7 @@ _COLUMNS: dict[str, Callable[[View, int], str]] = {
     "fixed weights": _compared("fixed", "fixed weights"),
     "should use": _uses_of,
     "weight λ": _share("weight"),
-    "share of rows": _share("prior"),
+    "prior": _share("prior"),
     "sent": _sent_of,
     "epsilon": _epsilon_of,
 }
@@ -441,7 +442,7 @@ def _curves(view: View) -> Iterator[str]:
         yield figure(charts.curves(lines, "rounds", unit.label, "variants"), f"Worst site of each variant{more}.")
     if not x:
         return
-    both = [line("mean over sites", curves.mean, 1, dashed=True), line("worst site", curves.worst, 0)]
+    both = [line("mean over sites", curves.mean, 1), line("worst site", curves.worst, 0)]
     caption = f"Worst site and mean over sites. {bands}"
     yield figure(charts.curves(both, "rounds", unit.label, "worst site and mean over rounds"), caption)
     if not curves.sites:
@@ -477,12 +478,13 @@ def _values(view: View) -> Iterator[str]:
         return
     order = list(view.order or range(len(view.sites)))[:ROWS]
     series = []
-    for k, (label, name) in enumerate((("this model", "value"), ("alone", "alone"), ("fixed weights", "fixed"))):
+    this = "its model" if any(site.uses for site in view.sites) else "this run"
+    for label, name in ((this, "value"), ("alone", "alone"), ("fixed weights", "fixed")):
         found = [getattr(view.sites[i], name) for i in order]
         if any(found):
             values = _scaled(unit, [one and one.value for one in found])
             intervals = [one and one.interval and _scaled(unit, one.interval) for one in found]
-            series.append(Dots(label, values, intervals, style=k))
+            series.append(Dots(label, values, intervals, style=STYLES[label]))
     drawn = charts.dots([view.sites[i].name for i in order], series, unit.label, "every site, next to other models")
     some = f" The first {len(order)} sites of the table." if len(order) < len(view.sites) else ""
     yield figure(drawn, f"Each site's {unit.metric}; lines are 95 % intervals.{some}")
@@ -500,9 +502,11 @@ def _weights(view: View) -> Iterator[str]:
 
     shown = known if len(known) <= ROWS else sorted(sorted(known, key=moved, reverse=True)[:ROWS], key=order.index)
     names, weights, priors = zip(*((site.name, site.weight, site.prior) for site in (view.sites[i] for i in shown)))
-    drawn = charts.weights(names, weights, priors, "weight of every site next to its share", "share of all rows")
+    drawn = charts.weights(names, weights, priors, "weight of every site next to its prior")
     some = f" The {len(shown)} sites whose weights differ most." if len(shown) < len(known) else ""
-    yield figure(drawn, f"How much each site counts in training, and how many of all rows it has.{some}")
+    said = "How much each site counts in training (weight λ). Outlined is its prior, by which it counts with fixed"
+    said += " weights: its share of all training rows, unless the experiment names another."
+    yield figure(drawn, said + some)
 
 
 # Elements
