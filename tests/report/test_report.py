@@ -20,6 +20,7 @@ from fairmesh.report.html import page
 from fairmesh.report.model_card import model_card
 from fairmesh.report.network_picture import network
 from fairmesh.report.runs import Run, ranked, rows_of
+from fairmesh.report.sentences import traffic_sentence
 from fairmesh.watch.finished import told_of
 from fairmesh.watch.page import rendered
 from fairmesh.watch.view import Estimate
@@ -415,6 +416,15 @@ def test_worst_site_has_one_interval_in_the_sentence_the_table_and_on_the_page()
     assert told["worst"] == told["sites"][1]["value"] == (0.5, [0.4, 0.6])
     assert "50.0 % (40.0 to 60.0)" in card(run)["sentence"]
     assert "31.0" not in page([run], "a run")
+
+
+def test_first_screen_says_how_much_has_left_a_site():
+    (said,) = [text for text in _notes(_run([0.9, 0.5, 0.8, 0.7])) if "leaves a site" in text]
+    assert missing_from(said, "1 kB of model messages at the busiest one", "4 kB at all together", "no rows") == []
+    assert not [text for text in _notes(_run([0.9] * 4, bytes_total=0)) if "leaves a site" in text]
+    wire = {"site": "north", "payload_out": 18_200_000, "overhead_out": 800_000}
+    told = traffic_sentence({"traffic": {"on_the_wire": wire}})
+    assert told == "What has left north: 18.2 MB of model messages and 800 kB of overhead; no rows."
 
 
 def test_counts_that_did_not_travel_are_not_invented():

@@ -8,7 +8,8 @@ from typing import get_args
 
 import pytest
 
-from fairmesh.watch.answers import answers, in_bytes
+from fairmesh.errors import in_bytes
+from fairmesh.watch.answers import answers
 from fairmesh.watch.now import UNSEEN
 from fairmesh.watch.page import SCRIPT, STYLE, live_page, rendered, snapshot
 from fairmesh.watch.view import Curve, Curves, Estimate, Missing, Privacy, Site, SiteState, Variant, Verdict, View

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Literal, NamedTuple
 
-from fairmesh.errors import counted, duration, listed
+from fairmesh.errors import counted, duration, in_bytes, listed
 from fairmesh.training.rounds_per_second import left_in_words, rate_in_words
 from fairmesh.watch.now import GONE, UNSEEN
 from fairmesh.watch.view import Missing, Site, View, Wait
@@ -31,14 +31,6 @@ def answers(view: View) -> Iterator[Answer]:
     yield _worth(view)
     yield _to_do(view)
     yield _left(view)
-
-
-def in_bytes(count: float) -> str:
-    """Returns a number of bytes in words, such as "18.2 MB"."""
-    for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if count >= size:
-            return f"{count / size:.3g} {unit}" if count < 999.5 * size else f"{count / size:,.0f} {unit}"
-    return counted(int(count), "byte")
 
 
 def wait_in_words(view: View, wait: Wait) -> str:

@@ -11,14 +11,14 @@ from dataclasses import replace
 from importlib.resources import files
 from typing import Any
 
-from fairmesh.errors import counted, duration, listed
+from fairmesh.errors import counted, duration, in_bytes, listed
 from fairmesh.metrics.units import Unit, defined
 from fairmesh.report import charts
 from fairmesh.report.charts import Dots, Line, Node, escaped
 from fairmesh.report.elements import ROWS, UNFOLDED, figure, note, pictures
 from fairmesh.report.style import STYLES
 from fairmesh.training.rounds_per_second import rate_in_words
-from fairmesh.watch.answers import answers, in_bytes, long_waits, wait_in_words
+from fairmesh.watch.answers import answers, long_waits, wait_in_words
 from fairmesh.watch.view import Curve, Site, SiteState, View
 
 STYLE = "\n".join(
