@@ -123,6 +123,14 @@ def test_table_of_sixty_sites_shows_the_first_dozen_in_the_order_of_concern_and_
     assert folded.count("<tr data-key") == 48
 
 
+def test_worst_site_is_named_in_a_word_and_every_cell_says_its_column():
+    page = rendered(simulation())["sites"]
+    assert re.findall(r'scope="row">(\w+) <small>([^<]*)', page) == [("north", "worst")]
+    heads = re.findall(r'scope="col"[^>]*>([^<]*)', page)[1:]
+    assert re.findall(r'<td[^>]* data-label="([^"]*)"', page) == heads * 4
+    assert page.count("<td") == len(heads) * 4
+
+
 def test_table_has_only_columns_with_something_in_them():
     heads = set(re.findall(r'scope="col"[^>]*>([^<]*)', rendered(simulation())["sites"]))
     assert {"site", "state", "round", "accuracy", "alone", "weight λ", "prior"} == heads

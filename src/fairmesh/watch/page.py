@@ -15,7 +15,7 @@ from fairmesh.errors import counted, duration, in_bytes, listed
 from fairmesh.metrics.units import Unit, defined
 from fairmesh.report import charts
 from fairmesh.report.charts import Dots, Line, Node, escaped
-from fairmesh.report.elements import ROWS, UNFOLDED, figure, note, pictures
+from fairmesh.report.elements import ROWS, UNFOLDED, figure, labelled, note, pictures
 from fairmesh.report.style import STYLES
 from fairmesh.training.rounds_per_second import rate_in_words
 from fairmesh.watch.answers import answers, long_waits, wait_in_words
@@ -150,15 +150,15 @@ def _sites(view: View) -> str:
     rows = []
     for k, i in enumerate(order):
         look = " ".join(filter(None, ("own" if view.sites[i].own else "", "low" if i == view.worst_site else "")))
-        cells = "".join(f"<td{_side(name)}>{of[k]}</td>" for name, of in columns[1:])
+        cells = "".join(f"<td{_side(name)}{labelled(name)}>{of[k]}</td>" for name, of in columns[1:])
         rows.append(f'<tr data-key="{i}" class="{look}"><th scope="row">{columns[0][1][k]}</th>{cells}</tr>')
     header = "".join(f'<th scope="col"{_side(name)}>{escaped(name)}</th>' for name, _ in columns)
     said = []
     if view.worst_site is not None:
-        said.append(f"The coloured row is the worst site{f' on the {view.judged_on} rows' if view.judged_on else ''}.")
+        said.append(f"Marked is the worst site{f' on the {view.judged_on} rows' if view.judged_on else ''}.")
     if any(site.claimed for site in view.sites):
         said.append("What is dotted below, only the site itself says.")
-    return _heading("sites") + _folded(header, rows) + note(" ".join([*said, *view.notes]))
+    return _heading("sites") + _folded(header, rows, cards=True) + note(" ".join([*said, *view.notes]))
 
 
 def _network(view: View) -> str:
@@ -316,8 +316,8 @@ _HEADINGS = {
 
 def _name_of(view: View, i: int) -> str:
     site = view.sites[i]
-    here = " <small>this site</small>" if site.own else ""
-    return f"{escaped(site.name)}{here}"
+    said = ", ".join(["this site"] * site.own + ["worst"] * (i == view.worst_site))
+    return escaped(site.name) + (f" <small>{said}</small>" if said else "")
 
 
 def _state_of(view: View, i: int) -> str:
@@ -529,9 +529,11 @@ def _list(view: View, said: Iterable[str]) -> str:
     return f'<ul class="sites">{"".join(f"<li>{_sentence(view, text)}</li>" for text in some)}</ul>' if some else ""
 
 
-def _folded(header: str, rows: Sequence[str]) -> str:
+def _folded(header: str, rows: Sequence[str], cards: bool = False) -> str:
+    kind = ' class="cards"' if cards else ""
+
     def part(some: Sequence[str]) -> str:
-        inside = f"<table><thead><tr>{header}</tr></thead><tbody>{''.join(some)}</tbody></table>"
+        inside = f"<table{kind}><thead><tr>{header}</tr></thead><tbody>{''.join(some)}</tbody></table>"
         return f'<div class="scroll" role="region" aria-label="table" tabindex="0">{inside}</div>'
 
     if len(rows) <= ROWS:

@@ -23,7 +23,7 @@ def shown(view: View) -> Iterable[str]:
     marked = {view.order.index(worst)} if known else ()
     texts = {i for i, title in enumerate(rows[0]) if title == USES_MODEL}
     said = note(" ".join(glance_captions(card)))
-    told = table(rows, marked, fold=COMPACT, texts=texts, compact=True) + said + _sentences(view)
+    told = table(rows, marked, fold=COMPACT, texts=texts, compact=True, cards=True) + said + _sentences(view)
     drawn = pictures([_values(view), weights(view), network(view)])
     beside = " beside" if len(card["sites"]) > ROWS else ""
     yield f'<div class="first{beside}"><div>{told}</div>{drawn}</div>'
@@ -65,4 +65,4 @@ def _sentences(view: View) -> str:
     by_name = {one["name"]: one for one in card["site_models"] or card["sites"]}
     sites = [by_name[site["name"]] for site in view.sites if site["name"] in by_name]
     said = [(site["name"], site["sentence"], site["versus"].get(ALONE, {}).get("verdict", "")) for site in sites]
-    return folded(f"The same in words, site by site ({len(said)})", items(said))
+    return folded(f"The same in words, site by site ({len(said)})", items(said), again=True)
