@@ -142,6 +142,13 @@ def test_network_shows_long_waits_only():
     assert "waited for" not in rendered(sixty())["network"]  # 3 seconds, as in every round
 
 
+def test_captions_say_what_bands_are_and_there_is_no_word_on_bands_where_there_are_none():
+    assert "bands span them" in rendered(simulation())["pictures"]
+    assert "means over 3 replicas" in rendered(simulation())["pictures"]
+    assert "bands" not in rendered(replace(simulation(), replicas=1))["pictures"]
+    assert "bands" not in rendered(node())["pictures"]
+
+
 def test_sweep_shows_its_variants():
     curves = Curves((0, 10), Curve((0.5, 0.6)), Curve((0.6, 0.7)))
     variants = (

@@ -426,7 +426,9 @@ def _curves(view: View) -> Iterator[str]:
     unit, curves = view.metric, view.curves
     if unit is None:
         return
-    x, bands = curves.rounds, "Bands span the replicas." if view.replicas > 1 else ""
+    x, bands = curves.rounds, ""
+    if view.replicas > 1:
+        bands = f"Lines are means over {view.replicas} replicas, and bands span them."
 
     def line(label: str, curve: Curve, style: int, **look: bool) -> Line:
         values, low, high = (_scaled(unit, of) for of in (curve.values, curve.low, curve.high))
@@ -443,7 +445,8 @@ def _curves(view: View) -> Iterator[str]:
     if not x:
         return
     both = [line("mean over sites", curves.mean, 1), line("worst site", curves.worst, 0)]
-    caption = f"Worst site and mean over sites. {bands}"
+    another = " In each replica, another site may be the worst." if bands else ""
+    caption = f"Worst site and mean over sites. {bands}{another}"
     yield figure(charts.curves(both, "rounds", unit.label, "worst site and mean over rounds"), caption)
     if not curves.sites:
         return
