@@ -104,6 +104,21 @@ def test_run_that_trains_its_references_has_not_finished(ended, tmp_path):
     assert missing_from(died.sentence, "has died after all rounds", "training each site alone", "--resume") == []
 
 
+def test_run_that_begins_to_train_its_references_while_its_report_is_read_has_not_finished(
+    ended, tmp_path, monkeypatch
+):
+    folder = shutil.copytree(ended[0], tmp_path / "toy")
+
+    def begins(of):
+        told = status(round=ROUNDS, rounds=ROUNDS, phase={"name": "training references", "done": 0, "of": 0})
+        (folder / "status.json").write_text(json.dumps(told))
+        return {"why_not": "it takes seconds"}
+
+    monkeypatch.setattr(finished, "asked", begins)
+    with locked(folder):
+        assert source_of(folder).view(wait=True).sentence.startswith("all rounds are done; now training references")
+
+
 def test_sites_of_a_sweep_and_their_curves_are_those_of_the_variant_that_is_shown(tmp_path):
     variants = [{"changes": {"step": s}, "replicas": [k]} for k, s in enumerate((0.05, 0.8))]
     folder = run_folder(tmp_path / "sweep", variants=variants, replicas=2, measured=NOT_YET)

@@ -52,6 +52,8 @@ class RunSource:
         self._last = self._shown(facts, at)
         if summary:
             self._last = self._finished.added_to(self._last, wait)
+            if wait and read_run_status(self._folder, time.time()):  # its references have begun meanwhile
+                return self.view()
         return self._last
 
     def _gone(self, at: float) -> View:
