@@ -3,6 +3,7 @@
 import math
 import re
 import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
 
 import pytest
 
@@ -165,6 +166,12 @@ def test_dots_have_an_interval_only_where_both_ends_are_known():
     assert len(of_class(text, "span")) == 1
     assert len([mark for mark in drawn(text).iter("path") if "mark" in mark.get("class").split()]) == 5
     assert legend(text) == ["this run", "alone"]
+
+
+def test_one_of_many_faint_lines_has_no_band():
+    line = Line("north", [0, 1], [0.5, 0.6], [0.4, 0.5], [0.6, 0.7])
+    assert 'class="band' in charts.curves([line], "rounds", "accuracy", "sites")
+    assert 'class="band' not in charts.curves([replace(line, faint=True)], "rounds", "accuracy", "sites")
 
 
 def test_weights_have_a_bar_each_and_the_numbers_in_words():

@@ -416,6 +416,16 @@ def test_worst_site_has_one_interval_in_the_sentence_the_table_and_on_the_page()
     assert told["worst"] == told["sites"][1]["value"] == (0.5, [0.4, 0.6])
     assert "50.0 % (40.0 to 60.0)" in card(run)["sentence"]
     assert "31.0" not in page([run], "a run")
+    run.summary["evidence"]["covers"] = "samples"
+    several = page([run, replace(run, label="other")], "two runs")
+    assert missing_from(several, "31.0 to 71.0", "allows for not knowing which site it is") == []
+
+
+def test_live_page_of_a_sweep_has_one_worst_site_and_one_interval_of_it(trained):
+    told = told_of(Run.from_folder(trained))
+    (shown,) = [variant for variant in told["variants"] if variant["shown"]]
+    assert shown["worst"] == (told["worst"][0], None)
+    assert "best of 3 candidates" in told["notes"][0]
 
 
 def test_first_screen_says_how_much_has_left_a_site():

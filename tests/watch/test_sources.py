@@ -82,11 +82,12 @@ def test_sites_of_a_run_that_ended_early_have_not_finished(tmp_path, state, show
 def test_run_that_was_started_by_a_command_can_be_resumed_by_the_one_that_is_named(tmp_path):
     folder = run_folder(tmp_path / "two words")
     (folder / "checkpoint.safetensors").touch()
-    assert "--resume" in source_of(folder).view().sentence
-    assert "fairmesh run" not in source_of(folder).view().sentence
+    assert source_of(folder).view().says == ()
     (folder / "experiment.toml").write_text('[data]\nname = "digits"\n')
     command = f"fairmesh run '{folder}/experiment.toml' --out '{folder}' --resume"
-    assert source_of(folder).view().sentence.endswith(command)
+    assert source_of(folder).view().says == (f"to continue it: {command}",)
+    with locked(folder):
+        assert source_of(folder).view().says == ()
 
 
 def test_run_that_trains_its_references_has_not_finished(ended, tmp_path):

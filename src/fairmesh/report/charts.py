@@ -127,7 +127,7 @@ def curves(lines: Sequence[Line], x_label: str, y_label: str, title: str, faint:
     if not across or not upwards:
         return _nothing(title, y_label)
     plane = _Plane(_padded(*across, 0.0), _padded(*upwards, 0.06))
-    bands = [band for line, points in known for band in _bands(line, points, plane)]
+    bands = [band for line, points in known if not line.faint for band in _bands(line, points, plane)]
     drawn = [part for line, points in known for part in _curve(line, points, plane)]
     parts = [*plane.frame(x_label, y_label), *bands, *drawn]
     return _chart(title, plane.height, parts, _curve_entries(lines, faint))

@@ -208,8 +208,8 @@ def _told_variant(variant: "Run", shown: bool) -> dict[str, Any]:
     changes, found = variant.summary["variants"][0]["changes"], estimates_of(variant)
     return {
         "name": ", ".join(f"{key} = {value}" for key, value in changes.items()),
-        "worst": found["worst"],
-        "mean": found["mean"],
+        "worst": (found["worst"][0], None),  # its interval is not that of the site, which the page has
+        "mean": (found["mean"][0], None),
         "diverged": len(variant.summary["diverged"]),
         "shown": shown,
     }

@@ -34,9 +34,7 @@ class Worst(NamedTuple):
         return f"; worst {named(self.name)}, {self.unit.with_interval(self.value.value, self.value.interval)}"
 
 
-def now(
-    status: Mapping[str, Any], at: float, *, worst: Worst | None = None, saved: bool = False, command: str = ""
-) -> Now:
+def now(status: Mapping[str, Any], at: float, *, worst: Worst | None = None, saved: bool = False) -> Now:
     """Returns what to know of a run that has not finished, and what to do now.
 
     Args:
@@ -44,17 +42,12 @@ def now(
         at: What time it is, in seconds since the epoch.
         worst: The worst site so far. Default: None, nothing is measured yet.
         saved: Whether there is a checkpoint to go on from. Default: False.
-        command: The command that goes on from there. Default: "", it is not known.
     """
     age = max(0.0, at - status["time"])
     where = f"in round {status['round']:,} of {status['rounds']:,}, {duration(age)} ago"
     if _is_after(status):
         where = f"after all rounds, at “{status['phase']['name']}”, {duration(age)} ago"
-    again = (
-        f"continue it from its checkpoint{f': {command}' if command else ' with --resume'}"
-        if saved
-        else "start it again"
-    )
+    again = "continue it from its checkpoint with --resume" if saved else "start it again"
     if status["state"] == DIVERGED:
         return Now(DIVERGED, f"this run has ended {where}: {status['reason']}", "act")
     if status["state"] == STOPPED:

@@ -158,7 +158,11 @@ def _sites(view: View) -> str:
         said.append(f"Marked is the worst site{f' on the {view.judged_on} rows' if view.judged_on else ''}.")
     if any(site.claimed for site in view.sites):
         said.append("What is dotted below, only the site itself says.")
-    return _heading("sites") + _folded(header, rows, cards=True) + note(" ".join([*said, *view.notes]))
+    return (
+        _heading("sites")
+        + _folded(header, rows, cards=True)
+        + note(" ".join(f"{text.rstrip('.')}." for text in (*said, *view.notes)))
+    )
 
 
 def _network(view: View) -> str:

@@ -15,7 +15,7 @@ from fairmesh.storage import run_status
 from fairmesh.storage.occupied import CHECKPOINT, DIVERGED, EXPERIMENT, METRICS, STATUS, SUMMARY
 from fairmesh.storage.run_status import RUNNING, read_run_status, version_of_status
 from fairmesh.watch.finished import Finished
-from fairmesh.watch.now import FINISHED, GONE, UNSEEN, Now, Worst, is_quiet, left_s, now, rate_now
+from fairmesh.watch.now import DIED, FINISHED, GONE, UNSEEN, Now, Worst, is_quiet, left_s, now, rate_now
 from fairmesh.watch.records import Records, mean_of
 from fairmesh.watch.view import Edge, Estimate, Kind, Line, Phase, Privacy, Site, SiteState, Traffic, Variant, View
 
@@ -107,6 +107,7 @@ class RunSource:
             privacy=self._privacy(facts, replicas),
             traffic=self._traffic(replicas, rate_now(facts, at)),
             log=tuple(Line(str(one["time"]), "info", str(one["text"])) for one in facts["log"]),
+            says=_to_resume(self._folder, facts, said.state),
             notes=_notes(facts, self._records.newest, len(replicas)),
         )
 
@@ -231,18 +232,20 @@ def _said(folder: Path, facts: Mapping[str, Any], at: float, worst: Site | None,
         age = "" if facts["time"] is None else f"; it has written nothing for {duration(at - facts['time'])}"
         why = _why_unknown(folder)
         return Now(UNSEEN, f"this folder does not say how its run is, since {why}{age}", "look")
-    return now(facts, at, worst=the_worst, saved=(folder / CHECKPOINT).exists(), command=_to_resume(folder))
+    return now(facts, at, worst=the_worst, saved=(folder / CHECKPOINT).exists())
 
 
-def _to_resume(folder: Path) -> str:
-    """Returns the command that continues a run by the settings in its folder; "" for a run that was started in Python,
-    whose data they do not name."""
+def _to_resume(folder: Path, facts: Mapping[str, Any], state: str) -> tuple[str, ...]:
+    """Returns the command that continues a run by the settings in its folder. There is none for a run that goes on or
+    has no checkpoint, nor for one that was started in Python, whose settings do not name its data."""
+    ended = facts["alive"] is False and state in (DIED, run_status.STOPPED, run_status.FAILED)
     try:
-        if "data" in read_toml(folder / EXPERIMENT):
-            return shlex.join(["fairmesh", "run", str(folder / EXPERIMENT), "--out", str(folder), "--resume"])
-    except BadInput:
+        if ended and (folder / CHECKPOINT).exists() and "data" in read_toml(folder / EXPERIMENT):
+            command = ["fairmesh", "run", str(folder / EXPERIMENT), "--out", str(folder), "--resume"]
+            return (f"to continue it: {shlex.join(command)}",)
+    except BadInput:  # a damaged file, by which it cannot be continued
         pass
-    return ""
+    return ()
 
 
 def _why_unknown(folder: Path) -> str:
@@ -283,7 +286,7 @@ def _means(rows: Sequence[Any], sites: int) -> list[float | None]:
 
 def _notes(facts: Mapping[str, Any], newest: Sequence[Mapping[str, Any]], replicas: int) -> tuple[str, ...]:
     found = [f"Numbers are means over {replicas} replicas."] if replicas > 1 else []
-    if len(facts["variants"]) > 1:
+    if len(facts["variants"]) > 1 and facts["state"] != FINISHED:  # then the report says it
         chosen = f"it is chosen on {facts['judged_on']} data, so its numbers are too good"
         found.append(f"The sites are shown for the variant that is best at the worst site so far; {chosen}.")
     if facts["judged_on"] == "train":
