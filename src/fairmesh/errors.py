@@ -156,6 +156,14 @@ def counted(count: int, noun: str) -> str:
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
+def in_bytes(count: float) -> str:
+    """Returns a number of bytes in words, such as "18.2 MB"."""
+    for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= size:
+            return f"{count / size:.3g} {unit}" if count < 999.5 * size else f"{count / size:,.0f} {unit}"
+    return counted(int(count), "byte")
+
+
 def named(site: str) -> str:
     """Returns the name of a site in a sentence."""
     return site if site.startswith("site") else f"site {site}"

@@ -50,6 +50,13 @@ def test_snapshot_is_one_file_and_the_run_is_as_before(called, run, tmp_path):
     assert content(run) == before
 
 
+def test_snapshot_replaces_no_device(called, run, tmp_path):
+    pipe = tmp_path / "page.html"
+    os.mkfifo(pipe)
+    refused_command(called("watch", run, "--snapshot", pipe, "--overwrite"), "page.html", "no file")
+    assert pipe.is_fifo()
+
+
 def test_snapshot_is_not_overwritten_unasked(called, run, tmp_path):
     page = tmp_path / "page.html"
     page.write_text("dear")

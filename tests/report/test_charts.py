@@ -3,6 +3,7 @@
 import math
 import re
 import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
 
 import pytest
 
@@ -52,7 +53,7 @@ def all_charts(names, values, label="loss"):
     yield charts.curves([Line(label, values, values, values, values, step=True)], label, label, label)
     yield charts.curves([Line(name, ROUNDS, values, faint=True) for name in names], label, label, label, label)
     yield charts.dots(names, [Dots(label, values, pairs, values[::-1], style=k) for k in range(3)], label, label)
-    yield charts.weights(names, values, values[::-1], label, label)
+    yield charts.weights(names, values, values[::-1], label)
     nodes = [Node(name, name, k == 0, k == 1, k == 2, value) for k, (name, value) in enumerate(zip(names, values))]
     waits = [Wait(k, (k + 1) % count, label) for k in range(count)]
     edges = [(k, (k + 3) % count) for k in range(count)]
@@ -167,8 +168,14 @@ def test_dots_have_an_interval_only_where_both_ends_are_known():
     assert legend(text) == ["this run", "alone"]
 
 
+def test_one_of_many_faint_lines_has_no_band():
+    line = Line("north", [0, 1], [0.5, 0.6], [0.4, 0.5], [0.6, 0.7])
+    assert 'class="band' in charts.curves([line], "rounds", "accuracy", "sites")
+    assert 'class="band' not in charts.curves([replace(line, faint=True)], "rounds", "accuracy", "sites")
+
+
 def test_weights_have_a_bar_each_and_the_numbers_in_words():
-    text = charts.weights(["north", "east"], [0.4, 0.6], [0.1, 0.9], "weights", "share of all rows")
+    text = charts.weights(["north", "east"], [0.4, 0.6], [0.1, 0.9], "weights")
     bars = {
         kind: [bar for bar in drawn(text).iter("path") if bar.get("class") == kind] for kind in ("bar c0", "bar prior")
     }

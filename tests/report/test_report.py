@@ -20,9 +20,13 @@ from fairmesh.report.html import page
 from fairmesh.report.model_card import model_card
 from fairmesh.report.network_picture import network
 from fairmesh.report.runs import Run, ranked, rows_of
+from fairmesh.report.sentences import traffic_sentence
 from fairmesh.watch.finished import told_of
+from fairmesh.watch.page import rendered
+from fairmesh.watch.view import Estimate
 from tests.refusals import missing_from, refused
 from tests.report.pages import Page
+from tests.watch.examples import simulation
 
 NAMES = ["north", "south <b>$x$</b>", "east", "west"]
 
@@ -333,6 +337,26 @@ def test_page_of_a_finished_run_compares_the_models_that_sites_are_given_with_al
     assert told["advice"] == "Every site should use a model adapted from the common one."
 
 
+def test_models_and_curves_look_as_on_the_live_page():
+    live = replace(simulation(), replicas=1)
+    live = replace(live, sites=tuple(replace(one, fixed=Estimate(0.5), uses="own") for one in live.sites))
+    weights = {"sites": {name: {"fixed": 0.4, "outcome": "hurt"} for name in NAMES}}
+    record = _record(0, [0.9, 0.5, 0.8, 0.7], **{"lambda": [0.1, 0.2, 0.3, 0.4]})
+    run = _own_models_run()
+    run = replace(run, records=[record], summary=run.summary | {"weights": weights, "final": [record]})
+    pages = rendered(live)["pictures"], page([run], "a run")
+    for label in ("its model", "alone", "fixed weights", "mean over sites", "worst site", "prior", "weight λ"):
+        here, there = (_looks(text, label) for text in pages)
+        assert here == there != set(), label
+
+
+def _looks(text, label):
+    """Returns how lines, marks and bars look that legends name so: their colours, and whether they are dashed."""
+    keys = re.findall(r'<li><svg class="key"[^>]*>(.*?)</svg>([^<]*)', text)
+    looks = {look for key, name in keys if name == label for look in re.findall(r'class="([^"]*)"', key)}
+    return {look for look in looks if not look.startswith("band")}
+
+
 def test_default_comes_first_and_its_rivals_are_folded():
     rivals = [replace(_run([value] * 4), label=label) for label, value in (("rival", 0.9), ("other", 0.8))]
     runs = [*rivals, _decided(replace(_run([0.7] * 4), label="default"), "robust")]
@@ -383,6 +407,34 @@ def test_verdicts_lead_the_page_and_the_json():
     assert [text.split(":")[0] for text in said[:4]] == NAMES
     assert "40.0 to 60.0" in found["sentence"]
     assert [known.get("class") for known in read.of("b")[:4]] == ["better", "worse", None, None]
+
+
+def test_worst_site_has_one_interval_in_the_sentence_the_table_and_on_the_page():
+    run = _evidence(_run([0.9, 0.5, 0.8, 0.7]), COMPARED)
+    run.summary["evidence"]["worst"]["interval"] = [0.31, 0.71]  # of the lowest of all sites, whichever that is
+    told = told_of(run)
+    assert told["worst"] == told["sites"][1]["value"] == (0.5, [0.4, 0.6])
+    assert "50.0 % (40.0 to 60.0)" in card(run)["sentence"]
+    assert "31.0" not in page([run], "a run")
+    run.summary["evidence"]["covers"] = "samples"
+    several = page([run, replace(run, label="other")], "two runs")
+    assert missing_from(several, "31.0 to 71.0", "allows for not knowing which site it is") == []
+
+
+def test_live_page_of_a_sweep_has_one_worst_site_and_one_interval_of_it(trained):
+    told = told_of(Run.from_folder(trained))
+    (shown,) = [variant for variant in told["variants"] if variant["shown"]]
+    assert shown["worst"] == (told["worst"][0], None)
+    assert "best of 3 candidates" in told["notes"][0]
+
+
+def test_first_screen_says_how_much_has_left_a_site():
+    (said,) = [text for text in _notes(_run([0.9, 0.5, 0.8, 0.7])) if "leaves a site" in text]
+    assert missing_from(said, "1 kB of model messages at the busiest one", "4 kB at all together", "no rows") == []
+    assert not [text for text in _notes(_run([0.9] * 4, bytes_total=0)) if "leaves a site" in text]
+    wire = {"site": "north", "payload_out": 18_200_000, "overhead_out": 800_000}
+    told = traffic_sentence({"traffic": {"on_the_wire": wire}})
+    assert told == "What has left north: 18.2 MB of model messages and 800 kB of overhead; no rows."
 
 
 def test_counts_that_did_not_travel_are_not_invented():

@@ -197,6 +197,9 @@ def test_run_folder_that_holds_no_run_cannot_be_read(tmp_path):
         read_records(tmp_path)
     with refused("summary.json"):
         read_summary(tmp_path)
+    (tmp_path / "summary.json").write_text("nonsense")
+    with refused("summary.json", "damaged", "run the experiment again"):
+        read_summary(tmp_path)
 
 
 def test_records_with_a_broken_line_are_refused_with_its_number(folder):

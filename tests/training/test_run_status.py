@@ -7,6 +7,9 @@ import time
 import pytest
 
 import fairmesh as fm
+from fairmesh.comparisons import leave_one_out
+from fairmesh.comparisons.leave_one_out import LeftOut
+from fairmesh.comparisons.reference_models import add_references
 from fairmesh.storage.run_status import locked, read_run_status
 from fairmesh.training import run_status
 from tests import toys
@@ -97,6 +100,39 @@ def test_run_that_ends_early_says_how_and_is_taken_up_again(tmp_path, error, sta
         _train(tmp_path / "run", resume=True, checkpoint_every=1)
         assert (tmp_path / "run" / "summary.json").exists()
         assert _status(tmp_path / "run") == {}
+
+
+def test_work_after_the_rounds_that_belongs_to_a_run_is_told_and_how_it_ended_too(tmp_path):
+    folder, seen = tmp_path / "run", []
+    result = _train(folder)
+    add_references(result, fm.Options(), ["constant"], folder, announce=lambda text: seen.append(_status(folder)))
+    assert [(one["alive"], one["round"], one["phase"]["name"]) for one in seen] == [
+        (True, ROUNDS, "training references")
+    ]
+    assert len(seen[0]["edges"]) == len(seen[0]["measured"]["sites"]) == 4
+    assert _status(folder) == {}
+
+    def stops(text: str) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        add_references(result, fm.Options(), ["constant"], folder, announce=stops)
+    status = _status(folder)
+    assert (status["state"], status["round"], status["phase"]["name"]) == ("stopped", ROUNDS, "training references")
+
+
+def test_training_without_each_site_is_told(tmp_path, monkeypatch):
+    folder, seen = tmp_path / "run", []
+    result = _train(folder)
+
+    def looks(*arguments, **options):
+        seen.append(_status(folder)["phase"]["name"])
+        return LeftOut(result.problem, result, "test", {})
+
+    monkeypatch.setattr(leave_one_out, "leave_one_site_out", looks)
+    leave_one_out.add_left_out(result, result.problem, None, fm.Options(), folder)
+    assert seen == ["training once more without each of 4 sites"]
+    assert _status(folder) == {}
 
 
 def test_run_that_is_refused_leaves_what_was_there(tmp_path):

@@ -7,12 +7,15 @@ from dataclasses import replace
 
 import pytest
 
+from fairmesh.report import charts
+from fairmesh.report.elements import figure, folded, pictures, table
+from fairmesh.report.html import STYLE
 from fairmesh.watch import server as module
 from fairmesh.watch.page import rendered, snapshot
 from fairmesh.watch.server import serving
 from fairmesh.watch.view import Edge, Line
 from tests.watch.browser import Pages, chromium
-from tests.watch.examples import HOSTILE, VIEWS, node, simulation, sixty
+from tests.watch.examples import HOSTILE, VIEWS, node, private, simulation, sixty
 
 PHONE, WALL = {"width": 390, "height": 844}, {"width": 1920, "height": 1080}
 
@@ -148,6 +151,26 @@ def test_page_fits_a_phone_without_scrolling_sideways(pages, name):
             ".map(e => parseFloat(getComputedStyle(e).fontSize)))"
         )
         assert smallest >= 10
+
+
+def test_cells_of_sites_are_all_seen_on_a_phone_and_rows_and_charts_are_whole_on_paper(pages, tmp_path):
+    sites = tuple(replace(site, alone=site.value, fixed=site.value, uses="adapted") for site in private().sites)
+    names, dots = [f"site {k}" for k in range(60)], charts.Dots("this run", range(60))
+    rows = [["site", "accuracy", "alone\nremark", *map(str, range(9))], *([name, *["71.0"] * 11] for name in names[:3])]
+    shown = table(rows, {0}, compact=True, cards=True) + folded("The same", "in words", again=True)
+    shown += pictures([figure(charts.dots(names, [dots], "accuracy", "sites"), "sites")])
+    texts = snapshot(replace(private(), sites=sites)), f"<style>{STYLE}</style>{shown}"
+    for name, text in zip(("page", "report"), texts):
+        (tmp_path / name).with_suffix(".html").write_text(text, encoding="utf-8")
+        page = pages.open((tmp_path / f"{name}.html").as_uri(), viewport=PHONE)
+        ends = "[...document.querySelectorAll('.cards td')].map(e => e.getBoundingClientRect().right)"
+        assert 0 < max(page.evaluate(ends)) <= PHONE["width"]
+        page.set_viewport_size({"width": 680, "height": 1000})  # of A4 within its margins
+        page.emulate_media(media="print")
+        heights = page.evaluate("[...document.querySelectorAll('figure')].map(e => e.getBoundingClientRect().height)")
+        assert max(heights) < 267 / 25.4 * 96  # of A4 within its margins
+        assert page.evaluate("getComputedStyle(document.querySelector('tr.low>*')).printColorAdjust") == "exact"
+    assert not page.get_by_text("in words").is_visible()
 
 
 @pytest.mark.slow

@@ -4,7 +4,7 @@ import pytest
 
 from fairmesh.metrics.units import Unit
 from fairmesh.storage.run_status import DIVERGED, FAILED, STOPPED
-from fairmesh.watch.now import Worst, left_s, now
+from fairmesh.watch.now import Worst, left_s, now, rate_now
 from fairmesh.watch.view import Estimate
 from tests.refusals import missing_from
 from tests.watch.folders import status
@@ -12,6 +12,7 @@ from tests.watch.folders import status
 NOW = 1_900_000_000.0
 WORST = Worst("north", Estimate(0.71, (0.64, 0.77)), Unit("accuracy", share=True))
 MINUTES = 12 * 60.0
+ALONE = {"name": "training each site alone", "done": 618, "of": 2000}
 
 
 def run(alive: bool | None = True, age: float = 1.0, **changes) -> dict:
@@ -33,6 +34,8 @@ def run(alive: bool | None = True, age: float = 1.0, **changes) -> dict:
             ["preparing; then the 4,000 rounds begin"],
         ),
         (run(round=4000, phase={"name": "summing up", "done": 0, "of": 0}), "fine", ["all rounds are done"]),
+        (run(age=20, rounds_per_s=495.0), "fine", ["round 1,840 of 4,000; no news for 20 seconds; worst"]),
+        (run(alive=False, state=STOPPED, round=4000, phase=ALONE), "act", ["after all rounds", "alone", "--resume"]),
         (run(alive=False, age=MINUTES), "act", ["has died in round 1,840 of 4,000, 12 minutes ago", "--resume"]),
         (run(alive=None, age=MINUTES), "look", ["on another machine", "no news for 12 minutes"]),
         (run(alive=False, state=STOPPED, reason="Ctrl-C"), "act", ["was stopped in round 1,840", "--resume"]),
@@ -55,6 +58,9 @@ def test_time_left_counts_down_and_is_not_known_without_a_rate_or_outside_the_ro
     assert left_s(run(age=50), NOW) == pytest.approx(1450)
     assert left_s(run(age=100), NOW) is None  # it hangs, perhaps
     assert left_s(run(age=50, round=3999), NOW) == 0.0
+    assert left_s(run(age=20, rounds_per_s=495.0), NOW) is None  # which would be ten thousand rounds
+    assert rate_now(run(age=20, rounds_per_s=495.0), NOW) is None
+    assert rate_now(run(age=5, rounds_per_s=495.0), NOW) == 495.0
     assert left_s(run(age=-1e9), NOW) == pytest.approx(1500)
     phase = {"name": "preparing", "done": 0, "of": 0}
     for other in (run(rounds_per_s=None), run(phase=phase), run(alive=False), run(alive=None)):

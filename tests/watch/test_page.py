@@ -8,7 +8,8 @@ from typing import get_args
 
 import pytest
 
-from fairmesh.watch.answers import answers, in_bytes
+from fairmesh.errors import in_bytes
+from fairmesh.watch.answers import answers
 from fairmesh.watch.now import UNSEEN
 from fairmesh.watch.page import SCRIPT, STYLE, live_page, rendered, snapshot
 from fairmesh.watch.view import Curve, Curves, Estimate, Line, Missing, Privacy, Site, SiteState, Variant, Verdict, View
@@ -122,9 +123,17 @@ def test_table_of_sixty_sites_shows_the_first_dozen_in_the_order_of_concern_and_
     assert folded.count("<tr data-key") == 48
 
 
+def test_worst_site_is_named_in_a_word_and_every_cell_says_its_column():
+    page = rendered(simulation())["sites"]
+    assert re.findall(r'scope="row">(\w+) <small>([^<]*)', page) == [("north", "worst")]
+    heads = re.findall(r'scope="col"[^>]*>([^<]*)', page)[1:]
+    assert re.findall(r'<td[^>]* data-label="([^"]*)"', page) == heads * 4
+    assert page.count("<td") == len(heads) * 4
+
+
 def test_table_has_only_columns_with_something_in_them():
     heads = set(re.findall(r'scope="col"[^>]*>([^<]*)', rendered(simulation())["sites"]))
-    assert {"site", "state", "round", "accuracy", "alone", "weight λ", "share of rows"} == heads
+    assert {"site", "state", "round", "accuracy", "alone", "weight λ", "prior"} == heads
 
 
 def test_network_shows_long_waits_only():
@@ -149,6 +158,13 @@ def test_refusals_of_the_log_have_a_place_of_their_own():
     assert f"refused: address {HOSTILE}" in text_of(made)
     assert HOSTILE not in made
     assert not rendered(replace(node(), refusals=(), votes=()))["refusals"]
+
+
+def test_captions_say_what_bands_are_and_there_is_no_word_on_bands_where_there_are_none():
+    assert "bands span them" in rendered(simulation())["pictures"]
+    assert "means over 3 replicas" in rendered(simulation())["pictures"]
+    assert "bands" not in rendered(replace(simulation(), replicas=1))["pictures"]
+    assert "bands" not in rendered(node())["pictures"]
 
 
 def test_sweep_shows_its_variants():
@@ -206,6 +222,11 @@ def test_answers_of_a_run_that_cannot_be_seen_are_not_known():
     view = replace(simulation(), state=UNSEEN, live=False, urgency="look")
     assert answer(view, "Is it running").startswith("Not known")
     assert answer(view, "Who holds it up").startswith("Not known")
+
+
+def test_answers_do_not_say_that_nothing_is_measured_where_nothing_says_what_was_measured():
+    view = replace(EMPTY, state=UNSEEN, urgency="look")
+    assert "No site has measured" not in answer(view, "Is it worth it")
 
 
 def test_answers_of_a_run_without_news_do_not_say_that_it_goes_on():

@@ -107,6 +107,15 @@ def test_variants_of_a_sweep_have_curves_of_their_own(tmp_path):
     known = Records(tmp_path)
     known.read("accuracy", [[0, 1], [2, 3]])
     assert [curves.worst.values[0] for curves in known.of_variants] == pytest.approx([0.05, 0.25])
+    assert [curves.sites[2].values[0] for curves in known.of_variants] == pytest.approx([0.05, 0.25])
+
+
+def test_sites_of_a_sweep_have_no_curves_if_they_are_too_many(tmp_path, monkeypatch):
+    monkeypatch.setattr("fairmesh.watch.records.SITES", 5)
+    (tmp_path / "metrics.jsonl").write_text("".join(record(0, [0.1] * 3, replica=r) for r in range(2)))
+    known = Records(tmp_path)
+    known.read("accuracy", [[0], [1]])
+    assert [curves.sites for curves in known.of_variants] == [(), ()]
 
 
 @pytest.mark.parametrize("count", [1, 399, 400, 401, 5000])

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,16 +15,18 @@ import pytest
 import fairmesh as fm
 from fairmesh.cli.node import status as node_status
 from fairmesh.storage.files import write_record
-from fairmesh.storage.run_status import locked
+from fairmesh.storage.run_status import DIVERGED, FAILED, STOPPED, locked
 from fairmesh.watch import finished
 from fairmesh.watch.answers import answers
+from fairmesh.watch.finished import Finished
 from fairmesh.watch.now import DIED, FINISHED, GONE, TRAINING, UNSEEN
+from fairmesh.watch.page import rendered
 from fairmesh.watch.sources import source_of
-from fairmesh.watch.view import Estimate, View
+from fairmesh.watch.view import Curve, Curves, Estimate, Variant, View
 from tests import toys
 from tests.mesh.statuses import seen, waiting
 from tests.refusals import missing_from, refused
-from tests.watch.folders import NAMES, record, records, run_folder
+from tests.watch.folders import NAMES, record, records, run_folder, status
 
 ROUNDS = 6
 NOT_YET = {"round": -1, "sites": []}
@@ -64,7 +67,77 @@ def test_run_in_progress_shows_its_round_its_sites_and_its_curves(folder):
 def test_run_whose_process_was_killed_has_died(folder):
     view = source_of(folder).view()
     assert (view.state, view.live, view.seconds_left) == (DIED, False, None)
-    assert {site.state for site in view.sites} == {"ended"}
+    assert {site.state for site in view.sites} == {"died"}
+    assert "connection" in rendered(view)["network"]
+    assert "cannot be reached" not in rendered(view)["network"]
+
+
+@pytest.mark.parametrize(("state", "shown"), [(STOPPED, "stopped"), (FAILED, "stopped"), (DIVERGED, "diverged")])
+@pytest.mark.quick_cases("all")
+def test_sites_of_a_run_that_ended_early_have_not_finished(tmp_path, state, shown):
+    view = source_of(run_folder(tmp_path / "wards", state=state)).view()
+    assert {site.state for site in view.sites} == {shown}
+
+
+def test_run_that_was_started_by_a_command_can_be_resumed_by_the_one_that_is_named(tmp_path):
+    folder = run_folder(tmp_path / "two words")
+    (folder / "checkpoint.safetensors").touch()
+    assert source_of(folder).view().says == ()
+    (folder / "experiment.toml").write_text('[data]\nname = "digits"\n')
+    command = f"fairmesh run '{folder}/experiment.toml' --out '{folder}' --resume"
+    assert source_of(folder).view().says == (f"to continue it: {command}",)
+    with locked(folder):
+        assert source_of(folder).view().says == ()
+
+
+def test_run_that_trains_its_references_has_not_finished(ended, tmp_path):
+    folder = shutil.copytree(ended[0], tmp_path / "toy")
+    phase = {"name": "training each site alone", "done": 618, "of": 2000}
+    names = json.loads((folder / "summary.json").read_text())["sites"]
+    of_four = {"sites": names, "rows": [1] * 4, "prior": [0.25] * 4, "measured": NOT_YET}
+    (folder / "status.json").write_text(json.dumps(status(round=ROUNDS, rounds=ROUNDS, phase=phase, **of_four)))
+    with locked(folder):
+        view = source_of(folder).view(wait=True)
+    said = "all rounds are done; now training each site alone, 618 of 2,000 steps"
+    assert view.sentence.startswith(said)
+    assert (view.live, view.state, view.urgency) == (True, phase["name"], "fine")
+    died = source_of(folder).view(wait=True)
+    assert missing_from(died.sentence, "has died after all rounds", "training each site alone", "--resume") == []
+
+
+def test_run_that_begins_to_train_its_references_while_its_report_is_read_has_not_finished(
+    ended, tmp_path, monkeypatch
+):
+    folder = shutil.copytree(ended[0], tmp_path / "toy")
+
+    def begins(of):
+        told = status(round=ROUNDS, rounds=ROUNDS, phase={"name": "training references", "done": 0, "of": 0})
+        (folder / "status.json").write_text(json.dumps(told))
+        return {"why_not": "it takes seconds"}
+
+    monkeypatch.setattr(finished, "asked", begins)
+    with locked(folder):
+        assert source_of(folder).view(wait=True).sentence.startswith("all rounds are done; now training references")
+
+
+def test_sites_of_a_sweep_and_their_curves_are_those_of_the_variant_that_is_shown(tmp_path):
+    variants = [{"changes": {"step": s}, "replicas": [k]} for k, s in enumerate((0.05, 0.8))]
+    folder = run_folder(tmp_path / "sweep", variants=variants, replicas=2, measured=NOT_YET)
+    lines = [record(done, [0.4 + r / 5, 0.8, 0.9], replica=r) for done in (0, 50) for r in range(2)]
+    (folder / "metrics.jsonl").write_text("".join(lines))
+    view = source_of(folder).view()
+    assert view.curves.worst.values == pytest.approx((0.6, 0.6))
+    assert [curve.values[-1] for curve in view.curves.sites] == pytest.approx([0.6, 0.8, 0.9])
+    assert any("chosen on test data" in text for text in view.notes)
+
+
+def test_worst_site_of_a_variant_is_that_of_the_means_over_its_replicas_as_in_the_sentence(tmp_path):
+    variants = [{"changes": {"step": s}, "replicas": [2 * k, 2 * k + 1]} for k, s in enumerate((0.1, 1.0))]
+    folder = run_folder(tmp_path / "sweep", variants=variants, replicas=4, measured=NOT_YET)
+    values = ([0.1, 0.2, 0.3], [0.1, 0.2, 0.3], [0.6, 0.7, 0.9], [0.8, 0.7, 0.9])
+    (folder / "metrics.jsonl").write_text("".join(record(50, of, replica=r) for r, of in enumerate(values)))
+    view = source_of(folder).view()
+    assert view.variants[1].worst.value == view.worst.value == pytest.approx(0.7)
 
 
 def test_run_of_another_machine_is_judged_by_the_age_of_its_news(tmp_path):
@@ -167,6 +240,23 @@ def test_real_run_says_its_round_and_then_has_a_result(ended):
     assert missing_from(view.sentence, f"finished after {ROUNDS} rounds") == []
     assert all(site.value and site.rows for site in view.sites)
     assert view.curves.rounds == (0, 2, 4, 6)
+
+
+def test_curves_of_a_finished_sweep_are_those_of_the_variant_that_the_report_shows(tmp_path, monkeypatch):
+    variants = [{"changes": {"step": s}, "replicas": [k]} for k, s in enumerate((0.05, 0.8))]
+    curves = [Curves((0, 9), Curve((0.1, low)), Curve((0.2, 0.5))) for low in (0.3, 0.4)]
+    view = replace(
+        View("sweep", "toy", FINISHED, "", "fine", 0.0, 0.0),
+        variants=tuple(Variant(f"step = {one['changes']['step']}", c) for one, c in zip(variants, curves)),
+        curves=curves[0],
+    )
+    told = {"sites": [], "worst_first": [], "privacy": {}, "says": [], "notes": [], "edges": [], "bytes": (0, 0)}
+    told |= dict.fromkeys(("sentence", "urgency", "advice", "worst", "mean", "server"), None)
+    rows = [{"worst": None, "mean": None, "diverged": 0, "shown": k == 1} for k in range(2)]
+    told |= {"variants": [row | {"name": one.name} for row, one in zip(rows, view.variants)]}
+    (tmp_path / "summary.json").touch()
+    monkeypatch.setattr(finished, "asked", lambda folder: told)
+    assert Finished(tmp_path).added_to(view, wait=True).curves is curves[1]
 
 
 def test_report_that_fails_is_named_and_the_rest_is_shown(ended, monkeypatch):
@@ -369,6 +459,8 @@ def test_page_says_that_a_report_is_being_read(ended, monkeypatch):
     read.set()
     assert view.state == FINISHED
     assert "report of this run is being read" in view.says[-1]
+    assert rendered(view)["network"] == ""  # whose connections are not known yet
+    assert "Not known yet" in [one.answer for one in answers(view) if one.question.startswith("What should I do")]
 
 
 def test_report_of_other_sites_than_the_view_has_changes_no_site(ended, monkeypatch):

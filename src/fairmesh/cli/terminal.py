@@ -12,6 +12,7 @@ import typer
 
 from fairmesh.config.overrides import read_toml
 from fairmesh.errors import BadInput, MissingPackage, printable
+from fairmesh.storage.files import refuse_no_file
 
 if TYPE_CHECKING:
     from fairmesh.report.text import Table
@@ -133,7 +134,8 @@ def show_table(
 
 
 def refuse_existing(path: Path, option: str, overwrite: bool) -> None:
-    """Refuses to write a file that is there, unless it may be replaced."""
+    """Refuses to write a file that is there, unless it may be replaced, and what is no plain file in any case."""
+    refuse_no_file(path)
     if path.exists() and not overwrite:
         raise BadInput(f"{path} exists; name another file with {option} FILE, or replace it with --overwrite")
 

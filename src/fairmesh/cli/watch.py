@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fairmesh.cli.terminal import put, say
+from fairmesh.cli.terminal import put, refuse_existing, say
 from fairmesh.cli.without_torch import leave_out_torch
-from fairmesh.errors import BadInput
 
 if TYPE_CHECKING:
     from fairmesh.watch.sources import Source
@@ -36,8 +35,8 @@ def watch(
     On top is what to know and to do now, then who waits for whom, curves, weights, bytes and the log. Only this machine
     can open the page, and only with the secret in its address. It reads files and changes nothing; closing it changes
     nothing either."""
-    if snapshot and snapshot.exists() and not overwrite:
-        raise BadInput(f"{snapshot} exists; name another file, or replace it with --overwrite")
+    if snapshot:
+        refuse_existing(snapshot, "--snapshot", overwrite)
     leave_out_torch()
     from fairmesh.watch.sources import source_of
 

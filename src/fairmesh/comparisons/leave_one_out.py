@@ -21,6 +21,7 @@ from fairmesh.topology.graphs import Topology
 from fairmesh.training.defaults import ROUNDS
 from fairmesh.training.options import Options
 from fairmesh.training.result import Result
+from fairmesh.training.run_status import telling_after
 from fairmesh.training.train import train
 
 LEFT_OUT = "leave_one_out.json"  # in a run's folder
@@ -157,12 +158,14 @@ def add_left_out(
     except BadInput:
         topology = None
         announce("without one site the topology does not exist, so models without a site have the default graph")
-    announce(f"training once more without each of {problem.n} sites")
+    what = f"training once more without each of {problem.n} sites"
+    announce(what)
     options = replace(options, compare_weights=False, choose_weights=False, measure_every=result.rounds)
     seeds = list(dict.fromkeys(replica.seed for replica in result.replicas))
     algorithm = result.replicas[0].algorithm
-    left_out = leave_one_site_out(problem, topology, algorithm, result.rounds, seeds=seeds, **to_table(options))
-    write_atomically(path, (as_json(left_out.as_json(), indent=2) + "\n").encode())
+    with telling_after(out, result, what):
+        left_out = leave_one_site_out(problem, topology, algorithm, result.rounds, seeds=seeds, **to_table(options))
+        write_atomically(path, (as_json(left_out.as_json(), indent=2) + "\n").encode())
     return left_out.as_json()
 
 

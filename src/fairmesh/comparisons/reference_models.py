@@ -49,6 +49,7 @@ from fairmesh.training.options import DTYPES, Options, device_of
 from fairmesh.training.provenance import provenance_of
 from fairmesh.training.replicas import Placements, Replica
 from fairmesh.training.result import Result, aligned
+from fairmesh.training.run_status import telling_after
 from fairmesh.training.summary import summary_of
 from fairmesh.training.train import train
 
@@ -331,22 +332,26 @@ def add_references(
     seconds: dict[str, float] = {}
     if out is not None:
         (Path(out) / FOLDER).mkdir(exist_ok=True)  # which says to a run that is resumed that it has references
-    for name in [name for name in REFERENCES if name in references]:
-        if announce:
-            announce(f"reference: {TITLES[name]}")
-        started = time.perf_counter()
-        try:
-            with stop_signals(handle_signals) as stop:
-                work.phases = Phases(None if out is None else Path(out) / ALONE, Notices(stop, announce))
-                found[name] = work.reference(name)
-        except Interrupted:
-            raise
-        except FairmeshError as error:
-            failed[name] = str(error)
-        seconds[name] = time.perf_counter() - started
-    compared = ReferenceComparison(result, found, failed, seconds)
-    if out is not None:
-        extend_summary(out, {"references": compared.as_json(), "evidence": compared.evidence()})
+    with telling_after(out, result, "training references") as status:
+        announce = status.heard(announce)
+        for name in [name for name in REFERENCES if name in references]:
+            if announce:
+                announce(f"reference: {TITLES[name]}")
+            status.phase(f"reference: {TITLES[name]}")
+            started = time.perf_counter()
+            try:
+                with stop_signals(handle_signals) as stop:
+                    notices = Notices(stop, announce, status.phase)
+                    work.phases = Phases(None if out is None else Path(out) / ALONE, notices)
+                    found[name] = work.reference(name)
+            except Interrupted:
+                raise
+            except FairmeshError as error:
+                failed[name] = str(error)
+            seconds[name] = time.perf_counter() - started
+        compared = ReferenceComparison(result, found, failed, seconds)
+        if out is not None:
+            extend_summary(out, {"references": compared.as_json(), "evidence": compared.evidence()})
     return compared
 
 

@@ -127,7 +127,7 @@ def curves(lines: Sequence[Line], x_label: str, y_label: str, title: str, faint:
     if not across or not upwards:
         return _nothing(title, y_label)
     plane = _Plane(_padded(*across, 0.0), _padded(*upwards, 0.06))
-    bands = [band for line, points in known for band in _bands(line, points, plane)]
+    bands = [band for line, points in known if not line.faint for band in _bands(line, points, plane)]
     drawn = [part for line, points in known for part in _curve(line, points, plane)]
     parts = [*plane.frame(x_label, y_label), *bands, *drawn]
     return _chart(title, plane.height, parts, _curve_entries(lines, faint))
@@ -199,7 +199,7 @@ def dots(names: Sequence[str], series: Sequence[Dots], axis_label: str, title: s
     return _chart(title, rows.height, parts, entries if len(entries) > 1 else [])
 
 
-def weights(names: Sequence[str], shares: Sequence[Any], priors: Sequence[Any], title: str, prior: str) -> str:
+def weights(names: Sequence[str], shares: Sequence[Any], priors: Sequence[Any], title: str) -> str:
     """Returns a chart with two bars per site: how much it counts, and the share that it would have anyway.
 
     Args:
@@ -207,7 +207,6 @@ def weights(names: Sequence[str], shares: Sequence[Any], priors: Sequence[Any], 
         shares: The weight of each, from 0 to 1, or None.
         priors: What each is compared with, from 0 to 1, or None.
         title: What the chart shows, for those who do not see it.
-        prior: What the priors are, such as "share of all rows".
     """
     values, origins = ([_number(_at(of, i)) for i in range(len(names))] for of in (shares, priors))
     span = _span(value for value in (*values, *origins))
@@ -226,8 +225,8 @@ def weights(names: Sequence[str], shares: Sequence[Any], priors: Sequence[Any], 
         said = " → ".join(_percent(one) for one in (origin, value) if one is not None)
         parts.append(_text(_WIDTH, y + 4, said, "end", "number"))
     entries = [
-        (_path("bar prior", [(3, 1), (25, 1), (25, 11), (3, 11)], closed=True), prior),
-        (_path("bar c0", [(3, 1), (25, 1), (25, 11), (3, 11)], closed=True), "weight λ in training"),
+        (_path("bar prior", [(3, 1), (25, 1), (25, 11), (3, 11)], closed=True), "prior"),
+        (_path("bar c0", [(3, 1), (25, 1), (25, 11), (3, 11)], closed=True), "weight λ"),
     ]
     return _chart(title, rows.height, parts, entries)
 

@@ -19,8 +19,10 @@ def note(text: str) -> str:
     return f'<p class="note">{escaped(text)}</p>' if text else ""
 
 
-def folded(summary: str, body: str) -> str:
-    return f"<details><summary>{escaped(summary)}</summary>{body}</details>"
+def folded(summary: str, body: str, again: bool = False) -> str:
+    """Returns what is folded behind a summary. On paper it is open, unless it says `again` what stands before it."""
+    kind = ' class="again"' if again else ""
+    return f"<details{kind}><summary>{escaped(summary)}</summary>{body}</details>"
 
 
 def items(said: Iterable[Sequence[str]]) -> str:
@@ -30,6 +32,11 @@ def items(said: Iterable[Sequence[str]]) -> str:
         kind = f" class={verdict[0]}" if verdict and verdict[0] in ("better", "worse") else ""
         found.append(f"<li><b{kind}>{escaped(name)}</b>: {escaped(text)}</li>")
     return f'<ul class="sites">{"".join(found)}</ul>'
+
+
+def labelled(title: str) -> str:
+    """Returns the attribute of a cell by which it says the name of its column, where a row is a paragraph."""
+    return f' data-label="{escaped(title.partition(chr(10))[0])}"'
 
 
 def _cell(text: object) -> str:
@@ -47,6 +54,7 @@ def table(
     fold: int = ROWS,
     texts: Collection[int] = (),
     compact: bool = False,
+    cards: bool = False,
 ) -> str:
     """Returns a table whose first row and first column are headers. Rows after the first `fold` are folded.
 
@@ -56,17 +64,21 @@ def table(
         fold: How many rows are always visible. Default: 24.
         texts: The numbers of columns with words, which begin at the left, as the first one does. Default: ().
         compact: Whether rows have one line each: remarks are beside their values, and not below. Default: False.
+        cards: Whether a row is a paragraph on a phone, where each cell says the name of its column. Default: False.
     """
     marked = set(marked)
     left = [' class="text"' if i in texts else "" for i in range(len(rows[0]))]
     header = "".join(f'<th scope="col"{side}>{_cell(cell)}</th>' for side, cell in zip(left, rows[0]))
+    if cards:
+        left = [f"{side}{labelled(title)}" for side, title in zip(left, rows[0])]
     body = [
         f'<tr{" class=low" if i in marked else ""}><th scope="row">{_cell(row[0])}</th>'
         + "".join(f"<td{side}>{_cell(cell)}</td>" for side, cell in zip(left[1:], row[1:]))
         + "</tr>"
         for i, row in enumerate(rows[1:])
     ]
-    kind = ' class="compact"' if compact else ""
+    kinds = " ".join(["compact"] * compact + ["cards"] * cards)
+    kind = f' class="{kinds}"' if kinds else ""
 
     def part(lines: Sequence[str]) -> str:
         inside = f"<table{kind}><thead><tr>{header}</tr></thead><tbody>{''.join(lines)}</tbody></table>"

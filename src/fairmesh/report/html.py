@@ -89,7 +89,10 @@ def _folded_run(view: View, said: str, body: str) -> str:
 def _side_by_side(every: Sequence[Run], cards: Sequence[Json]) -> Iterable[str]:
     """Yields what several runs brought, next to each other: a table and curves, and folded the sites."""
     runs = [chosen_of(run) for run in every]
-    yield table(rows_of(runs)) + note(caption_of(runs))
+    caption = caption_of(runs)  # intervals of the worst site differ from its own, which the first screen has
+    yield table(rows_of(runs)) + note(
+        caption and f"{caption} That of the worst allows for not knowing which site it is."
+    )
     first, *others = every
     yield from map(note, [*unequal_choices(every), *(text for run in others for text in differences(first, run))])
     yield curves(runs)

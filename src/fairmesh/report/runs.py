@@ -526,7 +526,7 @@ def personal_table(run: Run) -> list[list[str]]:
         uses = ", ".join(f"{kind} ({100 * share:.0f} %)" if len(parts) > 1 else kind for share, kind in parts)
         own = unit.shown(site["personal"])
         rows.append([site["name"], *(compared(site, model) for model in ("common", "local")), own, uses])
-    return [["site", "common model", "alone", "its model", "which is"], *rows] if rows else []
+    return [["site", "common model", "alone", "its model", "should use"], *rows] if rows else []
 
 
 def personal_caption(run: Run) -> str:

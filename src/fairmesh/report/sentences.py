@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fairmesh.comparisons.reference_models import TITLES
-from fairmesh.errors import counted
+from fairmesh.errors import counted, in_bytes
 from fairmesh.evidence.many import chance_in_words, excludes_zero
 from fairmesh.evidence.verdicts import verdict_in_words
 from fairmesh.metrics.units import Unit, defined
@@ -66,16 +66,14 @@ def network_sentence(card: Mapping[str, Any]) -> str:
     if not defined(over["worst"]):
         return "diverged: no replica has a result" if card["diverged"] else f"{metric} is not defined at any site"
     measured = [site for site in sites if defined(site["metrics"][metric])]
-    worst = sites[card["worst_first"][0]]["name"]
-    intervals, unit = card["intervals"], unit_of(card)
-    parts = []
+    worst, unit = sites[card["worst_first"][0]], unit_of(card)  # with its own interval, as tables of sites have it
+    mean = card["intervals"].get("mean") or {"value": over["mean"], "interval": None}
     with_common = "With the common model, worst" if card["headline"] else "Worst"
-    for what, name in (
-        ("worst", f"{with_common} at {worst}: {metric} "),
-        ("mean", f"Mean over {len(measured)} sites: "),
-    ):
-        known = intervals.get(what) or {"value": over[what], "interval": None}
-        parts.append(f"{name}{unit.with_interval(known['value'], known['interval'])}.")
+    at_worst = unit.with_interval(worst["metrics"][metric], worst["interval"])
+    parts = [
+        f"{with_common} at {worst['name']}: {metric} {at_worst}.",
+        f"Mean over {len(measured)} sites: {unit.with_interval(mean['value'], mean['interval'])}.",
+    ]
     counts = verdicts(sites)
     if counts:
         total = sum(counts.values())
@@ -86,6 +84,18 @@ def network_sentence(card: Mapping[str, Any]) -> str:
     if card["diverged"]:
         parts.append(f"{card['diverged']} of {card['replicas']} replicas diverged and are left out.")
     return " ".join(parts)
+
+
+def traffic_sentence(card: Mapping[str, Any]) -> str:
+    """Returns how much has left a site; "" if sites have sent nothing."""
+    traffic, wire = card["traffic"], card["traffic"]["on_the_wire"]
+    if wire:
+        sent, overhead = in_bytes(wire["payload_out"]), in_bytes(wire["overhead_out"])
+        return f"What has left {wire['site']}: {sent} of model messages and {overhead} of overhead; no rows."
+    if not traffic["bytes_total"]:
+        return ""
+    busiest, total = in_bytes(traffic["bytes_busiest_node"]), in_bytes(traffic["bytes_total"])
+    return f"What leaves a site: {busiest} of model messages at the busiest one, {total} at all together; no rows."
 
 
 def verdicts(sites: Sequence[Mapping[str, Any]], other: str = ALONE) -> dict[str, int]:

@@ -10,6 +10,8 @@ from fairmesh.errors import optional, refusing
 COLOURS = ("#1961c4", "#f86710", "#597e3e", "#de4aa1", "#ae5712", "#4f97dd", "#c87f79", "#aa51fd")
 """Colours that people who are colour-blind can tell apart. They have a contrast of 3 to white and to the report's dark
 paper, and the first four differ in lightness, so that they stay apart in grey (tests/report/test_style.py)."""
+STYLES = {"this run": 0, "its model": 0, "alone": 1, "common model": 2, "fixed weights": 3}
+"""The number of the colour and the marker of each model next to which sites are shown, the same in all pictures."""
 MARKERS = "osD^vP*X"  # so that pictures can be read in grey
 
 

@@ -22,6 +22,7 @@ _OVER_SITES = {
     "std": "standard deviation",
     "jain": "Jain's index",
 }
+USES_MODEL = "should use"
 FIXED = "fixed weights"  # what readers of the first screen know the average model by
 _MARKS = {"better": "▲ better", "worse": "▼ worse"}
 
@@ -87,12 +88,12 @@ def at_a_glance(card: Json, order: Sequence[int], worst: int | None = None) -> R
         "site": lambda site: site_name(site) + ("\nworst" if worst is not None and site is sites[worst] else ""),
         "its model": lambda site: of_own(site, lambda model: _bare(model["personal"], unit)),
         **({REFERENCES[ALONE]: alone} if own else {}),
-        "which is": lambda site: of_own(site, mostly),
+        USES_MODEL: lambda site: of_own(site, mostly),
         "common model" if own else _headed(unit.metric, card): value,
         **({} if own else {REFERENCES[ALONE]: lambda site: _beside(site, ALONE, unit)}),
         FIXED: lambda site: _beside(site, "average", unit),
         "n": _count,
-        "λ, %": lambda site: _share(site["weight"]),
+        "weight λ, %": lambda site: _share(site["weight"]),
         "prior, %": lambda site: _share(site["prior"]) if defined(site["weight"]) else "",
     }
     cells = {title: [cell(sites[i]) for i in order] for title, cell in columns.items()}
@@ -117,11 +118,24 @@ def glance_captions(card: Json) -> Iterable[str]:
         said = said.replace(" or this run is better than", " or")
         yield f"▲ says that {said}, ▼ that it is worse, and by how much; unmarked differences are not clear."
     if any(defined(site["weight"]) for site in sites):
-        yield "λ is how much a site counted in training; with fixed weights it counts by its prior."
+        yield f"The weight λ is how much a site counted in training; with fixed ones it counts by its {prior_of(card)}."
     if card["site_models"]:
         yield "The marked site is the worst one with its own model."
     if len(sites) > ROWS:
         yield "Sites that are worse than alone come first, then the worst."
+
+
+_ROUNDED = 0.01  # shares of rows that differ less from the prior are the prior
+
+
+def prior_of(card: Json) -> str:
+    """Returns what the prior is, as far as it is known here."""
+    told = ((card["provenance"] or {}).get("data") or {}).get("sites") or []
+    rows = [site.get("train", 0) for site in told]
+    if len(rows) != len(card["sites"]) or not sum(rows):
+        return "prior (its share of all training rows, unless the experiment names another)"
+    same = all(abs(count / sum(rows) - site["prior"]) < _ROUNDED for count, site in zip(rows, card["sites"]))
+    return "prior (its share of all training rows)" if same else "prior (which the experiment names)"
 
 
 def _bare(value: Any, unit: Unit) -> str:

@@ -15,6 +15,13 @@ from fairmesh.storage.strict_json import as_json
 _SEAL = "sha256"  # the entry of a record with the digest of all others
 
 
+def refuse_no_file(path: Path) -> None:
+    """Refuses a path at which there is something else than a file, such as a device, which writing would replace."""
+    if path.exists() and not path.is_file():
+        what = "a folder" if path.is_dir() else "a device or a pipe"
+        raise BadInput(f"{path} is {what} and no file, so it is not replaced; name another one")
+
+
 def write_atomically(path: Path, content: bytes, durable: bool = True) -> None:
     """Writes a file. If the machine stops meanwhile, the file has all of the new content or all of the old.
 
@@ -26,6 +33,7 @@ def write_atomically(path: Path, content: bytes, durable: bool = True) -> None:
     """
     partial = path.with_name(path.name + ".partial")
     try:
+        refuse_no_file(path)
         with open(partial, "wb") as file:
             file.write(content)
             if durable:

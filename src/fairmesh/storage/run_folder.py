@@ -205,5 +205,7 @@ def read_summary(folder: str | os.PathLike) -> dict[str, Any]:
         raise BadInput(f"{folder} has no finished run: there is no {SUMMARY}") from None
     except BadInput:
         raise
-    except (OSError, ValueError, RecursionError) as error:
-        raise BadInput(f"{path}: {error}") from error
+    except OSError as error:
+        raise BadInput(f"cannot read {path}: {error.strerror or error}") from error
+    except (ValueError, RecursionError) as error:
+        raise BadInput(f"{path} is damaged ({error}); run the experiment again") from error

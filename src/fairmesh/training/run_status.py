@@ -1,16 +1,19 @@
 """Writes status.json of a run in progress, once a second at most, for `fairmesh watch` and `fairmesh status`. Nothing
 reads it to compute, and a run that has finished removes it."""
 
+import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import fairmesh
 from fairmesh.config.registry import registered_name
 from fairmesh.errors import BadInput, CheckpointError, Diverged, Interrupted, LostProcess, in_a_line
 from fairmesh.evidence.intervals import Share
+from fairmesh.networks.memory import SingleProcess
 from fairmesh.problems.prepared import Prepared
 from fairmesh.storage.files import write_atomically
 from fairmesh.storage.occupied import STATUS
@@ -20,8 +23,9 @@ from fairmesh.storage.strict_json import as_json
 from fairmesh.topology.mixing import union_of
 from fairmesh.training.loop import TrainingState
 from fairmesh.training.observers import Observer
+from fairmesh.training.options import Options
 from fairmesh.training.plan import Plan
-from fairmesh.training.result import variants_of
+from fairmesh.training.result import Result, variants_of
 from fairmesh.training.rounds_per_second import Pace
 from fairmesh.training.summary import by_own_models
 
@@ -53,14 +57,14 @@ class RunStatus(Observer):
 class _Written(RunStatus):
     """Writes what it is told to a run's folder."""
 
-    def __init__(self, folder: RunFolder, plan: Plan, is_locked: bool):
-        self._path, self._pace = folder.path / STATUS, Pace()
-        self._before, self._begun = self._path.read_bytes() if self._path.exists() else b"", False
+    def __init__(self, folder: Path, plan: Plan, is_locked: bool, result: Result | None = None, what: str = _PREPARING):
+        self._path, self._pace = folder / STATUS, Pace()
+        self._before, self._begun = self._path.read_bytes() if self._path.exists() else b"", result is not None
         facts = {"run": FORMAT, "version": fairmesh.__version__, "locked": is_locked, "machine": machine()}
         self._facts = as_json(facts | {"began": time.time()} | _facts(plan))[:-1]  # once, since it may be long
-        self._plan, self._rows, self._records = plan, _rows(plan.problem)[0], list[Record]()
+        self._plan, self._rows, self._records = plan, _rows(plan.problem)[0], result.final if result else list[Record]()
         self._known: dict[str, Any] = {"round": -1, "sites": []}
-        self._round, self._phase, self._next = 0, {"name": _PREPARING, "done": 0, "of": 0}, 0.0
+        self._round, self._phase, self._next = plan.rounds if result else 0, {"name": what, "done": 0, "of": 0}, 0.0
         self._lines: deque[dict[str, Any]] = deque(maxlen=_LINES)
         self._write(RUNNING)
 
@@ -139,8 +143,36 @@ def telling(folder: RunFolder, plan: Plan) -> Iterator[RunStatus]:
     if not plan.process_group.is_leader:
         yield RunStatus()
         return
-    with locked(folder.path) as is_locked:
-        status = _Written(folder, plan, is_locked)
+    with _written(folder.path, plan) as status:
+        yield status
+
+
+@contextmanager
+def telling_after(folder: str | os.PathLike | None, result: Result, what: str) -> Iterator[RunStatus]:
+    """Yields what tells of work that belongs to a run and comes after its result, such as its references. If the work
+    ends early, the folder says so until the run is resumed.
+
+    Args:
+        folder: The run's folder; None to tell nobody.
+        result: The run's result.
+        what: What is done, in words.
+    """
+    if folder is None or result.topology is None:
+        yield RunStatus()
+        return
+    cycle = result.topology.build(result.problem.n)
+    plan = Plan(
+        result.problem, result.topology, cycle, result.replicas, result.rounds, Options(), SingleProcess(), None
+    )
+    with _written(Path(folder), plan, result, what) as status:
+        yield status
+
+
+@contextmanager
+def _written(folder: Path, plan: Plan, *after: Any) -> Iterator[_Written]:
+    """Locks a folder and yields what writes into it how far a run is, which says at the end how it has ended."""
+    with locked(folder) as is_locked:
+        status = _Written(folder, plan, is_locked, *after)
         try:
             yield status
         except BaseException as error:

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Literal, NamedTuple
 
-from fairmesh.errors import counted, duration, listed
+from fairmesh.errors import counted, duration, in_bytes, listed
 from fairmesh.mesh.node.life import STARTING
 from fairmesh.training.rounds_per_second import left_in_words, rate_in_words
 from fairmesh.watch.now import GONE, UNSEEN
@@ -34,14 +34,6 @@ def answers(view: View) -> Iterator[Answer]:
     yield _worth(view)
     yield _to_do(view)
     yield _left(view)
-
-
-def in_bytes(count: float) -> str:
-    """Returns a number of bytes in words, such as "18.2 MB"."""
-    for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if count >= size:
-            return f"{count / size:.3g} {unit}" if count < 999.5 * size else f"{count / size:,.0f} {unit}"
-    return counted(int(count), "byte")
 
 
 def wait_in_words(view: View, wait: Wait) -> str:
@@ -143,6 +135,8 @@ def _worth(view: View) -> Answer:
     for against in ("alone", "fixed weights"):
         if compared := [site for site in view.sites if any(one.against == against for one in site.verdicts)]:
             return _worth_against(question, against, compared)
+    if view.metric is None and view.state in (UNSEEN, GONE):
+        return Answer(question, "Not known", "This folder does not say how its measurements are to be read.", "look")
     if view.metric is None or view.worst is None:
         return Answer(question, "Not known yet", "No site has measured the model.")
     worst = "" if view.worst_site is None else f" at {view.sites[view.worst_site].name}"
@@ -188,6 +182,8 @@ def _to_do(view: View) -> Answer:
         return Answer(question, "Act now", view.sentence, "bad")
     if view.urgency == "look":
         return Answer(question, "Keep an eye on it", view.sentence, "look")
+    if view.pending:
+        return Answer(question, "Not known yet", first)
     return Answer(question, view.advice or "Nothing", first, "good")
 
 

@@ -57,7 +57,7 @@ class Finished:
             self._asking.join()
         told = self._told
         if not told:
-            return replace(view, says=(*view.says, _BEING_READ))
+            return replace(view, says=(*view.says, _BEING_READ), pending=True)
         if "why_not" in told:
             return replace(view, notes=(*view.notes, f"The report cannot read this run: {told['why_not']}"))
         return _with(view, told)
@@ -103,6 +103,7 @@ def _with(view: View, told: Mapping[str, Any]) -> View:
     variants = tuple(
         _variant(one, told["variants"][names.index(one.name)]) for one in view.variants if one.name in names
     )
+    curves = next((one.curves for one in variants if one.shown), view.curves)
     traffic = view.traffic or Traffic("the busiest site")
     return replace(
         view,
@@ -119,6 +120,7 @@ def _with(view: View, told: Mapping[str, Any]) -> View:
         edges=(tuple(Edge((i, j)) for i, j in told["edges"]) if fits else ()) or view.edges,
         server=told["server"],
         variants=variants,
+        curves=curves if len(curves.sites) in (0, len(view.sites)) else replace(curves, sites=()),
         privacy=Privacy(**privacy | {"sentences": tuple(privacy["sentences"])}) if privacy else None,
         traffic=replace(traffic, sent=told["bytes"][0], total=told["bytes"][1]),
     )
@@ -174,18 +176,21 @@ def told_of(run: "Run") -> dict[str, Any]:
             "fixed": (site["references"].get("average"), None),
             "epsilon": epsilons[i] if i < len(epsilons) else of_network,
         }
-    worst, mean = _over_models(found) if models else _over_sites(found)
     stopped = f" ({found['stopped_early']})" if found.get("stopped_early") else ""
     return {
         "sentence": f"finished after {found['rounds']:,} rounds{stopped}; {_begun(found['conclusion'])}",
         "urgency": "look" if found["diverged"] else "fine",
         "says": [*found["headline"], *found["hints"]],
         "advice": found["advice"],
-        "notes": [*found["notes"], *([_OF_OWN_MODELS] if models else [])],
+        "notes": [
+            *([f"{found['sweep']['choice']}."] if found["sweep"] else []),
+            *found["notes"],
+            *([_OF_OWN_MODELS] if models else []),
+        ],
         "sites": sites,
         "worst_first": found["given_worst_first"],
-        "worst": worst,
-        "mean": mean,
+        "worst": sites[found["given_worst_first"][0]]["value"],
+        "mean": _mean_over_models(found) if models else _mean_over_sites(found),
         "edges": [] if graph.get("placed") else graph["edges"],
         "server": graph["name"] == "server",
         "variants": [_told_variant(one, one is variants[0]) for one in variants] if len(variants) > 1 else [],
@@ -198,11 +203,13 @@ def told_of(run: "Run") -> dict[str, Any]:
 
 def _told_variant(variant: "Run", shown: bool) -> dict[str, Any]:
     """Returns what the report says of an algorithm of a sweep."""
-    changes = variant.summary["variants"][0]["changes"]
+    from fairmesh.report.runs import estimates_of
+
+    changes, found = variant.summary["variants"][0]["changes"], estimates_of(variant)
     return {
         "name": ", ".join(f"{key} = {value}" for key, value in changes.items()),
-        "worst": (variant.over_sites("worst"), None),
-        "mean": (variant.over_sites("mean"), None),
+        "worst": (found["worst"][0], None),  # its interval is not that of the site, which the page has
+        "mean": (found["mean"][0], None),
         "diverged": len(variant.summary["diverged"]),
         "shown": shown,
     }
@@ -249,23 +256,19 @@ def _verdicts(versus: Mapping[str, Any], unit: Unit, compared: Mapping[str, int]
     ]
 
 
-def _over_sites(found: Mapping[str, Any]) -> list[tuple[float, Sequence[float] | None]]:
-    """Returns the worst and the mean of the sites with the common model, with their intervals."""
-    known = found["intervals"]
-    over = {what: (value, None) for what, value in found["over_sites"].items()}
-    over |= {what: (known[what]["value"], known[what]["interval"]) for what in ("worst", "mean") if what in known}
-    return [over["worst"], over["mean"]]
+def _mean_over_sites(found: Mapping[str, Any]) -> tuple[float, Sequence[float] | None]:
+    """Returns the mean of the sites with the common model, with its interval."""
+    known = found["intervals"].get("mean")
+    return (known["value"], known["interval"]) if known else (found["over_sites"]["mean"], None)
 
 
-def _over_models(found: Mapping[str, Any]) -> list[tuple[float, Sequence[float] | None]]:
-    """Returns the worst and the mean of the sites with the models that they are given, with their intervals."""
-    values = {model["name"]: model["personal"] for model in found["site_models"]}
-    worst = found["sites"][found["given_worst_first"][0]]["name"]
-    known = [value for value in values.values() if defined(value)]
-    over = {"worst": (values.get(worst), None), "mean": (sum(known) / len(known) if known else None, None)}
-    if found["site_models_judged_by"] == found["metric"]:
-        over |= {what: (one["value"], one["interval"]) for what, one in found["site_models_over"].items()}
-    return [over["worst"], over["mean"]]
+def _mean_over_models(found: Mapping[str, Any]) -> tuple[float | None, Sequence[float] | None]:
+    """Returns the mean of the sites with the models that they are given, with its interval."""
+    known = found["site_models_over"].get("mean")
+    if known and found["site_models_judged_by"] == found["metric"]:
+        return known["value"], known["interval"]
+    values = [model["personal"] for model in found["site_models"] if defined(model["personal"])]
+    return sum(values) / len(values) if values else None, None
 
 
 def _begun(sentence: str) -> str:

@@ -12,6 +12,7 @@ from fairmesh.watch.view import Estimate, Urgency
 PREPARING, TRAINING, FINISHED, DIED, UNSEEN, GONE = "preparing", "training", "finished", "died", "not seen", "gone"
 STATES = (PREPARING, TRAINING, FINISHED, STOPPED, DIVERGED, FAILED, DIED, UNSEEN, GONE)
 _QUIET_S, _ROUNDS_QUIET = 60.0, 20.0  # without news, or as long as so many rounds take
+_STALE_S, _ROUNDS_STALE = 10.0, 100.0  # then neither the speed nor the time left is that of before
 
 
 class Now(NamedTuple):
@@ -44,6 +45,8 @@ def now(status: Mapping[str, Any], at: float, *, worst: Worst | None = None, sav
     """
     age = max(0.0, at - status["time"])
     where = f"in round {status['round']:,} of {status['rounds']:,}, {duration(age)} ago"
+    if _is_after(status):
+        where = f"after all rounds, at “{status['phase']['name']}”, {duration(age)} ago"
     again = "continue it from its checkpoint with --resume" if saved else "start it again"
     if status["state"] == DIVERGED:
         return Now(DIVERGED, f"this run has ended {where}: {status['reason']}", "act")
@@ -58,7 +61,12 @@ def now(status: Mapping[str, Any], at: float, *, worst: Worst | None = None, sav
     if status["alive"] is None:
         look = f"no news for {duration(age)}: look on its machine whether it runs"
         return Now(UNSEEN, f"this run is on another machine, {where.rpartition(',')[0]}; {look}", "look")
-    return _running(status, age, worst, is_quiet(status, at))
+    return _running(status, at, worst)
+
+
+def _is_after(status: Mapping[str, Any]) -> bool:
+    """Returns whether a run that has done its rounds does what belongs to it, such as training its references."""
+    return bool(status["phase"]) and status["round"] == status["rounds"]
 
 
 def left_s(status: Mapping[str, Any], at: float) -> float | None:
@@ -71,7 +79,8 @@ def left_s(status: Mapping[str, Any], at: float) -> float | None:
 
 def rate_now(status: Mapping[str, Any], at: float) -> float | None:
     """Returns how many rounds per second a run does; None if that is not known, or if it may do none now."""
-    return status["rounds_per_s"] if status["alive"] and not is_quiet(status, at) else None
+    fresh = at - status["time"] <= _longest_s(status, _STALE_S, _ROUNDS_STALE)
+    return status["rounds_per_s"] if status["alive"] and fresh and not is_quiet(status, at) else None
 
 
 def is_quiet(status: Mapping[str, Any], at: float) -> bool:
@@ -81,23 +90,29 @@ def is_quiet(status: Mapping[str, Any], at: float) -> bool:
         status: What the run has written about itself.
         at: What time it is, in seconds since the epoch.
     """
-    rate = status["rounds_per_s"]
-    longest = max(_QUIET_S, _ROUNDS_QUIET / rate if rate else 0.0)
+    longest = _longest_s(status, _QUIET_S, _ROUNDS_QUIET)
     return bool(status["alive"]) and not status["phase"] and at - status["time"] > longest
 
 
-def _running(status: Mapping[str, Any], age: float, worst: Worst | None, quiet: bool) -> Now:
-    done, rounds, phase, rate = status["round"], status["rounds"], status["phase"], status["rounds_per_s"]
+def _longest_s(status: Mapping[str, Any], seconds: float, rounds: float) -> float:
+    """Returns the longer one of so many seconds and of what so many rounds take."""
+    rate = status["rounds_per_s"]
+    return max(seconds, rounds / rate if rate else 0.0)
+
+
+def _running(status: Mapping[str, Any], at: float, worst: Worst | None) -> Now:
+    done, rounds, phase, age = status["round"], status["rounds"], status["phase"], max(0.0, at - status["time"])
     if phase:
         progress = f", {phase['done']:,} of {phase['of']:,} steps" if phase["of"] else ""
-        others = (
-            f"; then the {rounds:,} rounds begin" if done == 0 else "; all rounds are done" if done == rounds else ""
-        )
-        return Now(phase["name"], f"{phase['name']}{progress}{others}{worst or ''}", "fine")
-    text = f"round {done:,} of {rounds:,}"
-    if rate:
-        text += f", {left_in_words((rounds - done) / rate - age)}"
-    if quiet:
+        before = "all rounds are done; now " if _is_after(status) else ""
+        after = f"; then the {rounds:,} rounds begin" if done == 0 else ""
+        return Now(phase["name"], f"{before}{phase['name']}{progress}{after}{worst or ''}", "fine")
+    text, left = f"round {done:,} of {rounds:,}", left_s(status, at)
+    if is_quiet(status, at):
         why = "a round takes long, or the run hangs"
-        return Now(TRAINING, f"round {done:,} of {rounds:,}; no news for {duration(age)}: {why}", "look")
+        return Now(TRAINING, f"{text}; no news for {duration(age)}: {why}", "look")
+    if left is not None:
+        text += f", {left_in_words(left)}"
+    elif status["rounds_per_s"]:
+        text += f"; no news for {duration(age)}"
     return Now(TRAINING, f"{text}{worst or ''}", "fine")

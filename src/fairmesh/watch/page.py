@@ -7,17 +7,19 @@ import base64
 import hashlib
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from importlib.resources import files
 from typing import Any
 
-from fairmesh.errors import counted, duration, listed
+from fairmesh.errors import counted, duration, in_bytes, listed
 from fairmesh.mesh.node.life import FINISHED
 from fairmesh.metrics.units import Unit, defined
 from fairmesh.report import charts
 from fairmesh.report.charts import Dots, Line, Node, escaped
-from fairmesh.report.elements import ROWS, UNFOLDED, figure, note, pictures
+from fairmesh.report.elements import ROWS, UNFOLDED, figure, labelled, note, pictures
+from fairmesh.report.style import STYLES
 from fairmesh.training.rounds_per_second import rate_in_words
-from fairmesh.watch.answers import answers, in_bytes, long_waits, wait_in_words
+from fairmesh.watch.answers import answers, long_waits, wait_in_words
 from fairmesh.watch.view import Curve, Site, SiteState, View
 from fairmesh.watch.view import Line as LogLine
 
@@ -150,19 +152,23 @@ def _sites(view: View) -> str:
     rows = []
     for k, i in enumerate(order):
         look = " ".join(filter(None, ("own" if view.sites[i].own else "", "low" if i == view.worst_site else "")))
-        cells = "".join(f"<td{_side(name)}>{of[k]}</td>" for name, of in columns[1:])
+        cells = "".join(f"<td{_side(name)}{labelled(name)}>{of[k]}</td>" for name, of in columns[1:])
         rows.append(f'<tr data-key="{i}" class="{look}"><th scope="row">{columns[0][1][k]}</th>{cells}</tr>')
     header = "".join(f'<th scope="col"{_side(name)}>{escaped(name)}</th>' for name, _ in columns)
     said = []
     if view.worst_site is not None:
-        said.append(f"The coloured row is the worst site{f' on the {view.judged_on} rows' if view.judged_on else ''}.")
+        said.append(f"Marked is the worst site{f' on the {view.judged_on} rows' if view.judged_on else ''}.")
     if any(site.claimed for site in view.sites):
         said.append("What is dotted below, only the site itself says.")
-    return _heading("sites") + _folded(header, rows) + note(" ".join([*said, *view.notes]))
+    return (
+        _heading("sites")
+        + _folded(header, rows, cards=True)
+        + note(" ".join(f"{text.rstrip('.')}." for text in (*said, *view.notes)))
+    )
 
 
 def _network(view: View) -> str:
-    if not view.sites:
+    if not view.sites or (view.pending and not view.edges):
         return ""
     count, waits = len(view.sites), long_waits(view)
     if view.server:
@@ -177,6 +183,8 @@ def _network(view: View) -> str:
         )
         for i, site in enumerate(view.sites)
     ]
+    if view.kind != "node":  # in a simulation no site is away from the others, also if all have stopped
+        nodes = [replace(node, away=False) for node in nodes]
     arrows = [charts.Wait(wait.site, wait.awaited, duration(wait.seconds)) for wait in waits]
     broken = [edge.ends for edge in view.edges if edge.connected is False]
     edges, alive = [edge.ends for edge in view.edges], view.kind == "node" and view.state != FINISHED
@@ -323,8 +331,8 @@ _HEADINGS = {
 
 def _name_of(view: View, i: int) -> str:
     site = view.sites[i]
-    here = " <small>this site</small>" if site.own else ""
-    return f"{escaped(site.name)}{here}"
+    said = ", ".join(["this site"] * site.own + ["worst"] * (i == view.worst_site))
+    return escaped(site.name) + (f" <small>{said}</small>" if said else "")
 
 
 def _state_of(view: View, i: int) -> str:
@@ -402,7 +410,7 @@ _COLUMNS: dict[str, Callable[[View, int], str]] = {
     "fixed weights": _compared("fixed", "fixed weights"),
     "should use": _uses_of,
     "weight λ": _share("weight"),
-    "share of rows": _share("prior"),
+    "prior": _share("prior"),
     "sent": _sent_of,
     "epsilon": _epsilon_of,
 }
@@ -433,7 +441,9 @@ def _curves(view: View) -> Iterator[str]:
     unit, curves = view.metric, view.curves
     if unit is None:
         return
-    x, bands = curves.rounds, "Bands span the replicas." if view.replicas > 1 else ""
+    x, bands = curves.rounds, ""
+    if view.replicas > 1:
+        bands = f"Lines are means over {view.replicas} replicas, and bands span them."
 
     def line(label: str, curve: Curve, style: int, **look: bool) -> Line:
         values, low, high = (_scaled(unit, of) for of in (curve.values, curve.low, curve.high))
@@ -449,8 +459,9 @@ def _curves(view: View) -> Iterator[str]:
         yield figure(charts.curves(lines, "rounds", unit.label, "variants"), f"Worst site of each variant{more}.")
     if not x:
         return
-    both = [line("mean over sites", curves.mean, 1, dashed=True), line("worst site", curves.worst, 0)]
-    caption = f"Worst site and mean over sites. {bands}"
+    both = [line("mean over sites", curves.mean, 1), line("worst site", curves.worst, 0)]
+    another = " In each replica, another site may be the worst." if bands else ""
+    caption = f"Worst site and mean over sites. {bands}{another}"
     yield figure(charts.curves(both, "rounds", unit.label, "worst site and mean over rounds"), caption)
     if not curves.sites:
         return
@@ -485,12 +496,13 @@ def _values(view: View) -> Iterator[str]:
         return
     order = list(view.order or range(len(view.sites)))[:ROWS]
     series = []
-    for k, (label, name) in enumerate((("this model", "value"), ("alone", "alone"), ("fixed weights", "fixed"))):
+    this = "its model" if any(site.uses for site in view.sites) else "this run"
+    for label, name in ((this, "value"), ("alone", "alone"), ("fixed weights", "fixed")):
         found = [getattr(view.sites[i], name) for i in order]
         if any(found):
             values = _scaled(unit, [one and one.value for one in found])
             intervals = [one and one.interval and _scaled(unit, one.interval) for one in found]
-            series.append(Dots(label, values, intervals, style=k))
+            series.append(Dots(label, values, intervals, style=STYLES[label]))
     drawn = charts.dots([view.sites[i].name for i in order], series, unit.label, "every site, next to other models")
     some = f" The first {len(order)} sites of the table." if len(order) < len(view.sites) else ""
     yield figure(drawn, f"Each site's {unit.metric}; lines are 95 % intervals.{some}")
@@ -508,9 +520,11 @@ def _weights(view: View) -> Iterator[str]:
 
     shown = known if len(known) <= ROWS else sorted(sorted(known, key=moved, reverse=True)[:ROWS], key=order.index)
     names, weights, priors = zip(*((site.name, site.weight, site.prior) for site in (view.sites[i] for i in shown)))
-    drawn = charts.weights(names, weights, priors, "weight of every site next to its share", "share of all rows")
+    drawn = charts.weights(names, weights, priors, "weight of every site next to its prior")
     some = f" The {len(shown)} sites whose weights differ most." if len(shown) < len(known) else ""
-    yield figure(drawn, f"How much each site counts in training, and how many of all rows it has.{some}")
+    said = "How much each site counts in training (weight λ). Outlined is its prior, by which it counts with fixed"
+    said += " weights: its share of all training rows, unless the experiment names another."
+    yield figure(drawn, said + some)
 
 
 # Elements
@@ -533,9 +547,11 @@ def _list(view: View, said: Iterable[str]) -> str:
     return f'<ul class="sites">{"".join(f"<li>{_sentence(view, text)}</li>" for text in some)}</ul>' if some else ""
 
 
-def _folded(header: str, rows: Sequence[str]) -> str:
+def _folded(header: str, rows: Sequence[str], cards: bool = False) -> str:
+    kind = ' class="cards"' if cards else ""
+
     def part(some: Sequence[str]) -> str:
-        inside = f"<table><thead><tr>{header}</tr></thead><tbody>{''.join(some)}</tbody></table>"
+        inside = f"<table{kind}><thead><tr>{header}</tr></thead><tbody>{''.join(some)}</tbody></table>"
         return f'<div class="scroll" role="region" aria-label="table" tabindex="0">{inside}</div>'
 
     if len(rows) <= ROWS:

@@ -13,6 +13,7 @@ from fairmesh.storage.occupied import METRICS
 from fairmesh.watch.view import Curve, Curves
 
 POINTS = 400  # of a curve at most
+SITES = 600  # whose curves are kept at most, over all variants; of more, only those of the only variant
 _HEAD = re.compile(rb'^\{"round": (\d+), ')  # with which a record begins
 _TAIL = 1 << 12  # bytes before the place where reading goes on, by which another file is told from a longer one
 
@@ -67,7 +68,7 @@ class Point:
     round: int
     worst: tuple[tuple[Number, Number, Number], ...]
     mean: tuple[tuple[Number, Number, Number], ...]
-    sites: tuple[tuple[Number, Number, Number], ...] = ()  # of the only variant
+    sites: tuple[tuple[tuple[Number, Number, Number], ...], ...] = ()  # of each variant, if they are not too many
 
 
 @dataclass
@@ -109,7 +110,6 @@ class Records:
         self._thinned = Thinned()
         self._round, self._lines = -1, list[bytes]()  # of the round that is being read
         self.newest: list[dict[str, Any]] = []  # the records of the last round
-        self._curves = Curves()
         self._of_variants: list[Curves] = []
 
     def read(self, metric: str, variants: Sequence[Sequence[int]]) -> None:
@@ -127,7 +127,7 @@ class Records:
         before = self._thinned.seen, self._round, len(self._lines)
         for line in self._followed.lines(self._begin_again):
             self._take(line)
-        if (self._thinned.seen, self._round, len(self._lines)) != before or not self._curves.rounds:
+        if (self._thinned.seen, self._round, len(self._lines)) != before or not self.curves.rounds:
             self._renew()
 
     def _take(self, line: bytes) -> None:
@@ -152,13 +152,14 @@ class Records:
         points = [*self._thinned.points, *([last] if last is not None else [])]
         rounds = tuple(point.round for point in points)
         self._of_variants = [
-            Curves(rounds, _curve([p.worst[k] for p in points]), _curve([p.mean[k] for p in points]))
+            Curves(
+                rounds,
+                _curve([p.worst[k] for p in points]),
+                _curve([p.mean[k] for p in points]),
+                _of_sites([p.sites[k] if k < len(p.sites) else () for p in points]),
+            )
             for k in range(len(self._variants))
         ]
-        sites = len(points[-1].sites) if points else 0
-        of_sites = tuple(_curve([p.sites[i] if i < len(p.sites) else _NOTHING for p in points]) for i in range(sites))
-        first = self._of_variants[0] if self._of_variants else Curves()
-        self._curves = Curves(rounds, first.worst, first.mean, of_sites)
 
     def _point(self, records: Sequence[Mapping[str, Any]]) -> Point | None:
         """Returns the point of a measured round; None if its records are not what this version writes."""
@@ -170,20 +171,21 @@ class Records:
             tuple(_over([tables[r].get(what) for r in replicas if r in tables]) for replicas in self._variants)
             for what in ("worst", "mean")
         )
-        sites: tuple[tuple[Number, Number, Number], ...] = ()
-        if len(self._variants) == 1:
-            of_sites = [table["sites"] for table in tables.values() if isinstance(table.get("sites"), list)]
-            sites = tuple(map(_over, zip(*of_sites)))
+        known = {r: table["sites"] for r, table in tables.items() if isinstance(table.get("sites"), list)}
+        sites: tuple[tuple[tuple[Number, Number, Number], ...], ...] = ()
+        if len(self._variants) == 1 or len(self._variants) * max(map(len, known.values()), default=0) <= SITES:
+            of_variants = ([known[r] for r in replicas if r in known] for replicas in self._variants)
+            sites = tuple(tuple(map(_over, zip(*of_sites))) for of_sites in of_variants)
         return Point(int(records[0]["round"]), worst, mean, sites)
 
     @property
     def curves(self) -> Curves:
         """Returns the curves of the run, or of the first variant of a sweep."""
-        return self._curves
+        return self._of_variants[0] if self._of_variants else Curves()
 
     @property
     def of_variants(self) -> list[Curves]:
-        """Returns the curves of every variant, without the sites."""
+        """Returns the curves of every variant; without the sites if they are too many."""
         return self._of_variants
 
     def values(self, what: str, replicas: Sequence[int], metric: str = "") -> list[Any]:
@@ -194,6 +196,12 @@ class Records:
 
 
 _NOTHING: tuple[Number, Number, Number] = (None, None, None)
+
+
+def _of_sites(points: Sequence[Sequence[tuple[Number, Number, Number]]]) -> tuple[Curve, ...]:
+    """Returns the curve of each site that the last point has."""
+    sites = len(points[-1]) if points else 0
+    return tuple(_curve([point[i] if i < len(point) else _NOTHING for point in points]) for i in range(sites))
 
 
 def mean_of(values: Sequence[Any]) -> Number:

@@ -1,20 +1,23 @@
 """Views of a run's folder: of a simulation, a sweep or a cluster run, in progress, ended early or finished."""
 
 import json
+import shlex
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from fairmesh.config.overrides import read_toml
 from fairmesh.errors import BadInput, duration
 from fairmesh.metrics.units import Unit
-from fairmesh.storage.occupied import CHECKPOINT, DIVERGED, METRICS, STATUS, SUMMARY
-from fairmesh.storage.run_status import read_run_status, version_of_status
+from fairmesh.storage import run_status
+from fairmesh.storage.occupied import CHECKPOINT, DIVERGED, EXPERIMENT, METRICS, STATUS, SUMMARY
+from fairmesh.storage.run_status import RUNNING, read_run_status, version_of_status
 from fairmesh.watch.finished import Finished
-from fairmesh.watch.now import FINISHED, GONE, UNSEEN, Now, Worst, is_quiet, left_s, now, rate_now
+from fairmesh.watch.now import DIED, FINISHED, GONE, UNSEEN, Now, Worst, is_quiet, left_s, now, rate_now
 from fairmesh.watch.records import Records, mean_of
-from fairmesh.watch.view import Edge, Estimate, Kind, Line, Phase, Privacy, Site, Traffic, Variant, View
+from fairmesh.watch.view import Edge, Estimate, Kind, Line, Phase, Privacy, Site, SiteState, Traffic, Variant, View
 
 _ENDED: dict[str, Any] = {"round": 0, "rounds_per_s": None, "phase": None, "alive": False, "log": [], "server": False}
 _ENDED |= {"edges": [], "privacy": None, "measured": {"round": -1, "sites": []}, "share": False, "unit": ""}
@@ -49,6 +52,8 @@ class RunSource:
         self._last = self._shown(facts, at)
         if summary:
             self._last = self._finished.added_to(self._last, wait)
+            if wait and read_run_status(self._folder, time.time()):  # its references have begun meanwhile
+                return self.view()
         return self._last
 
     def _gone(self, at: float) -> View:
@@ -68,7 +73,7 @@ class RunSource:
         done = max(facts["round"], max((record["round"] for record in self._records.newest), default=0))
         facts = {**facts, "round": facts["round"] or min(done, facts["rounds"] or done)}
         said = _said(self._folder, facts, at, worst, metric)
-        curves, quiet = self._records.curves, is_quiet(facts, at)
+        curves, quiet = variants[k].curves if variants else self._records.curves, is_quiet(facts, at)
         kind: Kind = "sweep" if len(facts["variants"]) > 1 else "run"
         return View(
             kind=kind,
@@ -102,6 +107,7 @@ class RunSource:
             privacy=self._privacy(facts, replicas),
             traffic=self._traffic(replicas, rate_now(facts, at)),
             log=tuple(Line(str(one["time"]), "info", str(one["text"])) for one in facts["log"]),
+            says=_to_resume(self._folder, facts, said.state),
             notes=_notes(facts, self._records.newest, len(replicas)),
         )
 
@@ -118,11 +124,12 @@ class RunSource:
                 Estimate(one[0], (one[1], one[2])) if one and None not in one else estimate
                 for one, estimate in zip(measured, estimates)
             ]
-        ended = not facts["alive"]
+        state = "at work" if facts["alive"] else _ENDS.get(facts["state"], "stopped")
+        state = "unknown" if facts["alive"] is None else state
         return tuple(
             Site(
                 str(name),
-                state="ended" if ended else "at work",
+                state=state,
                 round=facts["round"] or done,
                 value=estimate,
                 value_round=None if estimate is None else done,
@@ -137,13 +144,14 @@ class RunSource:
         """Returns the algorithms of a sweep; the best so far at the worst site is shown."""
         if len(facts["variants"]) < 2:
             return ()
-        found = []
+        found, sign = [], 1 if facts["higher_is_better"] else -1
         for one, curves in zip(facts["variants"], self._records.of_variants):
             name = ", ".join(f"{key} = {value}" for key, value in one["changes"].items())
             of = one["replicas"]
-            worst, mean = (mean_of(self._records.values(what, of, facts["metric"])) for what in ("worst", "mean"))
+            sites = _means(self._records.values("sites", of, facts["metric"]), len(facts["sites"]))
+            worst = min((value for value in sites if value is not None), key=lambda v: sign * v, default=None)
+            mean = mean_of(self._records.values("mean", of, facts["metric"]))
             found.append(Variant(name, curves, _estimate(worst), _estimate(mean), replicas=len(of)))
-        sign = 1 if facts["higher_is_better"] else -1
         known = [k for k, one in enumerate(found) if one.worst]
         best = max(known, key=lambda k: sign * found[k].worst.value, default=0)  # type: ignore[union-attr]
         return tuple(replace(one, shown=k == best) for k, one in enumerate(found))
@@ -164,6 +172,7 @@ class RunSource:
 
 
 _OF_BYTES = ("busiest_node", "total")
+_ENDS: dict[str, SiteState] = {FINISHED: "ended", RUNNING: "died", run_status.DIVERGED: "diverged", "": "unknown"}
 
 
 def refuse_other_version(folder: Path) -> None:
@@ -226,6 +235,19 @@ def _said(folder: Path, facts: Mapping[str, Any], at: float, worst: Site | None,
     return now(facts, at, worst=the_worst, saved=(folder / CHECKPOINT).exists())
 
 
+def _to_resume(folder: Path, facts: Mapping[str, Any], state: str) -> tuple[str, ...]:
+    """Returns the command that continues a run by the settings in its folder. There is none for a run that goes on or
+    has no checkpoint, nor for one that was started in Python, whose settings do not name its data."""
+    ended = facts["alive"] is False and state in (DIED, run_status.STOPPED, run_status.FAILED)
+    try:
+        if ended and (folder / CHECKPOINT).exists() and "data" in read_toml(folder / EXPERIMENT):
+            command = ["fairmesh", "run", str(folder / EXPERIMENT), "--out", str(folder), "--resume"]
+            return (f"to continue it: {shlex.join(command)}",)
+    except BadInput:  # a damaged file, by which it cannot be continued
+        pass
+    return ()
+
+
 def _why_unknown(folder: Path) -> str:
     """Returns why the status of a run says nothing, and what to do about it."""
     if not (folder / STATUS).exists():
@@ -264,8 +286,9 @@ def _means(rows: Sequence[Any], sites: int) -> list[float | None]:
 
 def _notes(facts: Mapping[str, Any], newest: Sequence[Mapping[str, Any]], replicas: int) -> tuple[str, ...]:
     found = [f"Numbers are means over {replicas} replicas."] if replicas > 1 else []
-    if len(facts["variants"]) > 1:
-        found.append("The sites are shown for the algorithm that is best at the worst site so far.")
+    if len(facts["variants"]) > 1 and facts["state"] != FINISHED:  # then the report says it
+        chosen = f"it is chosen on {facts['judged_on']} data, so its numbers are too good"
+        found.append(f"The sites are shown for the variant that is best at the worst site so far; {chosen}.")
     if facts["judged_on"] == "train":
         found.append("No site has test data, so every site is judged on its training data: these numbers are too good.")
     if facts["alive"] and any(facts["measured"]["sites"]):

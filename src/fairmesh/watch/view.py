@@ -194,7 +194,7 @@ class Variant:
 
     Args:
         name: What it differs in from the others, such as "step_size = 0.1".
-        curves: How it went on; without the sites.
+        curves: How it went on.
         worst: The worst site at the end of them, over its replicas. Default: None.
         mean: The mean over sites. Default: None.
         diverged: How many of its replicas have diverged. Default: 0.
@@ -330,6 +330,7 @@ class View:
         says: What else to know or do, most important first, in sentences. Default: none.
         notes: What a reader must know about the numbers. Default: none.
         removed: Sites that were voted out. Default: none.
+        pending: Whether more will be known in a moment: the report of a finished run is being read. Default: False.
     """
 
     kind: Kind
@@ -374,6 +375,7 @@ class View:
     says: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     removed: tuple[str, ...] = ()
+    pending: bool = False
 
     @property
     def age_s(self) -> float | None:

@@ -9,7 +9,8 @@ from fairmesh.report.elements import COMPACT, ROWS, figure, folded, items, note,
 from fairmesh.report.network_picture import network
 from fairmesh.report.sections import View, scaled
 from fairmesh.report.sentences import ALONE
-from fairmesh.report.tables import FIXED, at_a_glance, glance_captions
+from fairmesh.report.style import STYLES
+from fairmesh.report.tables import FIXED, USES_MODEL, at_a_glance, glance_captions
 from fairmesh.report.weight_picture import weights
 
 PLACE = 12
@@ -20,9 +21,9 @@ def shown(view: View) -> Iterable[str]:
     known = defined(card["sites"][worst]["metrics"][card["metric"]])
     rows = at_a_glance(card, view.order, worst if known else None)
     marked = {view.order.index(worst)} if known else ()
-    texts = {i for i, title in enumerate(rows[0]) if title == "which is"}
+    texts = {i for i, title in enumerate(rows[0]) if title == USES_MODEL}
     said = note(" ".join(glance_captions(card)))
-    told = table(rows, marked, fold=COMPACT, texts=texts, compact=True) + said + _sentences(view)
+    told = table(rows, marked, fold=COMPACT, texts=texts, compact=True, cards=True) + said + _sentences(view)
     drawn = pictures([_values(view), weights(view), network(view)])
     beside = " beside" if len(card["sites"]) > ROWS else ""
     yield f'<div class="first{beside}"><div>{told}</div>{drawn}</div>'
@@ -37,7 +38,7 @@ def _values(view: View) -> str:
     drawn = [(label, scaled(estimates, unit)) for label, estimates in drawn if any(defined(v) for v, _ in estimates)]
     if not drawn or (len(drawn) == 1 and not any(drawn[0][1][1])):
         return ""  # the table says the same
-    series = [charts.Dots(label, *points, style=k) for k, (label, points) in enumerate(drawn)]
+    series = [charts.Dots(label, *points, style=STYLES[label]) for label, points in drawn]
     every = "every site" if len(sites) == len(card["sites"]) else f"the first {len(sites)} sites of the table"
     caption = f"The {unit.metric} of {every}"
     known = any(any(one.intervals) for one in series)
@@ -64,4 +65,4 @@ def _sentences(view: View) -> str:
     by_name = {one["name"]: one for one in card["site_models"] or card["sites"]}
     sites = [by_name[site["name"]] for site in view.sites if site["name"] in by_name]
     said = [(site["name"], site["sentence"], site["versus"].get(ALONE, {}).get("verdict", "")) for site in sites]
-    return folded(f"The same in words, site by site ({len(said)})", items(said))
+    return folded(f"The same in words, site by site ({len(said)})", items(said), again=True)
