@@ -450,6 +450,20 @@ def test_finished_work_is_not_used_from_another_start(tmp_path: Path):
     assert torch.equal(mixed.state.algorithm.models, whole.state.algorithm.models)
 
 
+def test_folder_of_work_that_another_process_removes_while_it_is_listed_is_empty(tmp_path: Path, monkeypatch):
+    kept = finished_work.FinishedWork(tmp_path / "work")
+    (tmp_path / "work").mkdir()
+
+    def removed(self, pattern):
+        (tmp_path / "work").rmdir()
+        raise FileNotFoundError(self)
+
+    with monkeypatch.context() as racing:
+        racing.setattr(Path, "glob", removed)
+        kept.drop_before(3)
+    assert not (tmp_path / "work").exists()
+
+
 def test_work_that_took_long_is_on_disk_before_the_next_node_begins(tmp_path: Path, monkeypatch):
     monkeypatch.setattr(finished_work, "WORTH_WRITING_S", 0.0)
     seen = []

@@ -106,7 +106,10 @@ class FinishedWork(Done):
         return self._folder / f"work-{round_number:012d}-{node.replica}-{node.number}.safetensors"
 
     def _files(self) -> list[tuple[int, Path]]:
-        return [(int(path.stem.split("-")[1]), path) for path in self._folder.glob("work-*.safetensors")]
+        found: list[Path] = []
+        with suppress(FileNotFoundError):  # another process has just removed the folder, since nothing was in it
+            found += self._folder.glob("work-*.safetensors")
+        return [(int(path.stem.split("-")[1]), path) for path in found]
 
 
 def _digest(start: Tensor) -> str:
