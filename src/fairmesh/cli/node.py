@@ -226,9 +226,8 @@ def _site_rows(seen: dict[str, Any], metric: str, status_age: float = 0.0) -> li
         if not reported:
             rows.append([name, "", "not heard of yet", *[""] * (7 + len(SHOWN))])
             continue
-        age = (
-            reported["heard_s_ago"] + status_age
-        )  # by this site's clock; a difference of the other's own moments is exact too
+        # By this site's clock; a difference of the other's own moments is exact too.
+        age = reported["heard_s_ago"] + status_age
         silent = is_silent(reported, len(seen["sites"]))
         awaited = {} if ended else reported["waiting_for"]
         waits = ", ".join(f"{who} ({_ago(max(0.0, reported['time'] - t + age))})" for who, t in awaited.items())
