@@ -90,14 +90,7 @@ def _held_up(view: View) -> Answer:
     if view.kind == "node" and view.state == STARTING:
         return Answer(question, "Not known yet", "This site's node is starting.")
     if len(view.chain) > 1:
-        last = sites[view.chain[-1]]
-        away = [site.name for site in sites if last.state in _NOT_THERE and site.state in _NOT_THERE]
-        lasting = [wait.seconds for wait in view.waits if (wait.site, wait.awaited) == tuple(view.chain[:2])]
-        names = [sites[i].name for i in view.chain]
-        said = [f"{who} waits for {whom}" for who, whom in pairwise(names)]
-        if lasting:
-            said[0] = f"{names[0]} has waited for {names[1]} for {duration(lasting[0])}"
-        return Answer(question, listed(dict.fromkeys([last.name, *away]), _NAMED), "; ".join(said), _tone(last))
+        return _at_its_end(question, view)
     if missing := _holding_up(view):
         return _missing(question, view, missing)
     if waits := long_waits(view):
@@ -107,6 +100,18 @@ def _held_up(view: View) -> Answer:
     if away:
         return Answer(question, "Nobody yet", f"Not heard of: {listed(away, _NAMED)}", "look")
     return Answer(question, "Nobody", "No site waits for long." if view.kind == "node" else "", "good")
+
+
+def _at_its_end(question: str, view: View) -> Answer:
+    """Names the site at the end of the chain of those that wait, and all others that are away as it is."""
+    last = view.sites[view.chain[-1]]
+    away = [site.name for site in view.sites if last.state in _NOT_THERE and site.state in _NOT_THERE]
+    lasting = [wait.seconds for wait in view.waits if (wait.site, wait.awaited) == tuple(view.chain[:2])]
+    names = [view.sites[i].name for i in view.chain]
+    said = [f"{who} waits for {whom}" for who, whom in pairwise(names)]
+    if lasting:
+        said[0] = f"{names[0]} has waited for {names[1]} for {duration(lasting[0])}"
+    return Answer(question, listed(dict.fromkeys([last.name, *away]), _NAMED), "; ".join(said), _tone(last))
 
 
 def _holding_up(view: View) -> Missing | None:

@@ -159,23 +159,7 @@ def told_of(run: "Run") -> dict[str, Any]:
 
     found, (variants, _) = card(run), ranked(run)
     unit, graph = unit_of(found), found["graph"] or {"name": "", "edges": []}
-    privacy, models = found["privacy"], {model["name"]: model for model in found["site_models"]}
-    epsilons = privacy.get("epsilons") or []
-    compared = Counter(kind for one in found["site_models"] or found["sites"] for kind in one["versus"])
-    sites = [
-        _with_common_model(site, unit, compared)
-        if site["name"] not in models
-        else _with_own_model(site, models[site["name"]], unit_of(found, found["site_models_judged_by"]), compared)
-        for site in found["sites"]
-    ]
-    for i, site in enumerate(found["sites"]):
-        of_network = privacy.get("sites", {}).get(site["name"])
-        sites[i] |= {
-            "rows": site["n"],
-            "weight": site["weight"],
-            "fixed": (site["references"].get("average"), None),
-            "epsilon": epsilons[i] if i < len(epsilons) else of_network,
-        }
+    privacy, models, sites = found["privacy"], found["site_models"], _told_sites(found, unit)
     stopped = f" ({found['stopped_early']})" if found.get("stopped_early") else ""
     return {
         "sentence": f"finished after {found['rounds']:,} rounds{stopped}; {_begun(found['conclusion'])}",
@@ -199,6 +183,30 @@ def told_of(run: "Run") -> dict[str, Any]:
         | {"sentences": privacy_sentences(privacy)},
         "bytes": (found["traffic"]["bytes_busiest_node"], found["traffic"]["bytes_total"]),
     }
+
+
+def _told_sites(found: Mapping[str, Any], unit: Unit) -> list[dict[str, Any]]:
+    """Returns what the report says of each site."""
+    from fairmesh.report.sentences import unit_of
+
+    privacy, models = found["privacy"], {model["name"]: model for model in found["site_models"]}
+    epsilons = privacy.get("epsilons") or []
+    compared = Counter(kind for one in found["site_models"] or found["sites"] for kind in one["versus"])
+    sites = [
+        _with_common_model(site, unit, compared)
+        if site["name"] not in models
+        else _with_own_model(site, models[site["name"]], unit_of(found, found["site_models_judged_by"]), compared)
+        for site in found["sites"]
+    ]
+    for i, site in enumerate(found["sites"]):
+        of_network = privacy.get("sites", {}).get(site["name"])
+        sites[i] |= {
+            "rows": site["n"],
+            "weight": site["weight"],
+            "fixed": (site["references"].get("average"), None),
+            "epsilon": epsilons[i] if i < len(epsilons) else of_network,
+        }
+    return sites
 
 
 def _told_variant(variant: "Run", shown: bool) -> dict[str, Any]:

@@ -618,11 +618,14 @@ class Oversight(Observer):
             "keys": self._node.keys.view(),
             "certificate_days": self.certificate_days(),
         }
-        known = with_newest(self._told_by_sites(), status)
+        return status | self._over_sites(with_newest(self._told_by_sites(), status))
+
+    def _over_sites(self, known: dict[str, dict[str, Any]]) -> dict[str, Any]:
+        """Returns what each site has told last, with the interval of its metric, and the worst and the mean of all."""
         for site, told in known.items():
             told |= {"interval": self._interval(site, told["metric"])} if told else {}
         values = [one["metric"] for one in known.values() if one.get("metric") is not None]
-        return status | {
+        return {
             "worst": (min if self._higher_is_better else max)(values, default=None),  # each of a recent round
             "mean": sum(value / len(values) for value in values) if values else None,  # does not overflow
             "sites": known,
