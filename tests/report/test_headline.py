@@ -142,3 +142,5 @@ def test_advice_is_what_the_conclusion_says_to_do(told, advice):
 def test_conclusion_advises_no_run_that_is_not_possible():
     assert "--with-references" not in conclusion_of(run_of(provenance={"data": {}}, privacy={"epsilon": 1.0}))
     assert "--with-references" not in conclusion_of(run_of(provenance=None))  # of a node between organisations
+    of_sweep = run_of(provenance={"data": {}}, variants=[{}, {}])
+    assert "--with-references" not in conclusion_of(of_sweep) + advice_of(of_sweep)

@@ -91,8 +91,9 @@ def _to_use(uses: Mapping[str, Sequence[str]]) -> str:
 
 
 def _can_be_compared(summary: Mapping[str, Any]) -> bool:
-    """Returns whether the run can be run again with references: not a private one, nor one between organisations."""
-    return not summary.get("privacy") and bool(summary.get("provenance"))
+    """Returns whether the run can be run again with references: not a private one, nor one between organisations or a
+    sweep."""
+    return not summary.get("privacy") and bool(summary.get("provenance")) and len(summary.get("variants", ())) < 2
 
 
 def _verdicts_on(summary: Mapping[str, Any], other: str) -> dict[str, list[str]]:
