@@ -44,6 +44,11 @@ def _edges(**cut) -> dict:
             ACT,
             ["north and south have been unreachable for 12 minutes; nothing is lost; call their operators"],
         ),
+        (
+            waiting("north", edges=_edges(north=CUT, south=CUT | {"last_seen": NOW - 2})),
+            ACT,
+            ["north has been unreachable for 12 minutes; nothing is lost; call its operator"],
+        ),
         (waiting("north", "east"), ACT, ["waited for east for 12 minutes", "waits for north, which waits for east"]),
         (
             waiting("north", "east", sites=seen()["sites"] | {"east": told("east", heard_s_ago=730.0)}),

@@ -85,7 +85,7 @@ def test_run_that_was_started_by_a_command_can_be_resumed_by_the_one_that_is_nam
     assert source_of(folder).view().says == ()
     (folder / "experiment.toml").write_text('[data]\nname = "digits"\n')
     command = f"fairmesh run '{folder}/experiment.toml' --out '{folder}' --resume"
-    assert source_of(folder).view().says == (f"to continue it: {command}",)
+    assert source_of(folder).view().says == (f"to continue it, in the folder where it was started: {command}",)
     with locked(folder):
         assert source_of(folder).view().says == ()
 

@@ -193,8 +193,7 @@ def _parts_of(thing: Any) -> Mapping[Any, Any] | None:
     if isinstance(thing, FunctionType):
         return _parts_of_function(thing)
     if isinstance(thing, type):
-        own = _is_users(thing)
-        return {name: value for name, value in vars(thing).items() if name[:2] != "__"} if own else None
+        return _parts_of_class(thing) if _is_users(thing) else None
     if isinstance(thing, nn.Module):  # parameters and buffers are in the identity
         own = {name: value for name, value in vars(thing).items() if name not in _OF_MODULES}
         hooks = [*thing._forward_hooks.values(), *thing._forward_pre_hooks.values()]  # their keys count all hooks
@@ -209,6 +208,27 @@ def _parts_of(thing: Any) -> Mapping[Any, Any] | None:
     return None
 
 
+def _parts_of_class(kind: type) -> dict[str, Any]:
+    """Returns what a class of the user's own defines, or inherits from another such class."""
+    found: dict[str, Any] = {}
+    for base in filter(_is_users, reversed(kind.__mro__)):
+        found |= vars(base)
+    plain = ("__module__", "__dict__", "__weakref__", "__doc__", "__qualname__")
+    parts = {name: _unwrapped(value) for name, value in found.items() if name not in plain}
+    return {name: value for name, value in parts.items() if name[:2] != "__" or isinstance(value, FunctionType)}
+
+
+def _unwrapped(value: Any) -> Any:
+    """Returns the functions behind a property, a method of a class, or a decorator that says what it wraps."""
+    if isinstance(value, property):
+        return [value.fget, value.fset]
+    for name in ("__wrapped__", "__func__", "func"):
+        inner = getattr(value, name, None)
+        if isinstance(inner, FunctionType):
+            return inner
+    return value
+
+
 def _class_of(thing: Any) -> dict[str, Any]:
     return {"class": type(thing)} if _is_own(type(thing)) else {}
 
@@ -220,13 +240,18 @@ def _parts_of_function(function: FunctionType) -> dict[str, Any]:
         return {}
     closure = dict(zip(function.__code__.co_freevars, function.__closure__ or ()))
     cells = {name: cell.cell_contents for name, cell in closure.items() if cell != CellType()}
-    names = _names_in(function.__code__)
+    names = sorted(_names_in(function.__code__))  # the order of a set is another one in every process
     named = {name: function.__globals__[name] for name in names if name in function.__globals__}
-    modules = {name: vars(value) for name, value in named.items() if isinstance(value, ModuleType) and _is_users(value)}
-    for alias, inside in modules.items():
-        named |= {f"{alias}.{name}": inside[name] for name in names if name in inside}
+    left = [(name, value) for name, value in named.items() if isinstance(value, ModuleType) and _is_users(value)]
+    seen = {id(value) for _, value in left}
+    while left:  # modules of the user's own, and those in them
+        alias, module = left.pop()
+        inside = {f"{alias}.{name}": vars(module)[name] for name in names if name in vars(module)}
+        found = [(k, v) for k, v in inside.items() if isinstance(v, ModuleType) and _is_users(v) and id(v) not in seen]
+        seen |= {id(value) for _, value in found}
+        left, named = [*left, *found], named | inside
     held = {name: value for name, value in named.items() if not isinstance(value, ModuleType)}
-    held = {k: v for k, v in held.items() if not isinstance(v, type | FunctionType) or _is_users(v)}
+    held = {k: _unwrapped(v) for k, v in held.items() if not isinstance(v, type | FunctionType) or _is_users(v)}
     around = {"defaults": function.__defaults__, "keywords": function.__kwdefaults__, "closure": cells}
     return around | {"globals": held, "code": _text(function.__code__)}
 

@@ -83,7 +83,10 @@ def _on_model(problem: Prepared) -> list[_Rule]:
     )
     of_batches = len(problem.flat_model.momenta) > 0 or problem.batch_norm in ("local", "shared")
     together = problem.augmenter is not None and not problem.augmenter.with_model
-    tokens = "of whole numbers may make some that the model does not know, which would change other units; leave it out"
+    tokens = (
+        "of whole numbers, or with an nn.Embedding, may make some that the model does not know, which would change "
+        "other units; leave it out (positions can be an nn.Parameter)"
+    )
     untested = "would be measured on training rows; give each site, or the problem, a test set"
     not_stacked = f"has no gradients of single units, since torch.vmap cannot run it: {problem.why_not_stacked}"
     return [

@@ -242,7 +242,7 @@ def _to_resume(folder: Path, facts: Mapping[str, Any], state: str) -> tuple[str,
     try:
         if ended and (folder / CHECKPOINT).exists() and "data" in read_toml(folder / EXPERIMENT):
             command = ["fairmesh", "run", str(folder / EXPERIMENT), "--out", str(folder), "--resume"]
-            return (f"to continue it: {shlex.join(command)}",)
+            return (f"to continue it, in the folder where it was started: {shlex.join(command)}",)
     except BadInput:  # a damaged file, by which it cannot be continued
         pass
     return ()

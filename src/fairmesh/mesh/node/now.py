@@ -3,6 +3,7 @@
 What other sites tell are claims: the sentences say whose. Waits are counted by a clock that nobody sets, and how old a
 report is by when it arrived here, so that a wrong clock at one site changes no number."""
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -193,8 +194,8 @@ def _paused(seen: Mapping[str, Any], age: float) -> Now:
     if is_away(last, seen):
         if last not in seen["edges"] and told:
             lasting = max(lasting, told["heard_s_ago"] + age)
-        others = [name for name in seen["sites"] if name not in (last, seen["site"])]
-        away = [last, *(name for name in others if is_away(name, seen))]
+        others = [name for name in seen["sites"] if name not in (last, seen["site"]) and is_away(name, seen)]
+        away = [last, *(name for name in others if _away_s(name, seen) + age >= lasting / 2)]
         how = f"{_all(away)} {_have(away)} been unreachable for {duration(lasting)}{through}"
         return _lasting(f"{how}; nothing is lost", lasting, f"call {_operators(away)}")
     state = life.state_in(activity)
@@ -293,6 +294,14 @@ def is_away(name: str, seen: Mapping[str, Any]) -> bool:
         return not seen["edges"][name]["connected"]
     told = seen["sites"].get(name)
     return name in seen["sites"] and (not told or is_silent(told, len(seen["sites"])))
+
+
+def _away_s(name: str, seen: Mapping[str, Any]) -> float:
+    """Returns for how many seconds a site that is away had not been there when a status was written."""
+    told, last_seen = seen["sites"].get(name), seen["edges"].get(name, {}).get("last_seen")
+    if last_seen is not None:
+        return seen["time"] - last_seen
+    return told["heard_s_ago"] if told else math.inf
 
 
 def _repeats(name: str, seen: Mapping[str, Any]) -> bool:
