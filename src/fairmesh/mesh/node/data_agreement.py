@@ -90,7 +90,7 @@ def _agreed_facts(node: Node) -> dict[str, Any]:
     noticed = Notices()
 
     def wait_for(sites: Sequence[str], reason: str, what: str) -> Sequence[str]:
-        node.aside.once((what, reason), "error", what, site=", ".join(sites), reason=reason)
+        node.aside.once((what, reason, *sites), "error", what, site=", ".join(sites), reason=reason)
         node.life.enter(life.ON_DATA, f"{what}; waiting for {', '.join(sites)}")
         return sites
 
