@@ -13,7 +13,7 @@ from tests.recordings import shared_recordings, with_recordings, without_recordi
 load_profile()
 
 
-QUICK_CASES = 3  # of a test with more than that many, unless it says otherwise
+QUICK_CASES = 2  # of a test with more than that many, unless it says otherwise
 # Their files have few tests that take long. They begin first: one that begins last leaves the other processes idle.
 LONG = ("tests/journeys/", "tests/mesh/", "tests/nvflare/", "tests/cluster/", "tests/docs/")
 
