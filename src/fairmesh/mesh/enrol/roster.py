@@ -315,13 +315,6 @@ class SiteFile:
         return self.path.parent
 
     @property
-    def start(self) -> str:
-        """Returns how this site's node is started."""
-        if self.engine:
-            return "submit the job of this run again, at NVFlare's admin: fairmesh nvflare keep JOB --kit ADMIN"
-        return f"start its node again: fairmesh node {self.path}"
-
-    @property
     def ledger_path(self) -> Path:
         """Returns where the ledger of private runs is: as the file says, or next to the key."""
         named = Path(os.path.normpath(self.folder / self.ledger))

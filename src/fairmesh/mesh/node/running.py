@@ -72,7 +72,10 @@ def run_node(
     """
     membership = Membership.read(path)
     if membership.site.engine and carrier_of is over_tls:
-        raise BadInput(f"{path} is of a run inside NVFlare, which starts its nodes: {membership.site.start}")
+        raise BadInput(
+            f"{path} is of a run inside NVFlare, which starts its nodes; submit the run's job again, at the admin's: "
+            "fairmesh nvflare keep JOB --kit ADMIN"
+        )
     state = membership.site.state
     with private_files(), lock or locked(state, LEFT_S):
         membership = membership.with_secret()
