@@ -29,7 +29,7 @@ class Privacy:
         loss_share: The share of the budget for the losses that weights follow, in [0.001, 0.999]; nothing is spent on
             them by an algorithm without such weights. Default: 0.1.
         rows_per_unit: How many rows of a unit are looked at in a round, >= 1; of one with more, as many are drawn.
-            Where rows belong to units, each unit takes the time and the memory of so many rows, since how many it has
+            Where rows belong to units, each unit takes the time and the memory of this many rows, since how many it has
             is not told. Default: 8.
         evaluation_epsilon: What a site between organisations may spend on its test units, for the one evaluation that
             it tells others at the end, in [0, 100]; 0 to tell none. Default: 1.0.

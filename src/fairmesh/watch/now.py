@@ -95,7 +95,7 @@ def is_quiet(status: Mapping[str, Any], at: float) -> bool:
 
 
 def _longest_s(status: Mapping[str, Any], seconds: float, rounds: float) -> float:
-    """Returns the longer one of so many seconds and of what so many rounds take."""
+    """Returns a number of seconds, or the time that a number of rounds takes if that is longer."""
     rate = status["rounds_per_s"]
     return max(seconds, rounds / rate if rate else 0.0)
 
